@@ -1,0 +1,77 @@
+"""What the learner is given and what a loss sees: `Sample`, `LossInputs`, `LossOutput`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One prompt with one answer, as the learner trains on it.
+
+    Per-token tensors have the length L of prompt plus response. Entry t belongs to token t: `old_logprobs[t]` is the
+    log-prob of token t given the tokens before it, and is 0 where `loss_mask` is false. Tensors in `model_inputs` are
+    shared by the samples of a prompt, never copied.
+
+    Example: prompt [7, 8], answer [4, 2]: `Sample(token_ids=[7, 8, 4, 2], loss_mask=[0, 0, 1, 1],
+    position_ids=[[0, 1, 2, 3]], group_id=0, reward=1.0)` with tensors in place of the lists.
+    """
+
+    token_ids: Tensor  # int64 [L]
+    loss_mask: Tensor  # bool [L], true on tokens the policy chose
+    position_ids: Tensor  # int64 [axes, L]
+    group_id: int  # samples of one prompt share it
+    reward: float
+    model_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    rollout_logprobs: Tensor | None = None  # float32 [L], as the engine sampled
+    old_logprobs: Tensor | None = None  # float32 [L], the learner's own before the first update
+    ref_logprobs: Tensor | None = None  # float32 [L], the frozen reference's
+    advantages: Tensor | None = None  # float32 [L]
+
+    def __post_init__(self) -> None:
+        length = self.token_ids.shape[0]
+        for name in ("loss_mask", "position_ids", "rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages"):
+            value = getattr(self, name)
+            if value is not None and value.shape[-1] != length:
+                raise ValueError(f"sample of group {self.group_id}: {name} has length {value.shape[-1]}, not {length}")
+
+    @property
+    def response_length(self) -> int:
+        return int(self.loss_mask.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts over the whole optimizer step (all micro-batches, all ranks); every loss is divided by one of them.
+
+    arXiv 2503.14476 (DAPO) eq. 8 divides by tokens; dividing by a micro-batch's own count instead would make the
+    gradient depend on how the step was cut.
+    """
+
+    tokens: int
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """The trained tokens of one micro-batch, one row per sample, padded on the right to R tokens.
+
+    Values where `loss_mask` is false are arbitrary, even NaN: mask with `torch.where` before arithmetic.
+    """
+
+    logprobs: Tensor  # [B, R], requires grad
+    loss_mask: Tensor  # bool [B, R]
+    advantages: Tensor  # [B, R]
+    old_logprobs: Tensor  # [B, R]
+    totals: Totals
+    ref_logprobs: Tensor | None = None  # [B, R]
+    entropy: Tensor | None = None  # [B, R], of the policy's distribution at each trained token
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """A loss and its metrics, both already divided by the step's totals, so that micro-batches simply add up."""
+
+    loss: Tensor  # scalar
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # scalars, detached

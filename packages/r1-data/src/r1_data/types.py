@@ -1,0 +1,53 @@
+"""The two containers of a question: `Example` as the row says it, `Prompt` as a model reads it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+
+class DataError(ValueError):
+    """A row, file or picture that cannot be used; the message names the file, the row and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One row, before any model is known.
+
+    Example: `Example("train.parquet:17", [{"role": "user", "content": [{"type": "image"}, {"type": "text",
+    "text": "How many discs?"}]}], (b"\\x89PNG…",), "3", {"data_source": "shapes"})`
+    """
+
+    id: str  # stable over runs and machines: "file name:row number"
+    messages: list[dict[str, Any]]  # OpenAI style; media items stand where the pictures belong
+    media: tuple[Any, ...]  # one reference per media item, in order: bytes, path or PIL image; not decoded
+    answer: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # the row's other columns
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question as the learner and the engine both read it; stored once, shared by its whole group.
+
+    The learner takes `token_ids`, in which each picture already stands as its full run of placeholders; an engine
+    with a processor of its own takes `engine_token_ids` (one placeholder per picture) and `images`.
+    """
+
+    id: str
+    text: str  # the rendered chat, for logs
+    token_ids: list[int]  # [prompt_length], placeholders expanded
+    engine_token_ids: list[int]  # [<= prompt_length], one placeholder per picture
+    position_ids: "Tensor"  # int64 [axes, prompt_length]; one axis for text models, four for M-RoPE
+    answer: str
+    images: "tuple[Image, ...]" = ()  # decoded, within the pixel budget
+    model_inputs: "Mapping[str, Tensor]" = field(default_factory=dict)  # further forward arguments, e.g. pixel_values
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.position_ids.shape[-1] != len(self.token_ids):
+            raise DataError(
+                f"prompt {self.id}: {len(self.token_ids)} tokens but {self.position_ids.shape[-1]} position ids"
+            )

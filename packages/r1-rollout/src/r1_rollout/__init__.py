@@ -1,0 +1,1 @@
+"""Group sampling with token log-probs and hot weight updates."""
