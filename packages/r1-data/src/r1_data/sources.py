@@ -1,0 +1,240 @@
+"""Where rows come from: local files, folders, hub names, and lists of these, read as one sequence.
+
+A source is written as
+    data/train.jsonl          a file (json, jsonl, parquet, csv)
+    data/gsm8k@test           a folder, and the split whose files to take (default: train)
+    json@./data               every json file of a folder, whatever its name (also jsonl, parquet, csv)
+    hiyouga/geometry3k@train  a hub name and a split; `name:configuration@split` where the hub asks for one
+"""
+
+import difflib
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from r1_data.files import KINDS, Table, count_table, open_table
+from r1_data.types import DataError
+
+_SUPPORTED = ", ".join(suffix[1:] for suffix in KINDS)
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(:[\w.-]+)?")
+_NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # what the hub adds
+_SPLIT_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: Path
+    kind: str
+    label: str
+
+    def count(self) -> int:
+        return count_table(self.path, self.kind)
+
+    def open(self) -> Table:
+        return open_table(self.path, self.kind)
+
+    def relabel(self, depth: int) -> "_File":
+        return replace(self, label="/".join(self.path.resolve().parts[-depth:]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Hub:
+    name: str
+    configuration: str | None
+    split: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}{':' if self.configuration else ''}{self.configuration or ''}@{self.split}"
+
+    def count(self) -> None:
+        return None
+
+    def open(self) -> Table:
+        return HubTable(self.name, self.configuration, self.split)
+
+    def relabel(self, depth: int) -> "_Hub":
+        return self  # hub names are apart already
+
+
+class Rows(Sequence[tuple[str, dict[str, Any]]]):
+    """All rows of a source, in order: `rows[i]` is (row id, row), the row id being "file name:row number"."""
+
+    def __init__(self, tables: Sequence[tuple[str, Table]]) -> None:
+        """`tables` are (label, table); labels must differ, so that row ids do."""
+        self._tables = list(tables)
+        self._ends = list(accumulate(len(table) for _, table in self._tables))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        which = bisect_right(self._ends, position)
+        label, table = self._tables[which]
+        number, row = table[position - self._ends[which] + len(table)]
+        return f"{label}:{number}", row
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        return (self[index] for index in range(len(self)))
+
+
+class HubTable:
+    """A split of a hub dataset, read through `datasets`; pictures stay the encoded bytes they are stored as."""
+
+    def __init__(self, name: str, configuration: str | None, split: str) -> None:
+        import datasets
+
+        try:
+            dataset = datasets.load_dataset(name, configuration, split=split)
+        except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+            raise DataError(
+                f"{name!r} is no file or folder under {Path.cwd()}{_near(Path(name))}, and as a hub dataset "
+                f"(split {split!r}) it cannot be loaded: {error}"
+            ) from error
+        self._dataset = dataset.with_format("arrow")
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+        return index + 1, self._dataset[index : index + 1].to_pylist()[0]
+
+
+def read_rows(spec: str | list[str]) -> Rows:
+    """Open every source of `spec` as one sequence.
+
+    Raises DataError naming the path, the working directory and near names for a missing file, and the supported
+    kinds for an unknown one.
+    """
+    return Rows([(source.label, source.open()) for source in _resolve_all(spec)])
+
+
+def count_rows(spec: str | list[str]) -> int | None:
+    """The number of rows of local sources, read cheaply and without torch; None where a hub name is among them."""
+    counts = [source.count() for source in _resolve_all(spec)]
+    return None if None in counts else sum(count for count in counts if count is not None)
+
+
+def _resolve_all(spec: str | list[str]) -> list[_File | _Hub]:
+    sources = [source for one in ([spec] if isinstance(spec, str) else spec) for source in _resolve(one)]
+    if not sources:
+        raise DataError("no data source is given; name a file, a folder or a hub dataset")
+    return _label_apart(sources)
+
+
+def _resolve(spec: str) -> list[_File | _Hub]:
+    path = Path(spec).expanduser()
+    if path.is_file():
+        return [_as_file(path)]
+    if path.is_dir():
+        return [*_split_files(path, "train")]
+    head, at, tail = spec.rpartition("@")
+    if not at:
+        head, tail = spec, "train"
+    elif f".{head}" in KINDS:
+        return [*_folder_of_kind(Path(tail).expanduser(), KINDS[f".{head}"])]
+    path = Path(head).expanduser()
+    if path.is_dir():
+        return [*_split_files(path, tail)]
+    if path.is_file():
+        raise DataError(f"{spec!r}: {head} is one file and has no splits; write it without '@{tail}'")
+    if not _HUB_NAME.fullmatch(head) or path.suffix.lower() in KINDS:
+        raise DataError(f"{head!r} does not exist (working directory: {Path.cwd()}){_near(path)}")
+    name, _, configuration = head.partition(":")
+    return [_Hub(name, configuration or None, tail)]
+
+
+def _as_file(path: Path) -> _File:
+    kind = KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise DataError(f"{path}: files of kind {path.suffix or 'without suffix'!r} are not read; use {_SUPPORTED}")
+    return _File(path, kind, path.name)
+
+
+def _data_files(folder: Path) -> list[_File]:
+    """The data files below `folder`, sorted by path; hidden files and the hub's own notes are left out."""
+    paths = (
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in KINDS
+        and path.name not in _NOT_ROWS
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.is_file()
+    )
+    return [_as_file(path) for path in paths]
+
+
+def _folder_of_kind(folder: Path, kind: str) -> list[_File]:
+    if not folder.is_dir():
+        raise DataError(f"'{kind}@{folder}': no such folder (working directory: {Path.cwd()}){_near(folder)}")
+    files = [file for file in _data_files(folder) if file.kind == kind]
+    if not files:
+        raise DataError(f"{folder}: holds no {kind} file")
+    return files
+
+
+def _split_files(folder: Path, split: str) -> list[_File]:
+    """The files of one split; a folder in which no file names a split is all train."""
+    files = _data_files(folder)
+    if not files:
+        raise DataError(f"{folder}: holds no data file; the kinds read are {_SUPPORTED}")
+    kinds = sorted({file.kind for file in files})
+    if len(kinds) > 1:
+        raise DataError(f"{folder}: holds files of several kinds ({', '.join(kinds)}); write '{kinds[0]}@{folder}'")
+    split = next((name for name, words in _SPLIT_WORDS.items() if split in words), split)
+    splits = {file: _split_of(file.path.relative_to(folder), split) for file in files}
+    chosen = [file for file in files if splits[file] == split]
+    if chosen:
+        return chosen
+    found = sorted({name for name in splits.values() if name})
+    if not found and split == "train":
+        return files
+    raise DataError(f"{folder}: no file of split {split!r}; splits found: {', '.join(found) or 'none'}")
+
+
+def _split_of(path: Path, wanted: str) -> str | None:
+    """The split that a file's name, or else the nearest folder above it, tells; `wanted` may be a word of its own."""
+    words_of = {wanted: (wanted.lower(),), **_SPLIT_WORDS}
+    for part in (path.stem, *reversed(path.parent.parts)):
+        words = {part.lower(), *re.split(r"[^a-z0-9]+", part.lower())}
+        for split, aliases in words_of.items():
+            if words.intersection(aliases):
+                return split
+    return None
+
+
+def _label_apart(sources: list[_File | _Hub]) -> list[_File | _Hub]:
+    """Give files of the same name longer labels, so that row ids differ; the shortest that tell them apart."""
+    seen = Counter(str(source.path.resolve()) if isinstance(source, _File) else source.label for source in sources)
+    twice = [name for name, count in seen.items() if count > 1]
+    if twice:
+        raise DataError(f"{twice[0]} is given twice; a source may stand in the list once")
+    depth, labelled = 1, sources
+    while len({source.label for source in labelled}) < len(sources):
+        depth += 1
+        labelled = [source.relabel(depth) for source in sources]
+    return labelled
+
+
+def _near(path: Path) -> str:
+    """A hint that lists names like `path` in the nearest folder that exists."""
+    folder, wanted = path.parent, path.name
+    while not folder.is_dir() and folder != folder.parent:
+        folder, wanted = folder.parent, folder.name
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(str(folder / name) for name in close)}?" if close else ""

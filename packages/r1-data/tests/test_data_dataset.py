@@ -1,0 +1,168 @@
+"""Tests of the dataset: every row is checked before training, and rendered the same whenever asked for."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from r1_data.dataset import PromptDataset, Summary
+from r1_data.messages import Columns, compile_format_prompt
+from r1_data.render import Renderer
+from r1_data.sources import read_rows
+from r1_data.types import DataError
+
+
+def text_rows(*prompts: str) -> list[tuple[str, dict]]:
+    return [(f"t.jsonl:{i}", {"prompt": prompt, "answer": str(i)}) for i, prompt in enumerate(prompts, start=1)]
+
+
+@pytest.fixture
+def renderer(tokenizer) -> Renderer:
+    return Renderer(tokenizer)
+
+
+def test_overlong_rows_are_filtered_and_counted(renderer):
+    dataset = PromptDataset(text_rows("a", "b" * 500, "cc"), renderer, max_prompt_length=100)
+    assert [dataset[i].id for i in range(len(dataset))] == ["t.jsonl:1", "t.jsonl:3"]
+    assert dataset.summary == Summary(read=3, kept=2, overlong=1, longest=len(dataset[1].token_ids))
+
+
+def test_prompt_of_exactly_the_limit_is_kept(renderer):
+    length = len(PromptDataset(text_rows("abc"), renderer, max_prompt_length=100)[0].token_ids)
+    assert len(PromptDataset(text_rows("abc"), renderer, max_prompt_length=length)) == 1
+    with pytest.raises(DataError):
+        PromptDataset(text_rows("abc"), renderer, max_prompt_length=length - 1)
+
+
+def test_overlong_rows_are_refused_when_not_filtered(renderer):
+    with pytest.raises(DataError, match=r"1 of 2 rows .*\n  t\.jsonl:2: the prompt has \d+ tokens, max_prompt_length"):
+        PromptDataset(text_rows("a", "b" * 500), renderer, max_prompt_length=100, filter_overlong=False)
+
+
+def test_nothing_left_says_how_many_were_filtered_and_why(renderer):
+    with pytest.raises(DataError, match=r"empty: all 2 rows .* max_prompt_length=5 tokens \(the longest has \d+\)"):
+        PromptDataset(text_rows("a", "b"), renderer, max_prompt_length=5)
+
+
+def test_no_rows_at_all_is_refused(renderer):
+    with pytest.raises(DataError, match="the dataset is empty: its files hold no rows"):
+        PromptDataset([], renderer, max_prompt_length=5)
+
+
+def test_unusable_rows_are_listed_up_to_ten_with_the_total(renderer):
+    rows = [(f"t.jsonl:{i}", {"prompt": "?"} if i % 2 else {"prompt": "?", "answer": "2"}) for i in range(1, 31)]
+    with pytest.raises(DataError) as caught:
+        PromptDataset(rows, renderer, max_prompt_length=100)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "15 of 30 rows cannot be used:"
+    assert lines[1] == "  t.jsonl:1: no answer column 'answer'; columns found: prompt"
+    assert lines[-1] == "  ... and 5 more"
+    assert len(lines) == 12
+
+
+def test_unreadable_picture_and_broken_line_are_found_before_training(processor, tmp_path):
+    lines = [
+        json.dumps({"problem": "<image>?", "answer": "1", "images": ["bad.png"]}),
+        '{"problem": ',
+        json.dumps({"problem": "<image>?", "answer": "1", "images": ["gone.png"]}),
+        json.dumps({"problem": "?", "answer": "1"}),
+    ]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    (tmp_path / "bad.png").write_text("not a picture")
+    with pytest.raises(DataError) as caught:
+        PromptDataset(
+            read_rows(str(tmp_path / "train.jsonl")),
+            Renderer(processor),
+            max_prompt_length=500,
+            image_dir=str(tmp_path),
+        )
+    head, bad, broken, gone = str(caught.value).splitlines()
+    assert head.startswith("3 of 4 rows")
+    assert "train.jsonl:1: " in bad
+    assert "bad.png" in bad
+    assert "train.jsonl:2: not a JSON row" in broken
+    assert "train.jsonl:3: " in gone
+    assert "gone.png: no such file" in gone
+
+
+def test_picture_rows_and_text_rows_mix_from_a_real_file(processor, picture, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [
+        {"problem": "<image>How many?", "answer": "3", "images": [{"bytes": picture(60, 60), "path": None}]},
+        {"problem": "1+1?", "answer": "2", "images": []},
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    dataset = PromptDataset(
+        read_rows(str(tmp_path / "train.parquet")),
+        Renderer(processor),
+        max_prompt_length=200,
+        format_prompt=compile_format_prompt("{{ content }} Answer in a box."),
+        system_prompt="Think.",
+    )
+    prompts = [dataset[0], dataset[1]]
+    assert [len(prompt.images) for prompt in prompts] == [1, 0]
+    assert [prompt.id for prompt in prompts] == ["train.parquet:1", "train.parquet:2"]
+    assert prompts[1].text.startswith("<|im_start|>system\nThink.<|im_end|>")
+    assert "1+1? Answer in a box.<|im_end|>" in prompts[1].text
+    assert dataset.summary.longest == len(prompts[0].token_ids)
+
+
+def test_explicit_columns_switch_detection_off(renderer):
+    rows = [("t:1", {"question": "?", "answer": "1"})]
+    assert len(PromptDataset(rows, renderer, max_prompt_length=100)) == 1
+    with pytest.raises(DataError, match="no prompt column 'problem'; columns found: question, answer"):
+        PromptDataset(rows, renderer, max_prompt_length=100, columns=Columns("problem"), explicit_columns=True)
+
+
+def test_progress_counts_every_row(renderer):
+    seen: list[tuple[int, int]] = []
+    PromptDataset(text_rows("a", "b" * 500, "c"), renderer, max_prompt_length=100, progress=lambda *c: seen.append(c))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_renderings_are_kept_within_the_bytes_allowed(processor, picture):
+    rows = [(f"t:{i}", {"prompt": "?", "answer": "1", "images": [picture(100, 80 + i)]}) for i in range(4)]
+    renderer = Renderer(processor)
+    ample = PromptDataset(rows, renderer, max_prompt_length=500)
+    assert ample[1] is ample[1]
+    one = ample[0].model_inputs["pixel_values"].nbytes
+    tight = PromptDataset(rows, renderer, max_prompt_length=500, cache_bytes=int(2.9 * one))
+    first, second = tight[0], tight[1]
+    assert tight[0] is first
+    tight[2]  # the least recently used goes: row 1
+    assert tight[0] is first
+    assert tight[1] is not second
+    assert torch.equal(tight[1].model_inputs["pixel_values"], second.model_inputs["pixel_values"])
+    none = PromptDataset(rows, renderer, max_prompt_length=500, cache_bytes=0)
+    assert none[0] is not none[0]
+
+
+def test_picture_that_does_not_decode_names_its_row_when_rendered(processor, picture):
+    data = picture(300, 300)
+    rows = [("t:1", {"prompt": "?", "answer": "1", "images": [data[: len(data) // 2]]})]
+    dataset = PromptDataset(rows, Renderer(processor), max_prompt_length=500)
+    with pytest.raises(DataError, match=r"^t:1: picture of .* cannot be read"):
+        dataset[0]
+
+
+def test_the_use_in_the_readme_runs(fresh_processor, picture, tmp_path, monkeypatch, capsys):
+    import pyarrow
+    import pyarrow.parquet
+
+    readme = Path(__file__).parents[1] / "README.md"
+    code = readme.read_text().split("```python\n")[1].split("```")[0]
+    (tmp_path / "path" / "to").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    fresh_processor("qwen2_5_vl").save_pretrained("path/to/Qwen2.5-VL")
+    rows = [
+        {"problem": "<image>How many?", "answer": str(i), "images": [{"bytes": picture(600, 500)}]} for i in range(40)
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), "data/train.parquet")
+    (tmp_path / "use.py").write_text(code)
+    assert len(runpy.run_path("use.py")["prompts"]) == 32
+    assert "Summary(read=40, kept=40, overlong=0" in capsys.readouterr().out

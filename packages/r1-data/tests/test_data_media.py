@@ -1,0 +1,115 @@
+"""Tests of media: sizes from headers, upright pixels, and pictures that must be refused."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import PIL.Image
+import pytest
+from PIL import Image, ImageChops
+
+from r1_data.media import image_size, load_image, resolve_reference
+from r1_data.types import DataError
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM"])
+def test_size_from_the_header_equals_size_of_the_pixels(picture, kind):
+    data = picture(60, 40, kind)
+    assert image_size(data) == (40, 60)
+    loaded = load_image(data)
+    assert (loaded.height, loaded.width, loaded.mode) == (40, 60, "RGB")
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1", "CMYK", "LA"])
+def test_every_colour_mode_becomes_rgb(mode):
+    assert load_image(Image.new(mode, (4, 6))).mode == "RGB"
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_exif_orientation_is_applied_once_and_known_from_the_header(picture, kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = picture(60, 40, kind, exif=exif)
+    loaded = load_image(data)
+    assert image_size(data) == (loaded.height, loaded.width) == ((60, 40) if orientation >= 5 else (40, 60))
+    expected = PIL.ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+    assert ImageChops.difference(loaded, expected).getbbox() is None
+    assert loaded.getexif().get(0x0112) is None
+
+
+def test_header_size_needs_no_pixel_data(picture):
+    assert image_size(picture(300, 200)[:64]) == (200, 300)
+
+
+def test_picture_in_memory_stays_open_and_unchanged():
+    image = Image.new("L", (5, 4), 7)
+    assert image_size(image) == (4, 5)
+    assert load_image(image).getpixel((0, 0)) == (7, 7, 7)
+    assert image.mode == "L"
+
+
+def test_references_of_every_shape_resolve(picture):
+    data, image = picture(4, 4), Image.new("RGB", (4, 4))
+    assert resolve_reference(data, None) == data
+    assert resolve_reference(bytearray(data), None) == data
+    assert resolve_reference({"bytes": data, "path": "x.png"}, "/nowhere") == data
+    assert resolve_reference({"bytes": None, "path": "a/x.png"}, "/pictures") == Path("/pictures/a/x.png")
+    assert resolve_reference("./a/../x.png", "/pictures/") == Path("/pictures/x.png")
+    assert resolve_reference("/pictures/x.png", "/pictures") == Path("/pictures/x.png")
+    assert resolve_reference("x.png", None) == Path("x.png")
+    assert resolve_reference(image, None) is image
+
+
+@pytest.mark.parametrize("path", ["../secret.png", "a/../../secret.png", "/etc/secret.png", "/pictures-2/x.png", ".."])
+def test_paths_out_of_the_picture_folder_are_refused(path):
+    with pytest.raises(DataError, match="leads out of the picture folder"):
+        resolve_reference(path, "/pictures")
+
+
+@pytest.mark.parametrize("value", ["https://host/x.png", "data:image/png;base64,AAAA", "file:///x.png"])
+def test_urls_are_refused_by_name(value):
+    with pytest.raises(DataError, match="URLs are not read in this version"):
+        resolve_reference(value, None)
+
+
+@pytest.mark.parametrize("value", [None, 3, {}, {"bytes": None, "path": None}, ["x.png"]])
+def test_cells_that_are_no_picture_are_refused(value):
+    with pytest.raises(DataError, match="must be bytes, a path or a PIL image"):
+        resolve_reference(value, None)
+
+
+def png_header(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100))
+
+
+@pytest.mark.parametrize("side", [10_000, 60_000])  # just over PIL's limit (where it only warns), and far over
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_decompression_bombs_are_errors_not_warnings(side):
+    for read in (image_size, load_image):
+        with pytest.raises(DataError, match=r"limit|decompression bomb"):
+            read(png_header(side, side))
+
+
+@pytest.mark.parametrize("read", [image_size, load_image])
+@pytest.mark.parametrize("data", [b"", b"not a picture", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"%!PS-Adobe-3.0 EPSF-3.0\n"])
+def test_bytes_that_are_no_picture_are_refused(read, data):
+    with pytest.raises(DataError, match=f"picture of {len(data)} bytes"):
+        read(data)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_truncated_pictures_do_not_decode(picture, kind):
+    data = picture(200, 200, kind)
+    with pytest.raises(DataError, match="cannot be read"):
+        load_image(data[: len(data) // 2])
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"gone\.png: no such file"):
+        image_size(tmp_path / "gone.png")

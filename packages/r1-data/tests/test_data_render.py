@@ -1,0 +1,207 @@
+"""Tests of rendering: lengths from headers, one resize, position ids, and placeholders that match features."""
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig
+
+from r1_data.render import Renderer
+from r1_data.types import DataError, Example
+
+FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+
+
+def make_example(*media, text: str = "How many?", row: str = "t:1") -> Example:
+    items = [*({"type": "image"} for _ in media), {"type": "text", "text": text}]
+    return Example(row, [{"role": "user", "content": items if media else text}], media, "3", {"source": "s"})
+
+
+def test_text_prompt_is_the_rendered_chat(tokenizer):
+    prompt = Renderer(tokenizer).render(make_example(text="Hé?"))
+    assert prompt.text == "<|im_start|>user\nHé?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(prompt.token_ids) == prompt.text
+    assert prompt.engine_token_ids == prompt.token_ids
+    assert prompt.position_ids.tolist() == [list(range(len(prompt.token_ids)))]
+    assert (prompt.images, prompt.model_inputs, prompt.answer, prompt.metadata) == ((), {}, "3", {"source": "s"})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sizes", [(), ((60, 40),), ((28, 300), (500, 33)), ((3, 3), (1000, 700), (64, 64))])
+@pytest.mark.parametrize("budget", [(None, None), (784, 12_544), (40_000, 50_000)])
+def test_length_from_headers_equals_rendered_length(fresh_processor, picture, family, sizes, budget):
+    renderer = Renderer(fresh_processor(family), min_pixels=budget[0], max_pixels=budget[1])
+    example = make_example(*(picture(*size) for size in sizes))
+    prompt = renderer.render(example)
+    assert renderer.prompt_length(example) == len(prompt.token_ids) == prompt.position_ids.shape[1]
+
+
+def test_placeholders_stand_as_one_run_a_picture_and_once_for_the_engine(processor, picture):
+    prompt = Renderer(processor).render(make_example(picture(56, 56), picture(112, 56)))
+    image_token = processor.image_token_id
+    assert prompt.token_ids.count(image_token) == 4 + 8
+    assert prompt.engine_token_ids.count(image_token) == 2
+    squeezed = [t for i, t in enumerate(prompt.token_ids) if t != image_token or prompt.token_ids[i - 1] != image_token]
+    assert squeezed == prompt.engine_token_ids
+    assert processor.tokenizer.decode(prompt.engine_token_ids) == prompt.text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_model_inputs_hold_further_forward_arguments_only(fresh_processor, picture, family):
+    renderer = Renderer(fresh_processor(family))
+    assert set(renderer.render(make_example(picture(60, 60))).model_inputs) == {"pixel_values", "image_grid_thw"}
+    assert renderer.render(make_example()).model_inputs == {}
+
+
+def test_pixel_budget_is_applied_once_by_the_processors_own_resize(fresh_processor, picture):
+    data, (low, high) = picture(600, 400), (28 * 28 * 4, 28 * 28 * 16)
+    prompt = Renderer(fresh_processor("qwen2_5_vl"), min_pixels=low, max_pixels=high).render(make_example(data))
+    configured = fresh_processor("qwen2_5_vl").image_processor
+    configured.size = {"shortest_edge": low, "longest_edge": high}
+    expected = configured(prompt.images, return_tensors="pt")
+    assert prompt.images[0].size == (600, 400)  # given to the processor whole: nothing else resized it
+    assert torch.equal(prompt.model_inputs["pixel_values"], expected["pixel_values"])
+    assert torch.equal(prompt.model_inputs["image_grid_thw"], expected["image_grid_thw"])
+    assert low <= int(prompt.model_inputs["image_grid_thw"].prod()) * 14 * 14 <= high
+
+
+def test_position_ids_get_the_processors_output_and_are_passed_through(processor, picture):
+    seen = {}
+
+    def position_ids(token_ids, inputs):
+        seen.update(inputs, token_ids=token_ids)
+        return torch.stack([torch.arange(len(token_ids)), token_ids, token_ids, token_ids]).int()
+
+    prompt = Renderer(processor, position_ids=position_ids).render(make_example(picture(60, 60)))
+    assert seen["token_ids"].tolist() == prompt.token_ids
+    assert seen["token_ids"].dtype == torch.long
+    assert {"mm_token_type_ids", "image_grid_thw", "pixel_values"} <= set(seen)
+    assert seen["mm_token_type_ids"].shape == (1, len(prompt.token_ids))
+    assert prompt.position_ids.dtype == torch.long
+    assert prompt.position_ids[1].tolist() == prompt.token_ids
+
+
+def test_forward_of_a_prompt_equals_the_forward_of_the_processors_output(processor, picture):
+    torch.manual_seed(0)
+    text = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 300}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+    config = Qwen2_5_VLConfig(
+        text_config=text | heads | rope, vision_config=vision, image_token_id=processor.image_token_id
+    )
+    model = AutoModelForImageTextToText.from_config(config).eval()
+
+    def position_ids(token_ids, inputs):
+        rotary, _ = model.model.get_rope_index(token_ids[None], inputs["mm_token_type_ids"], inputs["image_grid_thw"])
+        return torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
+
+    prompt = Renderer(processor, position_ids=position_ids).render(make_example(picture(112, 56), picture(56, 56)))
+    start = prompt.token_ids.index(processor.image_token_id)
+    assert prompt.position_ids[2:, start : start + 8].sub(start).tolist() == [[0] * 4 + [1] * 4, [0, 1, 2, 3] * 2]
+    inputs = processor(text=[prompt.text], images=list(prompt.images), return_tensors="pt")
+    token_ids = torch.tensor([prompt.token_ids])
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        found = model(token_ids, position_ids=prompt.position_ids[:, None], **prompt.model_inputs).logits
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_position_ids_of_the_wrong_length_are_refused(tokenizer):
+    renderer = Renderer(tokenizer, position_ids=lambda token_ids, _: torch.zeros(1, len(token_ids) + 1))
+    with pytest.raises(DataError, match=r"t:1: .* position ids"):
+        renderer.render(make_example())
+
+
+def test_chat_template_and_its_arguments_can_be_replaced(tokenizer):
+    thinking = Renderer(tokenizer, chat_template_kwargs={"thinking": True}).render(make_example())
+    assert thinking.text.endswith("<|im_start|>assistant\n<think>")
+    bare = Renderer(tokenizer, chat_template="{{ messages[0].content }}").render(make_example(text="Hi"))
+    assert bare.text == "Hi"
+
+
+def test_tokens_a_tokenizer_adds_by_itself_are_not_added(tokenizer):
+    class Adding(type(tokenizer)):
+        def __call__(self, text, add_special_tokens=True, **kwargs):
+            output = super().__call__(text, add_special_tokens=add_special_tokens, **kwargs)
+            return {"input_ids": [self.eos_token_id] * add_special_tokens + output["input_ids"]}
+
+    adding = Adding(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
+    adding.chat_template = "{{ messages[0].content }}"
+    assert Renderer(adding).render(make_example(text="Hi")).token_ids == tokenizer("Hi")["input_ids"]
+
+
+def test_picture_for_a_text_model_is_refused(tokenizer, picture):
+    for use in (Renderer(tokenizer).render, Renderer(tokenizer).prompt_length):
+        with pytest.raises(DataError, match="t:1: the row has pictures, but the model reads text only"):
+            use(make_example(picture(9, 9)))
+
+
+@pytest.mark.parametrize("use", ["render", "prompt_length"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("see <|image_pad|>", "2 picture placeholders in the prompt for 1 pictures"),
+        ("see <|video_pad|>", "spells <|video_pad|>"),
+    ],
+)
+def test_media_tokens_written_out_in_the_text_are_refused(processor, picture, use, text, message):
+    with pytest.raises(DataError) as caught:
+        getattr(Renderer(processor), use)(make_example(picture(60, 60), text=text))
+    assert str(caught.value).startswith("t:1: ")
+    assert message in str(caught.value)
+
+
+def test_template_that_drops_pictures_is_refused(processor, picture):
+    renderer = Renderer(processor, chat_template="{{ messages[0].role }}")
+    with pytest.raises(DataError, match="t:1: 0 picture placeholders in the prompt for 1 pictures"):
+        renderer.prompt_length(make_example(picture(60, 60)))
+
+
+def test_placeholders_that_do_not_match_the_features_are_refused(fresh_processor, picture):
+    processor = fresh_processor("qwen2_5_vl")
+    processor.replace_image_token = lambda inputs, image_idx, **_: processor.image_token * 3
+    with pytest.raises(DataError, match="t:1: 3 picture placeholders but 4 picture features"):
+        Renderer(processor).render(make_example(picture(56, 56)))
+
+
+@pytest.mark.parametrize("use", ["render", "prompt_length"])
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"junk", "cannot be read"), (Image.new("RGB", (900, 3)), "aspect ratio")]
+)
+def test_pictures_that_cannot_be_used_name_the_row(processor, use, data, message):
+    with pytest.raises(DataError, match=f"^t:1: .*{message}"):
+        getattr(Renderer(processor), use)(make_example(data))
+
+
+def test_template_that_refuses_messages_names_the_row(tokenizer):
+    renderer = Renderer(tokenizer, chat_template="{{ raise_exception('no system role') }}")
+    with pytest.raises(DataError, match=r"t:1: .*no system role"):
+        renderer.render(make_example())
+
+
+def test_empty_prompt_is_refused(tokenizer):
+    with pytest.raises(DataError, match="t:1: the prompt is empty"):
+        Renderer(tokenizer, chat_template="{{ '' }}").prompt_length(make_example())
+
+
+@pytest.mark.parametrize("budget", [(0, 100), (200, 100), (10**9, None)])
+def test_pixel_range_upside_down_is_refused(processor, budget):
+    with pytest.raises(DataError, match="min_pixels must be above 0 and at most max_pixels"):
+        Renderer(processor, min_pixels=budget[0], max_pixels=budget[1])
+
+
+def test_model_without_chat_template_is_refused(fresh_processor):
+    tokenizer = fresh_processor("qwen2_vl").tokenizer
+    tokenizer.chat_template = None
+    with pytest.raises(DataError, match="no chat template"):
+        Renderer(tokenizer)
+
+
+def test_processor_of_an_unknown_family_is_refused(tokenizer):
+    class Other:
+        image_processor = object()
+
+    other = Other()
+    other.tokenizer = tokenizer
+    with pytest.raises(DataError, match="Other cannot be used: it has no image_token_id"):
+        Renderer(other)
