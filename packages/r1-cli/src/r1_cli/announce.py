@@ -1,0 +1,96 @@
+"""What a run says before it starts, and all that a dry run says: the table of its plan, and what to know about it."""
+
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+
+from r1_cli.config import Limit, Provenance, RunConfig, unavailable, without_effect
+from r1_cli.memory import Memory
+from r1_cli.plan import Plan
+
+UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+def announce(console: Console, config: RunConfig, provenance: Provenance, plan: Plan) -> None:
+    """Print the plan, what this version does not do, what has no effect, and the notices about older keys."""
+    console.print(render(plan))
+    if limits := unavailable(config, provenance):
+        console.print(render_limits("not available in this version", limits))
+    if limits := without_effect(config):
+        console.print(render_limits("no effect here", limits))
+    for notice in provenance.notices:
+        console.print(f"note: {notice}", markup=False, highlight=False, soft_wrap=True)
+
+
+def render(plan: Plan) -> Table:
+    """Return the plan as a table of quantity, value and where it comes from."""
+    columns = Column("per run", no_wrap=True), Column(overflow="fold"), Column(min_width=24)
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    at_most = "at most " if plan.is_upper_bound else ""
+    rows = [
+        ("rows", _number(plan.rows, "not downloaded"), "in train_files"),
+        ("validation rows", _validation(plan), "in val_files"),
+        ("steps per epoch", _number(plan.steps_per_epoch), "rows ÷ prompts per step"),
+        ("steps in all", _number(plan.total_steps), "total_epochs or max_steps"),
+        ("devices", _number(plan.devices), "nnodes × n_gpus_per_node"),
+        ("checkpoints", str(plan.checkpoint_folder), "save_checkpoint_path"),
+        None,
+        ("prompts", _number(plan.prompts_per_step), "rollout_batch_size"),
+        ("sequences", _number(plan.sequences_per_step), "prompts × rollout.n"),
+        ("sequences per device", _number(plan.sequences_per_device), "÷ devices"),
+        ("log-prob forwards", at_most + _number(plan.experience_forwards), "÷ experience micro batch"),
+        ("tokens", f"at most {_number(plan.tokens_per_step)}", "sequences × longest"),
+        ("optimizer steps", _number(plan.optimizer_steps_per_step), "÷ global × ppo_epochs"),
+        None,
+        ("sequences", _number(plan.sequences_per_optimizer_step), "global batch × rollout.n"),
+        ("sequences per device", _number(plan.sequences_per_optimizer_step_and_device), "÷ devices"),
+        ("accumulations", at_most + _number(plan.accumulations), "÷ update micro batch"),
+        ("tokens per micro-batch", f"at most {_number(plan.tokens_per_micro_batch)}", "micro batch × longest"),
+        None,
+        *_memory_rows(plan.memory),
+    ]
+    headings = iter(("per step", "per optimizer step", "memory per device"))
+    for row in rows:
+        if row is None:
+            table.add_section()
+            table.add_row(f"[bold]{next(headings)}[/bold]", "", "")
+        else:
+            table.add_row(*row)
+    return table
+
+
+def render_limits(title: str, limits: list[Limit]) -> Table:
+    """Return options and reasons as a table."""
+    table = Table(Column(title, no_wrap=True), "", box=box.SIMPLE_HEAD, pad_edge=False)
+    for limit in limits:
+        table.add_row(str(limit), limit.reason)
+    return table
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes for people, e.g. `1.5 GB`."""
+    amount, unit = float(size), 0
+    while amount >= 1000 and unit < len(UNITS) - 1:
+        amount, unit = amount / 1000, unit + 1
+    return f"{amount:.3g} {UNITS[unit]}"
+
+
+def _memory_rows(memory: Memory | None) -> list[tuple[str, str, str]]:
+    if memory is None:
+        return [("model states", "unknown (hub model)", "model_path")]
+    return [
+        ("weights", size_text(memory.weights), f"{memory.parameters:,} parameters"),
+        ("gradients", size_text(memory.gradients), "one per trained weight"),
+        ("optimizer states", size_text(memory.optimizer), "optim.strategy"),
+        ("reference", size_text(memory.reference), "none with disable_kl"),
+        ("engine's copy", size_text(memory.engine), "rollout.dtype"),
+        ("model states", size_text(memory.total), "beside activations"),
+    ]
+
+
+def _number(value: int | None, unknown: str = "unknown") -> str:
+    return unknown if value is None else f"{value:,}"
+
+
+def _validation(plan: Plan) -> str:
+    return _number(plan.val_rows, "not downloaded") if plan.has_validation else "none"

@@ -1,0 +1,27 @@
+"""How a command ends when the user has something to correct: one block on stderr, exit code 2, no traceback."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+ANY_WORDS = {"ignore_unknown_options": True}  # what looks like an option but is none is explained by load_config
+
+
+class UserError(click.ClickException):
+    """Something to correct before running again."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"r1: {self.message}", err=True, file=file)
+
+
+@contextmanager
+def told_plainly(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn exceptions of these kinds, whose messages are written for users, into a `UserError`."""
+    try:
+        yield
+    except kinds as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,34 @@
+"""`r1 eval`: how good a model's answers are."""
+
+from pathlib import Path
+
+import click
+
+from r1_cli.commands.errors import ANY_WORDS, told_plainly
+
+
+@click.command(name="eval", short_help="Score a model on the validation rows.", context_settings=ANY_WORDS)
+@click.argument("model")
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here too.")
+def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> None:
+    """Score a MODEL, a Hugging Face folder or hub name, on the validation rows of a configuration.
+
+    Reports accuracy, avg@n, pass@k and maj@n, where n is worker.rollout.val_override_config.n:
+
+    \b
+      r1 eval my-model examples/quickstart/config.yaml
+      r1 eval my-model config=run.yaml worker.rollout.val_override_config.n=16 --json result.json
+    """
+    from r1_cli.config import ConfigError, load_config
+    from r1_data.types import DataError
+    from r1_rewards.spec import RewardSpecError
+
+    with told_plainly(ConfigError, DataError, RewardSpecError):
+        config, _ = load_config([*settings, f"worker.actor.model.model_path={model}"], command="eval")
+
+        from r1_cli.models import ModelError
+        from r1_cli.report import evaluate_model
+
+        with told_plainly(ModelError, RewardSpecError):
+            evaluate_model(model, config, json_path)

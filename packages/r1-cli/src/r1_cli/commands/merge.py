@@ -1,0 +1,27 @@
+"""`r1 merge`: from a checkpoint to a Hugging Face folder."""
+
+from pathlib import Path
+
+import click
+
+from r1_cli.commands.errors import told_plainly
+
+
+@click.command(short_help="Write a checkpoint as a Hugging Face folder.")
+@click.argument("checkpoint", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder to write; by default actor/huggingface inside the checkpoint.",
+)
+def merge(checkpoint: Path, output: Path | None) -> None:
+    """Write a checkpoint as a Hugging Face folder: weights, tokenizer, processor and generation settings.
+
+    \b
+      r1 merge checkpoints/easy_r1/demo/global_step_60 --output my-model
+    """
+    from r1_cli.merge import merge as write_folder
+    from r1_cli.models import ModelError
+
+    with told_plainly(ModelError, FileExistsError):
+        click.echo(write_folder(checkpoint, output))

@@ -1,0 +1,57 @@
+"""`r1 train`: read the configuration, show it or run it."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from r1_cli.commands.errors import ANY_WORDS, told_plainly
+
+if TYPE_CHECKING:
+    from r1_cli.config import Provenance, RunConfig
+
+
+@click.command(short_help="Train a model, or show with --dry-run what would be trained.", context_settings=ANY_WORDS)
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
+@click.option("--dry-run", is_flag=True, help="Show the resolved configuration and the plan, and stop.")
+def train(settings: tuple[str, ...], dry_run: bool) -> None:
+    """Train a model.
+
+    Name a configuration file as CONFIG.yaml or config=CONFIG.yaml; any key of it can be set on the command line:
+
+    \b
+      r1 train examples/quickstart/config.yaml
+      r1 train config=examples/config.yaml worker.actor.optim.lr=1e-6 trainer.max_steps=100
+      r1 train examples/config.yaml 'worker.rollout.val_override_config={"n":16}' --dry-run
+
+    Values are YAML. A leading + adds a key to an open mapping: +worker.reward.reward_function_kwargs.x=1.
+    The keys, with their meaning and defaults, stand in examples/config.yaml. The same command, run again, resumes.
+    """
+    from r1_cli.config import ConfigError, UnavailableError, load_config, require_available
+    from r1_data.types import DataError
+    from r1_rewards.spec import RewardSpecError
+
+    with told_plainly(ConfigError, UnavailableError, DataError, RewardSpecError):
+        config, provenance = load_config(settings)
+        if dry_run:
+            _show(config, provenance)
+            return
+        require_available(config, provenance)
+
+        from r1_cli.models import ModelError
+        from r1_cli.run import train as run_training
+
+        with told_plainly(ModelError, RewardSpecError):
+            run_training(config, provenance)
+
+
+def _show(config: "RunConfig", provenance: "Provenance") -> None:
+    import yaml
+    from rich.console import Console
+
+    from r1_cli.announce import announce
+    from r1_cli.config import printable
+    from r1_cli.plan import count, make_plan
+
+    plan = make_plan(config, *count(config))
+    click.echo(yaml.safe_dump(printable(config), sort_keys=False, allow_unicode=True))
+    announce(Console(), config, provenance, plan)

@@ -1,0 +1,181 @@
+"""Defaults, file and command line become one checked `RunConfig` that knows where each value came from."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from r1_cli.config.checks import Command, find_problems
+from r1_cli.config.errors import ConfigError, Problem
+from r1_cli.config.legacy import translate
+from r1_cli.config.provenance import Provenance
+from r1_cli.config.root import RunConfig
+from r1_cli.config.schema import choices, nearest_key, schema
+from r1_cli.config.settings import Setting, read_file, read_words
+
+WANTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "tuple_type": "a list",
+    "finite_number": "a finite number",
+}
+BOUNDS = {
+    "greater_than_equal": "at least",
+    "greater_than": "more than",
+    "less_than_equal": "at most",
+    "less_than": "less than",
+}
+
+
+def load_config(words: Sequence[str], *, command: Command = "train") -> tuple[RunConfig, Provenance]:
+    """Read `config=FILE` (or a bare FILE) and `key=value` words; later words win over earlier ones and over the file.
+
+    Args:
+        words: as typed after the command, e.g. `["config=run.yaml", "trainer.max_steps=3"]`.
+        command: what the configuration is for; an evaluation needs neither training rows nor batch sizes that fit.
+
+    Raises:
+        ConfigError: with everything that is wrong: unknown keys, wrong types, combinations that cannot be run, files
+            that are not there.
+    """
+    file, overrides = split_words(words)
+    layers = [translate(layer) for layer in (read_file(file) if file else [], read_words(overrides))]
+    settings, problems = _merge(layer.settings for layer in layers)
+    provenance = Provenance(
+        file,
+        tuple(overrides),
+        {setting.key: setting.origin for setting in settings.values()},
+        tuple(dict.fromkeys(notice for layer in layers for notice in layer.notices)),
+    )
+    config, wrong = _validate(settings)
+    problems += wrong
+    if config is not None:
+        problems += find_problems(config, provenance, command)
+    if problems or config is None:
+        raise ConfigError(problems)
+    return config, provenance
+
+
+def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Separate the configuration file from the settings.
+
+    Raises:
+        ConfigError: two files.
+    """
+    files = [w.removeprefix("config=") for w in words if w.startswith("config=") or _is_file(w)]
+    if len(files) > 1:
+        raise ConfigError([Problem("config", f"one configuration file at a time, got {' and '.join(files)}")])
+    return (Path(files[0]) if files else None), [w for w in words if not (w.startswith("config=") or _is_file(w))]
+
+
+def _is_file(word: str) -> bool:
+    return "=" not in word and not word.startswith("-") and (word.endswith((".yaml", ".yml")) or Path(word).is_file())
+
+
+def _merge(layers: Iterable[list[Setting]]) -> tuple[dict[str, Setting], list[Problem]]:
+    """Return the settings that stand, by key, and the keys that do not exist."""
+    merged: dict[str, Setting] = {}
+    problems: list[Problem] = []
+    for layer in layers:
+        for setting in layer:
+            problem = _key_problem(setting)
+            if problem:
+                problems.append(problem)
+                continue
+            if setting.key in schema().open_mappings:  # given as a whole: null empties it
+                if setting.value is None:
+                    merged = {key: s for key, s in merged.items() if not key.startswith(f"{setting.key}.")}
+                if setting.value in (None, {}):
+                    continue
+            if not (setting.key in schema().sections and setting.value in (None, {})):
+                merged[setting.key] = setting
+    return merged, problems
+
+
+def _key_problem(setting: Setting) -> Problem | None:
+    key, flat = setting.key, schema()
+    above = flat.open_mapping_above(key)
+    if setting.added and above is None:
+        message = "a leading + adds a key to an open mapping only"
+        message += f"; write {key}=… without it" if flat.has(key) else f" ({', '.join(sorted(flat.open_mappings))})"
+    elif flat.has(key):
+        if not (reference := _reference(setting.value)):
+            return None
+        message = f"{reference} is not replaced by another key's value here; write the value itself"
+    elif key in flat.sections:
+        if setting.value in (None, {}):
+            return None
+        inside = next(name for name in flat.values if name.startswith(f"{key}."))
+        message = f"is a section; set a key inside it, such as {inside}"
+    elif parent := next((name for name in flat.values if key.startswith(f"{name}.")), None):
+        message = f"{parent} is a single value and has no keys inside"
+    else:
+        near = nearest_key(key)
+        message = "unknown key" + (f"; did you mean {near}?" if near else "; see examples/config.yaml for all keys")
+    return Problem(key, message, setting.raw, setting.origin)
+
+
+def _reference(value: Any) -> str | None:
+    """Return an OmegaConf reference such as `${trainer.project_name}`, None for shell text such as `${NAME:-x}`."""
+    references = re.findall(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else []
+    return next((f"${{{name}}}" for name in references if schema().has(name)), None)
+
+
+def _validate(settings: Mapping[str, Setting]) -> tuple[RunConfig | None, list[Problem]]:
+    try:
+        return RunConfig.model_validate(_nested(settings.values())), []
+    except ValidationError as error:
+        found: dict[str, Problem] = {}
+        for detail in error.errors(include_url=False):
+            key = _key_of(detail["loc"])
+            setting = settings.get(key)
+            raw, origin = (setting.raw, setting.origin) if setting else (str(detail["input"]), "")
+            found.setdefault(key, Problem(key, _type_message(key, raw, detail), raw, origin))
+        return None, list(found.values())
+
+
+def _nested(settings: Iterable[Setting]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for setting in settings:
+        *path, last = setting.key.split(".")
+        section = tree
+        for name in path:
+            section = section.setdefault(name, {})
+        as_text = schema().is_text(setting.key) and isinstance(setting.value, bool | int | float | str)
+        section[last] = setting.raw if as_text else setting.value
+    return tree
+
+
+def _key_of(location: tuple[int | str, ...]) -> str:
+    """Return the key of an error; pydantic appends list indices and the tried member of a union to it."""
+    for end in range(len(location), 0, -1):
+        key = ".".join(str(part) for part in location[:end])
+        if schema().has(key) or key in schema().sections:
+            return key
+    return str(location[0])
+
+
+def _type_message(key: str, raw: str, detail: ErrorDetails) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind == "literal_error":
+        words = choices(schema().values[key].annotation)
+        near = get_close_matches(raw.strip("'\"").lower(), words, n=1, cutoff=0.5)
+        return f"must be one of {', '.join(words)}" + (f"; did you mean {near[0]}?" if near else "")
+    if kind in BOUNDS:
+        return f"must be {BOUNDS[kind]} {next(iter(context.values()))}"
+    if kind in WANTED:
+        return f"must be {WANTED[kind]}" + (" or null" if _may_be_null(key) else "")
+    return detail["msg"][:1].lower() + detail["msg"][1:]
+
+
+def _may_be_null(key: str) -> bool:
+    field_info = schema().values.get(key)
+    return field_info is not None and type(None) in getattr(field_info.annotation, "__args__", ())

@@ -1,0 +1,85 @@
+"""The configuration's keys as a flat list: which exist, which are sections, which are open, which one was meant."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from r1_cli.config.root import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Dotted keys by kind. An open mapping takes any key below it."""
+
+    values: dict[str, FieldInfo]
+    sections: frozenset[str]
+    open_mappings: frozenset[str]
+
+    def open_mapping_above(self, key: str) -> str | None:
+        """Return the open mapping that `key` lies in, if any."""
+        return next((name for name in self.open_mappings if key.startswith(f"{name}.")), None)
+
+    def has(self, key: str) -> bool:
+        return key in self.values or key in self.open_mappings or self.open_mapping_above(key) is not None
+
+    def is_text(self, key: str) -> bool:
+        """Whether the key takes free text, so that `007` and `yes` stay as they were written."""
+        field = self.values.get(key)
+        return field is not None and _takes_text(field.annotation)
+
+
+def _takes_text(annotation: Any) -> bool:
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        return any(_takes_text(part) for part in get_args(annotation))
+    return annotation is str
+
+
+@cache
+def schema() -> Schema:
+    """Return the flat view of `RunConfig`."""
+    entries = list(_walk(RunConfig, ""))
+    return Schema(
+        values={key: field for key, field, kind in entries if kind == "value"},
+        sections=frozenset(key for key, _, kind in entries if kind == "section"),
+        open_mappings=frozenset(key for key, _, kind in entries if kind == "open"),
+    )
+
+
+def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo, Literal["value", "section", "open"]]]:
+    for name, field in model.model_fields.items():
+        key = prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield key, field, "section"
+            yield from _walk(field.annotation, f"{key}.")
+        else:
+            yield key, field, "open" if get_origin(field.annotation) is dict else "value"
+
+
+def choices(annotation: Any) -> list[str]:
+    """Return the words that a key accepts, [] if it is free."""
+    if get_origin(annotation) is Literal:
+        return [str(word) for word in get_args(annotation)]
+    return [word for part in get_args(annotation) for word in choices(part)]
+
+
+def nearest_key(key: str) -> str | None:
+    """Return the existing key that was most likely meant: by its last word first, by its path second."""
+    flat = schema()
+    candidates = [*flat.values, *flat.open_mappings, *flat.sections]
+    best = max(candidates, key=lambda known: _likeness(key, known))
+    return best if _likeness(key, best) >= 0.62 else None
+
+
+def _likeness(typed: str, known: str) -> float:
+    word, path = typed.rpartition(".")[2], typed.rpartition(".")[0]
+    known_word, known_path = known.rpartition(".")[2], known.rpartition(".")[0]
+    same_word = SequenceMatcher(None, word, known_word).ratio()
+    same_path = SequenceMatcher(None, path, known_path).ratio() if path else 1.0
+    critic = 0.05 if "critic" in known and "critic" not in typed else 0.0
+    return 0.75 * same_word + 0.25 * same_path - critic

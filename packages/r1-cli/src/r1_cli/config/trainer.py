@@ -1,0 +1,47 @@
+"""Configuration section `trainer`: how long, where, how often, and who is told."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from r1_cli.config.section import AtLeastMinusOne, Count, OneOrMore, Section
+
+Logger = Literal["console", "file", "tensorboard", "wandb", "swanlab", "mlflow"]
+
+
+def _file_and_wandb() -> list[Logger]:
+    return ["file", "wandb"]
+
+
+class TrainerConfig(Section):
+    """Frequencies and limits are training steps; -1 means never, or no limit."""
+
+    total_epochs: Count = 15
+    max_steps: Count | None = None  # wins over total_epochs
+    project_name: str = "easy_r1"
+    experiment_name: str = "demo"
+    logger: Annotated[list[Logger], OneOrMore, Field(min_length=1)] = Field(default_factory=_file_and_wandb)
+    nnodes: Count = 1
+    n_gpus_per_node: Count = 8
+    max_try_make_batch: int = 20  # batches generated to fill one; -1: no limit
+    critic_warmup: Annotated[int, Field(ge=0)] = 0
+    val_freq: AtLeastMinusOne = 5
+    val_before_train: bool = True
+    val_only: bool = False
+    val_generations_to_log: Annotated[int, Field(ge=0)] = 3
+    save_freq: AtLeastMinusOne = 5
+    save_limit: AtLeastMinusOne = 3  # newest checkpoints kept; -1 or 0: all
+    save_model_only: bool = False
+    save_checkpoint_path: str | None = None  # null: checkpoints/PROJECT/EXPERIMENT
+    load_checkpoint_path: str | None = None
+    find_last_checkpoint: bool = True
+    ray_timeline: str | None = None
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        return Path(self.save_checkpoint_path or Path("checkpoints") / self.project_name / self.experiment_name)
+
+    @property
+    def devices(self) -> int:
+        return self.nnodes * self.n_gpus_per_node

@@ -1,0 +1,149 @@
+"""Configuration section `worker`: the policy, the critic, the reference, the engine and the reward."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from r1_cli.config.section import Count, NonNegative, Positive, Precision, Ratio, Section
+
+
+class LoraConfig(Section):
+    rank: Annotated[int, Field(ge=0)] = 0  # 0: train all weights
+    alpha: Count = 64
+    target_modules: str | list[str] = "all-linear"
+    exclude_modules: str | list[str] | None = ".*visual.*"
+
+
+class ModelConfig(Section):
+    model_path: str | None = None  # a Hugging Face folder or hub name
+    tokenizer_path: str | None = None  # null: the model's own
+    override_config: dict[str, Any] = Field(default_factory=dict)  # entries of the model's config.json
+    enable_gradient_checkpointing: bool = True
+    trust_remote_code: bool = False
+    freeze_vision_tower: bool = False
+    lora: LoraConfig = LoraConfig()
+
+
+class OptimConfig(Section):
+    lr: NonNegative = 1e-6
+    betas: Annotated[tuple[Ratio, Ratio], Field(strict=False)] = (0.9, 0.999)
+    weight_decay: NonNegative = 1e-2
+    strategy: Literal["adamw", "adamw_bf16"] = "adamw"
+    lr_warmup_ratio: Ratio = 0.0  # share of all optimizer steps
+    lr_warmup_steps: Annotated[int, Field(ge=0)] | None = None  # wins over lr_warmup_ratio
+    min_lr_ratio: Ratio | None = None
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
+
+
+class FSDPConfig(Section):
+    enable_full_shard: bool = True
+    enable_cpu_offload: bool = False
+    enable_rank0_init: bool = True
+    use_orig_params: bool = False
+    torch_dtype: Precision | None = None  # of the weights that are kept; null: fp32
+    fsdp_size: int = -1
+    mp_param_dtype: Precision = "bf16"  # of the forward and backward passes
+    mp_reduce_dtype: Precision = "fp32"
+    mp_buffer_dtype: Precision = "fp32"
+
+
+class OffloadConfig(Section):
+    """Whether states are parked in CPU memory while they are not needed."""
+
+    offload_params: bool = True
+    offload_optimizer: bool = True
+
+
+class UpdateConfig(Section):
+    """What the actor and the critic have in common. Batches are prompts, micro-batches are sequences."""
+
+    strategy: Literal["fsdp", "fsdp2"] = "fsdp"
+    global_batch_size: Count = 128  # prompts per optimizer step
+    micro_batch_size_per_device_for_update: Count = 1
+    micro_batch_size_per_device_for_experience: Count = 2
+    max_grad_norm: Positive = 1.0
+    loss_avg_mode: Literal["token", "seq"] = "token"
+    ppo_epochs: Count = 1
+    padding_free: bool = True
+    dynamic_batching: bool = True  # micro-batches by token budget: micro batch size × longest sequence
+    ulysses_size: Count = 1
+    model: ModelConfig = ModelConfig()
+    optim: OptimConfig = OptimConfig()
+    fsdp: FSDPConfig = FSDPConfig()
+    offload: OffloadConfig = OffloadConfig()
+
+
+class ActorConfig(UpdateConfig):
+    clip_ratio_low: NonNegative = 0.2
+    clip_ratio_high: NonNegative = 0.3
+    clip_ratio_dual: Annotated[float, Field(gt=1)] = 3.0
+    loss_type: Literal["default", "gspo", "gspo_token", "cispo", "sapo"] = "default"
+    tau_positive: Positive = 1.0  # sapo
+    tau_negative: Positive = 1.05  # sapo
+    use_torch_compile: bool = True
+
+
+class CriticConfig(UpdateConfig):
+    cliprange_value: Positive = 0.5
+
+
+class RefConfig(Section):
+    strategy: Literal["fsdp", "fsdp2"] = "fsdp"
+    fsdp: FSDPConfig = FSDPConfig(enable_cpu_offload=True)
+    offload: OffloadConfig = OffloadConfig(offload_params=False, offload_optimizer=False)
+
+
+class ValOverrideConfig(Section):
+    """How validation samples; null: as training does."""
+
+    n: Count = 1
+    temperature: NonNegative | None = 0.6  # 0: greedy
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = 0.95
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: Count | None = None  # null: data.max_response_length
+
+
+class RolloutConfig(Section):
+    name: Literal["auto", "embedded", "vllm"] = "auto"
+    n: Count = 5  # answers per prompt
+    temperature: NonNegative = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: int = -1  # -1: off
+    seed: int = 1
+    dtype: Precision = "bf16"
+    tensor_parallel_size: Count = 2
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
+    max_num_batched_tokens: Count = 8192
+    max_model_len: Count | None = None
+    enforce_eager: bool = False
+    enable_chunked_prefill: bool = False
+    ignore_eos: bool = False
+    limit_images: Annotated[int, Field(ge=0)] = 0  # pictures per prompt that the engine reserves room for; 0: its own
+    disable_tqdm: bool = False
+    disable_log_stats: bool = True
+    val_override_config: ValOverrideConfig = ValOverrideConfig()
+
+
+def _with_function(value: Any) -> Any:
+    """A reward file without a function name means its function `main`."""
+    return f"{value}:main" if isinstance(value, str) and value.endswith(".py") else value
+
+
+class RewardConfig(Section):
+    reward_function: Annotated[str, BeforeValidator(_with_function)] | None = None  # `math` or `file.py:function`
+    reward_function_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reward_type: Literal["batch", "sequential"] | None = None  # older; the file's own REWARD_TYPE says it today
+    skip_special_tokens: bool = True
+    num_cpus: Count = 1  # worker processes
+    timeout: Positive = 30.0  # seconds per sample
+    failure_score: float = 0.0  # of a sample that could not be scored
+
+
+class WorkerConfig(Section):
+    hybrid_engine: bool = True
+    actor: ActorConfig = ActorConfig()
+    critic: CriticConfig = CriticConfig()
+    ref: RefConfig = RefConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()

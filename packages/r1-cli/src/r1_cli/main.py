@@ -1,0 +1,18 @@
+"""The `r1` command. Each command imports what it needs only when it runs, so that `r1 --help` is instant."""
+
+import click
+
+from r1_cli.commands.eval import evaluate
+from r1_cli.commands.merge import merge
+from r1_cli.commands.train import train
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="r1-cli", prog_name="r1")
+def main() -> None:
+    """Post-train language and vision-language models with reinforcement learning."""
+
+
+main.add_command(train)
+main.add_command(evaluate)
+main.add_command(merge)

@@ -1,0 +1,145 @@
+"""The commands of EasyR1's users, and the `r1` command itself."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from r1_cli.config import load_config, lookup
+from r1_cli.main import main
+
+ROOT = Path(__file__).parents[3]
+EASYR1 = json.loads((Path(__file__).parent / "easyr1_commands.json").read_text(encoding="utf-8"))
+COMMANDS = EASYR1["commands"]
+HEAVY = ("torch", "transformers", "datasets", "ray", "sympy")
+
+
+@pytest.fixture
+def repository(monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(ROOT)
+    return ROOT
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, list(words), terminal_width=100)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_easyr1_command_loads_and_its_words_win(name: str, repository: Path) -> None:
+    config, provenance = load_config(COMMANDS[name])
+    assert provenance.notices == ()
+    for word in COMMANDS[name][1:]:
+        key, _, text = word.partition("=")
+        if not text.startswith(("{", "[")):
+            assert str(lookup(config, key)).lower() in (text.lower(), str(_number(text)))
+            assert provenance.origins[key] == "command line"
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def test_structured_words_of_the_easyr1_commands_become_structures(repository: Path) -> None:
+    config, _ = load_config(COMMANDS["qwen3_14b_dapo17k_dapo"])
+    validation = config.worker.rollout.val_override_config
+    assert (validation.n, validation.temperature, validation.top_p) == (16, 1.0, 0.7)
+    assert config.worker.reward.reward_function_kwargs == {
+        "max_response_length": 20480,
+        "overlong_buffer_length": 4096,
+        "overlong_penalty_factor": 1.0,
+    }
+    assert load_config(COMMANDS["qwen2_5_vl_7b_geo3k_swanlab"])[0].trainer.logger == ["console", "swanlab"]
+    assert load_config(COMMANDS["qwen2_5_vl_3b_android_gui_grpo"])[0].trainer.logger == ["console", "wandb"]
+
+
+def test_shell_text_stays_text(repository: Path) -> None:
+    config, _ = load_config(COMMANDS["qwen2_5_vl_3b_android_gui_grpo"])
+    assert config.trainer.experiment_name == "${EXPERIMENT_NAME:-qwen2_5_vl_3b_android_gui_grpo_$(date"
+
+
+def test_the_example_file_holds_the_values_that_people_copy(repository: Path) -> None:
+    config, _ = load_config(["examples/config.yaml"])
+    for key, value in EASYR1["defaults"].items():
+        assert lookup(config, key) == value, key
+
+
+def test_a_dry_run_lists_what_is_not_available_and_succeeds(repository: Path) -> None:
+    code, out, _ = run("train", *COMMANDS["qwen3_4b_math_grpo_lora"], "--dry-run")
+    assert code == 0
+    assert "not available in this version" in out
+    assert "worker.actor.model.lora.rank=64" in out
+    assert "model_path: Qwen/Qwen3-4B" in out
+
+
+def test_a_real_run_refuses_what_is_not_available_all_at_once(repository: Path) -> None:
+    code, _, err = run("train", *COMMANDS["qwen2_5_vl_7b_geo3k_cispo"])
+    assert code == 2
+    assert "worker.actor.loss_type=cispo is not available in this version (set default)" in err
+    assert "trainer.n_gpus_per_node=8 is not available in this version" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["eval", "--help"], ["merge", "--help"]])
+def test_help_and_dry_run_load_nothing_heavy(words: list[str], repository: Path) -> None:
+    assert loaded_by(words) == []
+
+
+def test_a_dry_run_loads_nothing_heavy(repository: Path) -> None:
+    assert loaded_by(["train", *COMMANDS["qwen2_5_7b_math_grpo"], "--dry-run"]) == []
+
+
+def loaded_by(words: list[str]) -> list[str]:
+    """Return the heavy modules that a command, run in its own process, has imported; the command must succeed."""
+    code = (
+        "import json, sys; from r1_cli.main import main\n"
+        f"try: main({words!r})\n"
+        "except SystemExit as end: code = end.code or 0\n"
+        f"print(json.dumps([code, [m for m in {HEAVY!r} if m in sys.modules]]), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    status, modules = json.loads(done.stderr.strip().splitlines()[-1])
+    assert status == 0, done.stderr
+    return list(modules)
+
+
+def test_help_shows_how_to_start() -> None:
+    code, out, _ = run("train", "--help")
+    assert code == 0
+    assert "r1 train config=examples/config.yaml" in out
+    assert "--dry-run" in out
+    assert {"train", "eval", "merge"} <= set(run("--help")[1].split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data.seed=1"], "settings are written without dashes: data.seed=1"),
+        (["--resume"], "--resume: no such option"),
+        (["data.seed"], "expected key=value"),
+        (["missing.yaml"], "missing.yaml (command line): no such file"),
+        (["config=a.yaml", "b.yaml"], "one configuration file at a time, got a.yaml and b.yaml"),
+        (["data.seed=[1"], "not a YAML or JSON value"),
+    ],
+)
+def test_words_that_are_no_settings_are_explained(words: list[str], message: str) -> None:
+    code, _, err = run("train", *words)
+    assert code == 2
+    assert message in err
+
+
+def test_eval_needs_no_training_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["data.val_files=owner/name@test", "worker.reward.reward_function=math", "worker.actor.model.model_path=m"]
+    config, _ = load_config(words, command="eval")
+    assert config.data.train_files is None
+    code, _, err = run("train", *words)
+    assert code == 2
+    assert "data.train_files: is missing" in err

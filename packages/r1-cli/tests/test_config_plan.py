@@ -1,0 +1,155 @@
+"""The arithmetic of a run: the table that a dry run and a start show."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from r1_cli.announce import announce, size_text
+from r1_cli.config import ConfigError, Provenance, RunConfig, load_config
+from r1_cli.plan import Plan, count, make_plan
+
+BASE = [
+    "data.train_files=owner/rows@train",
+    "worker.actor.model.model_path=owner/model",
+    "worker.reward.reward_function=math",
+]
+TUTORIAL = [
+    "data.rollout_batch_size=256",
+    "worker.rollout.n=6",
+    "worker.actor.global_batch_size=64",
+    "worker.actor.micro_batch_size_per_device_for_update=2",
+    "worker.actor.micro_batch_size_per_device_for_experience=8",
+    "trainer.n_gpus_per_node=8",
+]
+
+
+def config_of(*words: str) -> RunConfig:
+    return load_config([*BASE, *words])[0]
+
+
+def text_of(config: RunConfig, plan: Plan) -> str:
+    out = io.StringIO()
+    announce(Console(file=out, width=100), config, Provenance(notices=("command line: x is now y",)), plan)
+    return out.getvalue()
+
+
+def test_the_numbers_of_the_tutorial() -> None:
+    plan = make_plan(config_of(*TUTORIAL, "trainer.total_epochs=2"), rows=2100)
+    assert plan.steps_per_epoch == 8
+    assert plan.total_steps == 16
+    assert plan.sequences_per_step == 1536
+    assert plan.sequences_per_device == 192
+    assert plan.sequences_per_optimizer_step_and_device == 48
+    assert plan.optimizer_steps_per_step == 4
+    assert plan.accumulations == 24
+    assert plan.experience_forwards == 24
+
+
+def test_the_table_shows_them() -> None:
+    config = config_of(*TUTORIAL, "worker.actor.dynamic_batching=false")
+    lines = [line.split() for line in text_of(config, make_plan(config, rows=2100)).splitlines()]
+    for expected in ("rows 2,100", "steps per epoch 8", "sequences 1,536", "sequences per device 192"):
+        assert any(line[: len(expected.split())] == expected.split() for line in lines), expected
+    for expected in ("sequences per device 48", "optimizer steps 4", "accumulations 24", "log-prob forwards 24"):
+        assert any(line[: len(expected.split())] == expected.split() for line in lines), expected
+
+
+def test_a_token_budget_makes_the_pass_counts_upper_bounds() -> None:
+    config = config_of(*TUTORIAL)
+    assert "at most 24" in text_of(config, make_plan(config, rows=2100))
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "total"),
+    [
+        (["trainer.total_epochs=3"], 1024, 6),
+        (["trainer.max_steps=100"], 1024, 100),
+        (["trainer.max_steps=100"], None, 100),
+        ([], None, None),
+        (["data.mini_rollout_batch_size=128", "trainer.total_epochs=1"], 1023, 1),
+    ],
+)
+def test_the_number_of_steps(words: list[str], rows: int | None, total: int | None) -> None:
+    assert make_plan(config_of(*words), rows).total_steps == total
+
+
+def test_optimizer_steps_count_every_epoch_over_the_batch() -> None:
+    assert make_plan(config_of("worker.actor.ppo_epochs=3"), 512).optimizer_steps_per_step == 12
+
+
+def test_devices_that_share_a_sequence_count_as_one() -> None:
+    plan = make_plan(config_of(*TUTORIAL, "worker.actor.ulysses_size=2"), 2100)
+    assert (plan.devices, plan.sequences_per_device) == (8, 384)
+
+
+def test_partial_micro_batches_count_whole() -> None:
+    plan = make_plan(config_of(*TUTORIAL, "worker.actor.micro_batch_size_per_device_for_update=5"), 2100)
+    assert plan.accumulations == 10
+
+
+def test_token_bounds_follow_from_the_lengths() -> None:
+    plan = make_plan(config_of(*TUTORIAL, "data.max_prompt_length=100", "data.max_response_length=28"), 2100)
+    assert (plan.tokens_per_micro_batch, plan.tokens_per_step) == (256, 1536 * 128)
+
+
+def test_too_few_rows_for_one_batch_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data.rollout_batch_size=512.*more than the 100 rows"):
+        make_plan(config_of(), 100)
+
+
+def test_local_rows_are_counted_and_hub_rows_are_not(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1", "answer": "1"}\n' * 7, encoding="utf-8")
+    assert count(config_of(f"data.train_files={rows}", f"data.val_files=[{rows}]")) == (7, 7)
+    assert count(config_of(f"data.val_files={rows}")) == (None, 7)
+    config = config_of()
+    assert "not downloaded" in text_of(config, make_plan(config, *count(config)))
+
+
+def write_model(folder: Path) -> None:
+    """Write the header of a safetensors file of 100 + 20 values; the values themselves are never read."""
+    tensors = {"model.w": [10, 10], "visual.w": [20]}
+    header = json.dumps(
+        {"__metadata__": {"format": "pt"}}
+        | {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in tensors.items()}
+    ).encode()
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def test_memory_is_read_off_the_headers_of_a_local_model(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    model = f"worker.actor.model.model_path={tmp_path / 'model'}"
+    memory = make_plan(config_of(model, "trainer.n_gpus_per_node=1"), 512).memory
+    assert memory is not None
+    assert (memory.parameters, memory.weights, memory.gradients, memory.optimizer) == (120, 480, 480, 960)
+    assert (memory.reference, memory.engine, memory.total) == (480, 240, 2640)
+    words = ["algorithm.disable_kl=true", "worker.actor.model.freeze_vision_tower=true", "worker.rollout.dtype=fp32"]
+    memory = make_plan(config_of(model, "trainer.n_gpus_per_node=1", *words), 512).memory
+    assert memory is not None
+    assert (memory.gradients, memory.optimizer, memory.reference, memory.engine) == (400, 800, 0, 480)
+
+
+def test_memory_of_a_hub_model_or_a_broken_file_is_unknown(tmp_path: Path) -> None:
+    assert make_plan(config_of(), 512).memory is None
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"not safetensors")
+    config = config_of(f"worker.actor.model.model_path={tmp_path / 'model'}")
+    assert make_plan(config, 512).memory is None
+    assert "unknown" in text_of(config, make_plan(config, 512))
+
+
+def test_the_announcement_names_limits_and_notices() -> None:
+    config = config_of("worker.actor.loss_type=gspo", "worker.rollout.enforce_eager=true")
+    text = text_of(config, make_plan(config, 512))
+    assert "worker.actor.loss_type=gspo" in text
+    assert "worker.rollout.enforce_eager=True" in text
+    assert "note: command line: x is now y" in text
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (7_600_000_000, "7.6 GB")])
+def test_sizes_read_easily(size: int, text: str) -> None:
+    assert size_text(size) == text

@@ -1,0 +1,199 @@
+"""Every combination that cannot run is refused before anything is loaded, by name and with a way out."""
+
+from pathlib import Path
+
+import pytest
+
+from r1_cli.config import ConfigError, load_config, unavailable, without_effect
+
+BASE = [
+    "data.train_files=owner/rows@train",
+    "worker.actor.model.model_path=owner/model",
+    "worker.reward.reward_function=math",
+]
+PLAIN = [*BASE, "trainer.n_gpus_per_node=1"]
+
+
+def message_of(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config([*BASE, *words])
+    assert len(caught.value.problems) == 1, str(caught.value)
+    return str(caught.value.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "message"),
+    [
+        (
+            "worker.actor.global_batch_size=100 worker.rollout.n=8",
+            "worker.actor.global_batch_size",
+            "(512); 64 or 128 would do",
+        ),
+        ("data.mini_rollout_batch_size=100", "data.mini_rollout_batch_size", "must divide data.rollout_batch_size"),
+        (
+            "worker.actor.global_batch_size=2 worker.rollout.n=6",
+            "worker.actor.global_batch_size",
+            "× worker.rollout.n (6) = 12 sequences must be a multiple of the 8 data-parallel devices",
+        ),
+        (
+            "worker.actor.dynamic_batching=false worker.actor.micro_batch_size_per_device_for_update=3",
+            "worker.actor.micro_batch_size_per_device_for_update",
+            "must divide the 80 sequences per device and optimizer step (global_batch_size × n ÷ devices); 2 or 4",
+        ),
+        (
+            "worker.actor.dynamic_batching=false worker.actor.micro_batch_size_per_device_for_experience=3",
+            "worker.actor.micro_batch_size_per_device_for_experience",
+            "must divide the 320 sequences per device and step",
+        ),
+        ("worker.rollout.n=1", "worker.rollout.n", "at least 2"),
+        ("worker.rollout.n=1 algorithm.adv_estimator=rloo", "worker.rollout.n", "at least 2"),
+        ("algorithm.adv_estimator=gae worker.critic.global_batch_size=100", "worker.critic.global_batch_size", "512"),
+        ("data.val_batch_size=0", "data.val_batch_size", "-1 for all at once"),
+        ("worker.actor.ulysses_size=3", "worker.actor.ulysses_size", "must divide the number of devices"),
+        ("worker.rollout.tensor_parallel_size=3", "worker.rollout.tensor_parallel_size", "n_gpus_per_node = 8"),
+        (
+            "worker.rollout.name=vllm data.max_response_length=20480",
+            "worker.rollout.max_num_batched_tokens",
+            "must be at least data.max_prompt_length + data.max_response_length (22528)",
+        ),
+        ("worker.rollout.max_model_len=1000", "worker.rollout.max_model_len", "(4096), or null"),
+        ("worker.rollout.temperature=0", "worker.rollout.temperature", "must be above 0 in training"),
+        ("worker.rollout.top_k=0", "worker.rollout.top_k", "-1 for no limit"),
+        ("worker.rollout.val_override_config.top_k=-2", "worker.rollout.val_override_config.top_k", "-1 for no limit"),
+        (
+            "worker.rollout.val_override_config.max_tokens=4096",
+            "worker.rollout.val_override_config.max_tokens",
+            "at most data.max_response_length (2048)",
+        ),
+        ("data.min_pixels=5000000", "data.min_pixels", "must be at most data.max_pixels (4194304)"),
+        ("algorithm.online_filtering=true algorithm.filter_low=0.99", "algorithm.filter_low", "filter_high (0.99)"),
+        ("worker.actor.clip_ratio_low=1.5", "worker.actor.clip_ratio_low", "must be at most 1"),
+        ("worker.actor.optim.betas=[0.9,1.0]", "worker.actor.optim.betas", "must be below 1"),
+        ("trainer.val_only=true", "trainer.val_only", "needs data.val_files"),
+        ("trainer.max_try_make_batch=0", "trainer.max_try_make_batch", "-1 for no limit"),
+        ("data.train_files=null", "data.train_files", "is missing"),
+        ("worker.actor.model.model_path=null", "worker.actor.model.model_path", "is missing"),
+        ("worker.reward.reward_function=null", "worker.reward.reward_function", "is missing"),
+        ("worker.reward.reward_function=maths", "worker.reward.reward_function", "did you mean 'math'?"),
+        ("worker.reward.reward_function_kwargs.x=1", "worker.reward.reward_function_kwargs", "takes none"),
+        ("worker.reward.reward_function=./no.py:f", "worker.reward.reward_function", "there is no file ./no.py"),
+        ("data.format_prompt=no.jinja", "data.format_prompt", "no such file"),
+        ("data.format_prompt={{content}}!", "data.format_prompt", "save it in a file"),
+        ("data.override_chat_template=no.jinja", "data.override_chat_template", "no such file"),
+        ("data.image_dir=no", "data.image_dir", "no such folder"),
+        ("data.train_files=./no.jsonl", "data.train_files", "does not exist"),
+        ("data.val_files=[owner/a@test,./no.parquet]", "data.val_files", "does not exist"),
+        ("worker.actor.model.model_path=./no", "worker.actor.model.model_path", "no such folder"),
+        ("trainer.load_checkpoint_path=no", "trainer.load_checkpoint_path", "no such folder"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(words: str, key: str, message: str) -> None:
+    text = message_of(*words.split())
+    assert text.startswith(key)
+    assert message in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "worker.actor.global_batch_size=512",
+        "data.mini_rollout_batch_size=128",
+        "worker.actor.dynamic_batching=false worker.actor.micro_batch_size_per_device_for_update=4",
+        "worker.actor.dynamic_batching=true worker.actor.micro_batch_size_per_device_for_update=3",
+        "worker.rollout.n=1 algorithm.adv_estimator=reinforce_plus_plus",
+        "worker.actor.loss_type=cispo worker.actor.clip_ratio_low=0 worker.actor.clip_ratio_high=4",
+        "worker.actor.ulysses_size=8 worker.actor.global_batch_size=1 worker.rollout.n=3",
+        "trainer.n_gpus_per_node=1",
+        "worker.rollout.val_override_config.temperature=0",
+        "data.max_response_length=20480",
+        "algorithm.filter_low=0.99",
+        "data.min_pixels=null",
+    ],
+)
+def test_what_can_run_is_not_refused(words: str) -> None:
+    load_config([*BASE, *words.split()])
+
+
+def test_near_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "math.jinja").write_text("{{ content }}", encoding="utf-8")
+    assert f"did you mean {tmp_path / 'math.jinja'}?" in message_of(f"data.format_prompt={tmp_path / 'maths.jinja'}")
+
+
+def test_a_reward_file_is_read_but_never_run(tmp_path: Path) -> None:
+    reward, flag = tmp_path / "reward.py", tmp_path / "was_run"
+    reward.write_text(f"open({str(flag)!r}, 'w')\nNAME = 1\ndef compute_score(x): ...\n", encoding="utf-8")
+    load_config([*BASE, f"worker.reward.reward_function={reward}:compute_score"])
+    assert "did you mean 'compute_score'?" in message_of(f"worker.reward.reward_function={reward}:compute_scores")
+    reward.write_text("def broken(:\n", encoding="utf-8")
+    assert "invalid syntax" in message_of(f"worker.reward.reward_function={reward}:broken")
+    assert not flag.exists()
+
+
+def test_a_reward_function_bound_in_another_way_is_accepted(tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    for text in ("from json import loads as f\n", "f = len\n", "if True:\n    def f(x): ...\n", "from json import *\n"):
+        reward.write_text(text, encoding="utf-8")
+        load_config([*BASE, f"worker.reward.reward_function={reward}:f"])
+
+
+def test_an_old_sequential_reward_must_say_so_in_its_file(tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    words = [f"worker.reward.reward_function={reward}:f", "worker.reward.reward_type=sequential"]
+    reward.write_text("def f(reward_input): ...\n", encoding="utf-8")
+    assert 'add the line REWARD_TYPE = "sequential"' in message_of(*words)
+    reward.write_text('REWARD_TYPE = "sequential"\ndef f(reward_input): ...\n', encoding="utf-8")
+    load_config([*BASE, *words])
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "algorithm.adv_estimator=rloo",
+        "algorithm.use_kl_loss=False",
+        "algorithm.kl_penalty=full",
+        "algorithm.kl_type=adaptive",
+        "worker.actor.loss_type=gspo",
+        "worker.actor.optim.strategy=adamw_bf16",
+        "worker.actor.fsdp.enable_cpu_offload=True",
+        "worker.actor.fsdp.torch_dtype=fp16",
+        "worker.actor.fsdp.mp_param_dtype=fp16",
+        "worker.actor.model.lora.rank=8",
+        "worker.rollout.name=vllm",
+        "trainer.ray_timeline=out.json",
+    ],
+)
+def test_an_option_that_is_not_there_yet_is_named(word: str) -> None:
+    assert [str(limit) for limit in unavailable(*load_config([*PLAIN, word]))] == [word]
+
+
+def test_more_than_one_device_is_named_with_what_depends_on_it() -> None:
+    words = ["trainer.nnodes=2", "worker.rollout.tensor_parallel_size=4", "worker.actor.ulysses_size=2"]
+    keys = {limit.key for limit in unavailable(*load_config([*BASE, *words]))}
+    assert keys == {"trainer.n_gpus_per_node", *(word.partition("=")[0] for word in words)}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "algorithm.online_filtering=true",
+        "algorithm.kl_penalty=kl",
+        "algorithm.disable_kl=true algorithm.use_kl_loss=false",
+        "worker.actor.loss_avg_mode=seq",
+        "worker.actor.optim.lr_scheduler_type=cosine",
+        "worker.rollout.name=embedded",
+        "trainer.logger=[tensorboard,swanlab,mlflow]",
+    ],
+)
+def test_what_is_there_is_not_named(words: str) -> None:
+    assert unavailable(*load_config([*PLAIN, *words.split()])) == []
+
+
+def test_options_without_effect_are_those_changed_from_their_default() -> None:
+    words = [
+        "worker.rollout.gpu_memory_utilization=0.9",
+        "worker.critic.optim.lr=1e-5",
+        "worker.rollout.limit_images=0",
+    ]
+    config, _ = load_config([*PLAIN, *words])
+    assert [limit.key for limit in without_effect(config)] == [word.partition("=")[0] for word in words[:2]]
