@@ -1,0 +1,34 @@
+"""Statistics of the samples that share a prompt, for groups of any size in any order."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatistics:
+    """Per sample, what its group looks like; every tensor has shape [N]."""
+
+    mean: Tensor  # float64
+    std: Tensor  # float64, divided by size - 1; 0 for a group of one
+    size: Tensor  # int64
+    constant: Tensor  # bool, true where all rewards of the group are the same number
+
+
+def group_statistics(rewards: Tensor, group_ids: Tensor) -> GroupStatistics:
+    """Mean and unbiased standard deviation of the rewards [N] of each group, spread back to its samples.
+
+    Float64 and two passes (first the mean, then squared distances from it): in one pass, rewards like 1000 ± 0.01
+    lose their variance to cancellation. `constant` is found by comparison, because the mean of n equal numbers may
+    differ from them in the last bit.
+    """
+    rewards = rewards.double()
+    _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
+    zeros = rewards.new_zeros(sizes.shape[0])
+    mean = (zeros.index_add(0, index, rewards) / sizes)[index]
+    squares = zeros.index_add(0, index, (rewards - mean).square())
+    std = (squares / (sizes - 1).clamp(min=1)).sqrt()[index]
+    low = zeros.scatter_reduce(0, index, rewards, "amin", include_self=False)
+    high = zeros.scatter_reduce(0, index, rewards, "amax", include_self=False)
+    return GroupStatistics(mean, std, sizes[index], (low == high)[index])

@@ -1,0 +1,102 @@
+"""How the samples of a step are cut: over ranks, into micro-batches, balanced by tokens."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from r1_core.types import Sample, Totals
+
+
+@dataclass(frozen=True, slots=True)
+class MicroLimit:
+    """How much one forward pass may hold: `samples` sequences, or, if `tokens` is set, that many tokens instead."""
+
+    samples: int = 1
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} of a micro-batch is {value}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How the learner cuts a step. No choice here changes the gradient, only speed and memory.
+
+    `padding_free` packs a micro-batch into one row; otherwise its samples are padded to the longest.
+    """
+
+    padding_free: bool = True
+    update: MicroLimit = MicroLimit(1)  # forward passes with a gradient
+    experience: MicroLimit = MicroLimit(2)  # forward passes without
+
+
+def count(samples: Sequence[Sample]) -> Totals:
+    """Count the trained tokens, and the sequences that have any."""
+    lengths = [sample.response_length for sample in samples]
+    return Totals(tokens=sum(lengths), sequences=sum(length > 0 for length in lengths))
+
+
+def balance(lengths: Sequence[int], bins: int) -> list[list[int]]:
+    """Spread indices over `bins` so that the sums of their lengths are close: longest first, each to the lightest bin.
+
+    Every bin gets an index if there are enough. Deterministic; indices rise within a bin.
+    """
+    loads = [(0, 0, i) for i in range(bins)]  # tokens, items, bin; items second, so that empty lengths spread too
+    parts: list[list[int]] = [[] for _ in range(bins)]
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        tokens, items, lightest = heapq.heappop(loads)
+        parts[lightest].append(index)
+        heapq.heappush(loads, (tokens + lengths[index], items + 1, lightest))
+    return [sorted(part) for part in parts]
+
+
+def split(lengths: Sequence[int], limit: MicroLimit) -> list[list[int]]:
+    """Cut indices into micro-batches that keep to `limit`; deterministic, none empty.
+
+    With a token limit the bins are balanced and as few as the greedy rule allows; only a single sample that is longer
+    than the limit by itself goes over it. Without one they are consecutive runs of `limit.samples`.
+    """
+    if limit.tokens is None:
+        return [list(range(i, min(i + limit.samples, len(lengths)))) for i in range(0, len(lengths), limit.samples)]
+    bins = -(-sum(lengths) // limit.tokens)
+    while bins < len(lengths):
+        parts = balance(lengths, bins)
+        if all(len(part) == 1 or sum(lengths[i] for i in part) <= limit.tokens for part in parts):
+            return parts
+        bins += 1
+    return [[i] for i in range(len(lengths))]
+
+
+def schedule(samples: Sequence[Sample], limit: MicroLimit, rank: int, world: int) -> list[list[int]]:
+    """The micro-batches of one rank, as indices into `samples`; every rank computes the same cut without talking.
+
+    Collectives must match, so all ranks get the same number of micro-batches: some may be empty at the end.
+    """
+    lengths = [sample.token_ids.shape[0] for sample in samples]
+    cuts = []
+    for share in balance(lengths, world) if world > 1 else [list(range(len(lengths)))]:
+        parts = split([lengths[i] for i in share], limit)
+        cuts.append([[share[i] for i in part] for part in parts])
+    rounds = max(map(len, cuts))
+    return cuts[rank] + [[] for _ in range(rounds - len(cuts[rank]))]
+
+
+def fillers(present: Sequence[Sample], samples: Sequence[Sample]) -> list[Sample]:
+    """Samples that train nothing, to add to a micro-batch so that it runs every part of the model that others run.
+
+    A rank whose micro-batch has no pictures would skip the vision tower, and with it the collectives that the other
+    ranks wait in. So for each kind of model input that some sample of the step has and `present` lacks, add the
+    shortest sample that has it; an empty micro-batch gets one sample at least.
+    """
+    added: list[Sample] = []
+    for name in sorted({name for sample in samples for name in sample.model_inputs}):
+        if not any(name in sample.model_inputs for sample in (*present, *added)):
+            added.append(min((s for s in samples if name in s.model_inputs), key=lambda s: s.token_ids.shape[0]))
+    if not present and not added:
+        added.append(min(samples, key=lambda s: s.token_ids.shape[0]))
+    return [replace(sample, loss_mask=torch.zeros_like(sample.loss_mask)) for sample in added]

@@ -1,0 +1,228 @@
+"""The learner: old log-probs, gradients, optimizer steps, weights, save and load, as separate verbs."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from r1_core import checkpoint
+from r1_core.batching import Batching, MicroLimit, count, fillers, schedule
+from r1_core.logprobs import token_logprobs
+from r1_core.microbatch import MicroBatch, collate
+from r1_core.parallel import Parallel, reshard, total_norm, whole
+from r1_core.types import LossInputs, LossOutput, Sample
+
+logger = logging.getLogger(__name__)
+
+Loss = Callable[[LossInputs], LossOutput]
+
+
+class Learner:
+    """A model being trained, and the verbs that a training loop composes.
+
+    The model is called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, packed with
+    `logits_to_keep=` (an index of positions), padded with `attention_mask=`, and returns an object with `.logits`, as
+    Hugging Face's causal models do. Under several ranks every verb must be called by all of them with the same
+    arguments, and `model` and `reference` must have gone through `parallel.shard_model` before.
+
+    `learning_rate` gives the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
+    `temperature` is the one that the answers were sampled at. `autocast` is a dtype to compute in (bfloat16), while
+    the parameters keep theirs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        learning_rate: Callable[[int], float],
+        *,
+        reference: nn.Module | None = None,
+        batching: Batching | None = None,
+        temperature: float = 1.0,
+        max_grad_norm: float = 1.0,
+        parallel: Parallel | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.reference = reference
+        self.batching = batching or Batching()
+        self.temperature = temperature
+        self.max_grad_norm = max_grad_norm
+        self.parallel = parallel or Parallel()
+        self.autocast = autocast
+        self.step = 0  # calls of optim_step, skipped ones too
+        self.skipped_steps = 0
+        self.device = next(model.parameters()).device
+        self._base_lrs = [group["lr"] for group in optimizer.param_groups]
+        if reference is not None:
+            reference.requires_grad_(False).eval()
+
+    # --- log-probs -------------------------------------------------------------------------------------------------
+
+    def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples, in order, with `old_logprobs` float32 [L], and `ref_logprobs` if there is a reference."""
+        old = self._score(self.model, samples)
+        annotated = [replace(sample, old_logprobs=own) for sample, own in zip(samples, old, strict=True)]
+        if self.reference is None:
+            return annotated
+        ref = self._score(self.reference, samples)
+        return [replace(sample, ref_logprobs=own) for sample, own in zip(annotated, ref, strict=True)]
+
+    @torch.no_grad()
+    def _score(self, model: nn.Module, samples: Sequence[Sample]) -> Sequence[Tensor]:
+        """Log-probs of every sample's trained tokens under `model`, one float32 [L] each, 0 on the other tokens."""
+        if not samples:
+            return []
+        model.eval()
+        mask = torch.cat([sample.loss_mask for sample in samples])
+        ends = torch.tensor([sample.response_length for sample in samples]).cumsum(0).tolist()
+        trained = torch.zeros(ends[-1], dtype=torch.float32, device=self.device)
+        for indices, batch in self._microbatches(samples, self.batching.experience):
+            logprobs, _ = self._forward(model, batch, with_entropy=False)
+            # The fillers, which come last, have no trained tokens and so no values.
+            for i, values in zip(indices, logprobs.split([samples[i].response_length for i in indices]), strict=True):
+                trained[ends[i] - len(values) : ends[i]] = values
+        reshard(model)
+        flat = torch.zeros(mask.shape, dtype=torch.float32)
+        flat[mask] = self.parallel.sum(trained).cpu()
+        return flat.split([sample.token_ids.shape[0] for sample in samples])
+
+    # --- one optimizer step ----------------------------------------------------------------------------------------
+
+    def forward_backward(self, samples: Sequence[Sample], objective: Loss) -> dict[str, float]:
+        """Add the gradient of `objective` over `samples` to the parameters' and return its metrics over all of them.
+
+        The samples are all of one optimizer step's: losses are divided by their totals, so neither the cut into
+        micro-batches nor the number of ranks changes the gradient. Raises ValueError on samples without advantages or
+        old log-probs.
+        """
+        if not samples:
+            raise ValueError("forward_backward was given no samples")
+        for name, verb in (("advantages", "advantages.assign"), ("old_logprobs", "annotate")):
+            if any(getattr(sample, name) is None for sample in samples):
+                raise ValueError(f"a sample has no {name}; call {verb} first")
+        self.model.train()
+        totals = count(samples)
+        sums: dict[str, Tensor] = {}
+        for _, batch in self._microbatches(samples, self.batching.update):
+            logprobs, entropy = self._forward(self.model, batch, with_entropy=True)
+            output = objective(batch.loss_inputs(logprobs, entropy, totals))
+            output.loss.backward()
+            for name, value in output.metrics.items():
+                sums[name] = sums.get(name, 0.0) + value.detach().double()
+        values = self.parallel.sum(torch.stack([*sums.values()])).tolist() if sums else []
+        return dict(zip(sums, values, strict=True))
+
+    def optim_step(self) -> dict[str, float]:
+        """Clip the gradient's norm, step, and clear the gradients; returns `grad_norm`, `lr` and `skipped_steps`.
+
+        A gradient that is not finite leaves parameters and optimizer as they are: the step is skipped, counted in
+        `skipped_steps` (over the whole run), and logged once. Raises RuntimeError without a gradient.
+        """
+        params = [param for group in self.optimizer.param_groups for param in group["params"] if param.grad is not None]
+        if not params:
+            raise RuntimeError("there is no gradient to step with; call forward_backward first")
+        norm = total_norm([param.grad for param in params])
+        scale = self.learning_rate(self.step)
+        for group, base in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
+            group["lr"] = base * scale
+        grad_norm = norm.item()
+        if math.isfinite(grad_norm):
+            torch.nn.utils.clip_grads_with_norm_(params, self.max_grad_norm, norm)
+            self.optimizer.step()
+        else:
+            self._report_skip(grad_norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return {
+            "grad_norm": grad_norm,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "skipped_steps": float(self.skipped_steps),
+        }
+
+    def _report_skip(self, grad_norm: float) -> None:
+        if self.skipped_steps == 0 and self.parallel.rank == 0:
+            logger.warning(
+                "optimizer step %d skipped: the gradient's norm is %s. Later skips are only counted (skipped_steps).",
+                self.step,
+                grad_norm,
+            )
+        self.skipped_steps += 1
+
+    # --- weights and state -----------------------------------------------------------------------------------------
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every parameter and persistent buffer, frozen ones too, as (state-dict name, full tensor).
+
+        Tied parameters come once, under their first name. The tensors may share memory with the model's: copy what
+        you keep. Under several ranks all must exhaust the iterator.
+        """
+        for name, tensor in checkpoint.named_state(self.model):
+            yield name, whole(tensor)
+
+    def save(self, folder: Path, *, model_only: bool = False) -> None:
+        """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.
+
+        `model_only` leaves the optimizer out. Nothing here is atomic: the caller writes beside, then renames.
+        """
+        first = self.parallel.rank == 0
+        if first:
+            folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_tensors(folder, "model", dict(checkpoint.named_state(self.model)), write=first)
+        state: dict[str, object] = {"step": self.step, "skipped_steps": self.skipped_steps}
+        if not model_only:
+            tensors, numbers = checkpoint.optimizer_state(self.model, self.optimizer)
+            checkpoint.write_tensors(folder, "optimizer", tensors, write=first)
+            state["optimizer"] = numbers
+        if first:
+            (folder / "learner.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
+        self.parallel.barrier()
+
+    def load(self, folder: Path, *, model_only: bool = False) -> None:
+        """Take up what any number of ranks saved; the next step is then, to the bit, the one that would have come.
+
+        `model_only` reads the weights alone and starts the optimizer and the schedule afresh. Raises
+        FileNotFoundError or ValueError, naming file and tensor, if the folder does not fit this model.
+        """
+        checkpoint.restore(self.model, checkpoint.read_tensors(folder, "model"), folder)
+        if model_only:
+            return
+        state = json.loads((folder / "learner.json").read_text(encoding="utf-8"))
+        if "optimizer" not in state:
+            raise ValueError(f"{folder} holds no optimizer state (it was saved with model_only); load it so, too")
+        tensors = checkpoint.read_tensors(folder, "optimizer")
+        checkpoint.restore_optimizer(self.model, self.optimizer, tensors, state["optimizer"], folder)
+        self.step, self.skipped_steps = state["step"], state["skipped_steps"]
+
+    # --- forward passes --------------------------------------------------------------------------------------------
+
+    def _microbatches(self, samples: Sequence[Sample], limit: MicroLimit) -> Iterator[tuple[list[int], MicroBatch]]:
+        """This rank's micro-batches with the indices of their samples; as many on every rank."""
+        for indices in schedule(samples, limit, self.parallel.rank, self.parallel.world):
+            own = [samples[i] for i in indices]
+            if self.parallel.world > 1:
+                own += fillers(own, samples)
+            yield indices, collate(own, padding_free=self.batching.padding_free, device=self.device)
+
+    def _forward(self, model: nn.Module, batch: MicroBatch, *, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """Log-probs [T] of the batch's trained tokens, and their entropies [T] if asked for."""
+        with self._precision():
+            if batch.packed:
+                output = model(**batch.forward, use_cache=False, logits_to_keep=batch.predictors)
+                logits = output.logits[0]
+            else:
+                # Rows need different positions, which `logits_to_keep` cannot say.
+                logits = model(**batch.forward, use_cache=False).logits.flatten(0, 1)[batch.predictors]
+        return token_logprobs(logits, batch.targets, self.temperature, with_entropy=with_entropy)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)

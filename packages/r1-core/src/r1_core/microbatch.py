@@ -1,0 +1,127 @@
+"""From samples to the tensors of one forward pass: packed into one row, or padded to the longest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from r1_core.types import LossInputs, Sample, Totals
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """B samples ready for one forward pass, with T trained tokens among them and at most R in one sample.
+
+    Example: samples of 4 and 3 tokens that train their last 2 and 1, packed: `input_ids` is [1, 7], `predictors`
+    [1, 2, 5], `targets` the tokens at 2, 3 and 6, and `loss_mask` [[1, 1], [1, 0]].
+    """
+
+    forward: dict[str, Tensor]  # arguments of the model
+    packed: bool
+    predictors: Tensor  # int64 [T], where in the flattened input the hidden state stands that predicts each target
+    targets: Tensor  # int64 [T], sample after sample
+    loss_mask: Tensor  # bool [B, R]
+    values: dict[str, Tensor]  # advantages, old_logprobs, ref_logprobs [B, R], those that the samples have
+
+    def rows(self, flat: Tensor) -> Tensor:
+        """Lay one value per trained token [T] out in one row per sample [B, R], 0 where there is no token."""
+        return flat.new_zeros(self.loss_mask.shape).masked_scatter(self.loss_mask, flat)
+
+    def loss_inputs(self, logprobs: Tensor, entropy: Tensor | None, totals: Totals) -> LossInputs:
+        """What the loss sees, from the log-probs [T] and entropy [T] of the trained tokens."""
+        return LossInputs(
+            logprobs=self.rows(logprobs),
+            loss_mask=self.loss_mask,
+            totals=totals,
+            entropy=None if entropy is None else self.rows(entropy),
+            **self.values,
+        )
+
+
+def collate(samples: Sequence[Sample], *, padding_free: bool, device: torch.device | str = "cpu") -> MicroBatch:
+    """Build the tensors of one forward pass on `device`.
+
+    Raises ValueError if a first token is trained (nothing predicts it) or position ids do not fit the model.
+    """
+    for sample in samples:
+        if sample.loss_mask[0]:
+            raise ValueError(f"sample of group {sample.group_id}: its first token is trained, but nothing predicts it")
+    arguments = pack(samples) if padding_free else pad(samples)
+    width = arguments["input_ids"].shape[1]
+    starts, start = [], 0
+    for i, sample in enumerate(samples):
+        starts.append(start if padding_free else i * width)
+        start += sample.token_ids.shape[0]
+    trained = [sample.loss_mask.nonzero().squeeze(-1) for sample in samples]
+    predictors = torch.cat([begin + where - 1 for begin, where in zip(starts, trained, strict=True)])
+    targets = torch.cat([sample.token_ids[sample.loss_mask] for sample in samples])
+    mask = pad_sequence([torch.ones_like(where, dtype=torch.bool) for where in trained], batch_first=True)
+    return MicroBatch(
+        forward={name: value.to(device) for name, value in arguments.items()},
+        packed=padding_free,
+        predictors=predictors.to(device),
+        targets=targets.to(device),
+        loss_mask=mask.to(device),
+        values={name: value.to(device) for name, value in _loss_values(samples).items()},
+    )
+
+
+def pack(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """Forward arguments with all samples one after another in a single row [1, T].
+
+    There is no attention mask: the model tells the samples apart by position ids that start again at 0, given as
+    [1, T], or as [axes, 1, T] with the plain text positions first. Without that first axis a model with several
+    position axes would silently let a sample attend to those before it, so its absence raises ValueError.
+    """
+    for sample in samples:
+        plain = torch.arange(sample.token_ids.shape[0], device=sample.position_ids.device)
+        if not torch.equal(sample.position_ids[0], plain):
+            raise ValueError(
+                f"sample of group {sample.group_id}: position_ids[0] must count 0, 1, 2, … so that samples can be "
+                "packed; models with several position axes need the text positions as a first, additional axis"
+            )
+    position_ids = torch.cat([sample.position_ids for sample in samples], dim=-1)
+    return {
+        "input_ids": torch.cat([sample.token_ids for sample in samples])[None],
+        "position_ids": position_ids if position_ids.shape[0] == 1 else position_ids[:, None],
+        **_model_inputs(samples),
+    }
+
+
+def pad(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """Forward arguments with one sample a row [B, L], padded on the right, and an attention mask.
+
+    The first of several position axes only tells packed samples apart, so it is left out: [axes − 1, B, L].
+    """
+    length = max(sample.token_ids.shape[0] for sample in samples)
+    rows, positions, attention = [], [], []
+    for sample in samples:
+        own = sample.token_ids.shape[0]
+        # Padded with the sample's own last token: a fixed id might be a picture's placeholder, which the model counts.
+        rows.append(torch.cat([sample.token_ids, sample.token_ids[-1:].expand(length - own)]))
+        positions.append(torch.nn.functional.pad(sample.position_ids, (0, length - own)))
+        attention.append(torch.arange(length) < own)
+    position_ids = torch.stack(positions, dim=1)
+    return {
+        "input_ids": torch.stack(rows),
+        "position_ids": position_ids[0] if position_ids.shape[0] == 1 else position_ids[1:],
+        "attention_mask": torch.stack(attention).long(),
+        **_model_inputs(samples),
+    }
+
+
+def _model_inputs(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    names = sorted({name for sample in samples for name in sample.model_inputs})
+    return {name: torch.cat([s.model_inputs[name] for s in samples if name in s.model_inputs]) for name in names}
+
+
+def _loss_values(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    values = {}
+    for name in ("advantages", "old_logprobs", "ref_logprobs"):
+        columns = [getattr(sample, name) for sample in samples]
+        if all(column is not None for column in columns):
+            chosen = [column[sample.loss_mask] for column, sample in zip(columns, samples, strict=True)]
+            values[name] = pad_sequence(chosen, batch_first=True)
+    return values

@@ -1,0 +1,57 @@
+"""Optimizers by name, and the learning rate over the steps of a run."""
+
+import math
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+Schedule = Literal["constant", "cosine", "linear"]
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
+
+
+def build_optimizer(
+    named_params: Iterable[tuple[str, nn.Parameter]],
+    *,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.01,
+    strategy: str = "adamw",
+) -> torch.optim.Optimizer:
+    """AdamW (arXiv 1711.05101) over the parameters that require a gradient; frozen ones are left out.
+
+    Call it after `parallel.shard_model`, which replaces the parameters. Raises ValueError if every parameter is
+    frozen or the strategy is unknown.
+    """
+    if strategy != "adamw":
+        raise ValueError(f"optimizer strategy {strategy!r} is not available in this version (there is: adamw)")
+    trained = [param for _, param in named_params if param.requires_grad]
+    if not trained:
+        raise ValueError("no parameter requires a gradient: everything is frozen, so there is nothing to train")
+    return torch.optim.AdamW(trained, lr=lr, betas=betas, weight_decay=weight_decay)
+
+
+def learning_rate_scale(
+    step: int,
+    *,
+    total_steps: int,
+    warmup_steps: int = 0,
+    min_lr_ratio: float = 0.0,
+    kind: Schedule = "constant",
+) -> float:
+    """The factor on the base learning rate at optimizer step `step`, counted from 0.
+
+    It rises linearly to 1 over `warmup_steps` (the first step already moves: 1 / warmup_steps, not 0), then stays
+    (`constant`, which ignores `min_lr_ratio`) or falls to `min_lr_ratio` at `total_steps`, along half a cosine
+    (arXiv 1608.03983 eq. 5) or a line, and stays there. Raises ValueError on an unknown kind.
+    """
+    if kind not in SCHEDULES:
+        raise ValueError(f"no learning-rate schedule is called {kind!r} (there are: {', '.join(SCHEDULES)})")
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if kind == "constant":
+        return 1.0
+    progress = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
+    remaining = 0.5 * (1 + math.cos(math.pi * progress)) if kind == "cosine" else 1 - progress
+    return min_lr_ratio + (1 - min_lr_ratio) * remaining

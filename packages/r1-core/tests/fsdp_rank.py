@@ -1,0 +1,76 @@
+"""One of two gloo ranks: takes two steps under FSDP2, saves after each, then steps from a single process's checkpoint.
+
+Arguments: rank and a folder; for each model it writes to `<folder>/<model>` and finds the checkpoint `single1` there.
+"""
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
+
+from r1_core.advantages import GRPO, assign
+from r1_core.batching import Batching, MicroLimit
+from r1_core.learner import Learner
+from r1_core.objective import Objective
+from r1_core.optim import build_optimizer
+from r1_core.parallel import Parallel, shard_model
+
+MODELS = {
+    "qwen2": (lambda seed: qwen2(seed, tied=True), lambda: text_samples(((3, 4), (9, 9), (2, 6), (4, 3)))),
+    # One picture in all, so that most micro-batches of both ranks have none.
+    "qwen2.5-vl": (qwen25_vl, lambda: picture_samples((0, 0, 2, 0, 0))),
+}
+
+
+def learner_for(name, parallel=None):
+    patch = pytest.MonkeyPatch()
+    models = [in_float64(MODELS[name][0](seed), patch) for seed in (0, 1)]
+    if parallel is not None:
+        for model in models:
+            body = model.model
+            blocks = body.layers if name == "qwen2" else [*body.language_model.layers, *body.visual.blocks]
+            shard_model(model, blocks, parallel.mesh)
+    optimizer = build_optimizer(models[0].named_parameters(), lr=1e-2)
+    batching = Batching(True, MicroLimit(1), MicroLimit(2))
+    return Learner(
+        models[0], optimizer, lambda step: 1.0, reference=models[1], batching=batching, max_grad_norm=0.5,
+        parallel=parallel,
+    )  # fmt: skip
+
+
+def step(learner, name):
+    samples = assign(learner.annotate(MODELS[name][1]()), GRPO())
+    metrics = learner.forward_backward(samples, Objective(kl_penalty="low_var_kl", kl_coef=0.1))
+    return {**metrics, **learner.optim_step()}
+
+
+def run(name, parallel, folder):
+    learner = learner_for(name, parallel)
+    for i in (1, 2):
+        step(learner, name)
+        learner.save(folder / f"after{i}")
+    assert {n for n, _ in learner.weights()} == {n for n, _ in learner.model.named_parameters()}
+    resumed = learner_for(name, parallel)
+    resumed.load(folder / "single1")
+    step(resumed, name)
+    resumed.annotate(MODELS[name][1]())  # a forward without backward must leave nothing unsharded behind
+    resumed.save(folder / "resumed")
+
+
+def main(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=int(rank), world_size=2, timeout=timedelta(seconds=60)
+    )
+    parallel = Parallel.join("cpu")
+    for name in MODELS:
+        run(name, parallel, Path(folder) / name)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
