@@ -1,0 +1,14 @@
+"""A reward for choosing a numbered action of a screen: the last number of the response must be the right one."""
+
+from typing import Any
+
+from r1_rewards.gsm8k import final_number
+
+REWARD_NAME = "android_gui"
+REWARD_TYPE = "sequential"
+
+
+def compute_score(reward_input: dict[str, Any]) -> dict[str, float]:
+    chosen, right = final_number(reward_input["response"]), final_number(reward_input["ground_truth"])
+    accuracy = float(chosen is not None and chosen == right)
+    return {"overall": accuracy, "accuracy": accuracy}

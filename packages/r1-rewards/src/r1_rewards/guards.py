@@ -1,0 +1,96 @@
+"""Refuse answers that would keep a computer algebra system busy for ever, by looking at their text only."""
+
+import re
+
+MAX_CHARACTERS = 1_000
+MAX_NESTING = 24
+MAX_DIGITS = 200  # of one number
+MAX_EXPONENT = 10_000
+MAX_STACKED_EXPONENT = 100_000  # product of the exponents that stand on brackets
+MAX_SYMBOLIC_EXPONENT = 50  # of a bracket or function, where expanding is the trouble
+MAX_FACTORIAL = 1_000
+
+_LONG_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
+_SCIENTIFIC = re.compile(r"[0-9.][eE][+-]?[0-9]{4}")
+_EXPONENT = re.compile(r"(?:\^|\*\*)")
+_TOWER = re.compile(r"(?:\^|\*\*)[\s{(]*-?[0-9!.\s]+[\s)}]*(?:\^|\*\*)")
+_ON_BRACKET = re.compile(r"[)}\]]\s{0,8}(?:\^|\*\*)[\s{(]{0,8}-?([0-9]{1,6})")
+_FACTORIAL = re.compile(r"([0-9]+)\s{0,8}!")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp)\b")
+_BIG_ARGUMENT = re.compile(r"\\(?:prod|sum|[dt]?binom)\b|(?<![A-Za-z\\])(?:prod|sum|binomial|factorial)\s?\(", re.I)
+
+
+def refusal(answer: str) -> str | None:
+    """Return why `answer` must not be parsed, or None if it may be.
+
+    Bounded are: length, bracket nesting, the digits of one number, exponents and towers of exponents, factorials and
+    factorials of factorials, and the numbers in sums, products and binomials. The test takes linear time and computes
+    nothing.
+    """
+    if len(answer) > MAX_CHARACTERS:
+        return f"{len(answer)} characters, more than {MAX_CHARACTERS}"
+    if _nesting(answer) > MAX_NESTING:
+        return f"brackets nested deeper than {MAX_NESTING}"
+    if _LONG_NUMBER.search(answer) or _SCIENTIFIC.search(answer):
+        return f"a number of more than {MAX_DIGITS} digits"
+    return _power_refusal(answer) or _factorial_refusal(answer)
+
+
+def _nesting(text: str) -> int:
+    deepest = depth = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth -= 1
+    return deepest
+
+
+def _power_refusal(answer: str) -> str | None:
+    if _TOWER.search(answer):
+        return "an exponent with an exponent"
+    for match in _EXPONENT.finditer(answer):
+        exponent = _group_at(answer, match.end())
+        digits = [int(number) for number in re.findall(r"[0-9]+", exponent)]
+        if any(number > MAX_EXPONENT for number in digits) or ("!" in exponent and digits):
+            return f"an exponent above {MAX_EXPONENT}"
+        if any(number > MAX_SYMBOLIC_EXPONENT for number in digits) and _FUNCTION.search(answer):
+            return f"a function to a power above {MAX_SYMBOLIC_EXPONENT}"
+    symbolic = any(character.isalpha() for character in _COMMAND.sub("", answer))
+    stacked = 1
+    for exponent in _ON_BRACKET.findall(answer):
+        stacked *= max(int(exponent), 1)
+        if symbolic and int(exponent) > MAX_SYMBOLIC_EXPONENT:
+            return f"a bracket to a power above {MAX_SYMBOLIC_EXPONENT}"
+        if stacked > MAX_STACKED_EXPONENT:
+            return "exponents on brackets multiply to a huge one"
+    if _BIG_ARGUMENT.search(answer) and any(len(number) > 4 for number in re.findall(r"[0-9]+", answer)):
+        return "a sum, product or binomial of large numbers"
+    return None
+
+
+def _factorial_refusal(answer: str) -> str | None:
+    marks = answer.count("!")
+    if any(len(number) > 4 or int(number) > MAX_FACTORIAL for number in _FACTORIAL.findall(answer)):
+        return f"a factorial of more than {MAX_FACTORIAL}"
+    of_bracket = re.search(r"[)}\]]\s{0,8}!", answer) is not None
+    if marks > 8 or re.search(r"!\s{0,8}!", answer) or (of_bracket and (marks > 1 or "^" in answer or "**" in answer)):
+        return "a factorial of a huge number"
+    if of_bracket and any(int(number) > MAX_FACTORIAL for number in re.findall(r"[0-9]{1,5}", answer)):
+        return f"a factorial of more than {MAX_FACTORIAL}"
+    return None
+
+
+def _group_at(text: str, start: int) -> str:
+    """Return the bracketed group or the run of digits and letters that begins at `start`."""
+    start += len(text) - start - len(text[start:].lstrip())
+    if text[start : start + 1] not in ("{", "("):
+        return re.match(r"[-+]?[\w.!]*", text[start:]).group()  # type: ignore[union-attr]
+    depth = 0
+    for position in range(start, len(text)):
+        depth += (text[position] in "{(") - (text[position] in "})")
+        if depth == 0:
+            return text[start : position + 1]
+    return text[start:]

@@ -1,0 +1,39 @@
+"""Read a written number exactly, and refuse to compute what is too large to be an answer."""
+
+import re
+from fractions import Fraction
+
+MAX_DIGITS = 400  # also bounds a decimal exponent
+
+_NUMBER = re.compile(
+    r"(?P<sign>[+-]?)(?P<whole>[0-9]*|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.(?P<decimals>[0-9]*))?"
+    r"(?:[eE](?P<exponent>[+-]?[0-9]{1,3}))?(?:/(?P<denominator>[0-9]+))?"
+)
+_DROPPED = str.maketrans(dict.fromkeys("$€£¥%{}\\ \t\r\n\xa0\u200b\ufeff") | {"−": "-"})
+
+
+def parse_number(text: str) -> Fraction | None:
+    r"""Return the exact value of a plain number, or None if `text` is anything else.
+
+    Read: an optional sign, digits with or without proper thousands commas, decimals, an exponent of at most three
+    digits, one denominator. Ignored: currency signs, `%`, braces, backslashes, blanks, a final full stop.
+
+    Example: `parse_number("$1,234.50")` and `parse_number("1234.5")` are equal; `parse_number("12,34")` is None.
+    """
+    if len(text) > MAX_DIGITS:
+        return None
+    plain = text.translate(_DROPPED).rstrip(".")
+    match = _NUMBER.fullmatch(plain)
+    if match is None:
+        return None
+    whole, decimals = match["whole"].replace(",", ""), match["decimals"] or ""
+    if not whole and not decimals:
+        return None
+    exponent = int(match["exponent"] or 0)
+    if abs(exponent) > MAX_DIGITS:
+        return None
+    denominator = int(match["denominator"] or 1)
+    if denominator == 0:
+        return None
+    value = Fraction(int(whole + decimals), 10 ** len(decimals)) * Fraction(10) ** exponent / denominator
+    return -value if match["sign"] == "-" else value

@@ -1,0 +1,169 @@
+"""The built-in verifiers: what is right, what is wrong, and what cannot hang them."""
+
+import subprocess
+import sys
+
+import pytest
+
+from r1_rewards import gsm8k, math, r1v
+from r1_rewards.guards import refusal
+
+EQUAL = [
+    ("0.5", r"\frac{1}{2}"),
+    ("1,234,567", "1234567"),
+    ("2**10", "1024"),
+    (r"0.\overline{3}", r"\frac{1}{3}"),
+    ("x > 3", r"(3, \infty)"),
+    ("½", "1/2"),
+    ("√2", r"\sqrt{2}"),
+    ("∞", r"\infty"),
+    ("2·3", "6"),
+    ("5\u200b", "5"),
+    ("5 million", "5000000"),
+    ("10 km/h", "10"),
+    ("5 cm", "5cm"),
+    ("A.", "A"),
+    ("Monday", "monday"),
+    ("an apple", "apple"),
+    ("(x+1)^2", "x^2+2x+1"),
+    ("x=5", "5"),
+    (r"\{3,2,1\}", r"\{1,2,3\}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}"),
+]
+DIFFERENT = [
+    ("12,34", "1234"),
+    ("3.1416", r"\pi"),
+    ("5 m", "5 cm"),
+    ("-42", "42"),
+    ("tac", "cat"),
+    ("", "0"),
+    ("(1,2)", "(2,1)"),
+    ("0.333", r"\frac{1}{3}"),
+    ("I can see that there are 3 red and 4 blue", "4"),
+]
+HOSTILE = [
+    "9**9**9**9",
+    "9^{9^{9^9}}",
+    "7**99999999",
+    "2^(99999999/3)",
+    "(((9^{999})^{999})^{999})",
+    "9²²²²",
+    "99999999!",
+    "((9!)!)!",
+    "9!!!",
+    "(10^6)!",
+    r"10^{1000!}",
+    "1E999999999",
+    r"\binom{99999999}{4999999}",
+    r"\sin(x)^{100}\cos(x)^{100}",
+    "(a+b+c+d+e+f)^{200}",
+    "1" * 1_000_000,
+    "{" * 20_000 + "1" + "}" * 20_000,
+    "(" * 500 + "1" + ")" * 500,
+    "-" * 5_001 + "1",
+    "1," * 20_000 + "1",
+    r"\frac{1}{1+" * 300 + "1" + "}" * 300,
+    "__import__('os').system('exit')",
+]
+
+
+@pytest.mark.parametrize(("answer", "truth"), EQUAL)
+def test_math_accepts_what_is_equal(answer, truth):
+    score = math.score(rf"<think>so</think> it is \boxed{{{answer}}}.", truth)
+    assert score.value == 1.0
+    assert score.parts == {"overall": 1.0, "accuracy": 1.0, "format": 1.0}
+
+
+@pytest.mark.parametrize(("answer", "truth"), DIFFERENT)
+def test_math_rejects_what_differs(answer, truth):
+    assert math.score(rf"\boxed{{{answer}}}", truth).value == 0.0
+
+
+@pytest.mark.parametrize("answer", HOSTILE, ids=lambda answer: answer[:24])
+def test_a_hostile_answer_is_wrong_and_is_never_computed(answer):
+    assert refusal(answer) or "__import__" in answer or "²" in answer
+    assert math.score(rf"\boxed{{{answer}}}", r"\frac{1}{2}").value == 0.0
+    assert math.score(r"\boxed{\frac{1}{2}}", answer).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer", ["10^6", "2^{100}", "5!", "(n+1)!", "e^{i\\pi}", "x^{2023}", r"\binom{10}{3}", "1.5e-3"]
+)
+def test_ordinary_mathematics_passes_the_guards(answer):
+    assert refusal(answer) is None
+
+
+def test_math_without_a_box_has_accuracy_but_no_format():
+    assert math.score("The answer is 5.", "5").parts == {"overall": 1.0, "accuracy": 1.0, "format": 0.0}
+
+
+def test_math_takes_the_truth_from_a_boxed_solution():
+    assert math.score(r"\boxed{2}", r"We add 1 and 1, so \boxed{2}").value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "accuracy", "format_score"),
+    [
+        ("<think>a</think>\n<answer> 3 </answer>", "<answer> 3 </answer>", 1, 1),
+        (r"<think>a</think><answer>\frac{1}{2}</answer>", "<answer> 0.5 </answer>", 1, 1),
+        ("<think>3 red, 4 blue</think><answer>7</answer>", "4", 0, 1),
+        ("<think>5 apples</think><answer>no</answer>", "5", 0, 1),
+        ("<think>a</think> so <answer>3</answer>", "3", 1, 0),
+        (" <think>a</think><answer>3</answer>", "3", 1, 0),
+        ("<think>a</think><answer>3</answer>\n", "3", 1, 0),
+        ("<think>a</think></think><answer>3</answer>", "3", 1, 1),
+        ("<think>a<answer>3</answer>", "3", 1, 0),
+        ("<think>a</think> 5", "5", 0, 0),
+        ("5", "5", 1, 0),
+        ("<think>a</think><answer>left\nright</answer>", "<answer>left\nright</answer>", 1, 1),
+    ],
+)
+def test_r1v_scores_the_tag_and_the_format(response, truth, accuracy, format_score):
+    score = r1v.score(response, truth)
+    assert score.parts == {
+        "overall": 0.5 * accuracy + 0.5 * format_score,
+        "accuracy": accuracy,
+        "format": format_score,
+    }
+    assert score.value == score.parts["overall"]
+
+
+@pytest.mark.parametrize("unit", ["<think>", "</think>", "</think><answer>", "<think></think> "])
+def test_r1v_format_is_linear_in_repeated_tags(unit):
+    assert not r1v.has_format("<think>" + unit * 50_000 + "x")
+    r1v.has_format("<think>" + unit * 50_000 + "</answer>")
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "value"),
+    [
+        ("She makes 9 * 2 = <<9*2=18>>18 a day.\n#### 18", "9 * 2 = 18\n#### 18", 1),
+        ("so \\boxed{18\\text{ dollars}}", "18", 1),
+        ("#### $1,200.00", "#### 1200", 1),
+        ("The answer is 18 dollars for 3 days.", "18", 1),
+        ("it is 5 + 13 = 18.", "18", 1),
+        ("The answer is 4 + 5 = 18 dollars for 3 days.", "18", 1),
+        ("A: 18", "16 + 2\nA: 18", 1),
+        ("#### 18.5", "18", 0),
+        ("18 then 19", "18", 0),
+        ("", "18", 0),
+        ("no number", "no number", 0),
+        ("#### " + "9" * 1_000_000, "18", 0),
+    ],
+)
+def test_gsm8k_compares_the_final_numbers(response, truth, value):
+    assert gsm8k.score(response, truth).value == value
+
+
+def test_importing_the_package_loads_neither_torch_nor_sympy():
+    code = (
+        "import sys, r1_rewards; from r1_rewards import math, r1v, gsm8k; "
+        "print([m for m in ('torch', 'sympy', 'math_verify', 'numpy') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_missing_math_verify_is_an_error_that_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(ImportError, match=r"r1-rewards\[math\]"):
+        math.score(r"\boxed{x+1}", "1+x")
