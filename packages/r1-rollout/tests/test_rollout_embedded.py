@@ -1,0 +1,369 @@
+"""The embedded engine against plain forwards of the same model, and its manners."""
+
+import copy
+import gc
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.kv import RowCache
+from r1_rollout.types import Completion, Generator, SamplingParams
+from r1_rollout.weights import WeightsError
+
+END = 7
+MEDIA = IMAGE, VIDEO, VISION_START, VISION_END = 60, 61, 62, 63  # as in conftest.py
+
+
+@dataclass(frozen=True)
+class HandPrompt:
+    id: str
+    token_ids: list[int]
+    position_ids: Tensor
+    model_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def text_prompt(id: str, length: int, seed: int = 0) -> HandPrompt:
+    """A prompt of random tokens."""
+    tokens = torch.randint(0, 50, (length,), generator=torch.Generator().manual_seed(seed + length))
+    return HandPrompt(id, tokens.tolist(), torch.arange(length)[None])
+
+
+def picture_prompt(model: Any, id: str, length: int, grids: list[tuple[int, int, int]]) -> HandPrompt:
+    """A prompt with one random picture per grid (frames, height, width in patches) in front of random text."""
+    generator = torch.Generator().manual_seed(length)
+    token_ids: list[int] = torch.randint(0, 50, (3,), generator=generator).tolist()
+    for t, h, w in grids:
+        token_ids += [VISION_START, *[IMAGE] * (t * h * w // 4), VISION_END]
+    token_ids += torch.randint(0, 50, (length,), generator=generator).tolist()
+    ids = torch.tensor(token_ids)[None]
+    media = {}
+    if grids:
+        patches = sum(t * h * w for t, h, w in grids)
+        media = {
+            "pixel_values": torch.randn(patches, 3 * 2 * 14 * 14, generator=generator),
+            "image_grid_thw": torch.tensor(grids),
+        }
+    rotary, _ = model.model.get_rope_index(
+        ids, mm_token_type_ids=(ids == IMAGE).int(), image_grid_thw=media.get("image_grid_thw")
+    )
+    return HandPrompt(id, token_ids, torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]]), media)
+
+
+@torch.no_grad()
+def forward_logits(model: Any, prompt: HandPrompt, token_ids: list[int]) -> Tensor:
+    """Logits [answer length, vocabulary] by one plain forward of the model over prompt and answer, uncached.
+
+    Rotary positions of a picture prompt are worked out by the model itself, from the whole sequence.
+    """
+    ids = torch.tensor([prompt.token_ids + token_ids])
+    kinds = {"mm_token_type_ids": (ids == IMAGE).int()} if prompt.model_inputs else {}
+    logits = model(input_ids=ids, use_cache=False, **prompt.model_inputs, **kinds).logits[0]
+    return logits[len(prompt.token_ids) - 1 : -1]
+
+
+def copy_of(model: Any) -> Any:
+    return type(model)(copy.deepcopy(model.config))
+
+
+def engine_for(model: Any, **options: Any) -> EmbeddedEngine:
+    """An engine on its own module; the weights arrive by `awake`."""
+    return EmbeddedEngine(copy_of(model), **{"end_token_ids": {END}, "banned_token_ids": MEDIA, **options})
+
+
+def sample(model: Any, prompts: list[Any], params: SamplingParams, **options: Any) -> list[list[Completion]]:
+    engine = engine_for(model, **options)
+    with engine.awake(model.state_dict().items(), version=3):
+        groups = dict(engine.generate(prompts, params))
+    return [groups[index] for index in range(len(prompts))]
+
+
+def mixed_prompts(model: Any) -> list[HandPrompt]:
+    """Text model or not: prompts of different lengths, with none, one or two pictures."""
+    if not hasattr(model.model, "get_rope_index"):
+        return [text_prompt(f"p{length}", length) for length in (9, 1, 17, 4, 12)]
+    grids = [[(1, 8, 8)], [], [(1, 4, 6), (1, 6, 4)], [(1, 4, 4)], []]
+    return [picture_prompt(model, f"p{i}", 4 + 3 * i, g) for i, g in enumerate(grids)]
+
+
+@pytest.fixture(params=["text_model", "vision_model"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+def assert_exact(model: Any, prompts: list[HandPrompt], groups: list[list[Completion]], temperature: float) -> None:
+    """Compare reported log-probs with plain forwards of each sequence alone."""
+    for prompt, group in zip(prompts, groups, strict=True):
+        for completion in group:
+            logits = forward_logits(model, prompt, completion.token_ids) / (temperature or 1.0)
+            expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+@pytest.mark.parametrize("max_sequences", [64, 5])
+def test_logprobs_equal_a_plain_forward_of_each_sequence_alone(model, temperature, max_sequences):
+    prompts, params = mixed_prompts(model), SamplingParams(max_tokens=12, n=3, temperature=temperature)
+    assert_exact(model, prompts, sample(model, prompts, params, max_sequences=max_sequences), temperature)
+
+
+@pytest.mark.parametrize("max_sequences", [64, 5])
+def test_logprobs_stay_exact_while_rows_end_at_every_length(model, max_sequences):
+    prompts, params = mixed_prompts(model), SamplingParams(max_tokens=12, n=5)
+    groups = sample(model, prompts, params, max_sequences=max_sequences, end_token_ids=range(12))
+    assert_exact(model, prompts, groups, 1.0)
+    assert {1, 2, 3, 12} <= {len(completion.token_ids) for completion in chain.from_iterable(groups)}
+
+
+def test_greedy_takes_the_likeliest_allowed_token(model):
+    prompts = mixed_prompts(model)
+    for prompt, (completion,) in zip(
+        prompts, sample(model, prompts, SamplingParams(max_tokens=8, temperature=0)), strict=True
+    ):
+        logits = forward_logits(model, prompt, completion.token_ids)
+        logits[:, list(MEDIA)] = -torch.inf
+        assert completion.token_ids == logits.argmax(-1).tolist()
+
+
+def test_the_picture_is_seen(vision_model):
+    prompt = picture_prompt(vision_model, "p", 4, [(1, 8, 8)])
+    blank = HandPrompt("p", prompt.token_ids, prompt.position_ids, {**prompt.model_inputs})
+    blank.model_inputs["pixel_values"] = torch.zeros_like(prompt.model_inputs["pixel_values"])  # type: ignore[index]
+    (seen,), (unseen,) = sample(vision_model, [prompt, blank], SamplingParams(max_tokens=1, temperature=0))
+    assert seen.logprobs != unseen.logprobs
+
+
+@pytest.mark.parametrize("max_sequences", [64, 4])
+def test_a_samples_tokens_do_not_depend_on_the_rest_of_the_batch(model, max_sequences):
+    prompts = mixed_prompts(model)
+    params = SamplingParams(max_tokens=10, n=4, seed=5)
+    together = sample(model, prompts, params, max_sequences=max_sequences)
+    backwards = sample(model, prompts[::-1], params)[::-1]
+    for index, prompt in enumerate(prompts):
+        (alone,) = sample(model, [prompt], params)
+        tokens = [completion.token_ids for completion in alone]
+        assert [completion.token_ids for completion in together[index]] == tokens
+        assert [completion.token_ids for completion in backwards[index]] == tokens
+
+
+def test_the_same_call_gives_the_same_bits(model):
+    prompts, params = mixed_prompts(model), SamplingParams(max_tokens=10, n=3)
+    assert sample(model, prompts, params) == sample(model, prompts, params)
+
+
+def test_a_longer_limit_only_lengthens_answers(text_model):
+    prompts = mixed_prompts(text_model)
+    short, long = (sample(text_model, prompts, SamplingParams(max_tokens=m, n=2)) for m in (3, 9))
+    for before, after in zip(chain.from_iterable(short), chain.from_iterable(long), strict=True):
+        assert after.token_ids[:3] == before.token_ids
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"id": "other"}])
+def test_seed_and_prompt_id_change_the_samples(text_model, change):
+    prompt = text_prompt("p", 6)
+    other = HandPrompt(change.get("id", "p"), prompt.token_ids, prompt.position_ids)
+    base = SamplingParams(max_tokens=8, n=4, ignore_eos=True)
+    changed = SamplingParams(max_tokens=8, n=4, ignore_eos=True, seed=change.get("seed", 0))
+    first, second = sample(text_model, [prompt], base), sample(text_model, [other], changed)
+    assert all(a.token_ids != b.token_ids for a, b in zip(first[0], second[0], strict=True))
+    assert len({tuple(completion.token_ids) for completion in first[0]}) == 4
+
+
+def test_answers_end_at_an_end_token_or_at_the_limit(text_model):
+    groups = sample(text_model, mixed_prompts(text_model), SamplingParams(max_tokens=20, n=8))
+    reasons = set()
+    for completion in chain.from_iterable(groups):
+        reasons.add(completion.finish_reason)
+        assert completion.weight_version == 3
+        assert len(completion.logprobs) == len(completion.token_ids)
+        assert END not in completion.token_ids[:-1]
+        assert (completion.token_ids[-1] == END) == (completion.finish_reason == "stop")
+        assert completion.finish_reason == "stop" or len(completion.token_ids) == 20
+    assert reasons == {"stop", "length"}
+
+
+def test_ignore_eos_runs_every_answer_to_the_limit(text_model):
+    groups = sample(text_model, mixed_prompts(text_model), SamplingParams(max_tokens=20, n=8, ignore_eos=True))
+    assert {(len(c.token_ids), c.finish_reason) for c in chain.from_iterable(groups)} == {(20, "length")}
+    assert any(END in c.token_ids[:-1] for c in chain.from_iterable(groups))
+
+
+def test_banned_tokens_are_never_sampled(vision_model):
+    prompts, params = mixed_prompts(vision_model), SamplingParams(max_tokens=20, n=8, temperature=3.0)
+    free = sample(vision_model, prompts, params, banned_token_ids=())
+    assert any(token in MEDIA for completion in chain.from_iterable(free) for token in completion.token_ids)
+    held = sample(vision_model, prompts, params)
+    assert not any(token in MEDIA for completion in chain.from_iterable(held) for token in completion.token_ids)
+
+
+def test_a_group_is_yielded_once_it_is_finished(text_model):
+    engine: Generator = engine_for(text_model, max_sequences=4)
+    prompts = [text_prompt(f"p{i}", 5 + i) for i in range(6)]
+    with engine.awake(text_model.state_dict().items(), 0):
+        groups = engine.generate(prompts, SamplingParams(max_tokens=6, n=2))
+        first, _ = next(groups)
+        calls = count_forwards(engine)
+        rest = [index for index, _ in groups]
+    assert sorted([first, *rest]) == list(range(6))
+    assert calls, "everything had been sampled before the first group was handed out"
+
+
+def count_forwards(engine: EmbeddedEngine) -> list[int]:
+    """Rows of each forward from here on."""
+    rows: list[int] = []
+    engine._model.register_forward_pre_hook(lambda m, args, kw: rows.append(len(kw["input_ids"])), with_kwargs=True)
+    return rows
+
+
+def test_a_prompt_is_prefilled_once_and_max_sequences_bounds_the_rows(text_model):
+    engine = engine_for(text_model, max_sequences=7)
+    prompted: list[int] = []
+    rows: list[int] = []
+
+    def watch(module: Any, args: Any, kwargs: Any) -> None:
+        (prompted if "logits_to_keep" in kwargs else rows).append(len(kwargs["input_ids"]))
+
+    engine._model.register_forward_pre_hook(watch, with_kwargs=True)
+    with engine.awake(text_model.state_dict().items(), 0):
+        list(engine.generate([text_prompt(f"p{i}", 4) for i in range(20)], SamplingParams(max_tokens=6, n=3)))
+    assert sum(prompted) == 20
+    assert max(rows) <= 7
+    assert min(rows) < 6, "finished rows were kept in the batch"
+
+
+def test_new_weights_are_used_and_stamped(text_model):
+    engine, prompt = engine_for(text_model), text_prompt("p", 6)
+    params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    answers = []
+    for version, scale in enumerate((1.0, -1.0)):
+        with engine.awake(((k, v * scale) for k, v in text_model.state_dict().items()), version):
+            ((_, (completion,)),) = engine.generate([prompt], params)
+        assert completion.weight_version == version
+        answers.append(completion.token_ids)
+    assert answers[0] != answers[1]
+
+
+def test_tied_weights_come_without_the_output_layer(text_model):
+    tied = Qwen2ForCausalLM(Qwen2Config(**{**text_model.config.to_dict(), "tie_word_embeddings": True}))
+    weights = [(name, tensor) for name, tensor in tied.state_dict().items() if name != "lm_head.weight"]
+    engine, prompt = engine_for(tied), text_prompt("p", 6)
+    with engine.awake(weights, 0):
+        ((_, (completion,)),) = engine.generate([prompt], SamplingParams(max_tokens=5))
+    logits = forward_logits(tied.eval(), prompt, completion.token_ids)
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=2e-6, rtol=2e-6)
+
+
+def test_wrong_weights_leave_the_engine_asleep(text_model):
+    engine = engine_for(text_model)
+    weights = dict(text_model.state_dict())
+    del weights["model.norm.weight"]
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight"), engine.awake(weights.items(), 0):
+        pass
+    with pytest.raises(RuntimeError, match="awake"):
+        engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=2))
+    with engine.awake(text_model.state_dict().items(), 0):
+        assert list(engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=2)))
+
+
+def test_sampling_needs_an_awake_engine(text_model):
+    engine = engine_for(text_model)
+    with pytest.raises(RuntimeError, match="needs an awake engine"):
+        engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=2))
+    again = engine.awake(text_model.state_dict().items(), 5)
+    with engine.awake(text_model.state_dict().items(), 4), pytest.raises(RuntimeError, match="weight version 4"), again:
+        pass
+
+
+def test_stopping_early_leaves_the_engine_usable(text_model):
+    engine = engine_for(text_model, max_sequences=4)
+    prompts, params = [text_prompt(f"p{i}", 5) for i in range(6)], SamplingParams(max_tokens=6, n=2)
+    expected = sample(text_model, prompts, params)
+    with engine.awake(text_model.state_dict().items(), 3):
+        for _ in engine.generate(prompts, params):
+            break
+        abandoned = engine.generate(prompts, params)
+        next(abandoned)
+        again = dict(engine.generate(prompts, params))
+        with pytest.raises(RuntimeError, match="a later generate"):
+            list(abandoned)
+    tokens = [[completion.token_ids for completion in again[index]] for index in range(6)]
+    assert tokens == [[completion.token_ids for completion in group] for group in expected]
+
+
+def test_the_cache_is_freed_when_the_engine_falls_asleep(text_model):
+    engine = engine_for(text_model, max_sequences=2)
+    with engine.awake(text_model.state_dict().items(), 0):
+        groups = engine.generate([text_prompt(f"p{i}", 5) for i in range(4)], SamplingParams(max_tokens=6, n=2))
+        next(groups)
+        caches = [weakref.ref(o) for o in gc.get_objects() if isinstance(o, RowCache)]
+        assert any(ref() is not None for ref in caches)
+    gc.collect()
+    assert all(ref() is None for ref in caches)
+    with pytest.raises(RuntimeError, match="awake block ended"):
+        list(groups)
+
+
+def test_no_gradient_and_no_inference_mode_leak_to_the_consumer(text_model):
+    engine = engine_for(text_model)
+    with engine.awake(text_model.state_dict().items(), 0):
+        for _ in engine.generate([text_prompt("p", 5), text_prompt("q", 6)], SamplingParams(max_tokens=3)):
+            assert torch.is_grad_enabled()
+            assert not torch.is_inference_mode_enabled()
+    assert not any(parameter.requires_grad for parameter in engine._model.parameters())
+
+
+def test_a_half_precision_engine_takes_float32_weights(text_model):
+    engine = EmbeddedEngine(copy_of(text_model).to(torch.bfloat16), end_token_ids={END})
+    with engine.awake(text_model.state_dict().items(), 0):
+        ((_, group),) = engine.generate([text_prompt("p", 5)], SamplingParams(max_tokens=8, n=4))
+    assert all(logprob < 0 for completion in group for logprob in completion.logprobs)
+
+
+def test_nan_weights_are_reported_with_prompt_and_version(text_model):
+    engine = engine_for(text_model)
+    weights = {**text_model.state_dict(), "model.norm.weight": torch.full((48,), torch.nan)}
+    with engine.awake(weights.items(), 12), pytest.raises(FloatingPointError, match=r"prompt p5.*version 12"):
+        list(engine.generate([text_prompt("p5", 5)], SamplingParams(max_tokens=2)))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        (HandPrompt("p", [], torch.zeros(1, 0, dtype=torch.int64)), {}, "prompt p is empty"),
+        (HandPrompt("p", [1, 2], torch.zeros(1, 3, dtype=torch.int64)), {}, r"prompt p: .*\[1, 3\], expected \[1, 2\]"),
+        (HandPrompt("p", [1, 2], torch.zeros(1, 2, dtype=torch.int64)), {"n": 9}, "n=9 .* max_sequences=8"),
+    ],
+)
+def test_impossible_calls_are_refused_before_sampling(text_model, prompt, params, message):
+    engine = engine_for(text_model, max_sequences=8)
+    with engine.awake(text_model.state_dict().items(), 0), pytest.raises(ValueError, match=message):
+        engine.generate([prompt], SamplingParams(max_tokens=2, **params))
+
+
+def test_prompts_of_different_position_axes_are_refused(text_model):
+    engine = engine_for(text_model)
+    four = HandPrompt("four", [1, 2], torch.arange(2).expand(4, 2))
+    with engine.awake(text_model.state_dict().items(), 0), pytest.raises(ValueError, match=r"prompt four: .*1 axes"):
+        engine.generate([text_prompt("one", 2), four], SamplingParams(max_tokens=2))
+
+
+def test_no_prompts_give_no_groups(text_model):
+    engine = engine_for(text_model)
+    with engine.awake(text_model.state_dict().items(), 0):
+        assert list(engine.generate([], SamplingParams(max_tokens=2))) == []
+
+
+def test_models_and_tokens_that_cannot_work_are_refused(text_model):
+    sliding = Qwen2Config(**{**text_model.config.to_dict(), "layer_types": ["full_attention", "sliding_attention"]})
+    with pytest.raises(ValueError, match=r"Qwen2ForCausalLM: .* no sliding_attention layers"):
+        EmbeddedEngine(Qwen2ForCausalLM(sliding), end_token_ids={END})
+    with pytest.raises(ValueError, match=r"tokens \[7\] are both end tokens and banned"):
+        engine_for(text_model, banned_token_ids={END, 8})

@@ -1,0 +1,99 @@
+"""What is sampled, what is reported, and that noise belongs to the sample."""
+
+import pytest
+import torch
+
+from r1_rollout.sampling import allowed_tokens, choose_tokens, noise_key, uniform
+from r1_rollout.types import SamplingParams
+
+PROBS = torch.tensor([0.05, 0.4, 0.1, 0.15, 0.3])
+LOGITS = PROBS.log() + 1.7  # unnormalised
+
+
+def params(**changes: float) -> SamplingParams:
+    return SamplingParams(max_tokens=4, **changes)  # type: ignore[arg-type]
+
+
+def frequencies(params: SamplingParams, banned: tuple[int, ...] = (), draws: int = 4096) -> torch.Tensor:
+    """Share of each token when the noise sweeps [0, 1) evenly: the sampling distribution itself, no chance left."""
+    noise = [(i + 0.5) / draws for i in range(draws)]
+    tokens, _ = choose_tokens(LOGITS.expand(draws, -1), allowed_tokens(5, banned), noise, params)
+    return tokens.bincount(minlength=5) / draws
+
+
+@pytest.mark.parametrize(
+    ("changes", "banned", "expected"),
+    [
+        ({}, (), [0.05, 0.4, 0.1, 0.15, 0.3]),
+        ({}, (1, 3), [1 / 9, 0, 2 / 9, 0, 6 / 9]),
+        ({"top_k": 2}, (), [0, 4 / 7, 0, 0, 3 / 7]),
+        ({"top_k": 2}, (1,), [0, 0, 0, 1 / 3, 2 / 3]),  # the ban comes first
+        ({"top_k": 99}, (), [0.05, 0.4, 0.1, 0.15, 0.3]),
+        ({"top_p": 0.39}, (), [0, 1, 0, 0, 0]),
+        ({"top_p": 0.69}, (), [0, 4 / 7, 0, 0, 3 / 7]),
+        ({"top_p": 0.71}, (), [0, 8 / 17, 0, 3 / 17, 6 / 17]),
+        ({"top_p": 0.49}, (1,), [0, 0, 0, 0, 1]),  # 0.3 of the 0.6 left passes 0.49
+        ({"top_k": 3, "top_p": 0.8}, (), [0, 4 / 7, 0, 0, 3 / 7]),  # 0.7 of the 0.85 left passes 0.8
+        ({"temperature": 0.5}, (), (PROBS**2 / (PROBS**2).sum()).tolist()),
+        ({"temperature": 0}, (), [0, 1, 0, 0, 0]),
+        ({"temperature": 0}, (1,), [0, 0, 0, 0, 1]),
+    ],
+)
+def test_tokens_come_up_as_often_as_the_distribution_says(changes, banned, expected):
+    assert frequencies(params(**changes), banned).tolist() == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "temperature"),
+    [({}, 1.0), ({"temperature": 0.7}, 0.7), ({"top_k": 2, "top_p": 0.5}, 1.0), ({"temperature": 0}, 1.0)],
+)
+def test_the_reported_logprob_is_the_plain_one_whatever_is_banned_or_cut(changes, temperature):
+    logits = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
+    tokens, logprobs = choose_tokens(logits, allowed_tokens(5, {2}), [0.1, 0.3, 0.5, 0.7, 0.9, 0.99], params(**changes))
+    plain = (logits / temperature).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, plain)
+    assert 2 not in tokens
+
+
+@pytest.mark.parametrize("noise", [0.0, 1 - 2**-24])
+def test_the_ends_of_the_noise_pick_tokens_that_have_probability(noise):
+    logits = torch.full((1, 1000), -1e9)
+    logits[0, 500] = 3.0
+    tokens, _ = choose_tokens(logits, allowed_tokens(1000, ()), [noise], params())
+    assert tokens.tolist() == [500]
+
+
+def test_a_ban_holds_even_when_the_banned_token_has_all_the_probability():
+    logits = torch.tensor([[200.0, 0.0, 1.0]])
+    tokens, logprobs = choose_tokens(logits, allowed_tokens(3, {0}), [0.9], params())
+    assert tokens.tolist() == [2]
+    assert logprobs.item() == pytest.approx(-199.0)
+
+
+def test_half_precision_logits_are_reported_in_float32():
+    _, logprobs = choose_tokens(LOGITS[None].bfloat16(), allowed_tokens(5, ()), [0.5], params())
+    assert logprobs.dtype == torch.float32
+
+
+def test_banning_the_whole_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="all 3 tokens"):
+        allowed_tokens(3, {0, 1, 2})
+
+
+def test_noise_differs_between_seeds_prompts_samples_and_steps():
+    keys = {noise_key(seed, prompt, sample) for seed in (0, 1) for prompt in ("a", "b") for sample in (0, 1)}
+    assert len(keys) == 8
+    assert len({uniform(key, step) for key in keys for step in range(100)}) > 790
+
+
+def test_noise_is_the_same_on_every_machine_and_in_every_version():
+    key = noise_key(7, "val.parquet:3", 2)
+    assert [uniform(key, step) for step in range(3)] == [0.7943633794784546, 0.6260455846786499, 0.8985194563865662]
+
+
+def test_noise_is_uniform():
+    values = torch.tensor([uniform(noise_key(0, "p", sample), step) for sample in range(20) for step in range(500)])
+    assert values.min() >= 0
+    assert values.max() < 1
+    shares = torch.histc(values, bins=10, min=0, max=1) / len(values)
+    assert torch.allclose(shares, torch.full((10,), 0.1), atol=0.015)
