@@ -16,3 +16,6 @@ def main() -> None:
 main.add_command(train)
 main.add_command(evaluate)
 main.add_command(merge)
+
+if __name__ == "__main__":
+    main()

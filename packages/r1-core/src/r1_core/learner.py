@@ -69,13 +69,20 @@ class Learner:
     # --- log-probs -------------------------------------------------------------------------------------------------
 
     def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples, in order, with `old_logprobs` float32 [L], and `ref_logprobs` if there is a reference."""
-        old = self._score(self.model, samples)
-        annotated = [replace(sample, old_logprobs=own) for sample, own in zip(samples, old, strict=True)]
+        """Return the samples, in order, with all the log-probs that an objective may ask for."""
+        return self.annotate_ref(self.annotate_old(samples))
+
+    def annotate_old(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples, in order, with the policy's `old_logprobs` (float32 [L])."""
+        columns = self._score(self.model, samples)
+        return [replace(sample, old_logprobs=column) for sample, column in zip(samples, columns, strict=True)]
+
+    def annotate_ref(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples, in order, with the reference's `ref_logprobs` (float32 [L]); unchanged without one."""
         if self.reference is None:
-            return annotated
-        ref = self._score(self.reference, samples)
-        return [replace(sample, ref_logprobs=own) for sample, own in zip(annotated, ref, strict=True)]
+            return list(samples)
+        columns = self._score(self.reference, samples)
+        return [replace(sample, ref_logprobs=column) for sample, column in zip(samples, columns, strict=True)]
 
     @torch.no_grad()
     def _score(self, model: nn.Module, samples: Sequence[Sample]) -> Sequence[Tensor]:

@@ -1,0 +1,135 @@
+"""Checkpoints on disk: complete or absent, pruned only after their successor is safe."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STEP_FOLDER = re.compile(r"global_step_(\d+)")
+STATE_FILE = "trainer.json"
+TRACKER_FILE = "checkpoint_tracker.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checkpoint that is written and fsynced but not yet visible under its final name."""
+
+    step: int
+    folder: Path
+
+
+class CheckpointStore:
+    """The folder `root` with its `global_step_N` checkpoints.
+
+    A checkpoint is written beside its final name and renamed when complete, so that a crash at any moment leaves
+    either all of it or nothing. Older ones are removed afterwards: `limit` newest stay (None: all), and the one with
+    the best validation score.
+    """
+
+    def __init__(self, root: Path, limit: int | None = None) -> None:
+        self.root = root
+        self.limit = limit
+
+    def steps(self) -> list[int]:
+        """Return the steps of all complete checkpoints, oldest first."""
+        found = (STEP_FOLDER.fullmatch(path.name) for path in self.root.glob("global_step_*"))
+        return sorted(int(match[1]) for match in found if match and (self.path(int(match[1])) / STATE_FILE).is_file())
+
+    def path(self, step: int) -> Path:
+        return self.root / f"global_step_{step}"
+
+    def latest(self) -> Path | None:
+        """Return the newest complete checkpoint, or None."""
+        steps = self.steps()
+        return self.path(steps[-1]) if steps else None
+
+    def write(self, step: int, save: Callable[[Path], None], state: dict[str, Any]) -> Draft:
+        """Let `save` fill a hidden folder, add `state` to it, and force it all to disk."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._remove_drafts()
+        folder = self.root / f".draft_{step}"
+        folder.mkdir()
+        save(folder)
+        write_json(folder / STATE_FILE, state)
+        for path in [*folder.rglob("*"), folder]:
+            _fsync(path)
+        return Draft(step, folder)
+
+    def publish(self, draft: Draft) -> Path:
+        """Give the draft its name, note it in the tracker file, and prune what is no longer wanted."""
+        final = self.path(draft.step)
+        if final.exists():  # the same step, reached again after a resume from an older checkpoint
+            self._remove(final)
+        draft.folder.rename(final)
+        _fsync(self.root)
+        self._prune()
+        return final
+
+    def best(self) -> int | None:
+        """Return the step of the checkpoint with the best validation score, the later one of equals."""
+        scored = [(score, step) for step in self.steps() if (score := self._score(step)) is not None]
+        return max(scored)[1] if scored else None
+
+    def _score(self, step: int) -> float | None:
+        score: float | None = read_state(self.path(step)).get("val_reward_score")
+        return score
+
+    def _prune(self) -> None:
+        steps, best = self.steps(), self.best()
+        keep = set(steps if self.limit is None else steps[-self.limit :]) | {best}
+        write_json(
+            self.root / TRACKER_FILE,
+            {
+                "last_global_step": steps[-1],
+                "last_actor_path": str(self.path(steps[-1]) / "actor"),
+                "best_global_step": best,
+                "best_val_reward_score": None if best is None else self._score(best),
+            },
+        )
+        for step in steps:
+            if step not in keep:
+                self._remove(self.path(step))
+
+    def _remove(self, folder: Path) -> None:
+        # Renamed first: a crash half-way through the removal must not leave a checkpoint that looks complete.
+        doomed = self.root / f".draft_removed_{folder.name}"
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+    def _remove_drafts(self) -> None:
+        for leftover in self.root.glob(".draft_*"):
+            shutil.rmtree(leftover)
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """Return the trainer's state of a checkpoint folder.
+
+    Raises:
+        FileNotFoundError: the folder is not a complete checkpoint; names it and what it holds.
+    """
+    path = checkpoint / STATE_FILE
+    if not path.is_file():
+        held = ", ".join(sorted(p.name for p in checkpoint.iterdir())[:8]) if checkpoint.is_dir() else "no such folder"
+        raise FileNotFoundError(f"{checkpoint} is not a checkpoint of r1: it has no {STATE_FILE} ({held})")
+    state: dict[str, Any] = json.loads(path.read_text())
+    return state
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON so that a reader sees the old content or the new one, never a part."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(json.dumps(content, indent=2) + "\n")
+    _fsync(draft)
+    draft.rename(path)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

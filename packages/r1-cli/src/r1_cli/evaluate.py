@@ -1,0 +1,88 @@
+"""Validation during a run, and the accuracy, avg@k, pass@k and maj@k of a model's answers."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import comb
+from statistics import fmean
+
+from r1_cli.collect import read_prompts, sample_groups
+from r1_cli.metrics import length_metrics, reward_metrics
+from r1_cli.roles import Dataset, Progress, Run, Scorer
+from r1_cli.samples import Group
+from r1_cli.stopwatch import Stopwatch
+from r1_cli.track import Generation
+from r1_rewards.extract import final_answer
+from r1_rewards.types import Score
+from r1_rollout.types import SamplingParams
+
+
+def validate(run: Run, step: int) -> tuple[dict[str, float], list[Generation]]:
+    """Answer the validation set with the weights of `step`; return its metrics and some answers to look at.
+
+    The noise is the same at every step, so that two validations differ by their weights alone.
+    """
+    if run.val_dataset is None:
+        return {}, []
+    with run.scorer.generator.awake(run.learner.weights(), step):
+        groups = list(
+            answer(
+                run.scorer, run.val_dataset, run.val_sampling, run.schedule.val_batch_size, run.progress, "validation"
+            )
+        )
+    record = {"val/reward_score": fmean(score.value for group in groups for score in group.scores)}
+    record |= reward_metrics(groups, "val/", "_reward")
+    record |= {f"val/{name}": value for name, value in length_metrics(groups, run.val_sampling.max_tokens).items()}
+    shown = groups[: run.schedule.val_generations_to_log]
+    return record, [
+        Generation(g.prompt.id, g.prompt.text, g.responses[0], g.prompt.answer, g.scores[0].value) for g in shown
+    ]
+
+
+def answer(
+    scorer: Scorer, dataset: Dataset, sampling: SamplingParams, batch_size: int, progress: Progress, what: str
+) -> Iterator[Group]:
+    """Yield a scored group for every prompt of the dataset, `batch_size` prompts at a time (-1: all at once)."""
+    size = len(dataset) if batch_size < 1 else batch_size
+    for first in range(0, len(dataset), size):
+        prompts = list(read_prompts(dataset, range(first, min(first + size, len(dataset)))))
+        yield from sample_groups(scorer, prompts, sampling, Stopwatch(), progress, what)
+
+
+def is_correct(score: Score) -> bool:
+    """Whether an answer counts as right: by the verifier's `accuracy` if it reports one, else by its value."""
+    return score.error is None and score.parts.get("accuracy", score.value) > 0.5
+
+
+def summarise(groups: Sequence[Group]) -> dict[str, float]:
+    """Return what is usually reported of a model, for k = 1, 2, 4, … and all n samples a prompt.
+
+    `accuracy` is the share of right first answers; `avg@n` that of all answers; `pass@k` the unbiased estimate of
+    at least one right in k (arXiv 2107.03374, eq. 1); `maj@n` counts a prompt if its most frequent final answer is
+    right. Raises ValueError on no groups.
+    """
+    if not groups:
+        raise ValueError("no answers to summarise")
+    right = [[is_correct(score) for score in group.scores] for group in groups]
+    n = min(len(marks) for marks in right)
+    sizes = sorted({2**i for i in range(n.bit_length()) if 2**i <= n} | {n})
+    return {
+        "accuracy": fmean(marks[0] for marks in right),
+        f"avg@{n}": fmean(mark for marks in right for mark in marks),
+        **{f"pass@{k}": fmean(pass_at_k(len(marks), sum(marks), k) for marks in right) for k in sizes},
+        f"maj@{n}": fmean(majority_is_correct(group) for group in groups),
+    }
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Return the chance that k answers drawn from n, `correct` of them right, hold a right one."""
+    return 1.0 - comb(n - correct, k) / comb(n, k)
+
+
+def majority_is_correct(group: Group) -> bool:
+    """Whether the final answer that most samples give is right; no answer is no vote, the first of equals wins."""
+    answers = [final_answer(response) for response in group.responses]
+    votes = Counter(found for found in answers if found is not None)
+    if not votes:
+        return False
+    winner = votes.most_common(1)[0][0]
+    return is_correct(group.scores[answers.index(winner)])

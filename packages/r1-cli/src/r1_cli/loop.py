@@ -1,0 +1,108 @@
+"""The training loop: sample, score, compare, update, repeat."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from r1_cli.checkpoints import Draft
+from r1_cli.collect import collect
+from r1_cli.evaluate import validate
+from r1_cli.metrics import step_metrics, update_metrics
+from r1_cli.roles import Run, Schedule
+from r1_cli.samples import to_samples
+from r1_cli.stop import Stopped
+from r1_cli.stopwatch import Stopwatch
+from r1_cli.track import Generation
+from r1_core.types import Sample
+
+log = logging.getLogger("r1")
+
+
+def train(run: Run, step: int, cursor: int) -> int:
+    """Train from `step` to the schedule's end; return the last whole step.
+
+    `step` counts the steps taken and is the version of the weights; `cursor` counts the prompt batches drawn. With the
+    learner's own state they are all that a checkpoint holds: everything else is a function of them.
+    """
+    try:
+        if run.schedule.val_before_train and not run.tracker.has(step):
+            with run.stop.interruptible():
+                run.tracker.log(step, *validate(run, step))
+        while step < run.schedule.total_steps:
+            step, cursor = take_step(run, step, cursor)
+            run.stop.check()
+    except Stopped as request:
+        log.warning("%s: leaving after step %d", request, step)
+        if step not in run.store.steps():
+            run.store.publish(write_checkpoint(run, step, cursor, {}))
+    return step
+
+
+def take_step(run: Run, step: int, cursor: int) -> tuple[int, int]:
+    """Improve the policy once, then validate, log and save where due; return the new (step, cursor)."""
+    watch = Stopwatch()
+    with watch("step"):
+        with run.stop.interruptible(), run.scorer.generator.awake(run.learner.weights(), step):
+            batch = collect(run, cursor, watch)
+        samples = to_samples(batch.groups)
+        with watch("old"):
+            samples = run.learner.annotate_old(samples)
+        with watch("ref"):
+            samples = run.learner.annotate_ref(samples)
+        with watch("adv"):
+            samples = run.estimate(samples)
+        with watch("update_actor"):
+            updates = [
+                run.learner.forward_backward(minibatch, run.objective) | run.learner.optim_step()
+                for minibatch in minibatches(samples, run.schedule)
+            ]
+    step, cursor = step + 1, batch.cursor
+    record = step_metrics(run, batch, samples, watch.lap()) | update_metrics(updates)
+    conclude_step(run, step, cursor, record)
+    return step, cursor
+
+
+def conclude_step(run: Run, step: int, cursor: int, record: dict[str, float]) -> None:
+    """Validate, save and log.
+
+    The record is written between the checkpoint's writing and its publication: whichever moment a kill chooses, a
+    resumed run finds the records of all steps up to its checkpoint.
+    """
+    watch = Stopwatch()
+    generations: list[Generation] = []
+    if run.schedule.validates(step):
+        with watch("validation"):
+            scores, generations = validate(run, step)
+        record |= scores
+    draft = None
+    if run.schedule.saves(step):
+        with watch("save_checkpoint"):
+            draft = write_checkpoint(run, step, cursor, record)
+    record |= {f"timing_s/{stage}": seconds for stage, seconds in watch.lap().items()}
+    run.tracker.log(step, record, generations)
+    if draft:
+        run.store.publish(draft)
+
+
+def minibatches(samples: Sequence[Sample], schedule: Schedule) -> Iterator[list[Sample]]:
+    """Yield the samples of each optimizer step: whole groups, `global_batch_size` at a time, `ppo_epochs` times."""
+    groups = samples[-1].group_id + 1
+    for _ in range(schedule.ppo_epochs):
+        for first in range(0, groups, schedule.global_batch_size):
+            yield [s for s in samples if first <= s.group_id < first + schedule.global_batch_size]
+
+
+def write_checkpoint(run: Run, step: int, cursor: int, record: dict[str, float]) -> Draft:
+    """Write everything that a resume needs, unpublished."""
+
+    def save(folder: Path) -> None:
+        run.learner.save(folder / "actor", model_only=run.schedule.save_model_only)
+        run.save_assets(folder / "actor")
+
+    state = {
+        "step": step,
+        "cursor": cursor,
+        "val_reward_score": record.get("val/reward_score"),
+        "model_only": run.schedule.save_model_only,
+    }
+    return run.store.write(step, save, state)

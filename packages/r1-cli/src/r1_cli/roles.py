@@ -1,0 +1,123 @@
+"""The parts of a run as the loop sees them: protocols and settings, so that ranks and actors fit behind them later."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from r1_cli.checkpoints import CheckpointStore
+from r1_cli.samples import Decoder, Group
+from r1_cli.stop import StopRequest
+from r1_cli.track import Tracker
+from r1_core.objective import Objective
+from r1_core.types import Sample
+from r1_data.types import Prompt
+from r1_rewards.types import Verifier
+from r1_rollout.types import Generator, SamplingParams
+
+Item = TypeVar("Item")
+
+
+class Learner(Protocol):
+    """The policy that is being trained; one process or many ranks."""
+
+    def annotate_old(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Add the log-probs of the policy before the step."""
+
+    def annotate_ref(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Add the log-probs of the reference, where there is one."""
+
+    def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
+        """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
+
+    def optim_step(self) -> dict[str, float]:
+        """Clip, update, forget the gradient; return grad_norm and lr."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]: ...
+    def save(self, folder: Path, *, model_only: bool = False) -> None: ...
+    def load(self, folder: Path, *, model_only: bool = False) -> None: ...
+
+
+class Progress(Protocol):
+    """Shows how far a long piece of work is."""
+
+    def __call__(self, items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+        """Yield `items` unchanged."""
+
+
+class Dataset(Protocol):
+    """Prompts by index, rendered when asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Prompt: ...
+
+
+class Stream(Protocol):
+    """Which prompts come when; a pure function of the batch's number, so that a resume needs no iterator."""
+
+    def batch(self, index: int) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """An engine, a verifier and the tokenizer between them: all that it takes to turn prompts into scored groups."""
+
+    generator: Generator
+    verifier: Verifier
+    tokenizer: Decoder
+    skip_special_tokens: bool = True
+    failures_shown: set[str] = field(default_factory=set)  # causes of failed rewards that the user has seen
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When things happen, in steps; and how many prompts make one."""
+
+    total_steps: int
+    rollout_batch_size: int  # prompts per step
+    global_batch_size: int  # prompts per optimizer step
+    ppo_epochs: int
+    max_try_make_batch: int  # -1: no limit
+    val_freq: int
+    val_before_train: bool
+    val_batch_size: int  # prompts sampled at a time; -1: all at once
+    val_generations_to_log: int
+    save_freq: int
+    save_model_only: bool
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps in a step that is full."""
+        return -(-self.rollout_batch_size // self.global_batch_size) * self.ppo_epochs
+
+    def validates(self, step: int) -> bool:
+        return self.val_freq > 0 and (step % self.val_freq == 0 or step == self.total_steps)
+
+    def saves(self, step: int) -> bool:
+        return self.save_freq > 0 and (step % self.save_freq == 0 or step == self.total_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything one training run consists of."""
+
+    learner: Learner
+    scorer: Scorer
+    dataset: Dataset
+    stream: Stream
+    val_dataset: Dataset | None
+    sampling: SamplingParams
+    val_sampling: SamplingParams
+    estimate: Callable[[Sequence[Sample]], list[Sample]]  # adds the advantages
+    objective: Objective
+    keep: Callable[[Group], bool]  # dynamic sampling: whether a group is worth training on
+    schedule: Schedule
+    store: CheckpointStore
+    tracker: Tracker
+    stop: StopRequest
+    save_assets: Callable[[Path], None]  # tokenizer, processor and configuration, so that a checkpoint stands alone
+    flops_per_token: float  # of one training token, forward and backward
+    device_peak_flops: float | None  # None where the device is not known
+    progress: Progress

@@ -1,0 +1,147 @@
+"""`r1 train`, from a checked configuration to a trained checkpoint."""
+
+import logging
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from r1_cli import assemble, loop
+from r1_cli.announce import announce
+from r1_cli.checkpoints import CheckpointStore, read_state
+from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
+from r1_cli.console import ConsoleReporter, configure_logging
+from r1_cli.device import flops_per_token, peak_flops
+from r1_cli.evaluate import validate
+from r1_cli.plan import Plan, make_plan
+from r1_cli.roles import Run, Schedule
+from r1_cli.stop import StopRequest
+from r1_cli.track import Tracker
+from r1_cli.track.tracker import RunInfo
+from r1_core.learner import Learner
+
+log = logging.getLogger("r1")
+
+
+def train(config: RunConfig, provenance: Provenance) -> None:
+    """Train as configured: check the data, show the plan, resume if there is something to resume, run the loop.
+
+    Raises:
+        ConfigError, DataError, ModelError, RewardLoadError: something cannot work; found before the first step.
+    """
+    console = Console()
+    configure_logging(console)
+    store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
+    start = find_start(config, store)
+    model = assemble.open_model(config)
+    with ExitStack() as stack:
+        reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
+        dataset = assemble.build_dataset(config, "train_files", model, reporter.counter("checking train_files"))
+        validation = None
+        if config.data.val_files:
+            validation = assemble.build_dataset(config, "val_files", model, reporter.counter("checking val_files"))
+        plan = make_plan(config, len(dataset), len(validation) if validation else None)
+        announce(console, config, provenance, plan)
+        schedule = build_schedule(config, plan)
+        learner = assemble.build_learner(config, model, schedule)
+        step, cursor = load_start(learner, start)
+        reporter.begin(step, schedule.total_steps)
+        info = RunInfo(config.trainer.project_name, config.trainer.experiment_name, store.root, printable(config), step)
+        tracker = Tracker(config.trainer.logger, info, reporter)
+        stack.callback(tracker.close)
+        verifier = stack.enter_context(assemble.build_verifier(config))
+        scorer = assemble.build_scorer(config, model, assemble.load_engine_weights(config, model), verifier)
+        sampling, val_sampling = assemble.build_sampling(config)
+        run = Run(
+            learner=learner,
+            scorer=scorer,
+            dataset=dataset,
+            stream=assemble.build_stream(config, len(dataset)),
+            val_dataset=validation,
+            sampling=sampling,
+            val_sampling=val_sampling,
+            estimate=assemble.build_estimate(config),
+            objective=assemble.build_objective(config),
+            keep=assemble.build_filter(config),
+            schedule=schedule,
+            store=store,
+            tracker=tracker,
+            stop=stack.enter_context(StopRequest().listening()),
+            save_assets=partial(assemble.save_assets, model),
+            flops_per_token=flops_per_token(learner.model),
+            device_peak_flops=peak_flops(model.device),
+            progress=reporter.progress,
+        )
+        if config.trainer.val_only:
+            tracker.log(step, *validate(run, step))
+            return
+        last = loop.train(run, step, cursor)
+    say_what_comes_next(console, provenance, store, finished=last == schedule.total_steps)
+
+
+def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
+    """Return the checkpoint to go on from, or None for a new run.
+
+    Raises:
+        ConfigError: the checkpoint that is named is none, or a new run would mix with an older one's checkpoints.
+    """
+    trainer = config.trainer
+    if trainer.load_checkpoint_path:
+        path = Path(trainer.load_checkpoint_path)
+        try:
+            read_state(path)
+        except FileNotFoundError as error:
+            raise ConfigError([Problem("trainer.load_checkpoint_path", str(error), str(path))]) from error
+        return path
+    latest = store.latest()
+    if latest and not trainer.find_last_checkpoint:
+        message = f"would start anew in {store.root}, which holds checkpoints up to {latest.name}; choose another "
+        message += "trainer.experiment_name or trainer.save_checkpoint_path, or set true to go on"
+        raise ConfigError([Problem("trainer.find_last_checkpoint", message, "false")])
+    return latest
+
+
+def load_start(learner: Learner, start: Path | None) -> tuple[int, int]:
+    """Load the checkpoint into the learner; return the (step, cursor) to go on from."""
+    if start is None:
+        return 0, 0
+    state = read_state(start)
+    if state["model_only"]:
+        log.warning("%s was saved without the optimizer (save_model_only): its moments start at zero", start)
+    learner.load(start / "actor", model_only=state["model_only"])
+    log.info("going on from %s", start)
+    return state["step"], state["cursor"]
+
+
+def build_schedule(config: RunConfig, plan: Plan) -> Schedule:
+    """Return the run's timetable. The plan must know the number of rows."""
+    trainer, actor = config.trainer, config.worker.actor
+    return Schedule(
+        total_steps=plan.total_steps or 0,
+        rollout_batch_size=config.data.rollout_batch_size,
+        global_batch_size=actor.global_batch_size,
+        ppo_epochs=actor.ppo_epochs,
+        max_try_make_batch=trainer.max_try_make_batch,
+        val_freq=trainer.val_freq,
+        val_before_train=trainer.val_before_train,
+        val_batch_size=config.data.val_batch_size,
+        val_generations_to_log=trainer.val_generations_to_log,
+        save_freq=trainer.save_freq,
+        save_model_only=trainer.save_model_only,
+    )
+
+
+def say_what_comes_next(console: Console, provenance: Provenance, store: CheckpointStore, *, finished: bool) -> None:
+    """Name the checkpoint, and the commands that a user types next."""
+    latest = store.latest()
+    if latest is None:
+        return
+    best = store.best()
+    config = f" {provenance.file}" if provenance.file else ""
+    lines = [f"checkpoint: {latest}" + ("" if best is None else f" (best in validation: {store.path(best).name})")]
+    if not finished:
+        lines.append("to go on, run the same command again")
+    lines += [f"next: r1 merge {latest} --output my-model", f"      r1 eval my-model{config}"]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,56 @@
+"""Leaving a run on Ctrl-C or SIGTERM without losing what it learned."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Stopped(Exception):
+    """Raised where the run may be left at once: nothing has been learned since the last whole step."""
+
+
+class StopRequest:
+    """Remembers the first signal; the second one ends the process at once.
+
+    Between two steps the loop asks `requested`. Inside `interruptible()` (sampling and scoring, which change no
+    weights and may take minutes) the first signal raises `Stopped` instead of waiting.
+    """
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+        self._interruptible = False
+
+    @property
+    def requested(self) -> bool:
+        return self.signal_name is not None
+
+    def check(self) -> None:
+        if self.requested:
+            raise Stopped(self.signal_name)
+
+    @contextmanager
+    def listening(self) -> Iterator["StopRequest"]:
+        """Handle SIGINT and SIGTERM inside the block. Needs the main thread."""
+        previous = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        self.check()
+        self._interruptible = True
+        try:
+            yield
+        finally:
+            self._interruptible = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.signal_name = signal.Signals(number).name
+        if self._interruptible:
+            raise Stopped(self.signal_name)

@@ -1,0 +1,25 @@
+"""How long each stage of a step took."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """Adds up wall time by stage. Example: `with watch("gen"): …`, then `watch.lap() == {"gen": 1.9}`."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + time.perf_counter() - start
+
+    def lap(self) -> dict[str, float]:
+        """Return the seconds of each stage since the last lap, and begin anew."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds

@@ -1,0 +1,88 @@
+"""The run's own record on disk: append-only JSON lines that survive kills and resumes without gap or repeat."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from r1_cli.checkpoints import write_json
+
+if TYPE_CHECKING:
+    from r1_cli.track.tracker import Record, RunInfo
+
+CONFIG_FILE = "experiment_config.json"
+LOG_FILE = "experiment_log.jsonl"
+GENERATIONS_FILE = "generations.jsonl"
+
+
+class JsonLines:
+    """A file of JSON objects, one a line, that is only ever appended to.
+
+    A kill can tear the last line; it was never a record, so it is cut off when the file is next opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(path, whole)
+
+    def read(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def append(self, rows: list[dict[str, Any]]) -> None:
+        with self.path.open("a") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class FileLogger:
+    """`experiment_config.json`, `experiment_log.jsonl` and `generations.jsonl` in the run's folder.
+
+    A resumed run repeats the steps after its last checkpoint, bit for bit; what the killed run had already written
+    of them is kept and not written again. A run that starts from nothing with other settings than the ones in the
+    folder is another run: the older records are moved aside, never mixed and never lost.
+    """
+
+    def __init__(self, info: "RunInfo") -> None:
+        if not info.resumed_from:
+            _move_aside_other_run(info)
+        self._log = JsonLines(info.folder / LOG_FILE)
+        self._generations = JsonLines(info.folder / GENERATIONS_FILE)
+        self._steps = {row["step"] for row in self._log.read()}
+        self._logged_generations = {(row["step"], row["id"]) for row in self._generations.read()}
+        write_json(info.folder / CONFIG_FILE, info.config)
+
+    def has(self, step: int) -> bool:
+        return step in self._steps
+
+    def log(self, step: int, record: "Record") -> None:
+        if self.has(step):
+            return
+        # NaN is not JSON: readers other than Python's would refuse the line.
+        values = {key: value if math.isfinite(value) else None for key, value in record.items()}
+        self._log.append([{"step": step, **values}])
+        self._steps.add(step)
+
+    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
+        new = [{"step": step, **row} for row in rows if (step, row["id"]) not in self._logged_generations]
+        self._generations.append(new)
+        self._logged_generations.update((step, row["id"]) for row in new)
+
+    def close(self) -> None:
+        """Every line is already on disk."""
+
+
+def _move_aside_other_run(info: "RunInfo") -> None:
+    config, records = info.folder / CONFIG_FILE, info.folder / LOG_FILE
+    if not records.is_file() or (config.is_file() and json.loads(config.read_text()) == info.config):
+        return
+    number = 1 + len(list(info.folder.glob("experiment_log.*.jsonl")))
+    for path in (config, records, info.folder / GENERATIONS_FILE):
+        if path.is_file():
+            path.rename(path.with_suffix(f".{number}{path.suffix}"))

@@ -1,0 +1,95 @@
+"""One tracker for a run: passes each record to every logger that the configuration names."""
+
+import importlib
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from r1_cli.track.files import FileLogger
+
+log = logging.getLogger("r1")
+
+Record = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One logged validation answer. Example: `Generation("val.parquet:3", "How many?", "\\\\boxed{2}", "2", 1.0)`."""
+
+    id: str
+    prompt: str
+    response: str
+    ground_truth: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a logger needs to know of the run when it opens."""
+
+    project: str
+    experiment: str
+    folder: Path  # the run's checkpoint folder; logs live beside the checkpoints
+    config: dict[str, Any]
+    resumed_from: int  # the step the run goes on from; 0 for a new run
+
+
+class Logger(Protocol):
+    """One destination. A logger never ends a run: what it cannot deliver it says once, and goes on."""
+
+    def log(self, step: int, record: Record) -> None: ...
+    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None: ...
+    def close(self) -> None: ...
+
+
+# Modules are imported only when their logger is asked for; each has `open_logger(info) -> Logger`.
+HOSTED = {name: f"r1_cli.track.{name}" for name in ("tensorboard", "wandb", "swanlab", "mlflow")}
+
+
+class Tracker:
+    """All loggers of a run behind one."""
+
+    def __init__(self, names: Sequence[str], info: RunInfo, console: Logger) -> None:
+        # The file logger is always there: resuming without gap or repeat is decided by what it holds.
+        self.files = FileLogger(info)
+        self.loggers: list[Logger] = [self.files]
+        for name in names:
+            if name == "console":
+                self.loggers.append(console)
+            elif name in HOSTED:
+                self.loggers += _open(name, info)
+
+    def has(self, step: int) -> bool:
+        """Whether this step's record was already written, by this process or one before it."""
+        return self.files.has(step)
+
+    def log(self, step: int, record: Record, generations: Sequence[Generation] = ()) -> None:
+        """Write one step's record, and the validation answers that belong to it."""
+        rows = [asdict(generation) for generation in generations]
+        for logger in list(self.loggers):
+            try:
+                # Generations first: a step counts as written once its record is.
+                if rows:
+                    logger.log_generations(step, rows)
+                logger.log(step, record)
+            except Exception as error:  # a service that went away must not cost the run; our own files must work
+                if logger is self.files:
+                    raise
+                log.warning("%s is off from step %d: %s: %s", type(logger).__name__, step, type(error).__name__, error)
+                self.loggers.remove(logger)
+
+    def close(self) -> None:
+        for logger in self.loggers:
+            logger.close()
+
+
+def _open(name: str, info: RunInfo) -> list[Logger]:
+    try:
+        return [importlib.import_module(HOSTED[name]).open_logger(info)]
+    except ImportError as error:
+        log.warning("logger %s is off: %s (pip install %s)", name, error, name)
+    except Exception as error:  # a service that is down, misconfigured or new must not cost a training run
+        log.warning("logger %s is off: %s: %s", name, type(error).__name__, error)
+    return []

@@ -1,0 +1,111 @@
+"""Checkpoints are complete or absent, and pruned only when their successor is safe."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from r1_cli.checkpoints import CheckpointStore, read_state
+
+
+def save(store: CheckpointStore, step: int, score: float | None = None) -> None:
+    def write(folder: Path) -> None:
+        (folder / "actor").mkdir()
+        (folder / "actor" / "weights").write_text(str(step))
+
+    store.publish(store.write(step, write, {"step": step, "val_reward_score": score}))
+
+
+def test_a_written_draft_is_invisible_until_it_is_published(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    draft = store.write(1, lambda folder: None, {"step": 1})
+    assert store.latest() is None
+    store.publish(draft)
+    assert store.latest() == tmp_path / "global_step_1"
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, limit=2)
+    for step, score in [(1, 0.1), (2, 0.9), (3, 0.3), (10, None), (11, 0.2)]:
+        save(store, step, score)
+    assert store.steps() == [2, 10, 11]
+    tracker = json.loads((tmp_path / "checkpoint_tracker.json").read_text())
+    assert tracker["last_global_step"] == 11
+    assert tracker["best_global_step"] == 2
+    assert tracker["best_val_reward_score"] == 0.9
+
+
+def test_without_a_limit_everything_stays(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for step in range(1, 6):
+        save(store, step)
+    assert store.steps() == [1, 2, 3, 4, 5]
+
+
+def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, 1, 0.1)
+    save(store, 1, 0.2)
+    assert read_state(store.path(1))["val_reward_score"] == 0.2
+
+
+def test_a_failing_save_leaves_the_old_checkpoint_and_no_new_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, limit=1)
+    save(store, 1)
+
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("…")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        store.write(2, fail, {"step": 2})
+    assert store.steps() == [1]
+    save(store, 3)
+    assert store.steps() == [3]
+    assert not list(tmp_path.glob(".draft*"))
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(
+        FileNotFoundError, match=r"not a checkpoint of r1: it has no trainer.json \(model.safetensors\)"
+    ):
+        read_state(tmp_path)
+
+
+@pytest.mark.parametrize("moment", range(0, 24, 3))
+def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path, moment: int) -> None:
+    """The process dies at the n-th system call that the store makes for the second checkpoint."""
+    script = textwrap.dedent(
+        f"""
+        import os, shutil, sys
+        from pathlib import Path
+        from r1_cli.checkpoints import CheckpointStore
+
+        calls = 0
+        def dying(function):
+            def call(*args, **kwargs):
+                global calls
+                calls += 1
+                if armed and calls > {moment}:
+                    os._exit(9)
+                return function(*args, **kwargs)
+            return call
+
+        armed = False
+        os.fsync, Path.rename, shutil.rmtree = dying(os.fsync), dying(Path.rename), dying(shutil.rmtree)
+        store = CheckpointStore(Path(sys.argv[1]), limit=1)
+        save = lambda folder: (folder / "weights").write_text("w" * 1000)
+        store.publish(store.write(1, save, {{"step": 1}}))
+        armed, calls = True, 0
+        store.publish(store.write(2, save, {{"step": 2}}))
+        """
+    )
+    process = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    latest = CheckpointStore(tmp_path).latest()
+    assert latest is not None
+    assert (latest / "weights").read_text() == "w" * 1000
+    assert process.returncode in (0, 9)

@@ -1,0 +1,100 @@
+"""Prompts, completions and scores become samples whose every tensor lines up."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from r1_cli.evaluate import is_correct, majority_is_correct, pass_at_k, summarise
+from r1_cli.metrics import agreement, mean_of, reward_metrics, spread
+from r1_cli.samples import Group, extend_positions, to_samples
+from r1_data.types import Prompt
+from r1_rewards.types import Failure, Score
+from r1_rollout.types import Completion
+
+
+def group(responses: list[str], values: list[float], prompt_tokens: int = 3) -> Group:
+    prompt = Prompt(
+        id="file:0",
+        text="?",
+        token_ids=list(range(prompt_tokens)),
+        engine_token_ids=list(range(prompt_tokens)),
+        position_ids=torch.arange(prompt_tokens)[None],
+        answer="1",
+    )
+    completions = [Completion([7] * (i + 1), [-0.5] * (i + 1), "stop", 0) for i in range(len(responses))]
+    scores = [Score(value, {"overall": value, "accuracy": value}) for value in values]
+    return Group(prompt, completions, responses, scores)
+
+
+def test_samples_keep_order_and_mask_the_prompt() -> None:
+    samples = to_samples([group(["a", "b"], [0.0, 1.0]), group(["c"], [0.5], prompt_tokens=2)])
+    assert [s.group_id for s in samples] == [0, 0, 1]
+    assert [s.reward for s in samples] == [0.0, 1.0, 0.5]
+    second = samples[1]
+    assert second.token_ids.tolist() == [0, 1, 2, 7, 7]
+    assert second.loss_mask.tolist() == [False, False, False, True, True]
+    assert second.position_ids.tolist() == [[0, 1, 2, 3, 4]]
+    assert second.rollout_logprobs is not None
+    assert second.rollout_logprobs.tolist() == [0, 0, 0, -0.5, -0.5]
+
+
+def test_rotary_axes_go_on_from_the_largest_position_of_any() -> None:
+    prompt = torch.tensor([[0, 1, 2, 3], [0, 1, 1, 2], [0, 1, 4, 2], [0, 1, 1, 2]])
+    extended = extend_positions(prompt, 2)
+    assert extended[:, 4:].tolist() == [[4, 5], [5, 6], [5, 6], [5, 6]]
+
+
+def test_a_sample_with_a_misfit_tensor_is_refused() -> None:
+    sample = to_samples([group(["a"], [0.0])])[0]
+    with pytest.raises(ValueError, match="old_logprobs has length 2, not 4"):
+        type(sample)(sample.token_ids, sample.loss_mask, sample.position_ids, 0, 0.0, old_logprobs=torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("n", "correct", "k", "expected"), [(4, 0, 2, 0.0), (4, 4, 1, 1.0), (4, 1, 2, 0.5), (4, 3, 2, 1.0)]
+)
+def test_pass_at_k_is_the_chance_of_drawing_a_right_answer(n: int, correct: int, k: int, expected: float) -> None:
+    assert pass_at_k(n, correct, k) == pytest.approx(expected)
+
+
+def test_the_majority_votes_by_final_answer() -> None:
+    assert majority_is_correct(group([r"\boxed{1}", r"\boxed{2}", r"so \boxed{1}"], [1.0, 0.0, 1.0]))
+    assert not majority_is_correct(group([r"\boxed{1}", r"\boxed{2}", r"\boxed{2}"], [1.0, 0.0, 0.0]))
+    assert not majority_is_correct(group(["", ""], [0.0, 0.0]))
+
+
+def test_a_model_is_summarised_over_prompts() -> None:
+    right = group([r"\boxed{1}", r"\boxed{2}"], [1.0, 0.0])
+    wrong = group([r"\boxed{2}", r"\boxed{2}"], [0.0, 0.0])
+    assert summarise([right, wrong]) == {"accuracy": 0.5, "avg@2": 0.25, "pass@1": 0.25, "pass@2": 0.5, "maj@2": 0.5}
+
+
+def test_a_failed_score_is_never_correct() -> None:
+    assert not is_correct(Score(1.0, {"accuracy": 1.0}, Failure("timeout", "30 s")))
+
+
+def test_failures_are_counted_by_cause() -> None:
+    failed = group(["a", "b"], [1.0, 0.0])
+    failed.scores[1] = Score(0.0, {"overall": 0.0}, Failure("timeout", "30 s"))
+    record = reward_metrics([failed])
+    assert record["reward/failures"] == 1.0
+    assert record["reward/failures/timeout"] == 1.0
+    assert record["reward/overall"] == 0.5
+    assert record["reward/accuracy"] == 1.0  # the failed answer reported none
+
+
+def test_agreement_is_perfect_when_engine_and_learner_say_the_same() -> None:
+    samples = [
+        dataclasses.replace(s, old_logprobs=s.rollout_logprobs) for s in to_samples([group(["a", "b"], [0.0, 1.0])])
+    ]
+    assert agreement(samples) == {
+        "rollout/logprob_gap_mean": 0.0,
+        "rollout/logprob_gap_max": 0.0,
+        "rollout/effective_sample_size": 1.0,
+    }
+
+
+def test_means_are_over_those_that_report() -> None:
+    assert mean_of([{"a": 1.0}, {"a": 3.0, "b": 5.0}]) == {"a": 2.0, "b": 5.0}
+    assert spread("x", [1, 3]) == {"x/mean": 2.0, "x/max": 3.0, "x/min": 1.0}

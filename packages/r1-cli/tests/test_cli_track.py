@@ -1,0 +1,133 @@
+"""Logs have neither gaps nor repeats, and no logger can end a run."""
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from r1_cli.track.files import FileLogger, JsonLines
+from r1_cli.track.tracker import Generation, RunInfo, Tracker
+from r1_cli.track.wandb import choose_mode
+
+
+class Silent:
+    """A console that remembers the steps it was told of."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def log(self, step: int, record: dict[str, float]) -> None:
+        self.steps.append(step)
+
+    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Broken(Silent):
+    def log(self, step: int, record: dict[str, float]) -> None:
+        raise ConnectionError("gone")
+
+
+def info(folder: Path) -> RunInfo:
+    return RunInfo("project", "experiment", folder, {"trainer": {"max_steps": 3}}, resumed_from=0)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_record_is_one_flat_object_a_line(tmp_path: Path) -> None:
+    FileLogger(info(tmp_path)).log(5, {"val/reward_score": 0.61})
+    assert lines(tmp_path / "experiment_log.jsonl") == [{"step": 5, "val/reward_score": 0.61}]
+    assert json.loads((tmp_path / "experiment_config.json").read_text()) == {"trainer": {"max_steps": 3}}
+
+
+def test_a_resumed_run_neither_repeats_nor_loses_a_step(tmp_path: Path) -> None:
+    first = FileLogger(info(tmp_path))
+    for step in (1, 2, 3):
+        first.log_generations(step, [{"id": "row", "response": "a"}])
+        first.log(step, {"x": step})
+    resumed = FileLogger(info(tmp_path))  # from the checkpoint of step 1
+    for step in (2, 3, 4):
+        resumed.log_generations(step, [{"id": "row", "response": "b"}])
+        resumed.log(step, {"x": -step})
+    assert lines(tmp_path / "experiment_log.jsonl") == [
+        {"step": s, "x": x} for s, x in [(1, 1), (2, 2), (3, 3), (4, -4)]
+    ]
+    assert [row["step"] for row in lines(tmp_path / "generations.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_new_run_with_other_settings_moves_the_old_records_aside(tmp_path: Path) -> None:
+    FileLogger(info(tmp_path)).log(1, {"x": 1.0})
+    other = dataclasses.replace(info(tmp_path), config={"trainer": {"max_steps": 4}})
+    FileLogger(other).log(1, {"x": 2.0})
+    assert lines(tmp_path / "experiment_log.1.jsonl") == [{"step": 1, "x": 1.0}]
+    assert lines(tmp_path / "experiment_log.jsonl") == [{"step": 1, "x": 2.0}]
+
+
+def test_a_line_torn_by_a_kill_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "x": 0.')
+    file = JsonLines(path)
+    file.append([{"step": 2}])
+    assert lines(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_non_finite_numbers_are_written_as_valid_json(tmp_path: Path) -> None:
+    FileLogger(info(tmp_path)).log(1, {"loss": float("nan"), "max": float("inf")})
+    assert lines(tmp_path / "experiment_log.jsonl") == [{"step": 1, "loss": None, "max": None}]
+
+
+def test_a_logger_that_breaks_is_dropped_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = Tracker(["console"], info(tmp_path), Broken())
+    with caplog.at_level(logging.WARNING, "r1"):
+        tracker.log(1, {"x": 1.0})
+        tracker.log(2, {"x": 2.0})
+    assert [row["step"] for row in lines(tmp_path / "experiment_log.jsonl")] == [1, 2]
+    assert len(caplog.records) == 1
+    assert "Broken is off from step 1: ConnectionError: gone" in caplog.text
+
+
+def test_tensorboard_gets_scalars_and_texts(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = Tracker(["tensorboard"], info(tmp_path), Silent())
+    tracker.log(1, {"reward/overall": 0.5}, [Generation("row:1", "How many?", "2", "2", 1.0)])
+    tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.Scalars("reward/overall")[0].value == 0.5
+    assert events.Tags()["tensors"] == ["val/generations/row:1/text_summary"]
+
+
+def test_wandb_without_a_key_logs_offline_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    with caplog.at_level(logging.WARNING, "r1"):
+        tracker = Tracker(["wandb"], info(tmp_path), Silent())
+        tracker.log(1, {"reward/overall": 0.5}, [Generation("row:1", "How many?", "2", "2", 1.0)])
+        tracker.close()
+    assert len(caplog.records) == 1
+    assert "offline" in caplog.text
+    assert list((tmp_path / "wandb").glob("offline-run-*"))
+
+
+def test_wandb_with_a_key_but_no_network_logs_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    assert choose_mode("a-key") == "offline"
+
+
+def test_a_logger_that_is_not_installed_costs_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "swanlab", None)
+    with caplog.at_level(logging.WARNING, "r1"):
+        Tracker(["swanlab"], info(tmp_path), Silent())
+    assert "logger swanlab is off" in caplog.text
+    assert "pip install swanlab" in caplog.text

@@ -1,0 +1,157 @@
+"""Bad input is named before training starts, or counted while the run goes on; it never ends a run silently."""
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
+
+FOLDER = ROOT / "examples/quickstart"
+ONE_STEP = [
+    *SMALL,
+    "trainer.max_steps=1",
+    "trainer.val_before_train=false",
+    "trainer.val_freq=-1",
+    "trainer.save_freq=-1",
+]
+
+UNRELIABLE = """
+import os, random, time
+REWARD_TYPE = "sequential"
+
+def compute_score(reward_input):
+    match random.randrange(8):
+        case 0: raise ValueError("no such answer")
+        case 1: return {"overall": float("nan")}
+        case 2: return {"accuracy": 1.0}
+        case 3: os._exit(3)
+        case 4: print("noise on stdout")
+    return {"overall": 0.5, "accuracy": 1.0}
+"""
+TOO_FEW = """
+def compute_score(reward_inputs):
+    return [{"overall": 1.0}] * (len(reward_inputs) - 1)
+"""
+ENDLESS = """
+def compute_score(reward_inputs):
+    while True:
+        pass
+"""
+
+
+def train(r1: R1, folder: Path, *overrides: str, ok: bool = True):  # type: ignore[no-untyped-def]
+    return r1("train", QUICKSTART, *ONE_STEP, f"trainer.save_checkpoint_path={folder}", *overrides, ok=ok)
+
+
+@pytest.mark.parametrize(
+    ("code", "settings", "causes"),
+    [
+        (UNRELIABLE, ["data.rollout_batch_size=16"], {"exception", "non_finite", "wrong_shape", "crash"}),
+        (TOO_FEW, [], {"wrong_shape"}),
+        (ENDLESS, ["worker.reward.timeout=0.2", "worker.reward.failure_score=-1"], {"timeout"}),
+    ],
+    ids=["unreliable", "too_few", "endless"],
+)
+def test_a_failing_reward_is_counted_and_the_run_goes_on(
+    r1: R1, tmp_path: Path, code: str, settings: list[str], causes: set[str]
+) -> None:
+    (tmp_path / "reward.py").write_text(code)
+    reward = f"worker.reward.reward_function={tmp_path / 'reward.py'}:compute_score"
+    process = train(r1, tmp_path / "run", reward, *settings)
+    record = read_log(tmp_path / "run")[-1]
+    counted = {name.removeprefix("reward/failures/") for name in record if name.startswith("reward/failures/")}
+    assert counted == causes
+    assert record["reward/failures"] == sum(record[f"reward/failures/{cause}"] for cause in causes)
+    for cause in causes:
+        assert process.stdout.count(f"({cause})") == 1
+    if "worker.reward.failure_score=-1" in settings:
+        assert record["critic/score/mean"] == -1
+
+
+def rows() -> list[dict]:  # type: ignore[type-arg]
+    return pq.read_table(FOLDER / "train.parquet").to_pylist()[:40]
+
+
+def write(path: Path, table: list[dict]) -> Path:  # type: ignore[type-arg]
+    pq.write_table(pa.Table.from_pylist(table), path)
+    return path
+
+
+def cut_picture(table: list[dict]) -> None:  # type: ignore[type-arg]
+    picture = table[6]["images"][0]
+    picture["bytes"] = picture["bytes"][: len(picture["bytes"]) // 2]
+
+
+def drop_answer(table: list[dict]) -> None:  # type: ignore[type-arg]
+    for row in table:
+        row["label"] = row.pop("answer")
+
+
+def null_answer(table: list[dict]) -> None:  # type: ignore[type-arg]
+    table[2]["answer"] = None
+
+
+def lengthen(table: list[dict]) -> None:  # type: ignore[type-arg]
+    table[4]["problem"] += " really" * 300
+
+
+@pytest.mark.parametrize(
+    ("spoil", "settings", "said"),
+    [
+        (cut_picture, [], ["rows.parquet:7", "picture"]),
+        (drop_answer, [], ["rows.parquet:1", "answer", "label"]),
+        (null_answer, [], ["rows.parquet:3", "answer"]),
+        (lengthen, ["data.filter_overlong_prompts=false"], ["rows.parquet:5", "max_prompt_length"]),
+        (lambda table: table.clear(), [], ["rows.parquet"]),
+    ],
+    ids=["cut picture", "no answer column", "null answer", "overlong prompt", "empty"],
+)
+def test_a_bad_row_is_named_before_training_starts(  # type: ignore[no-untyped-def]
+    r1: R1, tmp_path: Path, spoil, settings: list[str], said: list[str]
+) -> None:
+    table = rows()
+    spoil(table)
+    schema = pq.read_schema(FOLDER / "train.parquet")
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(table) if table else schema.empty_table(), path)
+    process = train(r1, tmp_path / "run", f"data.train_files={path}", *settings, ok=False)
+    assert process.exit_code == 2
+    assert "Traceback" not in process.stderr
+    for part in said:
+        assert part in process.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_overlong_prompts_are_filtered_when_that_is_asked_for(r1: R1, tmp_path: Path) -> None:
+    table = rows()
+    lengthen(table)
+    process = train(r1, tmp_path / "run", f"data.train_files={write(tmp_path / 'rows.parquet', table)}")
+    assert "1 of 40" in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.train_files=examples/quickstart/trian.parquet", ["data.train_files", "trian.parquet", "train.parquet"]),
+        ("worker.actor.model.model_path=./no/such/model", ["worker.actor.model.model_path", "./no/such/model"]),
+        ("worker.reward.reward_function=nothing.py:score", ["worker.reward.reward_function", "nothing.py"]),
+        ("worker.reward.reward_function=mth", ["mth", "math"]),
+        ("worker.actor.optim.lrr=1", ["worker.actor.optim.lrr", "worker.actor.optim.lr"]),
+        ("worker.actor.model.lora.rank=8", ["worker.actor.model.lora.rank", "not available in this version"]),
+    ],
+)
+def test_what_does_not_exist_is_named(r1: R1, tmp_path: Path, override: str, said: list[str]) -> None:
+    process = train(r1, tmp_path / "run", override, ok=False)
+    assert process.exit_code == 2
+    assert "Traceback" not in process.stderr
+    for part in said:
+        assert part in process.stderr
+
+
+def test_a_model_folder_without_weights_is_named(r1: R1, tmp_path: Path) -> None:
+    shutil.copytree(FOLDER / "model", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    process = train(r1, tmp_path / "run", f"worker.actor.model.model_path={tmp_path / 'model'}", ok=False)
+    assert process.exit_code == 2
+    assert str(tmp_path / "model") in process.stderr.replace("\n", "")

@@ -1,0 +1,131 @@
+"""The quickstart as a user meets it: it trains, it shows what it does, and the model really looks at the pictures."""
+
+import io
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from endtoend import QUICKSTART, R1, ROOT, read_log
+from PIL import Image
+from safetensors.torch import load_file
+
+FOLDER = ROOT / "examples/quickstart"
+CHANCE = 0.25  # four answers, equally often right
+
+
+def test_every_step_is_logged_once_with_the_names_dashboards_know(quickstart: Path) -> None:
+    records = read_log(quickstart)
+    assert [record["step"] for record in records] == [0, 1, 2, 3]
+    assert {"val/reward_score", "val/accuracy_reward"} <= records[0].keys()
+    expected = {
+        "reward/overall", "reward/accuracy", "critic/score/mean", "critic/rewards/max", "critic/advantages/min",
+        "critic/returns/mean", "actor/pg_loss", "actor/kl_loss", "actor/kl_coef", "actor/ppo_kl", "actor/entropy_loss",
+        "actor/pg_clipfrac_higher", "actor/pg_clipfrac_lower", "actor/grad_norm", "actor/lr", "response_length/mean",
+        "response_length/clip_ratio", "prompt_length/max", "perf/throughput", "perf/time_per_step",
+        "perf/total_num_tokens", "perf/cpu_memory_used_gb", "timing_s/gen", "timing_s/reward", "timing_s/old",
+        "timing_s/ref", "timing_s/adv", "timing_s/update_actor", "timing_s/step", "global_seqlen/mean",
+    }  # fmt: skip
+    assert not expected - records[1].keys()
+    assert {"val/reward_score", "timing_s/validation", "timing_s/save_checkpoint"} <= records[2].keys()
+
+
+def test_engine_and_learner_agree_on_every_sampled_token(quickstart: Path) -> None:
+    for record in read_log(quickstart)[1:]:
+        assert record["rollout/logprob_gap_max"] < 1e-4
+        assert record["rollout/effective_sample_size"] == pytest.approx(1, abs=1e-6)
+
+
+def test_the_first_update_starts_from_ratio_one(quickstart: Path) -> None:
+    record = read_log(quickstart)[1]
+    assert record["actor/pg_clipfrac_higher"] == 0
+    assert abs(record["actor/ppo_kl"]) < 1e-3
+
+
+def test_the_user_sees_the_plan_the_progress_and_the_next_commands(quickstart: Path) -> None:
+    output = (quickstart / "output.txt").read_text()
+    for said in ("rows", "optimizer steps", "model states", "step 3/3", "validation at step 2", "r1 merge", "r1 eval"):
+        assert said in output
+    assert str(quickstart / "global_step_3") in output
+
+
+def test_the_run_leaves_its_settings_and_some_answers(quickstart: Path) -> None:
+    assert json.loads((quickstart / "experiment_config.json").read_text())["trainer"]["max_steps"] == 3
+    answers = [json.loads(line) for line in (quickstart / "generations.jsonl").read_text().splitlines()]
+    assert {answer["step"] for answer in answers} == {0, 2, 3}
+    assert {"prompt", "response", "ground_truth", "score"} <= answers[0].keys()
+
+
+def test_a_checkpoint_holds_no_pickle(quickstart: Path) -> None:
+    files = [path for path in quickstart.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".safetensors", ".json", ".jsonl", ".jinja", ".txt"}
+
+
+def test_a_merged_checkpoint_loads_in_transformers_and_scores_the_same(
+    quickstart: Path, r1: R1, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+
+    checkpoint, merged = quickstart / "global_step_3", tmp_path / "merged"
+    assert str(merged) in r1("merge", checkpoint, "--output", merged).stdout.replace("\n", "")
+    model, info = AutoModelForImageTextToText.from_pretrained(merged, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    trained = load_file(checkpoint / "actor" / "model.safetensors")
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in trained.items())
+    assert AutoProcessor.from_pretrained(merged).tokenizer.chat_template
+    assert GenerationConfig.from_pretrained(merged).eos_token_id is not None
+
+    greedy = "worker.rollout.val_override_config.temperature=0"
+    r1("eval", merged, QUICKSTART, greedy, "--json", tmp_path / "merged.json")
+    score = json.loads((tmp_path / "merged.json").read_text())["reward_score"]
+    assert score == read_log(quickstart)[-1]["val/reward_score"]
+
+
+def test_eval_reports_accuracy_and_what_k_answers_give(quickstart: Path, r1: R1, tmp_path: Path) -> None:
+    sampled = ["worker.rollout.val_override_config.temperature=1", "worker.rollout.val_override_config.n=4"]
+    process = r1("eval", quickstart / "global_step_2", QUICKSTART, *sampled, "--json", tmp_path / "result.json")
+    result = json.loads((tmp_path / "result.json").read_text())
+    for name in ("accuracy", "avg@4", "pass@1", "pass@2", "pass@4", "maj@4"):
+        assert name in process.stdout
+        assert 0 <= result[name] <= 1
+    assert result["pass@1"] <= result["pass@2"] <= result["pass@4"]
+
+
+def blank_pictures(source: Path, target: Path) -> None:
+    """Write the rows again with every picture replaced by white of the same size."""
+    table = pq.read_table(source).to_pylist()
+    for row in table:
+        for picture in row["images"]:
+            white = io.BytesIO()
+            Image.new("RGB", Image.open(io.BytesIO(picture["bytes"])).size, "white").save(white, "PNG")
+            picture["bytes"] = white.getvalue()
+    import pyarrow as pa
+
+    pq.write_table(pa.Table.from_pylist(table), target)
+
+
+def test_the_model_really_looks(r1: R1, tmp_path: Path) -> None:
+    """With the pictures blanked out, the same model on the same questions is no better than guessing."""
+    blank_pictures(FOLDER / "val.parquet", tmp_path / "blank.parquet")
+    accuracy = {}
+    for name, file in (("seen", FOLDER / "val.parquet"), ("blank", tmp_path / "blank.parquet")):
+        result = tmp_path / f"{name}.json"
+        r1("eval", FOLDER / "model", QUICKSTART, f"data.val_files={file}", "--json", result)
+        accuracy[name] = json.loads(result.read_text())["accuracy"]
+    assert accuracy["blank"] == pytest.approx(CHANCE, abs=0.06)
+    assert accuracy["seen"] > accuracy["blank"] + 0.1
+
+
+def test_the_committed_pictures_and_answers_are_what_the_readme_says() -> None:
+    train, val = (pq.read_table(FOLDER / f"{name}.parquet").to_pylist() for name in ("train", "val"))
+    assert len(val) >= 256
+    seen = {row["images"][0]["bytes"] for row in train}
+    assert not seen & {row["images"][0]["bytes"] for row in val}
+    answers = [row["answer"] for row in val]
+    assert all(answers.count(answer) == len(val) * CHANCE for answer in set(answers))
+
+
+def test_the_committed_model_is_small() -> None:
+    assert sum(path.stat().st_size for path in (FOLDER / "model").iterdir()) < 3_000_000

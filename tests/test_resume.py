@@ -1,0 +1,149 @@
+"""Kill a run at any moment, type the same command again, and nothing shows that it was ever killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = 8
+
+# Runs the command as a user would, and notes every sampled token of every step on the way.
+DRIVER = textwrap.dedent(
+    """
+    import json, sys
+    from pathlib import Path
+    import r1_cli.loop as loop
+    from r1_cli.main import main
+
+    sampled, collect = Path(sys.argv.pop(1)), loop.collect
+
+    def noting(run, cursor, watch):
+        batch = collect(run, cursor, watch)
+        tokens = [c.token_ids for group in batch.groups for c in group.completions]
+        with sampled.open("a") as file:
+            file.write(json.dumps([cursor, tokens]) + "\\n")
+        return batch
+
+    loop.collect = noting
+    main()
+    """
+)
+
+
+def command(folder: Path, *overrides: str) -> list[str]:
+    return [
+        sys.executable, "-c", DRIVER, str(folder / "sampled.jsonl"), "train", "examples/quickstart/config.yaml",
+        f"trainer.save_checkpoint_path={folder / 'run'}", f"trainer.max_steps={STEPS}", "trainer.save_freq=2",
+        "trainer.val_freq=3", "trainer.save_limit=2", "data.rollout_batch_size=4", "data.val_batch_size=64",
+        "worker.actor.global_batch_size=2", "worker.rollout.n=4", "algorithm.disable_kl=false", *overrides,
+    ]  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    # The number of threads decides the order of sums, and so the last bits.
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def log_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the records without the values that a clock or the machine's memory decides."""
+    rows = [json.loads(line) for line in (folder / "run" / "experiment_log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("timing_s/", "perf/"))} for row in rows]
+
+
+def sampled_of(folder: Path) -> dict[int, list[list[int]]]:
+    """Return the sampled tokens by prompt batch; a batch sampled twice must have been the same both times."""
+    batches: dict[int, list[list[int]]] = {}
+    for line in (folder / "sampled.jsonl").read_text().splitlines():
+        cursor, tokens = json.loads(line)
+        assert batches.setdefault(cursor, tokens) == tokens
+    return batches
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    subprocess.run(command(folder), cwd=ROOT, env=environment(), check=True, capture_output=True)
+    return folder
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    assert [row["step"] for row in log_of(folder)] == list(range(STEPS + 1))
+    assert log_of(folder) == log_of(other)
+    assert sampled_of(folder) == sampled_of(other)
+    generations = "run/generations.jsonl"
+    assert (folder / generations).read_text() == (other / generations).read_text()
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = (load_file(path / f"run/global_step_{STEPS}/actor" / name) for path in (folder, other))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted: Path) -> None:
+    moments = random.Random(os.environ.get("R1_KILL_SEED", "3"))
+    kills = 0
+    for _ in range(4):
+        process = subprocess.Popen(
+            command(tmp_path), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        # Counted from the first sign of progress: loading, which takes most of such a short run, is no random point.
+        wait_for_growth(tmp_path / "run" / "experiment_log.jsonl", process)
+        time.sleep(moments.uniform(0.0, 2.5))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills, "every run ended before it was killed: make the run longer"
+    subprocess.run(command(tmp_path), cwd=ROOT, env=environment(), check=True, capture_output=True)
+    assert_same_run(tmp_path, uninterrupted)
+
+
+def wait_for_growth(path: Path, process: subprocess.Popen[bytes], limit: float = 120.0) -> None:
+    size, start = path.stat().st_size if path.exists() else 0, time.monotonic()
+    while process.poll() is None and not (path.exists() and path.stat().st_size > size):
+        assert time.monotonic() - start < limit, f"no record was written to {path} in {limit} s"
+        time.sleep(0.02)
+
+
+def test_sigterm_saves_exits_cleanly_and_resumes(tmp_path: Path, uninterrupted: Path) -> None:
+    process = subprocess.Popen(
+        command(tmp_path), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_for_growth(tmp_path / "run" / "experiment_log.jsonl", process)  # type: ignore[arg-type]
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "SIGTERM" in output
+    assert list((tmp_path / "run").glob("global_step_*/trainer.json"))
+    subprocess.run(command(tmp_path), cwd=ROOT, env=environment(), check=True, capture_output=True)
+    assert_same_run(tmp_path, uninterrupted)
+
+
+def test_load_checkpoint_path_goes_on_from_the_checkpoint_that_is_named(tmp_path: Path, uninterrupted: Path) -> None:
+    named = uninterrupted / "run" / f"global_step_{STEPS - 2}"
+    subprocess.run(
+        command(tmp_path, f"trainer.load_checkpoint_path={named}"), cwd=ROOT, env=environment(), check=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert [row["step"] for row in log_of(tmp_path)][-2:] == [STEPS - 1, STEPS]
+    assert log_of(tmp_path)[-1] == log_of(uninterrupted)[-1]
+
+
+def test_starting_anew_never_mixes_with_an_older_run(tmp_path: Path, uninterrupted: Path) -> None:
+    process = subprocess.run(
+        command(uninterrupted, "trainer.find_last_checkpoint=false"), cwd=ROOT, env=environment(), check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert process.returncode != 0
+    assert "trainer.find_last_checkpoint=false" in process.stderr
+    assert str(uninterrupted / "run") in process.stderr.replace("\n", "")
