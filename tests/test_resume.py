@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -42,17 +43,21 @@ DRIVER = textwrap.dedent(
 
 
 def command(folder: Path, *overrides: str) -> list[str]:
+    validation = folder / "val.parquet"
+    if not validation.exists():
+        pq.write_table(pq.read_table(ROOT / "examples/quickstart/val.parquet").slice(0, 16), validation)
     return [
         sys.executable, "-c", DRIVER, str(folder / "sampled.jsonl"), "train", "examples/quickstart/config.yaml",
         f"trainer.save_checkpoint_path={folder / 'run'}", f"trainer.max_steps={STEPS}", "trainer.save_freq=2",
-        "trainer.val_freq=3", "trainer.save_limit=2", "data.rollout_batch_size=4", "data.val_batch_size=64",
+        f"data.val_files={validation}", "trainer.val_freq=3", "trainer.save_limit=2", "data.rollout_batch_size=4",
         "worker.actor.global_batch_size=2", "worker.rollout.n=4", "algorithm.disable_kl=false", *overrides,
     ]  # fmt: skip
 
 
 def environment() -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     # The number of threads decides the order of sums, and so the last bits.
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+    return {**inherited, "OMP_NUM_THREADS": "1"}
 
 
 def log_of(folder: Path) -> list[dict[str, Any]]:

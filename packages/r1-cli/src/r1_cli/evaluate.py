@@ -21,8 +21,8 @@ def validate(run: Run, step: int) -> tuple[dict[str, float], list[Generation]]:
 
     The noise is the same at every step, so that two validations differ by their weights alone.
     """
-    if run.val_dataset is None:
-        return {}, []
+    if not run.val_dataset:
+        raise ValueError("there is nothing to validate on: data.val_files is null")
     with run.scorer.generator.awake(run.learner.weights(), step):
         groups = list(
             answer(

@@ -25,7 +25,7 @@ def train(run: Run, step: int, cursor: int) -> int:
     learner's own state they are all that a checkpoint holds: everything else is a function of them.
     """
     try:
-        if run.schedule.val_before_train and not run.tracker.has(step):
+        if run.val_dataset and run.schedule.val_before_train and not run.tracker.has(step):
             with run.stop.interruptible():
                 run.tracker.log(step, *validate(run, step))
         while step < run.schedule.total_steps:
@@ -70,7 +70,7 @@ def conclude_step(run: Run, step: int, cursor: int, record: dict[str, float]) ->
     """
     watch = Stopwatch()
     generations: list[Generation] = []
-    if run.schedule.validates(step):
+    if run.val_dataset and run.schedule.validates(step):
         with watch("validation"):
             scores, generations = validate(run, step)
         record |= scores

@@ -10,6 +10,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
+from r1_cli.attention import PACKED_ATTENTION
+
 PositionIds = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
 MEDIA_GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
@@ -85,10 +87,10 @@ def _without_dropout(config: Any) -> Any:
 
 
 def attention(device: torch.device) -> str:
-    """Return the attention kernel: flash-attn where it is installed on a GPU, torch's own elsewhere."""
+    """Return the attention that packs well: flash-attn where it is installed on a GPU, torch's by pieces elsewhere."""
     if device.type == "cuda" and transformers.utils.is_flash_attn_2_available():
         return "flash_attention_2"
-    return "sdpa"
+    return PACKED_ATTENTION
 
 
 def freeze_vision(model: nn.Module) -> int:

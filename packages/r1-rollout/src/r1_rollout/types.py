@@ -68,7 +68,5 @@ class Generator(Protocol):
     def awake(self, weights: "Iterable[tuple[str, Tensor]]", version: int) -> AbstractContextManager[None]:
         """Load `weights` (names as in the Hugging Face checkpoint), sample inside the block, sleep after it."""
 
-    def generate(
-        self, prompts: Sequence[PromptLike], params: SamplingParams
-    ) -> Iterator[tuple[int, list[Completion]]]:
+    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Iterator[tuple[int, list[Completion]]]:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes."""
