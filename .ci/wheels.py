@@ -1,4 +1,4 @@
-"""Build each package as a wheel, install it alone into a bare environment, and import it there."""
+"""Build each package as a wheel, install it alone into a bare environment, and import all of it there."""
 
 import subprocess
 import sys
@@ -24,7 +24,9 @@ def check(package: str, folder: Path) -> None:
     install = ["uv", "pip", "install", "--quiet", "--python", python, "--find-links", str(folder / "wheels")]
     run("uv", "venv", "--quiet", "--python", sys.executable, str(environment))
     run(*install, "-c", str(constraints), package)
-    code = f"import sys, {module}; print('{package} imports alone')"
+    every = f"[import_module(m.name) for m in walk_packages({module}.__path__, '{module}.')]"
+    code = f"import sys, {module}; from importlib import import_module; from pkgutil import walk_packages; {every}"
+    code += f"; print('{package}: every module imports alone')"
     if package != "r1-cli":
         code += f"; others = {OTHERS.format(module=module)}; assert not others, others"
     run(python, "-I", "-c", code)

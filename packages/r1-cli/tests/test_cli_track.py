@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from r1_cli.track import Generation, RunInfo, Tracker
 from r1_cli.track.files import FileLogger, JsonLines
-from r1_cli.track.tracker import Generation, RunInfo, Tracker
 from r1_cli.track.wandb import choose_mode
 
 

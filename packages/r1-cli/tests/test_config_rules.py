@@ -195,5 +195,12 @@ def test_options_without_effect_are_those_changed_from_their_default() -> None:
         "worker.critic.optim.lr=1e-5",
         "worker.rollout.limit_images=0",
     ]
-    config, _ = load_config([*PLAIN, *words])
-    assert [limit.key for limit in without_effect(config)] == [word.partition("=")[0] for word in words[:2]]
+    limits = without_effect(*load_config([*PLAIN, *words]))
+    assert [limit.key for limit in limits] == [word.partition("=")[0] for word in words[:2]]
+
+
+def test_an_option_that_is_on_by_default_but_does_nothing_is_shown_where_the_user_sets_it() -> None:
+    key = "worker.actor.offload.offload_optimizer"
+    assert [limit.key for limit in without_effect(*load_config([*PLAIN, f"{key}=true"]))] == [key]
+    assert without_effect(*load_config([*PLAIN, f"{key}=false"])) == []
+    assert without_effect(*load_config(PLAIN)) == []

@@ -16,7 +16,7 @@ def announce(console: Console, config: RunConfig, provenance: Provenance, plan: 
     console.print(render(plan))
     if limits := unavailable(config, provenance):
         console.print(render_limits("not available in this version", limits))
-    if limits := without_effect(config):
+    if limits := without_effect(config, provenance):
         console.print(render_limits("no effect here", limits))
     for notice in provenance.notices:
         console.print(f"note: {notice}", markup=False, highlight=False, soft_wrap=True)

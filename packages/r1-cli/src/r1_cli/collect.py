@@ -29,27 +29,31 @@ def collect(run: Run, cursor: int, watch: Stopwatch) -> Batch:
     """Sample until `rollout_batch_size` groups pass the filter (DAPO's dynamic sampling, arXiv 2503.14476, eq. 11).
 
     Fewer groups than wanted after `max_try_make_batch` batches make a smaller step, with a warning. If none passed,
-    the last batch is trained on as it is: its advantages are zero, and only a KL term acts.
+    the last batch is trained on as it is: its advantages are zero, and only a KL term acts. Prompts that cannot be read
+    make a step smaller, too.
+
+    Raises:
+        DataError: not one prompt could be read.
     """
     wanted, limit = run.schedule.rollout_batch_size, run.schedule.max_try_make_batch
     kept: list[Group] = []
     sampled = tries = 0
     while len(kept) < wanted:
-        prompts = list(read_prompts(run.dataset, run.stream.batch(cursor + tries)))
+        indices = run.stream.batch(cursor + tries)
+        prompts = list(read_prompts(run.dataset, indices))
+        wanted = max(1, wanted - (len(indices) - len(prompts)))
         params = replace(run.sampling, seed=derive_seed(run.sampling.seed, cursor + tries))
         groups = sample_groups(run.scorer, prompts, params, watch, run.progress)
         kept += [group for group in groups if run.keep(group)]
         sampled += len(groups)
         tries += 1
         if tries == limit and len(kept) < wanted:
-            log.warning(
-                "only %d of %d groups passed the filter after trainer.max_try_make_batch=%d batches",
-                len(kept),
-                wanted,
-                limit,
-            )
+            message = "only %d of %d groups passed the filter after trainer.max_try_make_batch=%d batches"
+            log.warning(message, len(kept), wanted, limit)
             kept = kept or groups
             break
+    if not kept:
+        raise DataError(f"none of the {tries} prompt batches from number {cursor} on could be read")
     return Batch(kept[:wanted], cursor + tries, sampled)
 
 

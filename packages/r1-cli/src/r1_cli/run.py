@@ -4,6 +4,7 @@ import logging
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -17,8 +18,8 @@ from r1_cli.evaluate import validate
 from r1_cli.plan import Plan, make_plan
 from r1_cli.roles import Run, Schedule
 from r1_cli.stop import StopRequest
-from r1_cli.track import Tracker
-from r1_cli.track.tracker import RunInfo
+from r1_cli.track import RunInfo, Tracker
+from r1_cli.track.files import read_settings
 from r1_core.learner import Learner
 
 log = logging.getLogger("r1")
@@ -28,7 +29,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
     """Train as configured: check the data, show the plan, resume if there is something to resume, run the loop.
 
     Raises:
-        ConfigError, DataError, ModelError, RewardLoadError: something cannot work; found before the first step.
+        ConfigError, DataError, ModelError, RewardSpecError: something cannot work; found before the first step.
     """
     console = Console()
     configure_logging(console)
@@ -48,6 +49,8 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         step, cursor = load_start(learner, start)
         reporter.begin(step, schedule.total_steps)
         info = RunInfo(config.trainer.project_name, config.trainer.experiment_name, store.root, printable(config), step)
+        if start:
+            report_changes(read_settings(store.root), info.config)
         tracker = Tracker(config.trainer.logger, info, reporter)
         stack.callback(tracker.close)
         verifier = stack.enter_context(assemble.build_verifier(config))
@@ -112,6 +115,22 @@ def load_start(learner: Learner, start: Path | None) -> tuple[int, int]:
     learner.load(start / "actor", model_only=state["model_only"])
     log.info("going on from %s", start)
     return state["step"], state["cursor"]
+
+
+def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Say which settings differ from those that the run was started with."""
+    old, new = flatten(before), flatten(now)
+    for key in new:
+        if key in old and old[key] != new[key]:
+            log.warning("going on with another setting than before: %s=%s, was %s", key, new[key], old[key])
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under their dotted keys."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 def build_schedule(config: RunConfig, plan: Plan) -> Schedule:

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from r1_cli.commands.errors import ANY_WORDS, told_plainly
+from r1_cli.threads import share_processors
 
 
 @click.command(name="eval", short_help="Score a model on the validation rows.", context_settings=ANY_WORDS)
@@ -27,6 +28,7 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
     with told_plainly(ConfigError, DataError, RewardSpecError):
         config, _ = load_config([*settings, f"worker.actor.model.model_path={model}"], command="eval")
 
+        share_processors()
         from r1_cli.models import ModelError
         from r1_cli.report import evaluate_model
 

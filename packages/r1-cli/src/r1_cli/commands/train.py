@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from r1_cli.commands.errors import ANY_WORDS, told_plainly
+from r1_cli.threads import share_processors
 
 if TYPE_CHECKING:
     from r1_cli.config import Provenance, RunConfig
@@ -37,6 +38,7 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
             return
         require_available(config, provenance)
 
+        share_processors()
         from r1_cli.models import ModelError
         from r1_cli.run import train as run_training
 

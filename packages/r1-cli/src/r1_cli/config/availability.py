@@ -77,6 +77,12 @@ NO_EFFECT: dict[str, str] = {
     "worker.rollout.disable_log_stats": "the embedded engine prints none",
     "worker.rollout.disable_tqdm": "the progress bar is r1's own",
 }
+# On by default, so shown only where the user asks for them.
+NO_EFFECT_WHEN_SET: dict[str, str] = {
+    "worker.actor.offload.offload_params": "weights stay on the device while the engine samples",
+    "worker.actor.offload.offload_optimizer": "optimizer states stay on the device while the engine samples",
+    "worker.actor.use_torch_compile": "log-probs are computed eagerly",
+}
 CONDITIONAL: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("worker.critic", lambda c: c.algorithm.adv_estimator != "gae", "only gae has a critic"),
     ("trainer.critic_warmup", lambda c: c.algorithm.adv_estimator != "gae", "only gae has a critic"),
@@ -110,13 +116,15 @@ def require_available(config: RunConfig, provenance: Provenance) -> None:
         raise UnavailableError(limits)
 
 
-def without_effect(config: RunConfig) -> list[Limit]:
-    """Return the options set to other than their default that nothing reads here; they are shown, not refused."""
+def without_effect(config: RunConfig, provenance: Provenance) -> list[Limit]:
+    """Return the options that ask for something although nothing reads them here; they are shown, not refused."""
     default = RunConfig()
     reasons = dict(NO_EFFECT) | {key: why for key, applies, why in CONDITIONAL if applies(config)}
-    return [
-        Limit(key, lookup(config, key), reason)
+    changed = [
+        (key, reason)
         for section, reason in reasons.items()
         for key in schema().values
         if (key == section or key.startswith(f"{section}.")) and lookup(config, key) != lookup(default, key)
     ]
+    asked = [(key, why) for key, why in NO_EFFECT_WHEN_SET.items() if provenance.is_set(key) and lookup(config, key)]
+    return [Limit(key, lookup(config, key), reason) for key, reason in changed + asked]

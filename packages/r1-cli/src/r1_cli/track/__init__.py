@@ -1,5 +1,6 @@
 """Where a run's numbers and samples go: console, files, tensorboard, wandb and the like."""
 
-from r1_cli.track.tracker import Generation, Tracker
+from r1_cli.track.tracker import Tracker
+from r1_cli.track.types import Generation, Logger, Record, RunInfo
 
-__all__ = ["Generation", "Tracker"]
+__all__ = ["Generation", "Logger", "Record", "RunInfo", "Tracker"]

@@ -4,12 +4,10 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from r1_cli.checkpoints import write_json
-
-if TYPE_CHECKING:
-    from r1_cli.track.tracker import Record, RunInfo
+from r1_cli.track.types import Record, RunInfo
 
 CONFIG_FILE = "experiment_config.json"
 LOG_FILE = "experiment_log.jsonl"
@@ -49,7 +47,7 @@ class FileLogger:
     folder is another run: the older records are moved aside, never mixed and never lost.
     """
 
-    def __init__(self, info: "RunInfo") -> None:
+    def __init__(self, info: RunInfo) -> None:
         if not info.resumed_from:
             _move_aside_other_run(info)
         self._log = JsonLines(info.folder / LOG_FILE)
@@ -61,7 +59,7 @@ class FileLogger:
     def has(self, step: int) -> bool:
         return step in self._steps
 
-    def log(self, step: int, record: "Record") -> None:
+    def log(self, step: int, record: Record) -> None:
         if self.has(step):
             return
         # NaN is not JSON: readers other than Python's would refuse the line.
@@ -78,9 +76,16 @@ class FileLogger:
         """Every line is already on disk."""
 
 
-def _move_aside_other_run(info: "RunInfo") -> None:
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings that the folder's run was last started with; empty if there was none."""
+    path = folder / CONFIG_FILE
+    settings: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return settings
+
+
+def _move_aside_other_run(info: RunInfo) -> None:
     config, records = info.folder / CONFIG_FILE, info.folder / LOG_FILE
-    if not records.is_file() or (config.is_file() and json.loads(config.read_text()) == info.config):
+    if not records.is_file() or read_settings(info.folder) == info.config:
         return
     number = 1 + len(list(info.folder.glob("experiment_log.*.jsonl")))
     for path in (config, records, info.folder / GENERATIONS_FILE):

@@ -1,16 +1,15 @@
 """MLflow, to the server in MLFLOW_TRACKING_URI or to files in the run's folder."""
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from r1_cli.track.tracker import Record, RunInfo
+from r1_cli.track.types import Record, RunInfo
 
 
 class MlflowLogger:
     """One MLflow run."""
 
-    def __init__(self, info: "RunInfo") -> None:
+    def __init__(self, info: RunInfo) -> None:
         import mlflow
 
         mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{info.folder / 'mlflow.db'}")
@@ -18,7 +17,7 @@ class MlflowLogger:
         mlflow.start_run(run_name=info.experiment)
         self._mlflow = mlflow
 
-    def log(self, step: int, record: "Record") -> None:
+    def log(self, step: int, record: Record) -> None:
         self._mlflow.log_metrics(record, step=step)
 
     def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
@@ -29,5 +28,5 @@ class MlflowLogger:
         self._mlflow.end_run()
 
 
-def open_logger(info: "RunInfo") -> MlflowLogger:
+def open_logger(info: RunInfo) -> MlflowLogger:
     return MlflowLogger(info)

@@ -1,16 +1,15 @@
 """SwanLab, online with a key and in its offline mode without."""
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from r1_cli.track.tracker import Record, RunInfo
+from r1_cli.track.types import Record, RunInfo
 
 
 class SwanlabLogger:
     """One SwanLab experiment."""
 
-    def __init__(self, info: "RunInfo") -> None:
+    def __init__(self, info: RunInfo) -> None:
         import swanlab
 
         mode = os.environ.get("SWANLAB_MODE") or ("cloud" if os.environ.get("SWANLAB_API_KEY") else "offline")
@@ -23,7 +22,7 @@ class SwanlabLogger:
             logdir=str(info.folder / "swanlog"),
         )
 
-    def log(self, step: int, record: "Record") -> None:
+    def log(self, step: int, record: Record) -> None:
         self._swanlab.log(record, step=step)
 
     def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
@@ -34,5 +33,5 @@ class SwanlabLogger:
         self._swanlab.finish()
 
 
-def open_logger(info: "RunInfo") -> SwanlabLogger:
+def open_logger(info: RunInfo) -> SwanlabLogger:
     return SwanlabLogger(info)

@@ -1,22 +1,21 @@
 """TensorBoard scalars and sample texts."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from r1_cli.track.tracker import Record, RunInfo
+from r1_cli.track.types import Record, RunInfo
 
 
 class TensorBoardLogger:
     """Event files under `tensorboard/` in the run's folder."""
 
-    def __init__(self, info: "RunInfo") -> None:
+    def __init__(self, info: RunInfo) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # Steps after the checkpoint are run again; purging hides the first copies.
         purge = info.resumed_from + 1 if info.resumed_from else None
         self._writer = SummaryWriter(str(info.folder / "tensorboard"), purge_step=purge)
 
-    def log(self, step: int, record: "Record") -> None:
+    def log(self, step: int, record: Record) -> None:
         for key, value in record.items():
             self._writer.add_scalar(key, value, step)
         self._writer.flush()
@@ -30,5 +29,5 @@ class TensorBoardLogger:
         self._writer.close()
 
 
-def open_logger(info: "RunInfo") -> TensorBoardLogger:
+def open_logger(info: RunInfo) -> TensorBoardLogger:
     return TensorBoardLogger(info)

@@ -3,46 +3,12 @@
 import importlib
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import asdict
 
 from r1_cli.track.files import FileLogger
+from r1_cli.track.types import Generation, Logger, Record, RunInfo
 
 log = logging.getLogger("r1")
-
-Record = dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One logged validation answer. Example: `Generation("val.parquet:3", "How many?", "\\\\boxed{2}", "2", 1.0)`."""
-
-    id: str
-    prompt: str
-    response: str
-    ground_truth: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """What a logger needs to know of the run when it opens."""
-
-    project: str
-    experiment: str
-    folder: Path  # the run's checkpoint folder; logs live beside the checkpoints
-    config: dict[str, Any]
-    resumed_from: int  # the step the run goes on from; 0 for a new run
-
-
-class Logger(Protocol):
-    """One destination. A logger never ends a run: what it cannot deliver it says once, and goes on."""
-
-    def log(self, step: int, record: Record) -> None: ...
-    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None: ...
-    def close(self) -> None: ...
-
 
 # Modules are imported only when their logger is asked for; each has `open_logger(info) -> Logger`.
 HOSTED = {name: f"r1_cli.track.{name}" for name in ("tensorboard", "wandb", "swanlab", "mlflow")}

@@ -5,11 +5,10 @@ import netrc
 import os
 import socket
 import uuid
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlparse
 
-if TYPE_CHECKING:
-    from r1_cli.track.tracker import Record, RunInfo
+from r1_cli.track.types import Record, RunInfo
 
 log = logging.getLogger("r1")
 REACH_SECONDS = 3.0
@@ -18,7 +17,7 @@ REACH_SECONDS = 3.0
 class WandbLogger:
     """One wandb run; its id is kept in the run's folder, so that a resumed run goes on in the same charts."""
 
-    def __init__(self, info: "RunInfo") -> None:
+    def __init__(self, info: RunInfo) -> None:
         import wandb
 
         mode = choose_mode(os.environ.get("WANDB_API_KEY") or _saved_key())
@@ -37,7 +36,7 @@ class WandbLogger:
             settings=wandb.Settings(init_timeout=60, silent=True),
         )
 
-    def log(self, step: int, record: "Record") -> None:
+    def log(self, step: int, record: Record) -> None:
         self._run.log(record, step=step)
 
     def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
@@ -77,5 +76,5 @@ def _saved_key() -> str | None:
     return entry[2] if entry else None
 
 
-def open_logger(info: "RunInfo") -> WandbLogger:
+def open_logger(info: RunInfo) -> WandbLogger:
     return WandbLogger(info)

@@ -1,0 +1,126 @@
+"""Options that change how a run goes do what they say, in real runs of a step or two."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
+from safetensors.torch import load_file
+
+TWO_STEPS = [
+    *SMALL,
+    "trainer.max_steps=2",
+    "trainer.val_before_train=false",
+    "trainer.val_freq=-1",
+    "trainer.save_freq=2",
+]
+
+
+def train(r1: R1, folder: Path, *overrides: str) -> list[dict[str, Any]]:
+    r1("train", QUICKSTART, *TWO_STEPS, f"trainer.save_checkpoint_path={folder}", *overrides)
+    return read_log(folder)
+
+
+def without_clock(records: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Keep what two equal runs share, to the precision of sums taken in another order."""
+    kept = [{k: v for k, v in r.items() if not k.startswith(("timing_s/", "perf/"))} for r in records]
+    return [{k: pytest.approx(v, rel=1e-3, abs=1e-5) for k, v in r.items()} for r in kept]
+
+
+@pytest.fixture(scope="module")
+def plain(r1: R1, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return train(r1, tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["worker.actor.model.enable_gradient_checkpointing=true"],
+        ["worker.actor.padding_free=false"],
+        ["worker.actor.dynamic_batching=false", "worker.actor.micro_batch_size_per_device_for_update=2"],
+        ["worker.reward.num_cpus=2"],
+        ["data.mini_rollout_batch_size=4"],
+    ],
+    ids=lambda overrides: overrides[0].rsplit(".", 1)[-1],
+)
+def test_how_the_work_is_cut_does_not_change_what_is_learned(
+    r1: R1, tmp_path: Path, plain: list[dict[str, Any]], overrides: list[str]
+) -> None:
+    assert train(r1, tmp_path, *overrides) == [
+        {**record, **expected} for record, expected in zip(read_log(tmp_path), without_clock(plain), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("penalty", ["kl", "abs", "mse", "low_var_kl"])
+def test_a_kl_term_starts_at_zero_and_is_logged(r1: R1, tmp_path: Path, penalty: str) -> None:
+    overrides = ["algorithm.disable_kl=false", f"algorithm.kl_penalty={penalty}", "algorithm.kl_coef=0.1"]
+    first = train(r1, tmp_path, *overrides, "worker.actor.global_batch_size=4")[0]
+    assert first["actor/kl_loss"] == pytest.approx(0, abs=1e-4)
+    assert first["actor/kl_coef"] == pytest.approx(0.1)
+
+
+def test_each_epoch_over_a_batch_is_another_optimizer_step(r1: R1, tmp_path: Path) -> None:
+    train(r1, tmp_path, "worker.actor.ppo_epochs=3", "worker.actor.loss_avg_mode=seq")
+    state = json.loads((tmp_path / "global_step_2/actor/learner.json").read_text())
+    assert state["step"] == 2 * 2 * 3  # steps × optimizer steps an epoch × epochs
+
+
+def test_a_frozen_vision_tower_keeps_its_weights(r1: R1, tmp_path: Path) -> None:
+    train(r1, tmp_path, "worker.actor.model.freeze_vision_tower=true")
+    before = load_file(ROOT / "examples/quickstart/model/model.safetensors")
+    after = load_file(tmp_path / "global_step_2/actor/model.safetensors")
+    same = {name: torch.equal(after[name], tensor.float()) for name, tensor in before.items()}
+    assert all(kept for name, kept in same.items() if "visual." in name)
+    assert not any(kept for name, kept in same.items() if "q_proj.weight" in name and "visual." not in name)
+
+
+def test_dynamic_sampling_trains_on_groups_that_can_teach(r1: R1, tmp_path: Path) -> None:
+    overrides = ["algorithm.online_filtering=true", "algorithm.filter_key=accuracy", "data.mini_rollout_batch_size=2"]
+    records = train(r1, tmp_path, *overrides, "worker.rollout.n=3")
+    assert sum(record["rollout/groups_sampled"] for record in records) > 8
+    for record in records:
+        assert record["rollout/groups_trained"] == 4
+        # Every kept group of three has one or two right answers.
+        assert 1 / 3 <= record["reward/accuracy"] <= 2 / 3
+    assert json.loads((tmp_path / "global_step_2/trainer.json").read_text())["cursor"] > 4
+
+
+def test_dynamic_sampling_gives_up_with_a_smaller_step_not_an_error(r1: R1, tmp_path: Path) -> None:
+    never = ["algorithm.online_filtering=true", "algorithm.filter_low=0.98", "trainer.max_try_make_batch=1"]
+    process = r1("train", QUICKSTART, *TWO_STEPS, f"trainer.save_checkpoint_path={tmp_path}", *never)
+    assert "passed the filter" in process.output
+    assert [record["step"] for record in read_log(tmp_path)] == [1, 2]
+
+
+def test_val_only_validates_and_stops(r1: R1, tmp_path: Path) -> None:
+    records = train(r1, tmp_path, "trainer.val_only=true")
+    assert [record["step"] for record in records] == [0]
+    assert not list(tmp_path.glob("global_step_*"))
+
+
+def test_a_checkpoint_without_the_optimizer_can_be_gone_on_from(r1: R1, tmp_path: Path) -> None:
+    train(r1, tmp_path, "trainer.save_model_only=true")
+    assert not list(tmp_path.glob("global_step_2/actor/optimizer*"))
+    changed = ["trainer.max_steps=3", "trainer.save_model_only=true"]
+    output = r1("train", QUICKSTART, *TWO_STEPS, f"trainer.save_checkpoint_path={tmp_path}", *changed).output
+    assert "its moments start at zero" in output
+    assert "another setting than before: trainer.max_steps=3, was 2" in output
+    assert [record["step"] for record in read_log(tmp_path)] == [1, 2, 3]
+
+
+def test_only_the_newest_and_the_best_checkpoints_stay(r1: R1, tmp_path: Path) -> None:
+    limits = ["trainer.max_steps=4", "trainer.save_freq=1", "trainer.save_limit=2"]
+    train(r1, tmp_path, *limits)
+    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_3", "global_step_4"]
+
+
+def test_wandb_without_a_key_never_asks(r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    loggers = "trainer.logger=[console,wandb,tensorboard]"
+    output = r1("train", QUICKSTART, *TWO_STEPS, f"trainer.save_checkpoint_path={tmp_path}", loggers).output
+    assert output.count("wandb has no API key: logging offline") == 1
+    assert list(tmp_path.glob("wandb/offline-run-*"))
+    assert list(tmp_path.glob("tensorboard/events.*"))
