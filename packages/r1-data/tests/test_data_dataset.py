@@ -142,11 +142,19 @@ def test_renderings_are_kept_within_the_bytes_allowed(processor, picture):
 
 
 def test_picture_that_does_not_decode_names_its_row_when_rendered(processor, picture):
-    data = picture(300, 300)
-    rows = [("t:1", {"prompt": "?", "answer": "1", "images": [data[: len(data) // 2]]})]
+    data = bytearray(picture(300, 300))
+    data[len(data) // 2] ^= 0xFF  # header and end are whole, so the check before training has nothing to say
+    rows = [("t:1", {"prompt": "?", "answer": "1", "images": [bytes(data)]})]
     dataset = PromptDataset(rows, Renderer(processor), max_prompt_length=500)
     with pytest.raises(DataError, match=r"^t:1: picture of .* cannot be read"):
         dataset[0]
+
+
+def test_picture_that_is_cut_off_is_found_before_training(processor, picture):
+    data = picture(300, 300)
+    rows = [("t:1", {"prompt": "?", "answer": "1", "images": [data[: len(data) // 2]]})]
+    with pytest.raises(DataError, match=r"t:1: picture of .* truncated"):
+        PromptDataset(rows, Renderer(processor), max_prompt_length=500)
 
 
 def test_the_use_in_the_readme_runs(fresh_processor, picture, tmp_path, monkeypatch, capsys):
