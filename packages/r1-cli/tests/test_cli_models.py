@@ -1,0 +1,104 @@
+"""What r1 asks of a model before and after loading it, on the quickstart's model and on tiny text models."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from r1_cli import models
+from r1_cli.device import PEAK_FLOPS, flops_per_token, peak_flops
+
+MODEL = Path(__file__).resolve().parents[3] / "examples/quickstart/model"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def config():  # type: ignore[no-untyped-def]
+    return models.load_config(str(MODEL))
+
+
+@pytest.fixture(scope="module")
+def model(config):  # type: ignore[no-untyped-def]
+    return models.load_model(str(MODEL), config=config, dtype=torch.float32, device=CPU)
+
+
+def test_every_token_that_stands_for_media_is_known(config) -> None:  # type: ignore[no-untyped-def]
+    tokenizer, _ = models.load_tokenizer(str(MODEL), vision_language=True)
+    banned = {tokenizer.convert_ids_to_tokens(token) for token in models.media_token_ids(config, tokenizer)}
+    assert banned == {"<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"}
+
+
+def test_answers_end_where_the_model_says(model) -> None:  # type: ignore[no-untyped-def]
+    tokenizer, _ = models.load_tokenizer(str(MODEL), vision_language=True)
+    ends = {tokenizer.convert_ids_to_tokens(token) for token in models.end_token_ids(model, tokenizer)}
+    assert "<|im_end|>" in ends
+    assert not any("vision" in end or "pad|" in end for end in ends)
+
+
+def test_positions_are_the_models_own_with_the_text_axis_in_front(config, model) -> None:  # type: ignore[no-untyped-def]
+    image = config.image_token_id
+    token_ids = torch.tensor([1, 2, *[image] * 16, 3, 4])
+    kinds, grid = (token_ids == image).int(), torch.tensor([[1, 8, 8]])
+    position_ids = models.position_ids_of(config)
+    assert position_ids is not None
+    actual = position_ids(token_ids, {"mm_token_type_ids": kinds[None], "image_grid_thw": grid})
+    own, _ = model.model.get_rope_index(token_ids[None], mm_token_type_ids=kinds[None], image_grid_thw=grid)
+    assert actual[0].tolist() == list(range(20))
+    assert torch.equal(actual[1:], own[:, 0])
+
+
+def test_a_prompt_without_pictures_has_positions_too(config) -> None:  # type: ignore[no-untyped-def]
+    position_ids = models.position_ids_of(config)
+    assert position_ids is not None
+    assert torch.equal(position_ids(torch.tensor([5, 6, 7]), {}), torch.arange(3).expand(4, 3))
+
+
+def test_text_models_count_tokens() -> None:
+    assert models.position_ids_of(Qwen2Config()) is None
+
+
+def test_models_never_share_a_configuration(config, model) -> None:  # type: ignore[no-untyped-def]
+    other = models.load_model(str(MODEL), config=config, dtype=torch.float32, device=CPU)
+    other.set_attn_implementation("eager")
+    assert model.config._attn_implementation != "eager"
+
+
+def test_dropout_is_off_even_in_training_mode(tmp_path: Path) -> None:
+    small = Qwen2Config(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                        num_attention_heads=2, num_key_value_heads=1, attention_dropout=0.5)  # fmt: skip
+    Qwen2ForCausalLM(small).save_pretrained(tmp_path)
+    loaded = models.load_model(str(tmp_path), config=models.load_config(str(tmp_path)), dtype=torch.float32, device=CPU)
+    loaded.train()
+    ids = torch.arange(8)[None]
+    assert torch.equal(loaded(input_ids=ids).logits, loaded(input_ids=ids).logits)
+
+
+def test_there_is_no_vision_tower_to_freeze_in_a_text_model() -> None:
+    small = Qwen2Config(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                        num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
+    with pytest.raises(models.ModelError, match="no vision tower"):
+        models.freeze_vision(Qwen2ForCausalLM(small))
+
+
+def test_a_missing_weight_is_named_and_not_left_at_random(tmp_path: Path, config) -> None:  # type: ignore[no-untyped-def]
+    shutil.copytree(MODEL, tmp_path / "model")
+    weights = load_file(tmp_path / "model/model.safetensors")
+    weights.pop("lm_head.weight")
+    save_file(weights, tmp_path / "model/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(models.ModelError, match=r"1 weights are missing or of another shape: lm_head.weight"):
+        models.load_model(str(tmp_path / "model"), config=config, dtype=torch.float32, device=CPU)
+
+
+def test_a_device_is_known_by_its_longest_name() -> None:
+    names = list(PEAK_FLOPS)
+    assert names.index("H200") < names.index("H20")
+    assert names.index("GB200") < names.index("B200")
+    assert peak_flops(CPU) is None
+
+
+def test_flops_count_what_is_multiplied(model) -> None:  # type: ignore[no-untyped-def]
+    parameters = sum(p.numel() for p in model.parameters())
+    assert 0.8 * 6 * parameters < flops_per_token(model) < 6 * parameters
