@@ -39,8 +39,26 @@ def test_exif_orientation_is_applied_once_and_known_from_the_header(picture, kin
     assert loaded.getexif().get(0x0112) is None
 
 
-def test_header_size_needs_no_pixel_data(picture):
-    assert image_size(picture(300, 200)[:64]) == (200, 300)
+def test_size_needs_the_header_and_the_end_but_no_pixels(picture):
+    data = bytearray(picture(300, 200))
+    data[64:-16] = bytes(len(data) - 80)
+    assert image_size(bytes(data)) == (200, 300)
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
+def test_a_file_that_is_cut_off_has_no_size(tmp_path, image_format):
+    whole = io.BytesIO()
+    Image.effect_noise((64, 48), 80).save(whole, image_format)
+    for name, data in (
+        ("whole", whole.getvalue()),
+        ("cut", whole.getvalue()[:-200]),
+        ("tailed", whole.getvalue() + bytes(99)),
+    ):
+        (tmp_path / name).write_bytes(data)
+    assert image_size(tmp_path / "whole") == image_size(tmp_path / "tailed") == (48, 64)
+    for cut in (tmp_path / "cut", (tmp_path / "cut").read_bytes()):
+        with pytest.raises(DataError, match="truncated"):
+            image_size(cut)
 
 
 def test_picture_in_memory_stays_open_and_unchanged():

@@ -34,6 +34,7 @@ class ConsoleReporter:
             TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal,
         )  # fmt: skip
         self._total_steps = 0
+        self._answer = ""
 
     def begin(self, step: int, total_steps: int) -> None:
         """Show the bar of the whole run."""
@@ -75,12 +76,14 @@ class ConsoleReporter:
         if "val/reward_score" in record:
             parts = [f"{k[4:-7]} {v:.3f}" for k, v in record.items() if k.startswith("val/") and k.endswith("_reward")]
             self._say(f"validation at step {step}: reward {record['val/reward_score']:.3f}  " + "  ".join(parts))
+            self._say(self._answer)
 
     def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Whole answers belong in `generations.jsonl`; a terminal shows the first, shortened."""
         row = rows[0]
         truth = f"ground truth {row['ground_truth'][:60]!r}, score {row['score']:.2f}"
-        self._say(f"  an answer at step {step}: {row['response'][:200]!r} ({truth})")
+        # A step's generations come before its record, and are read better after it.
+        self._answer = f"  an answer: {row['response'][:200]!r} ({truth})"
 
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
