@@ -36,9 +36,9 @@ class Batching:
 
 
 def count(samples: Sequence[Sample]) -> Totals:
-    """Count the trained tokens, and the sequences that have any."""
+    """Count the trained tokens, the sequences that have any, and the tokens of the longest."""
     lengths = [sample.response_length for sample in samples]
-    return Totals(tokens=sum(lengths), sequences=sum(length > 0 for length in lengths))
+    return Totals(sum(lengths), sequences=sum(length > 0 for length in lengths), length=max(lengths, default=1))
 
 
 def balance(lengths: Sequence[int], bins: int) -> list[list[int]]:

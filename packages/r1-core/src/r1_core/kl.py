@@ -1,11 +1,14 @@
-"""Estimates of the KL divergence from the reference policy, one number per sampled token.
+"""Estimates of the KL divergence from the reference policy, one number per sampled token, and the KL in the reward.
 
 After Schulman, "Approximating KL divergence" (2020): with tokens drawn from the policy and
 difference = log pi − log pi_ref, k1 = difference, k2 = difference² / 2, k3 = exp(−difference) − 1 + difference.
+As a loss term only k2 has the KL's gradient in expectation; the straight-through forms ("k1+", "k3+") report k1 or k3
+and descend k2. In the reward nothing is differentiated, and k1 is the unbiased choice.
 """
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from r1_core.registry import Registry
@@ -39,8 +42,65 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return gap.clamp(max=EXPONENT_LIMIT).exp() * (1.0 + excess) - 1.0 - gap
 
 
+def k1_plus(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """The value of k1 with the gradient of k2."""
+    return _straight_through(k1(logprobs, ref_logprobs), k2(logprobs, ref_logprobs))
+
+
+def k3_plus(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """The value of k3 with the gradient of k2."""
+    return _straight_through(k3(logprobs, ref_logprobs), k2(logprobs, ref_logprobs))
+
+
+def full(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """KL(pi, pi_ref) = Σ_v pi_v (log pi_v − log pi_ref,v), exactly: from log-distributions [..., V] to [...].
+
+    Tokens that pi cannot choose (log-prob −inf) count 0.
+    """
+    possible = logprobs > -torch.inf
+    gap = torch.where(possible, logprobs - ref_logprobs, 0.0)
+    return (torch.where(possible, logprobs, 0.0).exp() * gap).sum(-1)
+
+
+def reward_penalties(name: str, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, coef: float) -> Tensor:
+    """Return coef · KL of each trained token, detached [N, R], 0 off the mask: the KL term inside the reward.
+
+    arXiv 2203.02155 (InstructGPT) equation 2. Give them to `AdvantageInputs.token_penalties`. `name` is an estimator
+    of this module; `logprobs` and `ref_logprobs` [N, R] are those of the policy that sampled and of the reference.
+    """
+    mask = mask.bool()
+    policy = torch.where(mask, logprobs.detach(), 0.0)
+    return coef * get(name)(policy, torch.where(mask, ref_logprobs.detach(), 0.0))
+
+
+def sequence_mean(divergence: Tensor, mask: Tensor) -> float:
+    """Mean over sequences of the token mean of divergence [N, R], which a controller goes by; 0 without tokens.
+
+    Sequences without trained tokens do not count.
+    """
+    mask = mask.bool()
+    counts = mask.sum(-1)
+    sums = torch.where(mask, divergence, 0.0).double().sum(-1)
+    return float((sums / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1))
+
+
+def _straight_through(value: Tensor, slope: Tensor) -> Tensor:
+    return value.detach() + (slope - slope.detach())
+
+
 KL_ESTIMATORS: Registry[Callable[[Tensor, Tensor], Tensor]] = Registry(
-    "KL penalty", {"kl": k1, "abs": absolute, "mse": k2, "low_var_kl": k3}
+    "KL penalty",
+    {
+        "kl": k1,
+        "abs": absolute,
+        "mse": k2,
+        "low_var_kl": k3,
+        "k1": k1,
+        "k2": k2,
+        "k3": k3,
+        "k1+": k1_plus,
+        "k3+": k3_plus,
+    },
 )
 register = KL_ESTIMATORS.register
 get = KL_ESTIMATORS.get

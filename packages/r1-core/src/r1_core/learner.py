@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,13 @@ from r1_core.types import LossInputs, LossOutput, Sample
 logger = logging.getLogger(__name__)
 
 Loss = Callable[[LossInputs], LossOutput]
+
+
+@runtime_checkable
+class PreparingLoss(Protocol):
+    """A loss that looks at all samples of an optimizer step before the first gradient; `Objective` is one."""
+
+    def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]: ...
 
 
 class Learner:
@@ -117,17 +125,21 @@ class Learner:
         for name, verb in (("advantages", "advantages.assign"), ("old_logprobs", "annotate")):
             if any(getattr(sample, name) is None for sample in samples):
                 raise ValueError(f"a sample has no {name}; call {verb} first")
+        prepared: dict[str, float] = {}
+        if isinstance(objective, PreparingLoss):
+            samples, prepared = objective.prepare(samples)
+        with_gradient = bool(getattr(objective, "entropy_coef", 0.0))
         self.model.train()
         totals = count(samples)
         sums: dict[str, Tensor] = {}
         for _, batch in self._microbatches(samples, self.batching.update):
-            logprobs, entropy = self._forward(self.model, batch, with_entropy=True)
+            logprobs, entropy = self._forward(self.model, batch, with_entropy=True, entropy_gradient=with_gradient)
             output = objective(batch.loss_inputs(logprobs, entropy, totals))
             output.loss.backward()
             for name, value in output.metrics.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
         values = self.parallel.sum(torch.stack([*sums.values()])).tolist() if sums else []
-        return dict(zip(sums, values, strict=True))
+        return dict(zip(sums, values, strict=True)) | prepared
 
     def optim_step(self) -> dict[str, float]:
         """Clip the gradient's norm, step, and clear the gradients; returns `grad_norm`, `lr` and `skipped_steps`.
@@ -220,7 +232,9 @@ class Learner:
                 own += fillers(own, samples)
             yield indices, collate(own, padding_free=self.batching.padding_free, device=self.device)
 
-    def _forward(self, model: nn.Module, batch: MicroBatch, *, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+    def _forward(
+        self, model: nn.Module, batch: MicroBatch, *, with_entropy: bool, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """Log-probs [T] of the batch's trained tokens, and their entropies [T] if asked for."""
         with self._precision():
             if batch.packed:
@@ -229,7 +243,9 @@ class Learner:
             else:
                 # Rows need different positions, which `logits_to_keep` cannot say.
                 logits = model(**batch.forward, use_cache=False).logits.flatten(0, 1)[batch.predictors]
-        return token_logprobs(logits, batch.targets, self.temperature, with_entropy=with_entropy)
+        return token_logprobs(
+            logits, batch.targets, self.temperature, with_entropy=with_entropy, entropy_gradient=entropy_gradient
+        )
 
     def _precision(self) -> AbstractContextManager[object]:
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)

@@ -23,7 +23,7 @@ class MicroBatch:
     predictors: Tensor  # int64 [T], where in the flattened input the hidden state stands that predicts each target
     targets: Tensor  # int64 [T], sample after sample
     loss_mask: Tensor  # bool [B, R]
-    values: dict[str, Tensor]  # advantages, old_logprobs, ref_logprobs [B, R], those that the samples have
+    values: dict[str, Tensor]  # fields of LossInputs [B, R], those that the samples have
 
     def rows(self, flat: Tensor) -> Tensor:
         """Lay one value per trained token [T] out in one row per sample [B, R], 0 where there is no token."""
@@ -119,7 +119,7 @@ def _model_inputs(samples: Sequence[Sample]) -> dict[str, Tensor]:
 
 def _loss_values(samples: Sequence[Sample]) -> dict[str, Tensor]:
     values = {}
-    for name in ("advantages", "old_logprobs", "ref_logprobs"):
+    for name in ("advantages", "old_logprobs", "ref_logprobs", "weights", "selected"):
         columns = [getattr(sample, name) for sample in samples]
         if all(column is not None for column in columns):
             chosen = [column[sample.loss_mask] for column, sample in zip(columns, samples, strict=True)]

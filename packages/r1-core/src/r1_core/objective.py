@@ -1,38 +1,72 @@
-"""The objective of the policy: a policy loss plus a KL term, with its metrics."""
+"""The objective of the policy: a policy loss, a KL term and an entropy bonus, with their metrics."""
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from r1_core import kl
-from r1_core.losses import AGGREGATIONS, Aggregation, PolicyLoss, PPOClip, aggregate
-from r1_core.types import LossInputs, LossOutput
+from r1_core.losses import AGGREGATIONS, Correction, PolicyLoss, PPOClip, aggregate
+from r1_core.losses.correction import correct
+from r1_core.losses.off_policy import off_policy_weights
+from r1_core.losses.policy import SelectingLoss, check_not_negative
+from r1_core.types import LossInputs, LossOutput, Sample
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """loss = policy loss + kl_coef · KL(policy, reference), both averaged in the same way (arXiv 2402.03300 eq. 3).
+    """loss = policy loss + kl_coef · KL(policy, reference) − entropy_coef · entropy, all averaged in the same way.
+
+    arXiv 2402.03300 eq. 3 (with the KL term); arXiv 1602.01783 section 4 (the entropy bonus).
 
     Metrics: `pg_loss`; `kl_loss` and `kl_coef` if there is a KL term; `entropy_loss` (the mean entropy in nats) if
-    the entropy was measured; and those of the policy loss, averaged over tokens.
+    the entropy was measured; those of the policy loss, averaged over tokens; and those of the correction.
     """
 
     policy_loss: PolicyLoss = field(default_factory=PPOClip)
-    aggregation: Aggregation = "token"
+    aggregation: str = "token"  # a name of `losses.AGGREGATIONS`
     kl_penalty: str | None = None  # a name of `r1_core.kl`; None: no KL term
     kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    length: int | None = None  # what a fixed-length average divides by; None: `totals.length`
+    off_policy_threshold: float = math.inf  # see `off_policy_weights`
+    correction: Correction | None = None  # of the gap between rollout and learner
 
     def __post_init__(self) -> None:
-        if self.aggregation not in AGGREGATIONS:
-            raise ValueError(f"no aggregation is called {self.aggregation!r} (there are: {', '.join(AGGREGATIONS)})")
+        AGGREGATIONS.get(self.aggregation)
+        check_not_negative(entropy_coef=self.entropy_coef, off_policy_threshold=self.off_policy_threshold)
+        if self.length is not None and self.length < 1:
+            raise ValueError(f"length is {self.length}; a fixed-length average needs at least 1")
         if self.kl_penalty is not None:
             kl.get(self.kl_penalty)
 
+    def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
+        """Do what needs all samples of an optimizer step at once: correct them, choose tokens; returns metrics too.
+
+        The learner calls it before it cuts the step into micro-batches.
+        """
+        samples = list(samples)
+        metrics: dict[str, float] = {}
+        if self.correction is not None:
+            samples, metrics = correct(samples, self.correction)
+        if isinstance(self.policy_loss, SelectingLoss):
+            samples = _select(samples, self.policy_loss)
+        return samples, metrics
+
     def __call__(self, inputs: LossInputs) -> LossOutput:
-        """Return this micro-batch's share of the loss and of every metric. Raises ValueError without `ref_logprobs`."""
-        mask, totals = inputs.loss_mask, inputs.totals
+        """Return this micro-batch's share of the loss and of every metric.
+
+        Raises ValueError without `ref_logprobs` or `entropy` where they are needed.
+        """
+        mask = inputs.loss_mask
+        totals = inputs.totals if self.length is None else replace(inputs.totals, length=self.length)
         losses, token_metrics = self.policy_loss(inputs)
+        if inputs.weights is not None:
+            losses = losses * torch.where(mask, inputs.weights, 0.0)
+        if self.off_policy_threshold < math.inf:
+            losses = losses * off_policy_weights(inputs, self.off_policy_threshold)
         loss = aggregate(losses, mask, self.aggregation, totals)
         metrics = {"pg_loss": loss.detach()}
         if self.kl_penalty is not None:
@@ -41,6 +75,10 @@ class Objective:
             # Metrics of micro-batches are added up, so a constant is handed out in proportion to their tokens.
             share = mask.sum().double() / max(totals.tokens, 1)
             metrics |= {"kl_loss": kl_loss.detach(), "kl_coef": self.kl_coef * share}
+        if self.entropy_coef:
+            if inputs.entropy is None:
+                raise ValueError(f"entropy_coef is {self.entropy_coef} but no entropy was measured")
+            loss = loss - self.entropy_coef * aggregate(inputs.entropy, mask, self.aggregation, totals)
         if inputs.entropy is not None:
             metrics["entropy_loss"] = aggregate(inputs.entropy.detach(), mask, "token", totals)
         metrics |= {name: aggregate(value, mask, "token", totals) for name, value in token_metrics.items()}
@@ -55,3 +93,16 @@ class Objective:
         logprobs = torch.where(inputs.loss_mask, inputs.logprobs, 0.0)
         ref_logprobs = torch.where(inputs.loss_mask, inputs.ref_logprobs, 0.0)
         return kl.get(name)(logprobs, ref_logprobs)
+
+
+def _select(samples: list[Sample], loss: SelectingLoss) -> list[Sample]:
+    """Let the loss choose among the trained tokens of all samples, by their old log-probs."""
+    if not samples:
+        return samples
+    mask = torch.cat([sample.loss_mask for sample in samples])
+    advantages, logprobs = (
+        torch.cat([getattr(sample, name) for sample in samples])[mask] for name in ("advantages", "old_logprobs")
+    )
+    chosen = torch.zeros_like(mask).masked_scatter(mask, loss.select(advantages, logprobs))
+    columns = chosen.split([sample.token_ids.shape[0] for sample in samples])
+    return [replace(sample, selected=column) for sample, column in zip(samples, columns, strict=True)]

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+# The optional per-token tensors of a sample.
+PER_TOKEN = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "weights", "selected")
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -28,10 +31,12 @@ class Sample:
     old_logprobs: Tensor | None = None  # float32 [L], the learner's own before the first update
     ref_logprobs: Tensor | None = None  # float32 [L], the frozen reference's
     advantages: Tensor | None = None  # float32 [L]
+    weights: Tensor | None = None  # float32 [L], multiply the policy loss (`losses.correction`)
+    selected: Tensor | None = None  # bool [L], tokens that the policy loss treats apart (`losses.covariance`)
 
     def __post_init__(self) -> None:
         length = self.token_ids.shape[0]
-        for name in ("loss_mask", "position_ids", "rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages"):
+        for name in ("loss_mask", "position_ids", *PER_TOKEN):
             value = getattr(self, name)
             if value is not None and value.shape[-1] != length:
                 raise ValueError(f"sample of group {self.group_id}: {name} has length {value.shape[-1]}, not {length}")
@@ -50,7 +55,8 @@ class Totals:
     """
 
     tokens: int
-    sequences: int
+    sequences: int  # those that have a trained token
+    length: int = 1  # what a fixed-length average divides by: the longest's tokens unless the objective says
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,8 @@ class LossInputs:
     totals: Totals
     ref_logprobs: Tensor | None = None  # [B, R]
     entropy: Tensor | None = None  # [B, R], of the policy's distribution at each trained token
+    weights: Tensor | None = None  # [B, R], multiply the policy loss
+    selected: Tensor | None = None  # bool [B, R], the tokens that the policy loss treats apart
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,62 @@
 from collections.abc import Callable
 
 from r1_core.advantages.assign import assign
+from r1_core.advantages.dr_grpo import DrGRPO
+from r1_core.advantages.gae import GAE
+from r1_core.advantages.gpg import GPG
 from r1_core.advantages.grpo import GRPO
+from r1_core.advantages.grpo_passk import GRPOPassK
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
+from r1_core.advantages.maxrl import MaxRL
+from r1_core.advantages.opo import OPO
+from r1_core.advantages.optimal_token import OptimalTokenBaseline
+from r1_core.advantages.reinforce import Reinforce
+from r1_core.advantages.reinforce_plus_plus import ReinforcePlusPlus
+from r1_core.advantages.reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
+from r1_core.advantages.remax import ReMax
+from r1_core.advantages.rloo import RLOO
 from r1_core.registry import Registry
 
 # Each entry builds an estimator from keyword settings.
-ESTIMATORS: Registry[Callable[..., Estimator]] = Registry("advantage estimator", {"grpo": GRPO})
+ESTIMATORS: Registry[Callable[..., Estimator]] = Registry(
+    "advantage estimator",
+    {
+        "gae": GAE,
+        "grpo": GRPO,
+        "dr_grpo": DrGRPO,
+        "grpo_passk": GRPOPassK,
+        "rloo": RLOO,
+        "reinforce": Reinforce,
+        "reinforce_plus_plus": ReinforcePlusPlus,
+        "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline,
+        "remax": ReMax,
+        "opo": OPO,
+        "gpg": GPG,
+        "maxrl": MaxRL,
+        "optimal_token_baseline": OptimalTokenBaseline,
+    },
+)
 register = ESTIMATORS.register
 get = ESTIMATORS.get
 
-__all__ = ["ESTIMATORS", "GRPO", "AdvantageInputs", "Estimator", "assign", "get", "register"]
+__all__ = [
+    "ESTIMATORS",
+    "GAE",
+    "GPG",
+    "GRPO",
+    "OPO",
+    "RLOO",
+    "AdvantageInputs",
+    "DrGRPO",
+    "Estimator",
+    "GRPOPassK",
+    "MaxRL",
+    "OptimalTokenBaseline",
+    "ReMax",
+    "Reinforce",
+    "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
+    "assign",
+    "get",
+    "register",
+]

@@ -1,4 +1,10 @@
-"""GRPO advantages: each answer against the other answers to the same prompt."""
+"""GRPO advantages: each answer against the other answers to the same prompt.
+
+A = (r − mean of the group) / (std of the group + eps), the same on every token of the answer.
+
+arXiv 2402.03300 (DeepSeekMath) section 4.1.2, outcome supervision. Assumes one reward per answer and at least two
+answers per prompt.
+"""
 
 from dataclasses import dataclass
 
@@ -11,18 +17,17 @@ from r1_core.advantages.inputs import AdvantageInputs
 
 @dataclass(frozen=True, slots=True)
 class GRPO:
-    """A = (r − mean of the group) / (std of the group + eps), the same on every token of the answer.
+    """The std is the unbiased one (n − 1).
 
-    arXiv 2402.03300 (DeepSeekMath) section 4.1.2, outcome supervision; the std is the unbiased one (n − 1). A group
-    whose rewards are all equal says nothing about which answer is better and gets exactly 0; so does a group of one.
+    A group whose rewards are all equal says nothing about which answer is better and gets exactly 0; so does a group
+    of one.
     """
 
     eps: float = 1e-6
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return float64 advantages [N, R]."""
+        """Return advantages [N, R] in the dtype of the rewards."""
         rewards = inputs.rewards
         group = group_statistics(rewards, inputs.group_ids)
         advantages = (rewards - group.mean) / (group.std + self.eps)
-        advantages = torch.where(group.constant, 0.0, advantages)
-        return torch.where(inputs.loss_mask.bool(), advantages[:, None], 0.0)
+        return inputs.spread(torch.where(group.constant, 0.0, advantages))

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from r1_core.advantages.scan import row_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,16 +15,52 @@ class AdvantageInputs:
 
     Example: two answers to one prompt, two and one tokens long, scored 1 and 0:
     `AdvantageInputs(token_rewards=[[0, 1], [0, 0]], group_ids=[7, 7], loss_mask=[[1, 1], [1, 0]])`.
+
+    The optional fields are read by the estimators that name them. Per-token ones are arbitrary, even NaN, where
+    `loss_mask` is false.
     """
 
     token_rewards: Tensor  # float64 [N, R]; an outcome reward sits on the last trained token
     group_ids: Tensor  # int64 [N], any values in any order; samples of one prompt share one
     loss_mask: Tensor  # bool [N, R], true on tokens the policy chose
+    token_penalties: Tensor | None = None  # [N, R], taken off the rewards, as by `kl.reward_penalties`
+    values: Tensor | None = None  # [N, R], a critic's forecast before each token (GAE)
+    baselines: Tensor | None = None  # [N], the reward of the prompt's greedy answer (ReMax)
+    old_logprobs: Tensor | None = None  # [N, R], of the sampled tokens (optimal token baseline)
+    squared_probs: Tensor | None = None  # [N, R], sum over the vocabulary of squared probabilities (the same)
+    correction_weights: Tensor | None = None  # [N, R], of learner against engine (the same)
+
+    @property
+    def mask(self) -> Tensor:
+        return self.loss_mask.bool()
+
+    @property
+    def scores(self) -> Tensor:
+        """The reward of each whole sample before penalties, float64 [N]."""
+        return row_sums(self.token_rewards)
 
     @property
     def rewards(self) -> Tensor:
         """The reward of each whole sample, float64 [N]."""
-        return self.token_rewards.double().sum(-1)
+        if self.token_penalties is None:
+            return self.scores
+        return self.scores - row_sums(self.token_penalties, self.mask)
+
+    @property
+    def shaped_rewards(self) -> Tensor:
+        """The reward of each trained token less its penalty [N, R]; arbitrary where `loss_mask` is false."""
+        return self.token_rewards if self.token_penalties is None else self.token_rewards - self.token_penalties
+
+    def spread(self, advantages: Tensor) -> Tensor:
+        """Give every trained token of a sample the sample's advantage: [N] to [N, R], in the dtype of the rewards."""
+        return torch.where(self.mask, advantages.to(self.token_rewards.dtype)[:, None], 0.0)
+
+    def require(self, name: str, estimator: str) -> Tensor:
+        """Return an optional field. Raises ValueError, naming who needs it, if it was not given."""
+        value: Tensor | None = getattr(self, name)
+        if value is None:
+            raise ValueError(f"{estimator} needs `{name}` but the advantage inputs have none")
+        return value
 
 
 class Estimator(Protocol):

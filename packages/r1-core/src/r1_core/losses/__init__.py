@@ -1,15 +1,63 @@
-"""Policy losses by name, and how their tokens are averaged."""
+"""Policy losses by name, how their tokens are averaged, and the corrections that weigh them."""
 
 from collections.abc import Callable
+from functools import partial
 
 from r1_core.losses.aggregation import AGGREGATIONS, Aggregation, aggregate
+from r1_core.losses.cispo import CISPO
+from r1_core.losses.correction import Correction, Rejection
+from r1_core.losses.covariance import ClipCov, KLCov
+from r1_core.losses.gmpo import GMPO
+from r1_core.losses.gradient import PolicyGradient
+from r1_core.losses.gspo import GSPO, GSPOToken
 from r1_core.losses.policy import PolicyLoss
 from r1_core.losses.ppo import PPOClip
+from r1_core.losses.sapo import SAPO
+from r1_core.losses.value import ValueLoss
+from r1_core.losses.vespo import VESPO
 from r1_core.registry import Registry
 
 # Each entry builds a loss from keyword settings.
-POLICY_LOSSES: Registry[Callable[..., PolicyLoss]] = Registry("policy loss", {"default": PPOClip})
+POLICY_LOSSES: Registry[Callable[..., PolicyLoss]] = Registry(
+    "policy loss",
+    {
+        "default": PPOClip,
+        "gspo": GSPO,
+        "gspo_token": GSPOToken,
+        "luspo": partial(GSPO, by_length=True),
+        "cispo": CISPO,
+        "sapo": SAPO,
+        "gmpo": GMPO,
+        "geo_mean": GMPO,
+        "clip_cov": ClipCov,
+        "kl_cov": KLCov,
+        "gpg": PolicyGradient,
+        "reinforce": PolicyGradient,
+        "vespo": VESPO,
+    },
+)
 register = POLICY_LOSSES.register
 get = POLICY_LOSSES.get
 
-__all__ = ["AGGREGATIONS", "POLICY_LOSSES", "Aggregation", "PPOClip", "PolicyLoss", "aggregate", "get", "register"]
+__all__ = [
+    "AGGREGATIONS",
+    "CISPO",
+    "GMPO",
+    "GSPO",
+    "POLICY_LOSSES",
+    "SAPO",
+    "VESPO",
+    "Aggregation",
+    "ClipCov",
+    "Correction",
+    "GSPOToken",
+    "KLCov",
+    "PPOClip",
+    "PolicyGradient",
+    "PolicyLoss",
+    "Rejection",
+    "ValueLoss",
+    "aggregate",
+    "get",
+    "register",
+]

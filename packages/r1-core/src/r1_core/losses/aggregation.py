@@ -1,27 +1,63 @@
-"""From per-token values to one number, divided by the counts of the whole optimizer step."""
+"""From per-token values to one number, divided by the counts of the whole optimizer step.
 
-from typing import Literal, get_args
+Each way adds a micro-batch's values up into its share of the step's mean; the shares of all micro-batches and ranks
+add up to that mean, however the step was cut. Rows without tokens add 0 and are not counted.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from r1_core.registry import Registry
 from r1_core.types import Totals
 
-Aggregation = Literal["token", "seq"]
-AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
+# Takes values [B, R], which are 0 outside the mask [B, R], and the step's totals; gives a scalar.
+Aggregation = Callable[[Tensor, Tensor, Totals], Tensor]
 
 
-def aggregate(values: Tensor, mask: Tensor, mode: Aggregation, totals: Totals) -> Tensor:
+def token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+    """Σ values / tokens: every token of the step weighs the same (DAPO, arXiv 2503.14476 eq. 8).
+
+    BNPO's, too, which divides by the tokens of the batch at hand: here that batch is always the whole step.
+    """
+    return values.sum() / max(totals.tokens, 1)
+
+
+def sequence_mean_of_means(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+    """Σ over rows (Σ values / row's tokens) / sequences: every sequence weighs the same (arXiv 2402.03300 eq. 3)."""
+    return (values.sum(-1) / mask.sum(-1).clamp(min=1)).sum() / max(totals.sequences, 1)
+
+
+def sequence_mean_of_sums(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+    """Σ values / sequences: the log-prob of an answer is the sum of its tokens', without a length's favour."""
+    return values.sum() / max(totals.sequences, 1)
+
+
+def fixed_length(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+    """Σ values / (sequences · length): a constant for each row's own length (Dr.GRPO, arXiv 2503.20783 section 3.2).
+
+    The length is `totals.length`: what the objective fixes, usually the most that an answer may have.
+    """
+    return values.sum() / (max(totals.sequences, 1) * max(totals.length, 1))
+
+
+AGGREGATIONS: Registry[Aggregation] = Registry(
+    "aggregation",
+    {
+        "token": token_mean,
+        "seq": sequence_mean_of_means,
+        "token-mean": token_mean,
+        "seq-mean-token-mean": sequence_mean_of_means,
+        "seq-mean-token-sum": sequence_mean_of_sums,
+        "seq-mean-token-sum-norm": fixed_length,
+    },
+)
+
+
+def aggregate(values: Tensor, mask: Tensor, mode: str, totals: Totals) -> Tensor:
     """Sum `values` [B, R] under `mask` [B, R] into this micro-batch's share of the step's mean (a scalar).
 
-    `token`: every token weighs the same, sum / totals.tokens (arXiv 2503.14476 eq. 8). `seq`: every sequence weighs
-    the same, sum of each row's token mean / totals.sequences (arXiv 2402.03300 eq. 3); a row without tokens adds 0
-    and is not counted. The shares of all micro-batches add up to the mean, however the step was cut.
+    `mode` is a name of AGGREGATIONS. Values outside the mask may be anything. Raises ValueError for another name.
     """
-    values = torch.where(mask, values, 0.0)
-    if mode == "token":
-        return values.sum() / max(totals.tokens, 1)
-    if mode == "seq":
-        means = values.sum(-1) / mask.sum(-1).clamp(min=1)
-        return means.sum() / max(totals.sequences, 1)
-    raise ValueError(f"no aggregation is called {mode!r} (there are: {', '.join(AGGREGATIONS)})")
+    return AGGREGATIONS.get(mode)(torch.where(mask, values, 0.0), mask, totals)

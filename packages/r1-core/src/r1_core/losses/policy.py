@@ -1,6 +1,6 @@
-"""What a policy loss is, and the log-ratio they share."""
+"""What a policy loss is, and the pieces that the losses share: log-ratios, row means, the clipped surrogate."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,12 +11,83 @@ LOG_RATIO_LIMIT = 20.0
 
 
 class PolicyLoss(Protocol):
-    """Per-token losses [B, R] and per-token metrics [B, R] (detached), both 0 where `loss_mask` is false."""
+    """Per-token losses [B, R] and per-token metrics [B, R] (detached), both 0 where `loss_mask` is false.
+
+    A row is a whole sequence. A loss that is one number per sequence puts that number on each of its tokens, so that
+    the mean over sequences of token means (`seq`) gives the mean over sequences.
+    """
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
+@runtime_checkable
+class SelectingLoss(Protocol):
+    """A policy loss that treats some tokens apart, chosen among all the M trained tokens of the optimizer step."""
+
+    def select(self, advantages: Tensor, logprobs: Tensor) -> Tensor:
+        """Return which tokens are chosen, bool [M], from their advantages [M] and log-probs [M]."""
+        ...
+
+
+def token_gap(inputs: LossInputs) -> Tensor:
+    """log(pi / pi_old) for each token [B, R]: 0 outside the mask, not clamped."""
+    return torch.where(inputs.loss_mask, inputs.logprobs - inputs.old_logprobs, 0.0)
+
+
 def log_ratio(inputs: LossInputs) -> Tensor:
     """log(pi / pi_old) for each token [B, R]: 0 outside the mask, clamped to ±20 so that exp stays finite."""
-    difference = torch.where(inputs.loss_mask, inputs.logprobs - inputs.old_logprobs, 0.0)
-    return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return token_gap(inputs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def masked_advantages(inputs: LossInputs) -> Tensor:
+    """The advantages [B, R], 0 outside the mask."""
+    return torch.where(inputs.loss_mask, inputs.advantages, 0.0)
+
+
+def masked_logprobs(inputs: LossInputs) -> Tensor:
+    """The log-probs [B, R], 0 outside the mask."""
+    return torch.where(inputs.loss_mask, inputs.logprobs, 0.0)
+
+
+def row_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of each row's trained tokens [B, 1]; 0 for a row that has none. `values` is 0 outside `mask`."""
+    return values.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def clipped_surrogate(
+    change: Tensor, advantages: Tensor, clip_low: float, clip_high: float, clip_dual: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """max(−A·ratio, −A·clip(ratio, 1 − clip_low, 1 + clip_high)), and at most −A·clip_dual where A < 0.
+
+    `change` [B, R] is the logarithm of the ratio. Returns losses [B, R] and the metrics `ppo_kl`,
+    `pg_clipfrac_higher` (tokens held by the ratio clip) and `pg_clipfrac_lower` (by the dual clip), each [B, R];
+    `ppo_kl` is log(pi_old / pi), whose mean estimates the distance from the policy that sampled.
+    """
+    ratio = change.exp()
+    plain = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    pessimistic = torch.maximum(plain, clipped)
+    bound = -advantages * clip_dual
+    bounded = (advantages < 0) & (pessimistic > bound)
+    metrics = {
+        "ppo_kl": -change.detach(),
+        "pg_clipfrac_higher": (clipped > plain).to(change.dtype),
+        "pg_clipfrac_lower": bounded.to(change.dtype),
+    }
+    return torch.where(bounded, bound, pessimistic), metrics
+
+
+def check_clip(clip_low: float, clip_high: float, clip_dual: float) -> None:
+    """Raise ValueError unless 0 <= clip_low < 1, 0 <= clip_high and 1 < clip_dual."""
+    if not 0 <= clip_low < 1:
+        raise ValueError(f"clip_low is {clip_low}; it must lie in [0, 1)")
+    check_not_negative(clip_high=clip_high)
+    if not clip_dual > 1:
+        raise ValueError(f"clip_dual is {clip_dual}; it must be above 1")
+
+
+def check_not_negative(**settings: float) -> None:
+    """Raise ValueError, naming the setting, if one is below 0 or NaN."""
+    for name, value in settings.items():
+        if not value >= 0:
+            raise ValueError(f"{name} is {value}; it must not be negative")

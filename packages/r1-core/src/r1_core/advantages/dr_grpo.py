@@ -1,0 +1,26 @@
+"""Dr.GRPO advantages: GRPO without the division by the group's spread.
+
+A = r − mean of the group, the same on every token of the answer.
+
+arXiv 2503.20783 ("Understanding R1-Zero-like training") section 3.2: dividing by the std weighs questions that are
+nearly always or never solved more. Goes with an aggregation that divides by a fixed length.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from r1_core.advantages.groups import group_statistics
+from r1_core.advantages.inputs import AdvantageInputs
+
+
+@dataclass(frozen=True, slots=True)
+class DrGRPO:
+    """No settings. Equal rewards and groups of one give exactly 0."""
+
+    def __call__(self, inputs: AdvantageInputs) -> Tensor:
+        """Return advantages [N, R] in the dtype of the rewards."""
+        rewards = inputs.rewards
+        group = group_statistics(rewards, inputs.group_ids)
+        return inputs.spread(torch.where(group.constant, 0.0, rewards - group.mean))

@@ -1,0 +1,44 @@
+"""GPG advantages: group means as baseline, scaled up for the answers that teach nothing.
+
+A = alpha · (r − mean of the group) / f_norm with alpha = N / M, the same on every token of the answer.
+
+arXiv 2504.02546 ("GPG: a simple and strong RL baseline") equations 5 to 7. There M counts the samples of groups whose
+rewards differ, so that groups without a gradient do not shrink the batch's. Assumes one reward per answer.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from r1_core.advantages.groups import group_statistics
+from r1_core.advantages.inputs import AdvantageInputs
+
+Counted = Literal["informative", "nonzero"]
+
+
+@dataclass(frozen=True, slots=True)
+class GPG:
+    """`counted` says what M is: the paper's samples of informative groups, or all with a reward other than 0 (veRL).
+
+    Equal rewards and groups of one give exactly 0. Raises ValueError on an unknown `counted` or an `f_norm` of 0.
+    """
+
+    f_norm: float = 1.0
+    counted: Counted = "informative"
+
+    def __post_init__(self) -> None:
+        if self.f_norm == 0:
+            raise ValueError("f_norm is 0; it divides the advantages, so give it another value")
+        if self.counted not in get_args(Counted):
+            raise ValueError(f"counted is {self.counted!r}; it must be one of {', '.join(get_args(Counted))}")
+
+    def __call__(self, inputs: AdvantageInputs) -> Tensor:
+        """Return advantages [N, R] in the dtype of the rewards."""
+        rewards = inputs.rewards
+        group = group_statistics(rewards, inputs.group_ids)
+        teaching = ~group.constant if self.counted == "informative" else rewards != 0
+        alpha = rewards.shape[0] / teaching.sum().clamp(min=1)
+        advantages = alpha * (rewards - group.mean) / self.f_norm
+        return inputs.spread(torch.where(group.constant, 0.0, advantages))

@@ -1,0 +1,36 @@
+"""Pass@k advantages: only the best answer to a prompt is moved, by its lead over the second best.
+
+A = (r_max − r_second) / (std of the group + eps) for the best answer, 0 for all others.
+
+arXiv 2503.19595 ("Optimizing language models for inference time objectives using RL"): an unbiased, leave-one-out
+gradient of the expected maximum over the k answers of a group. Assumes one reward per answer; k is the group's size.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from r1_core.advantages.groups import group_statistics
+from r1_core.advantages.inputs import AdvantageInputs
+
+
+@dataclass(frozen=True, slots=True)
+class GRPOPassK:
+    """`norm_by_std=False` leaves out the division, as in the paper. A tie for the best and a group of one give 0."""
+
+    norm_by_std: bool = True
+    eps: float = 1e-6
+
+    def __call__(self, inputs: AdvantageInputs) -> Tensor:
+        """Return advantages [N, R] in the dtype of the rewards."""
+        rewards = inputs.rewards
+        group = group_statistics(rewards, inputs.group_ids)
+        _, index = torch.unique(inputs.group_ids, return_inverse=True)
+        lowest = rewards.new_full((index.shape[0],), -torch.inf)
+        best = lowest.scatter_reduce(0, index, rewards, "amax")[index]
+        leads = rewards == best
+        second = lowest.scatter_reduce(0, index, torch.where(leads, -torch.inf, rewards), "amax")[index]
+        leaders = torch.zeros_like(rewards).index_add(0, index, leads.double())[index]
+        margin = torch.where(leads & (leaders == 1) & (group.size > 1), best - second, 0.0)
+        return inputs.spread(margin / (group.std + self.eps) if self.norm_by_std else margin)

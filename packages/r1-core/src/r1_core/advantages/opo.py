@@ -1,0 +1,33 @@
+"""OPO advantages: the baseline of least variance, each answer weighed by its length.
+
+A_i = r_i − Σ_j l_j r_j / Σ_j l_j over the group, with l the number of trained tokens; the same on every token.
+
+arXiv 2505.23585 ("On-policy RL with optimal reward baseline") section 3: assumes exact on-policy training, and that
+the squared gradient norm of an answer grows with its length.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from r1_core.advantages.groups import group_statistics
+from r1_core.advantages.inputs import AdvantageInputs
+
+
+@dataclass(frozen=True, slots=True)
+class OPO:
+    """No settings. Equal rewards and groups of one give exactly 0, as the formula has it."""
+
+    def __call__(self, inputs: AdvantageInputs) -> Tensor:
+        """Return advantages [N, R] in the dtype of the rewards."""
+        rewards = inputs.rewards
+        group = group_statistics(rewards, inputs.group_ids)
+        lengths = inputs.mask.count_nonzero(-1).double()
+        _, index = torch.unique(inputs.group_ids, return_inverse=True)
+        zeros = torch.zeros_like(rewards)
+        # Measured from the group's mean, so that large rewards keep their digits.
+        distances = rewards - group.mean
+        weighed = zeros.index_add(0, index, lengths * distances)
+        baseline = (weighed / zeros.index_add(0, index, lengths).clamp(min=1))[index]
+        return inputs.spread(torch.where(group.constant, 0.0, distances - baseline))

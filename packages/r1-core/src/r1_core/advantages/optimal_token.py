@@ -1,0 +1,58 @@
+"""Optimal token baseline: at each token, the baseline of least variance over the group.
+
+B_t = Σ_i W_it G_it / Σ_i W_it,  A_it = G_it − B_t, with G the reward to come and W_it = Σ_(s ≤ t) w_is a proxy of the
+squared norm of the gradient so far, w = 1 − 2 π(token) + Σ_vocabulary π², times the squared correction weight.
+
+arXiv 2602.07078 ("Optimal token baseline"). w is the squared norm of the gradient of log π in the logits,
+|onehot − π|². Assumes `old_logprobs` and `squared_probs`, and takes `correction_weights` if given.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.scan import discounted_sums
+
+
+@dataclass(frozen=True, slots=True)
+class OptimalTokenBaseline:
+    """Tokens are compared with those of the same rank among their answer's trained tokens.
+
+    `by_column` compares by column instead, observations counted. `free_tail`: where only one answer of a group is
+    still going on, its baseline is 0, not its own return. A group of one has the advantage 0 unless `free_tail`.
+    """
+
+    free_tail: bool = False
+    by_column: bool = False
+    eps: float = 1e-8
+
+    def __call__(self, inputs: AdvantageInputs) -> Tensor:
+        """Return float64 advantages [N, R]. Raises ValueError without `old_logprobs` or `squared_probs`."""
+        mask = inputs.mask
+        if not mask.numel():
+            return torch.zeros(mask.shape, dtype=torch.float64)
+        returns = discounted_sums(inputs.shaped_rewards, mask, 1.0)
+        weights = torch.where(mask, self._weights(inputs), 0.0).cumsum(-1)
+        groups, index = torch.unique(inputs.group_ids, return_inverse=True)
+        width = mask.shape[1]
+        ranks = torch.arange(width).expand(mask.shape) if self.by_column else mask.cumsum(-1) - 1
+        cells = (index[:, None] * width + ranks)[mask]
+        zeros = returns.new_zeros(groups.shape[0] * width)
+        weights, trained = weights[mask], returns[mask]
+        # Measured from the lowest of the cell, so that equal returns give exactly 0.
+        lowest = zeros.scatter_reduce(0, cells, trained, "amin", include_self=False)[cells]
+        distances = trained - lowest
+        total = zeros.index_add(0, cells, weights) + self.eps
+        advantages = distances - (zeros.index_add(0, cells, weights * distances) / total)[cells]
+        if self.free_tail:
+            alone = zeros.index_add(0, cells, torch.ones_like(trained))[cells] == 1
+            advantages = torch.where(alone, trained, advantages)
+        return torch.zeros_like(returns).masked_scatter(mask, advantages)
+
+    def _weights(self, inputs: AdvantageInputs) -> Tensor:
+        probs = inputs.require("old_logprobs", "the optimal token baseline").double().exp()
+        weights = 1 - 2 * probs + inputs.require("squared_probs", "the optimal token baseline").double()
+        correction = inputs.correction_weights
+        return weights if correction is None else weights * correction.double().square()

@@ -1,0 +1,25 @@
+"""REINFORCE++ with a group baseline: rewards less their group's mean, whitened over the whole batch.
+
+A = whiten(r − mean of the group), over all trained tokens of the batch.
+
+arXiv 2501.03262 (REINFORCE++) section 3, "REINFORCE++ with baseline": the group gives the location, the batch the
+scale, so that a group with little spread is not blown up. A constant group enters the whitening as 0; the batch's
+mean over tokens, which lengths keep from being 0, is then taken off it too.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from r1_core.advantages.dr_grpo import DrGRPO
+from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.whitening import whiten
+
+
+@dataclass(frozen=True, slots=True)
+class ReinforcePlusPlusBaseline:
+    """No settings. A batch of constant groups gives exactly 0."""
+
+    def __call__(self, inputs: AdvantageInputs) -> Tensor:
+        """Return float64 advantages [N, R]."""
+        return whiten(DrGRPO()(inputs), inputs.mask)

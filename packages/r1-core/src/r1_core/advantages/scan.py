@@ -1,0 +1,87 @@
+"""Sums over the tokens of each row, and discounted sums to the right of each token, without a loop over tokens."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# A chunk of columns is no longer than keeps decay^length above this, so that no weight underflows.
+SMALLEST_WEIGHT = 1e-150
+# Rows go through in blocks of about this many numbers, so that what lies between stays in the processor's cache.
+BLOCK_SIZE = 1 << 17
+
+
+def row_blocks(shape: torch.Size) -> Iterator[slice]:
+    """Cut the N rows of a shape [N, ...] into slices of rows that fit the cache."""
+    rows = max(1, BLOCK_SIZE // max(math.prod(shape[1:]), 1))
+    return (slice(start, start + rows) for start in range(0, shape[0], rows))
+
+
+def row_sums(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Sum values [N, R], of any dtype, over the tokens where mask [N, R] is true (all without one): float64 [N]."""
+    sums = torch.zeros(values.shape[0], dtype=torch.float64, device=values.device)
+    for rows in row_blocks(values.shape):
+        block = values[rows] if mask is None else torch.where(mask[rows], values[rows], 0.0)
+        sums[rows] = block.sum(-1, dtype=torch.float64)
+    return sums
+
+
+def discounted_sums(values: Tensor, mask: Tensor, decay: float) -> Tensor:
+    """Return S float64 [N, R] with S_t = values_t + decay · S_(next trained token), by one cumulative sum.
+
+    `values` [N, R] count 0 where `mask` bool [N, R] is false. Tokens outside the mask take no time: S passes over
+    them unchanged and undiscounted, so that a turn before an observation is credited with what came after it.
+
+    With n_t trained tokens before t, S_t = Σ_(s ≥ t) decay^n_s · values_s / decay^n_t. Summed from the right, small
+    terms come first and nothing cancels, so this is as exact as the recursion. Long rows or strong decay are cut into
+    chunks whose weights stay representable; there are at most R · ln(decay) / ln(1e-150) of them.
+    Raises ValueError if decay is outside [0, 1].
+    """
+    if not 0 <= decay <= 1:
+        raise ValueError(f"decay is {decay}; it must lie in [0, 1]")
+    sums = torch.zeros(values.shape, dtype=torch.float64, device=values.device)
+    if sums.numel():
+        for rows in row_blocks(values.shape):
+            sums[rows] = _scan(torch.where(mask[rows], values[rows], 0.0).double(), mask[rows], decay)
+    return sums
+
+
+def _scan(values: Tensor, mask: Tensor, decay: float) -> Tensor:
+    if decay == 1:
+        return _sums_to_the_right(values)
+    if decay == 0:
+        return _next_trained(values, mask)
+    width = values.shape[-1]
+    before = _trained_before(mask)
+    chunk = min(width, max(1, int(math.log(SMALLEST_WEIGHT) / math.log(decay))))
+    powers = torch.pow(decay, torch.arange(chunk + 1, dtype=torch.float64, device=values.device))
+    sums = torch.empty_like(values)
+    carry = sums.new_zeros(values.shape[0], 1)
+    for start in range((width - 1) // chunk * chunk, -1, -chunk):
+        stop = min(start + chunk, width)
+        weights = powers[before[..., start : stop + 1] - before[..., start : start + 1]]
+        weighted = _sums_to_the_right(values[:, start:stop] * weights[..., :-1])
+        torch.div(weighted.add_(carry * weights[..., -1:]), weights[..., :-1], out=sums[:, start:stop])
+        carry = sums[:, start : start + 1]
+    return sums
+
+
+def _sums_to_the_right(values: Tensor) -> Tensor:
+    return values.flip(-1).cumsum_(-1).flip(-1)
+
+
+def _next_trained(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the value of the first trained token from each column on, 0 if there is none."""
+    width = values.shape[-1]
+    columns = torch.where(mask, torch.arange(width, device=mask.device), width)
+    columns = columns.flip(-1).cummin(-1).values.flip(-1)
+    return torch.nn.functional.pad(values, (0, 1)).gather(-1, columns)
+
+
+def _trained_before(mask: Tensor) -> Tensor:
+    """Count the trained tokens before each column: [N, R + 1], or [R + 1] for all rows if none has a gap."""
+    if not (mask[:, 1:] > mask[:, :-1]).any():
+        # Past a row's end everything is 0, so counting on there does no harm.
+        return torch.arange(mask.shape[-1] + 1, device=mask.device)
+    return torch.nn.functional.pad(mask.cumsum(-1), (1, 0))

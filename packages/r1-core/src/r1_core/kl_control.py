@@ -1,0 +1,56 @@
+"""How strong the KL term is: fixed, or steered towards a target.
+
+Adaptive: error = clip(KL / target − 1, −0.2, 0.2), coef ← coef · (1 + error · samples / horizon).
+
+arXiv 1909.08593 ("Fine-tuning language models from human preferences") section 2.2. Assumes that a larger coefficient
+brings the KL down within about `horizon` samples.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+MAX_ERROR = 0.2
+
+
+class KLController(Protocol):
+    """A coefficient and what it becomes; a value, so that a checkpoint needs its `coef` alone."""
+
+    @property
+    def coef(self) -> float: ...
+
+    def update(self, divergence: float, samples: int) -> "KLController":
+        """Return the controller for the next step, after a step of `samples` samples with this mean KL (nats)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedKL:
+    """Always the same coefficient."""
+
+    coef: float
+
+    def update(self, divergence: float, samples: int) -> "FixedKL":
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveKL:
+    """Raises the coefficient while the KL is above `target` (nats per token), lowers it while it is below."""
+
+    coef: float
+    target: float
+    horizon: int
+
+    def __post_init__(self) -> None:
+        if self.target <= 0:
+            raise ValueError(f"target is {self.target}; it must be above 0 nats")
+        if self.horizon <= 0:
+            raise ValueError(f"horizon is {self.horizon}; it must be above 0 samples")
+
+    def update(self, divergence: float, samples: int) -> "AdaptiveKL":
+        """Return the next controller. Raises ValueError on a divergence that is not finite."""
+        if not math.isfinite(divergence):
+            raise ValueError(f"the mean KL is {divergence}; look at the log-probs of the policy and of the reference")
+        error = min(max(divergence / self.target - 1, -MAX_ERROR), MAX_ERROR)
+        return replace(self, coef=self.coef * (1 + error * samples / self.horizon))

@@ -1,0 +1,30 @@
+"""CISPO: clip the importance weight instead of the update, so that every token keeps a gradient."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from r1_core.losses.policy import check_not_negative, log_ratio, masked_advantages, masked_logprobs
+from r1_core.types import LossInputs
+
+
+@dataclass(frozen=True, slots=True)
+class CISPO:
+    """−sg(clip(ratio, 1 − clip_low, 1 + clip_high))·A·log pi (arXiv 2506.13585 eq. 4 and 5).
+
+    The weight carries no gradient (sg). A clip_low of 1 or more means no lower bound, which is what the paper uses.
+    """
+
+    clip_low: float = 1.0
+    clip_high: float = 4.0
+
+    def __post_init__(self) -> None:
+        check_not_negative(clip_low=self.clip_low, clip_high=self.clip_high)
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return losses [B, R] and the metrics `ppo_kl` and `pg_clipfrac_higher` (tokens of clipped weight)."""
+        change = log_ratio(inputs).detach()
+        ratio = change.exp()
+        weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        losses = -weight * masked_advantages(inputs) * masked_logprobs(inputs)
+        return losses, {"ppo_kl": -change, "pg_clipfrac_higher": (weight != ratio).to(change.dtype)}

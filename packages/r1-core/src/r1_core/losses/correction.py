@@ -1,0 +1,202 @@
+"""Correction of the gap between the policy that sampled and the learner's own, by weights and by rejection.
+
+The engine samples with other kernels, another precision or older weights than the learner's, so tokens come from
+mu = exp(rollout_logprobs) while the loss takes them for pi_old = exp(old_logprobs). With the gap
+log(pi_old / mu) of a token, of a sequence (sum over its tokens) or geometric (mean over its tokens), w = exp(gap):
+
+- truncated importance sampling (TIS): the loss times min(w, upper) (arXiv 1802.01561 for the truncation; for
+  language models Yao et al., "Your efficient RL framework secretly brings you off-policy training", 2025),
+- IcePop: the loss times w where lower <= w <= upper, else times 0 (Ling team, "Small Leak Can Sink a Great Ship",
+  2025),
+- rejection: tokens or sequences whose gap is too wide leave the batch, and the means with it.
+
+Both numbers are known before the gradient is taken, so weights, rejections and diagnostics are computed once for the
+whole optimizer step, and are exact however it is cut.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from r1_core.losses.policy import LOG_RATIO_LIMIT, row_mean
+from r1_core.types import Sample
+
+Level = Literal["token", "sequence", "geometric"]
+Measure = Literal["k1", "k2", "k3"]
+Span = Literal["token", "sum", "mean", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Keep what has lower <= measure <= upper. Values of a token, or of a sequence's tokens: sum, mean or max.
+
+    `k1` bounds the ratio exp(gap) itself on both sides; `k2` = gap² / 2 and `k3` = exp(gap) − 1 − gap, estimates of
+    the divergence, are never negative and need only `upper`. Over a sequence, k1's sum gives the sequence's ratio and
+    its mean the geometric one.
+    """
+
+    measure: Measure
+    span: Span
+    upper: float
+    lower: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, kinds in (("measure", get_args(Measure)), ("span", get_args(Span))):
+            if getattr(self, name) not in kinds:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(kinds)}")
+        _check_bounds(self.lower, self.upper)
+
+    def keep(self, gap: Tensor, mask: Tensor) -> Tensor:
+        """Return `mask` [B, R] without what is rejected, from `log_gap`'s values [B, R]."""
+        values = self.values(gap, mask)
+        if self.measure == "k1":
+            values = values.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        return mask & (values >= self.lower) & (values <= self.upper)
+
+    def values(self, gap: Tensor, mask: Tensor) -> Tensor:
+        """The measure (k1 as the gap) of each token [B, R] or each sequence [B, 1]."""
+        bounded = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        values = {"k1": gap, "k2": 0.5 * gap.square(), "k3": bounded.exp() - 1.0 - bounded}[self.measure]
+        if self.span == "sum":
+            return values.sum(-1, keepdim=True)
+        if self.span == "mean":
+            return row_mean(values, mask)
+        if self.span == "max" and mask.shape[-1]:
+            return torch.where(mask, values, -torch.inf).amax(-1, keepdim=True)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Weights of the loss, then rejections.
+
+    `level` None: no weights. `outside` says what becomes of a weight outside [lower, upper]: `clamp` to the bound
+    (TIS) or `zero` (IcePop), which still counts in the mean. `normalize` divides the weights by their mean over the
+    step. `rejections` take their tokens out of the loss mask.
+    """
+
+    level: Level | None = "token"
+    upper: float = 2.0
+    lower: float = 0.0
+    outside: Literal["clamp", "zero"] = "clamp"
+    normalize: bool = False
+    rejections: tuple[Rejection, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.level is not None and self.level not in get_args(Level):
+            raise ValueError(f"level is {self.level!r}; it must be one of {', '.join(get_args(Level))}, or None")
+        if self.outside not in ("clamp", "zero"):
+            raise ValueError(f"outside is {self.outside!r}; it must be clamp or zero")
+        _check_bounds(self.lower, self.upper)
+
+    def weights(self, gap: Tensor, mask: Tensor) -> Tensor:
+        """Weights [B, R] from `log_gap`'s values [B, R] of the whole step; 0 outside the mask."""
+        weights = importance_weights(gap, mask, self.level)
+        if self.outside == "clamp":
+            weights = weights.clamp(self.lower, self.upper)
+        else:
+            weights = torch.where((weights >= self.lower) & (weights <= self.upper), weights, 0.0)
+        weights = torch.where(mask, weights, 0.0)
+        if self.normalize:
+            # Sequences weigh the same at their levels, however long; tokens at theirs.
+            units, present = (weights, mask) if self.level == "token" else (row_mean(weights, mask), mask.any(-1))
+            mean = units.sum() / present.sum().clamp(min=1)
+            weights = weights / torch.where(mean > 0, mean, 1.0)
+        return weights
+
+    def keep(self, gap: Tensor, mask: Tensor) -> Tensor:
+        """Return `mask` [B, R] without the tokens that any rejection takes."""
+        kept = mask
+        for rejection in self.rejections:
+            kept = kept & rejection.keep(gap, mask)
+        return kept
+
+
+def log_gap(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """log(pi_old / mu) of each token [B, R], 0 outside the mask."""
+    return torch.where(mask, old_logprobs - rollout_logprobs, 0.0).detach()
+
+
+def importance_weights(gap: Tensor, mask: Tensor, level: Level | None) -> Tensor:
+    """exp(gap) of each token, of its sequence (sum) or of its sequence's mean, [B, R]; 1 for level None, 0 off mask."""
+    if level is None:
+        gap = torch.zeros_like(gap)
+    elif level == "sequence":
+        gap = gap.sum(-1, keepdim=True)
+    elif level == "geometric":
+        gap = row_mean(gap, mask)
+    return torch.where(mask, gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp(), 0.0)
+
+
+def diagnose(gap: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Scalars that say how far the sampler is from the learner, over the trained tokens.
+
+    `rollout_gap_mean` and `rollout_gap_max`: of |log pi_old − log mu|; `rollout_kl`: KL(mu, pi_old) by k1,
+    `rollout_kl_k3` by k3; `rollout_chi2`: mean of exp(2·gap) − 1. All 0 without tokens.
+    """
+    count = mask.sum().clamp(min=1)
+    bounded = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    k3, chi2 = torch.where(mask, bounded.exp() - 1.0 - bounded, 0.0), torch.where(mask, (2 * bounded).exp() - 1.0, 0.0)
+    return {
+        "rollout_gap_mean": gap.abs().sum() / count,
+        "rollout_gap_max": gap.abs().max() if gap.numel() else gap.sum(),
+        "rollout_kl": -gap.sum() / count,
+        "rollout_kl_k3": k3.sum() / count,
+        "rollout_chi2": chi2.sum() / count,
+    }
+
+
+def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
+    """(Σ w)² / (N Σ w²) over the N trained tokens: the share of them that the weights leave (Kish); 1 without any."""
+    squares = weights.square().sum() * mask.sum()
+    return torch.where(squares > 0, weights.sum().square() / squares, 1.0)
+
+
+def correct(samples: Sequence[Sample], correction: Correction) -> tuple[list[Sample], dict[str, float]]:
+    """Return the samples of an optimizer step, in order, with weights and a narrowed loss mask; and diagnostics.
+
+    The metrics are those of `diagnose`, `rollout_ess`, `rollout_weight_mean`, `rollout_weight_max` and
+    `rollout_rejected` (share of tokens). Raises ValueError on samples without the log-probs of both.
+    """
+    for i, sample in enumerate(samples):
+        if sample.rollout_logprobs is None or sample.old_logprobs is None:
+            missing = "rollout_logprobs" if sample.rollout_logprobs is None else "old_logprobs"
+            raise ValueError(f"sample {i} (group {sample.group_id}) has no {missing}; rollout correction needs them")
+    if not samples:
+        return [], {}
+    mask = _rows([torch.ones_like(sample.loss_mask)[sample.loss_mask] for sample in samples])
+    old, rollout = (
+        _rows([getattr(sample, name)[sample.loss_mask].double() for sample in samples])
+        for name in ("old_logprobs", "rollout_logprobs")
+    )
+    gap = log_gap(old, rollout, mask)
+    weights, kept = correction.weights(gap, mask), correction.keep(gap, mask)
+    count = mask.sum().clamp(min=1)
+    metrics = {
+        **diagnose(gap, mask),
+        "rollout_ess": effective_sample_size(weights, mask),
+        "rollout_weight_mean": weights.sum() / count,
+        "rollout_weight_max": weights.max() if weights.numel() else weights.sum(),
+        "rollout_rejected": (mask & ~kept).sum() / count,
+    }
+    corrected = []
+    for sample, row, keep in zip(samples, weights.float(), kept, strict=True):
+        number = sample.response_length
+        where = sample.loss_mask
+        column = torch.zeros(where.shape, dtype=torch.float32).masked_scatter(where, row[:number])
+        narrowed = torch.zeros_like(where).masked_scatter(where, keep[:number])
+        corrected.append(replace(sample, weights=column, loss_mask=narrowed))
+    return corrected, {name: float(value) for name, value in metrics.items()}
+
+
+def _rows(columns: Sequence[Tensor]) -> Tensor:
+    return pad_sequence(list(columns), batch_first=True)
+
+
+def _check_bounds(lower: float, upper: float) -> None:
+    if not 0 <= lower <= upper:
+        raise ValueError(f"lower and upper are {lower} and {upper}; they need 0 <= lower <= upper")

@@ -1,0 +1,115 @@
+"""Clip-Cov and KL-Cov: hold back the few tokens whose covariance of advantage and log-prob uses up the entropy.
+
+arXiv 2505.22617 (The Entropy Mechanism) eq. 10: cov_t = (A_t − mean A)·(log pi_t − mean log pi), means over the batch.
+Clip-Cov (eq. 11, 12) takes a random few tokens of high covariance out of the gradient; KL-Cov (eq. 13, 14) adds
+coef·|log(pi / pi_old)| to those of the highest.
+
+The choice is made among all trained tokens of the optimizer step, before it is cut into micro-batches, from the
+log-probs before the step (`Objective.prepare`); without that, among the tokens of the call by their current log-probs.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from r1_core.losses.policy import (
+    SelectingLoss,
+    check_clip,
+    check_not_negative,
+    clipped_surrogate,
+    log_ratio,
+    masked_advantages,
+)
+from r1_core.types import LossInputs
+
+
+@dataclass(frozen=True, slots=True)
+class ClipCov:
+    """PPO's clipped loss, but 0 on `ratio`·N tokens drawn at random from those with cov_low < cov_t < cov_high.
+
+    The draw depends on nothing but the number of tokens, so every rank makes the same and a resumed run repeats it.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    ratio: float = 2e-4
+    cov_low: float = 1.0
+    cov_high: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip_low, self.clip_high, math.inf)
+        _check_ratio(self.ratio)
+
+    def select(self, advantages: Tensor, logprobs: Tensor) -> Tensor:
+        """Return which of the M tokens leave the gradient, bool [M]; at least one if any lies in the band."""
+        covariance = token_covariance(advantages, logprobs)
+        candidates = ((covariance > self.cov_low) & (covariance < self.cov_high)).nonzero().squeeze(-1)
+        number = max(int(self.ratio * len(covariance)), 1)
+        draw = torch.Generator().manual_seed(len(covariance))
+        order = torch.randperm(len(candidates), generator=draw).to(candidates.device)
+        chosen = torch.zeros_like(covariance, dtype=torch.bool)
+        chosen[candidates[order[:number]]] = True
+        return chosen
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return losses [B, R] and the metrics `ppo_kl`, `pg_clipfrac_higher` and `cov_frac` (tokens taken out)."""
+        change, advantages = log_ratio(inputs), masked_advantages(inputs)
+        losses, metrics = clipped_surrogate(change, advantages, self.clip_low, self.clip_high, math.inf)
+        # A token that the ratio clip already holds has no gradient to take out.
+        free = inputs.loss_mask & (metrics["pg_clipfrac_higher"] == 0)
+        chosen = _selection(self, inputs, advantages) & free
+        names = ("ppo_kl", "pg_clipfrac_higher")
+        return torch.where(chosen, 0.0, losses), {
+            **{name: metrics[name] for name in names},
+            "cov_frac": chosen.to(change.dtype),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class KLCov:
+    """−A·ratio, plus kl_coef·|log(pi / pi_old)| on the `ratio`·N tokens of the highest covariance."""
+
+    ratio: float = 2e-4
+    kl_coef: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_ratio(self.ratio)
+        check_not_negative(kl_coef=self.kl_coef)
+
+    def select(self, advantages: Tensor, logprobs: Tensor) -> Tensor:
+        """Return which of the M tokens are penalised, bool [M]; at least one unless `ratio` is 0."""
+        covariance = token_covariance(advantages, logprobs)
+        chosen = torch.zeros_like(covariance, dtype=torch.bool)
+        if self.ratio > 0 and len(covariance):
+            chosen[covariance.topk(max(int(self.ratio * len(covariance)), 1)).indices] = True
+        return chosen
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return losses [B, R] and the metrics `ppo_kl` and `cov_frac` (tokens penalised)."""
+        change, advantages = log_ratio(inputs), masked_advantages(inputs)
+        chosen = _selection(self, inputs, advantages) & inputs.loss_mask
+        penalty = torch.where(chosen, self.kl_coef * change.abs(), 0.0)
+        metrics = {"ppo_kl": -change.detach(), "cov_frac": chosen.to(change.dtype)}
+        return -advantages * change.exp() + penalty, metrics
+
+
+def token_covariance(advantages: Tensor, logprobs: Tensor) -> Tensor:
+    """(A − mean A)·(log pi − mean log pi) for each of M tokens, float64 [M]."""
+    advantages, logprobs = advantages.detach().double(), logprobs.detach().double()
+    return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
+
+
+def _selection(loss: SelectingLoss, inputs: LossInputs, advantages: Tensor) -> Tensor:
+    """The step's choice [B, R] if it was made, else one among these tokens."""
+    if inputs.selected is not None:
+        return inputs.selected
+    mask = inputs.loss_mask
+    chosen = loss.select(advantages[mask], inputs.logprobs[mask])
+    return torch.zeros_like(mask).masked_scatter(mask, chosen)
+
+
+def _check_ratio(ratio: float) -> None:
+    if not 0 <= ratio <= 1:
+        raise ValueError(f"ratio is {ratio}; a share of the tokens lies in [0, 1]")

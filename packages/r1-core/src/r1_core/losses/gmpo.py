@@ -1,0 +1,46 @@
+"""GMPO: the geometric mean of the token ratios, each clipped in log space before the mean."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from r1_core.losses.policy import LOG_RATIO_LIMIT, check_not_negative, masked_advantages, row_mean, token_gap
+from r1_core.types import LossInputs
+
+
+@dataclass(frozen=True, slots=True)
+class GMPO:
+    """−A·exp(mean over the row of d_t), d_t = the worse of x and clip(x, −clip_low, clip_high), x = log(pi / pi_old).
+
+    arXiv 2507.20673, with clip widths in log space (the paper: 0.4 both ways). The worse one is the smaller
+    where A > 0, the larger where A < 0. A is the row's mean advantage: the paper has one per sequence. One number per
+    sequence, on each of its tokens: aggregate with `seq`.
+    """
+
+    clip_low: float = 0.4
+    clip_high: float = 0.4
+
+    def __post_init__(self) -> None:
+        check_not_negative(clip_low=self.clip_low, clip_high=self.clip_high)
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return losses [B, R] and the metrics `ppo_kl`, `pg_clipfrac_higher` (A > 0) and `pg_clipfrac_lower` (A < 0).
+
+        The two count the tokens whose ratio lies outside the band, held or not.
+        """
+        gap, mask = token_gap(inputs), inputs.loss_mask
+        advantages = masked_advantages(inputs)
+        sign = advantages.sign()
+        clipped = gap.clamp(-self.clip_low, self.clip_high)
+        # Where A is 0 so is the sign, and with it the token's part in the mean.
+        worse = sign * torch.minimum(sign * gap, sign * clipped)
+        ratio = row_mean(worse, mask).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        losses = torch.where(mask, -row_mean(advantages, mask) * ratio, 0.0)
+        outside = gap != clipped
+        metrics = {
+            "ppo_kl": -gap.detach(),
+            "pg_clipfrac_higher": (outside & (advantages > 0)).to(gap.dtype),
+            "pg_clipfrac_lower": (outside & (advantages < 0)).to(gap.dtype),
+        }
+        return losses, metrics

@@ -1,0 +1,74 @@
+"""GSPO: the importance ratio of a whole sequence, clipped, in its sequence and its token form; and LUSPO.
+
+With s = exp(mean over the row of log(pi / pi_old)), the geometric mean of the token ratios:
+GSPO (arXiv 2507.18071 eq. 5): max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)), the gradient through all of s.
+GSPO-token (eq. 13, 14): the same with s_t = sg(s)·pi_t / sg(pi_t), whose value is s and whose gradient reaches token
+t alone, so that advantages may differ between tokens.
+LUSPO (arXiv 2602.05261): GSPO's sequence loss times the sequence's length, which otherwise favours short answers.
+
+All are means over sequences: aggregate with `seq`. As s moves far less than a token's ratio, the clip widths are
+small: 3e-4 and 4e-4 in the paper.
+"""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from r1_core.losses.policy import (
+    LOG_RATIO_LIMIT,
+    check_clip,
+    clipped_surrogate,
+    masked_advantages,
+    masked_logprobs,
+    row_mean,
+    token_gap,
+)
+from r1_core.types import LossInputs
+
+
+@dataclass(frozen=True, slots=True)
+class GSPO:
+    """max(−A·s, −A·clip(s)) on every token of the sequence; `by_length` multiplies it by the length (LUSPO).
+
+    `clip_dual` bounds the loss of bad sequences at −A·clip_dual; the paper has no such bound.
+    """
+
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+    clip_dual: float = math.inf
+    by_length: bool = False
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip_low, self.clip_high, self.clip_dual)
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return losses [B, R] and the metrics of `clipped_surrogate`, whose ratio is the sequence's."""
+        change = _sequence_change(inputs).expand(inputs.loss_mask.shape)
+        losses, metrics = clipped_surrogate(
+            change, masked_advantages(inputs), self.clip_low, self.clip_high, self.clip_dual
+        )
+        return losses * inputs.loss_mask.sum(-1, keepdim=True) if self.by_length else losses, metrics
+
+
+@dataclass(frozen=True, slots=True)
+class GSPOToken:
+    """max(−A·s_t, −A·clip(s_t)), s_t = sg(s)·pi_t / sg(pi_t): the sequence's ratio with the token's gradient."""
+
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+    clip_dual: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip_low, self.clip_high, self.clip_dual)
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return losses [B, R] and the metrics of `clipped_surrogate`, whose ratio is the sequence's."""
+        logprobs = masked_logprobs(inputs)
+        change = _sequence_change(inputs).detach() + (logprobs - logprobs.detach())
+        return clipped_surrogate(change, masked_advantages(inputs), self.clip_low, self.clip_high, self.clip_dual)
+
+
+def _sequence_change(inputs: LossInputs) -> Tensor:
+    """log s, [B, 1], clamped so that exp stays finite."""
+    return row_mean(token_gap(inputs), inputs.loss_mask).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

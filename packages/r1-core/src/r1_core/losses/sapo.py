@@ -1,0 +1,35 @@
+"""SAPO: a soft gate in place of the clip, so that the gradient fades with the ratio instead of stopping."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from r1_core.losses.policy import log_ratio, masked_advantages
+from r1_core.types import LossInputs
+
+
+@dataclass(frozen=True, slots=True)
+class SAPO:
+    """−A·(4 / tau)·sigmoid(tau·(ratio − 1)), tau = tau_pos where A > 0 and tau_neg elsewhere
+    (arXiv 2511.20347).
+
+    At ratio 1 its gradient is the policy gradient's; a larger tau makes it fade sooner. The paper takes tau_neg above
+    tau_pos, because updates of bad tokens push up many others and are the less stable.
+    """
+
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
+
+    def __post_init__(self) -> None:
+        for name in ("tau_pos", "tau_neg"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return losses [B, R] and the metric `ppo_kl`."""
+        change = log_ratio(inputs)
+        advantages = masked_advantages(inputs)
+        tau = torch.where(advantages > 0, self.tau_pos, self.tau_neg).to(change.dtype)
+        gate = torch.sigmoid(tau * (change.exp() - 1.0)) * (4.0 / tau)
+        return -advantages * gate, {"ppo_kl": -change.detach()}

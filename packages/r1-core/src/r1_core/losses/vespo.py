@@ -1,0 +1,38 @@
+"""VESPO: a smooth weight on each sequence's gradient that is 1 on policy and fades on both sides."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from r1_core.losses.policy import LOG_RATIO_LIMIT, check_not_negative, log_ratio, masked_advantages, masked_logprobs
+from r1_core.types import LossInputs
+
+LOG_WEIGHT_FLOOR = -18.420680743952367  # log 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class VESPO:
+    """−sg(phi(w))·A·log pi, phi(w) = w^k·exp(lam·(1 − w)), w = product over the row of pi / pi_old (arXiv 2602.10693).
+
+    phi is the density of a gamma distribution scaled to phi(1) = 1; k and lam are chosen by the sign of A. log w lies
+    in [log 1e-8, 20].
+    """
+
+    k_pos: float = 2.0
+    lam_pos: float = 3.0
+    k_neg: float = 3.0
+    lam_neg: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_not_negative(k_pos=self.k_pos, lam_pos=self.lam_pos, k_neg=self.k_neg, lam_neg=self.lam_neg)
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return losses [B, R] and the metrics `ppo_kl` and `vespo_phi` (the weight), each [B, R]."""
+        change, advantages = log_ratio(inputs).detach(), masked_advantages(inputs)
+        log_weight = change.sum(-1, keepdim=True).clamp(LOG_WEIGHT_FLOOR, LOG_RATIO_LIMIT)
+        good = advantages >= 0
+        k = torch.where(good, self.k_pos, self.k_neg).to(change.dtype)
+        lam = torch.where(good, self.lam_pos, self.lam_neg).to(change.dtype)
+        phi = (k * log_weight + lam * (1.0 - log_weight.exp())).exp()
+        return -phi * advantages * masked_logprobs(inputs), {"ppo_kl": -change, "vespo_phi": phi}

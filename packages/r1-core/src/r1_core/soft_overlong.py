@@ -1,0 +1,20 @@
+"""DAPO's soft overlong punishment: answers near the length limit lose reward, step by step.
+
+With free = max_length − buffer: 0 up to `free` tokens, (free − length) / buffer beyond, −1 from `max_length` on.
+
+arXiv 2503.14476 (DAPO) equation 13. Added to the score of an answer; times `factor`.
+"""
+
+import torch
+from torch import Tensor
+
+
+def overlong_punishment(lengths: Tensor, max_length: int, buffer: int, factor: float = 1.0) -> Tensor:
+    """Return the punishment, from −factor to 0, of answers of these lengths [N] in tokens: float64 [N].
+
+    Raises ValueError unless 0 < buffer <= max_length.
+    """
+    if not 0 < buffer <= max_length:
+        raise ValueError(f"buffer is {buffer}; it must be above 0 and at most max_length, {max_length}")
+    excess = (lengths.double() - (max_length - buffer)) / buffer
+    return -factor * torch.clamp(excess, 0.0, 1.0)

@@ -1,0 +1,328 @@
+"""From golden case names to our advantages, KL terms, filters and length punishment.
+
+`ALGOS` maps a function to a callable (inputs, params, case) -> mapping; `EXPLAINED` maps it to a function that says
+why ours differs from the reference in a case, where it follows the paper instead.
+"""
+
+from collections import Counter
+
+import torch
+
+from r1_core import kl
+from r1_core.advantages import (
+    GAE,
+    GPG,
+    GRPO,
+    OPO,
+    RLOO,
+    AdvantageInputs,
+    DrGRPO,
+    GRPOPassK,
+    OptimalTokenBaseline,
+    Reinforce,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    ReMax,
+)
+from r1_core.advantages.scan import discounted_sums
+from r1_core.advantages.whitening import masked_mean, masked_variance, whiten
+from r1_core.filtering import MeanRange
+from r1_core.kl_control import AdaptiveKL, FixedKL
+from r1_core.soft_overlong import overlong_punishment
+
+
+def group_ids(names):
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([numbers[name] for name in names])
+
+
+def token_inputs(inputs):
+    mask = inputs["response_mask"].bool()
+    names = inputs.get("index", list(range(len(mask))))
+    return AdvantageInputs(
+        inputs["token_level_rewards"],
+        group_ids(names),
+        mask,
+        values=inputs.get("values"),
+        baselines=inputs.get("reward_baselines"),
+        old_logprobs=inputs.get("old_log_probs"),
+        squared_probs=inputs.get("sum_pi_squared"),
+        correction_weights=inputs.get("rollout_is_weights"),
+    )
+
+
+def returns_of(inputs, gamma=1.0):
+    return discounted_sums(inputs.shaped_rewards, inputs.mask, gamma)
+
+
+def outcome(build):
+    """An adapter for an estimator whose advantages are also its returns."""
+
+    def adapter(inputs, params, case):
+        advantages = build(params)(token_inputs(inputs))
+        return {"advantages": advantages, "returns": advantages}
+
+    return adapter
+
+
+def grpo(params):
+    return GRPO(params["eps"]) if params["norm_by_std"] else DrGRPO()
+
+
+def gae(inputs, params, case):
+    data, estimator = token_inputs(inputs), GAE(params["gamma"], params["lam"])
+    return {"advantages": estimator(data), "returns": estimator.estimate(data)[1]}
+
+
+def reinforce_plus_plus(inputs, params, case):
+    data = token_inputs(inputs)
+    return {"advantages": ReinforcePlusPlus(params["gamma"])(data), "returns": returns_of(data, params["gamma"])}
+
+
+def remax(inputs, params, case):
+    data = token_inputs(inputs)
+    return {"advantages": ReMax()(data), "returns": returns_of(data)}
+
+
+def optimal_token(by_column):
+    def adapter(inputs, params, case):
+        data = token_inputs(inputs)
+        estimator = OptimalTokenBaseline(params["handle_zero_tail"], by_column, params["eps"])
+        return {"advantages": estimator(data), "returns": returns_of(data)}
+
+    return adapter
+
+
+def pipeline(build):
+    """OpenRLHF's whole step: scores [N] and the KL per token to advantages and returns."""
+
+    def adapter(inputs, params, case):
+        mask = inputs["response_mask"].bool()
+        last = mask & (mask.cumsum(-1) == mask.sum(-1, keepdim=True))
+        data = AdvantageInputs(
+            torch.where(last, inputs["scores"].double()[:, None], 0.0),
+            group_ids(inputs["group_index"]),
+            mask,
+            token_penalties=max(params["kl_coef"], 0.0) * inputs["kl"].double(),
+            values=inputs.get("values"),
+        )
+        return build(data, params, inputs["scores"].double())
+
+    return adapter
+
+
+def pipeline_gae(data, params, scores):
+    estimator = GAE(params["gamma"], params["lam"], unbiased=False)
+    return {"advantages": estimator(data), "returns": estimator.estimate(data)[1]}
+
+
+def pipeline_reinforce(data, params, scores):
+    estimator = ReinforcePlusPlus(params["gamma"], unbiased=False)
+    return {"advantages": estimator(data), "returns": returns_of(data, params["gamma"])}
+
+
+def pipeline_baseline(baseline, whitened):
+    def build(data, params, scores):
+        # A row without tokens has no place for its score in token_rewards, but it counts in its group.
+        empty = ~data.mask.any(-1)
+        data.token_rewards[empty, 0] = scores[empty]
+        returns = Reinforce(baseline, whiten=False)(data)
+        return {"advantages": Reinforce(baseline)(data) if whitened else returns, "returns": returns}
+
+    return build
+
+
+def kl_estimate(inputs, params, case):
+    policy, reference, name = inputs["log_probs"], inputs["ref_log_probs"], params["kl_type"]
+    return {"kl": kl.full(policy, reference) if name == "full" else kl.get(name)(policy, reference)}
+
+
+def kl_controller(params):
+    if params["type"] == "fixed":
+        return FixedKL(params["init"])
+    return AdaptiveKL(params["init"], params["target"], params["horizon"])
+
+
+def kl_coefs(inputs, params, case):
+    controller, coefs = kl_controller(params), []
+    for divergence, samples in zip(inputs["kls"], inputs["n_steps"], strict=True):
+        controller = controller.update(divergence, samples)
+        coefs.append(controller.coef)
+    return {"coefs": coefs}
+
+
+def kl_in_reward(inputs, params, case):
+    policy, reference, mask = inputs["old_log_probs"], inputs["ref_log_probs"], inputs["response_mask"].bool()
+    controller = AdaptiveKL(params["init"], params["target"], params["horizon"])
+    penalties = kl.reward_penalties(params["kl_type"], policy, reference, mask, controller.coef)
+    divergence = kl.sequence_mean(kl.reward_penalties(params["kl_type"], policy, reference, mask, 1.0), mask)
+    return {
+        "token_level_rewards": inputs["token_level_scores"] - penalties,
+        "current_kl": divergence,
+        "coef_used": controller.coef,
+        "coef_after": controller.update(divergence, len(mask)).coef,
+    }
+
+
+def online_filter(inputs, params, case):
+    # The replay of the cases' authors hands every "scores" over as it is in the file, ours as a mapping too.
+    scores = torch.as_tensor(case["inputs"]["scores"][params["key"]], dtype=torch.float64)
+    keep = MeanRange(params["low"], params["high"]).keep(scores, group_ids(inputs["uids"]))
+    return {"kept_rows": keep.nonzero().flatten()}
+
+
+def soft_overlong(inputs, params, case):
+    length = torch.tensor([inputs["response_length"]])
+    penalty = overlong_punishment(length, params["max_response_length"], params["buffer"], params["factor"])
+    return {"penalty": float(penalty[0])}
+
+
+def whitened(inputs, params, case):
+    """Ours is 0 off the mask; the references scale those values along, so the adapter does too."""
+    values, mask = inputs["values"], inputs["mask"].bool()
+    shift = params.get("shift_mean", True)
+    eps = params.get("eps", 1e-8)
+    mean, variance = masked_mean(values, mask), masked_variance(values, mask)
+    elsewhere = (values - mean) * torch.rsqrt(variance + eps) + (0.0 if shift else mean)
+    return {"out": torch.where(mask, whiten(values, mask, eps, shift), elsewhere)}
+
+
+def mean_of_rows(inputs, params, case):
+    return {"out": torch.vmap(masked_mean)(inputs["values"], inputs["mask"])}
+
+
+ALGOS = {
+    "adv.gae": gae,
+    "adv.grpo": outcome(grpo),
+    "adv.grpo_vectorized": outcome(grpo),
+    "adv.grpo_passk": outcome(lambda params: GRPOPassK(params["norm_by_std"], params["eps"])),
+    "adv.rloo": outcome(lambda params: RLOO()),
+    "adv.rloo_vectorized": outcome(lambda params: RLOO()),
+    "adv.opo": outcome(lambda params: OPO()),
+    "adv.gpg": outcome(lambda params: GPG(params["f_norm"], counted="nonzero")),
+    "adv.reinforce_plus_plus": reinforce_plus_plus,
+    "adv.reinforce_plus_plus_baseline": outcome(lambda params: ReinforcePlusPlusBaseline()),
+    "adv.remax": remax,
+    "adv.optimal_token_baseline": optimal_token(by_column=True),
+    "adv.tir_optimal_token_baseline": optimal_token(by_column=False),
+    "adv_pipeline.gae": pipeline(pipeline_gae),
+    "adv_pipeline.reinforce": pipeline(pipeline_reinforce),
+    "adv_pipeline.rloo": pipeline(pipeline_baseline("leave_one_out", whitened=False)),
+    "adv_pipeline.group_norm": pipeline(pipeline_baseline("group_norm", whitened=False)),
+    "adv_pipeline.dr_grpo": pipeline(pipeline_baseline("mean", whitened=False)),
+    "adv_pipeline.reinforce_baseline": pipeline(pipeline_baseline("mean", whitened=True)),
+    "kl": kl_estimate,
+    "kl_controller": kl_coefs,
+    "kl_in_reward": kl_in_reward,
+    "online_filter": online_filter,
+    "soft_overlong": soft_overlong,
+    "stats.masked_mean": lambda inputs, params, case: {"out": masked_mean(inputs["values"], inputs["mask"])},
+    "stats.masked_mean_dim": mean_of_rows,
+    "stats.masked_var": lambda inputs, params, case: {
+        "out": masked_variance(inputs["values"], inputs["mask"], params["unbiased"])
+    },
+    "stats.masked_whiten": whitened,
+    "stats.masked_whiten_noshift": whitened,
+}
+
+
+def has_singleton(case):
+    return 1 in Counter(case["inputs"]["index"]).values()
+
+
+def has_gap(case):
+    mask = torch.tensor(case["inputs"]["response_mask"])
+    return bool((mask[:, 1:] > mask[:, :-1]).any())
+
+
+def differs_in_float32_digits(case):
+    from golden import replay  # here, so that ALGOS can be used without this folder on the path
+
+    # 200 float64 tolerances are one of float32.
+    slack = 200.0 if case["dtype"] == "float64" else 10.0
+    return not replay.differences(case, ALGOS[case["fn"]], slack)
+
+
+def singleton(case):
+    if has_singleton(case):
+        return "a group of one has nothing to compare with and gets 0; the reference leaves its reward as it is"
+    return None
+
+
+def floored_variance(case):
+    rewards = torch.tensor(case["inputs"]["token_level_rewards"], dtype=torch.float64).sum(-1)
+    groups = group_ids(case["inputs"]["index"])
+    low = min(float(rewards[groups == group].var()) for group in groups.unique())
+    if low < 1e-4 or (case["dtype"] == "float64" and differs_in_float32_digits(case)):
+        return "the reference takes moments in one float32 pass, variance floored at 1e-6; ours keeps its digits"
+    return None
+
+
+def reset_at_gaps(case):
+    if has_gap(case):
+        return "the reference's return starts anew at an observation, so earlier turns get no credit for later ones"
+    return None
+
+
+def gaps_as_steps(case):
+    if has_gap(case):
+        return "the reference counts observations as steps of value 0; ours goes on to the next trained token"
+    return None
+
+
+def float32_pipeline(case):
+    equal_scores = len(set(case["inputs"]["scores"])) == 1
+    if (case["dtype"] == "float64" or equal_scores) and differs_in_float32_digits(case):
+        return "the reference whitens in float32, ours in float64; they differ by float32's rounding"
+    return None
+
+
+def whole_reward(case):
+    rewards, mask = (torch.tensor(case["inputs"][name]) for name in ("token_level_rewards", "response_mask"))
+    if ((rewards != 0) & (mask.cumsum(-1) < mask.sum(-1, keepdim=True))).any():
+        return "the reference credits a token with rewards that came before it; ours counts what is still to come"
+    return None
+
+
+def clamped_kl(case):
+    name = case["params"]["kl_type"]
+    names = ("old_log_probs" if "old_log_probs" in case["inputs"] else "log_probs", "ref_log_probs")
+    policy, reference = (torch.tensor(case["inputs"][key], dtype=torch.float64) for key in names)
+    if name != "full" and kl.get(name)(policy, reference).abs().max() > 10:
+        return "the reference clamps its estimate at 10, where the gradient is then 0; ours keeps on pulling"
+    return None
+
+
+def no_floor(case):
+    if case["inputs"]["response_length"] > case["params"]["max_response_length"]:
+        return "the reference goes below -factor past the maximum; DAPO equation 13 is -1 there"
+    return None
+
+
+def float32_moments(case):
+    values, mask = (torch.tensor(case["inputs"][name], dtype=torch.float64) for name in ("values", "mask"))
+    if case["dtype"] == "float32" and masked_mean(values, mask).abs() > 30 * masked_variance(values, mask).sqrt():
+        return "the reference loses the variance of values far from 0 to float32; ours is taken in float64"
+    return None
+
+
+EXPLAINED = {
+    "adv.grpo": singleton,
+    "adv.grpo_vectorized": lambda case: singleton(case) or floored_variance(case),
+    "adv.rloo": singleton,
+    "adv.opo": singleton,
+    "adv.gpg": singleton,
+    "adv.reinforce_plus_plus_baseline": singleton,
+    "adv.optimal_token_baseline": singleton,
+    "adv.tir_optimal_token_baseline": singleton,
+    "adv.reinforce_plus_plus": reset_at_gaps,
+    "adv.remax@easyr1": whole_reward,
+    "adv_pipeline.gae": lambda case: gaps_as_steps(case) or float32_pipeline(case),
+    "adv_pipeline.reinforce": lambda case: gaps_as_steps(case) or float32_pipeline(case),
+    "adv_pipeline.reinforce_baseline": float32_pipeline,
+    "kl": clamped_kl,
+    "kl_in_reward": clamped_kl,
+    "soft_overlong@verl": no_floor,
+    "stats.masked_whiten": float32_moments,
+    "stats.masked_whiten_noshift": float32_moments,
+}
