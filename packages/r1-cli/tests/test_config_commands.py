@@ -80,9 +80,9 @@ def test_a_dry_run_lists_what_is_not_available_and_succeeds(repository: Path) ->
 
 
 def test_a_real_run_refuses_what_is_not_available_all_at_once(repository: Path) -> None:
-    code, _, err = run("train", *COMMANDS["qwen2_5_vl_7b_geo3k_cispo"])
+    code, _, err = run("train", *COMMANDS["qwen3_4b_math_grpo_lora"], "trainer.n_gpus_per_node=8")
     assert code == 2
-    assert "worker.actor.loss_type=cispo is not available in this version (set default)" in err
+    assert "worker.actor.model.lora.rank=64 is not available in this version" in err
     assert "trainer.n_gpus_per_node=8 is not available in this version" in err
     assert "Traceback" not in err
 

@@ -237,7 +237,7 @@ def test_secrets_in_free_form_options_are_masked(tmp_path: Path) -> None:
         ("worker.actor.use_kl_loss=false", {"algorithm.use_kl_loss": False}),
         ("worker.actor.kl_loss_coef=0.5", {"algorithm.kl_coef": 0.5}),
         ("worker.actor.kl_loss_type=mse", {"algorithm.kl_penalty": "mse"}),
-        ("worker.actor.entropy_coeff=1e-3", {}),
+        ("worker.actor.entropy_coeff=1e-3", {"worker.actor.entropy_coef": 1e-3}),
         ("worker.actor.clip_ratio=0.1", {"worker.actor.clip_ratio_low": 0.1, "worker.actor.clip_ratio_high": 0.1}),
         ("worker.actor.offload.param_offload=false", {"worker.actor.offload.offload_params": False}),
         ("worker.ref.offload.param_offload=true", {"worker.ref.offload.offload_params": True}),

@@ -148,11 +148,9 @@ def test_an_old_sequential_reward_must_say_so_in_its_file(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "word",
     [
-        "algorithm.adv_estimator=rloo",
-        "algorithm.use_kl_loss=False",
+        "algorithm.adv_estimator=gae",
         "algorithm.kl_penalty=full",
         "algorithm.kl_type=adaptive",
-        "worker.actor.loss_type=gspo",
         "worker.actor.optim.strategy=adamw_bf16",
         "worker.actor.fsdp.enable_cpu_offload=True",
         "worker.actor.fsdp.torch_dtype=fp16",

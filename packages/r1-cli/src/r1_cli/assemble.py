@@ -1,7 +1,7 @@
 """From a configuration to the objects of a run: which class plays which role is decided here and nowhere else."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,14 +11,14 @@ import torch
 
 from r1_cli import models
 from r1_cli.config import RunConfig
-from r1_cli.roles import Schedule, Scorer
+from r1_cli.plugins import choose
+from r1_cli.roles import Estimate, Schedule, Scorer
 from r1_cli.samples import Group
 from r1_core import advantages, losses
 from r1_core.batching import Batching, MicroLimit
 from r1_core.learner import Learner
 from r1_core.objective import Objective
 from r1_core.optim import build_optimizer, learning_rate_scale
-from r1_core.types import Sample
 from r1_data.dataset import PromptDataset
 from r1_data.messages import Columns, compile_format_prompt
 from r1_data.render import Renderer
@@ -222,22 +222,47 @@ def build_batching(config: RunConfig) -> Batching:
 
 
 def build_objective(config: RunConfig) -> Objective:
-    """The loss that the learner descends."""
+    """The loss that the learner descends.
+
+    Clip widths mean something else in every loss: those that the user did not set are the loss's own.
+    """
     actor, algorithm = config.worker.actor, config.algorithm
-    policy_loss = losses.get(actor.loss_type)(
-        clip_low=actor.clip_ratio_low, clip_high=actor.clip_ratio_high, clip_dual=actor.clip_ratio_dual
-    )
+    settings = {
+        "clip_low": ("clip_ratio_low", actor.clip_ratio_low),
+        "clip_high": ("clip_ratio_high", actor.clip_ratio_high),
+        "clip_dual": ("clip_ratio_dual", actor.clip_ratio_dual),
+        "tau_pos": ("tau_positive", actor.tau_positive),
+        "tau_neg": ("tau_negative", actor.tau_negative),
+    }
+    wanted = {name: value for name, (key, value) in settings.items() if key in actor.model_fields_set}
     return Objective(
-        policy_loss,
-        actor.loss_avg_mode,
-        kl_penalty=None if algorithm.disable_kl else algorithm.kl_penalty,
+        choose(losses.POLICY_LOSSES, actor.loss_type, wanted),
+        aggregation=actor.loss_avg_mode,
+        kl_penalty=algorithm.kl_penalty if algorithm.use_kl_loss and not algorithm.disable_kl else None,
+        kl_coef=algorithm.kl_coef,
+        entropy_coef=actor.entropy_coef,
+        length=config.data.max_response_length,
+    )
+
+
+def build_estimate(config: RunConfig) -> Estimate:
+    """The function that gives samples their advantages, with the KL inside the reward if it is not in the loss."""
+    algorithm = config.algorithm
+    settings = {"gamma": algorithm.gamma, "lam": algorithm.lam}
+    in_reward = not (algorithm.use_kl_loss or algorithm.disable_kl)
+    return partial(
+        advantages.assign,
+        estimator=choose(advantages.ESTIMATORS, algorithm.adv_estimator, settings),
+        kl_penalty=algorithm.kl_penalty if in_reward else None,
         kl_coef=algorithm.kl_coef,
     )
 
 
-def build_estimate(config: RunConfig) -> Callable[[Sequence[Sample]], list[Sample]]:
-    """The function that gives samples their advantages."""
-    return partial(advantages.assign, estimator=advantages.get(config.algorithm.adv_estimator)())
+def build_baseline_sampling(config: RunConfig) -> SamplingParams | None:
+    """How the answer is sampled that ReMax compares with: greedily (arXiv 2310.10505, section 4); None for others."""
+    if config.algorithm.adv_estimator != "remax":
+        return None
+    return SamplingParams(max_tokens=config.data.max_response_length, temperature=0.0)
 
 
 def build_sampling(config: RunConfig) -> tuple[SamplingParams, SamplingParams]:

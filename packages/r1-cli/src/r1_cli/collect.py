@@ -44,6 +44,9 @@ def collect(run: Run, cursor: int, watch: Stopwatch) -> Batch:
         wanted = max(1, wanted - (len(indices) - len(prompts)))
         params = replace(run.sampling, seed=derive_seed(run.sampling.seed, cursor + tries))
         groups = sample_groups(run.scorer, prompts, params, watch, run.progress)
+        if run.baseline_sampling:
+            greedy = sample_groups(run.scorer, prompts, run.baseline_sampling, watch, run.progress)
+            groups = [replace(g, baseline=one.scores[0].value) for g, one in zip(groups, greedy, strict=True)]
         kept += [group for group in groups if run.keep(group)]
         sampled += len(groups)
         tries += 1

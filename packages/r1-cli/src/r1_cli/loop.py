@@ -9,7 +9,7 @@ from r1_cli.collect import collect
 from r1_cli.evaluate import validate
 from r1_cli.metrics import step_metrics, update_metrics
 from r1_cli.roles import Run, Schedule
-from r1_cli.samples import to_samples
+from r1_cli.samples import baselines, to_samples
 from r1_cli.stop import Stopped
 from r1_cli.stopwatch import Stopwatch
 from r1_cli.track import Generation
@@ -50,7 +50,7 @@ def take_step(run: Run, step: int, cursor: int) -> tuple[int, int]:
         with watch("ref"):
             samples = run.learner.annotate_ref(samples)
         with watch("adv"):
-            samples = run.estimate(samples)
+            samples = run.estimate(samples, baselines=baselines(batch.groups))
         with watch("update_actor"):
             updates = [
                 run.learner.forward_backward(minibatch, run.objective) | run.learner.optim_step()

@@ -40,6 +40,13 @@ class Learner(Protocol):
     def load(self, folder: Path, *, model_only: bool = False) -> None: ...
 
 
+class Estimate(Protocol):
+    """Gives samples their advantages."""
+
+    def __call__(self, samples: Sequence[Sample], *, baselines: Sequence[float] | None) -> list[Sample]:
+        """`baselines` are the rewards of the prompts' greedy answers, one per sample, where they were sampled."""
+
+
 class Progress(Protocol):
     """Shows how far a long piece of work is."""
 
@@ -110,7 +117,8 @@ class Run:
     val_dataset: Dataset | None
     sampling: SamplingParams
     val_sampling: SamplingParams
-    estimate: Callable[[Sequence[Sample]], list[Sample]]  # adds the advantages
+    estimate: Estimate
+    baseline_sampling: SamplingParams | None  # of one more answer a prompt, whose reward is the baseline
     objective: Objective
     keep: Callable[[Group], bool]  # dynamic sampling: whether a group is worth training on
     schedule: Schedule

@@ -65,6 +65,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
             sampling=sampling,
             val_sampling=val_sampling,
             estimate=assemble.build_estimate(config),
+            baseline_sampling=assemble.build_baseline_sampling(config),
             objective=assemble.build_objective(config),
             keep=assemble.build_filter(config),
             schedule=schedule,

@@ -27,6 +27,7 @@ class Group:
     completions: list[Completion]
     responses: list[str]  # decoded completions
     scores: list[Score]
+    baseline: float | None = None  # the score of the prompt's greedy answer, where one was sampled
 
 
 def decode(completions: Sequence[Completion], tokenizer: Decoder, *, skip_special_tokens: bool = True) -> list[str]:
@@ -83,6 +84,12 @@ def to_samples(groups: Sequence[Group]) -> list[Sample]:
         for group_id, group in enumerate(groups)
         for completion, score in zip(group.completions, group.scores, strict=True)
     ]
+
+
+def baselines(groups: Sequence[Group]) -> list[float] | None:
+    """Return each sample's baseline, in the order of `to_samples`; None where none were sampled."""
+    found = [group.baseline for group in groups for _ in group.completions if group.baseline is not None]
+    return found or None
 
 
 def _to_sample(prompt: Prompt, completion: Completion, reward: float, group_id: int) -> Sample:

@@ -2,20 +2,35 @@
 
 from typing import Literal
 
-from r1_cli.config.section import NonNegative, Positive, Ratio, Section
+from r1_cli.config.section import FileFunction, NonNegative, Positive, Ratio, Section
 
-Estimator = Literal["grpo", "grpo_passk", "gdpo", "rloo", "reinforce_plus_plus", "remax", "gae"]
+Estimator = Literal[
+    "grpo",
+    "dr_grpo",
+    "grpo_passk",
+    "gdpo",
+    "rloo",
+    "reinforce",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "opo",
+    "gpg",
+    "maxrl",
+    "gae",
+]
+KLPenalty = Literal["kl", "abs", "mse", "low_var_kl", "full", "k1", "k2", "k3", "k1+", "k3+"]
 
 
 class AlgorithmConfig(Section):
     """KL is a term of the loss (`use_kl_loss`), part of the reward, or absent (`disable_kl`)."""
 
-    adv_estimator: Estimator = "grpo"
+    adv_estimator: Estimator | FileFunction = "grpo"  # a name, or `file.py:function` from AdvantageInputs to [N, R]
     gamma: Ratio = 1.0
     lam: Ratio = 1.0
     disable_kl: bool = False
     use_kl_loss: bool = True
-    kl_penalty: Literal["kl", "abs", "mse", "low_var_kl", "full"] = "low_var_kl"
+    kl_penalty: KLPenalty = "low_var_kl"
     kl_coef: NonNegative = 1e-2
     kl_type: Literal["fixed", "adaptive"] = "fixed"
     kl_horizon: Positive = 10000.0  # adaptive controller

@@ -36,11 +36,9 @@ def _uses_kl(config: RunConfig) -> bool:
 
 
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
-    ("algorithm.adv_estimator", lambda v, c: v != "grpo", "set grpo"),
-    ("algorithm.use_kl_loss", lambda v, c: not v and _uses_kl(c), "KL is in the loss: set true, or disable_kl=true"),
-    ("algorithm.kl_penalty", lambda v, c: v == "full" and _uses_kl(c), "set kl, abs, mse or low_var_kl"),
+    ("algorithm.adv_estimator", lambda v, c: v in ("gae", "gdpo"), "there is no critic, set another estimator"),
+    ("algorithm.kl_penalty", lambda v, c: v == "full" and _uses_kl(c), "set kl, abs, mse, low_var_kl, k1+ or k3+"),
     ("algorithm.kl_type", lambda v, c: v != "fixed" and _uses_kl(c), "set fixed"),
-    ("worker.actor.loss_type", lambda v, c: v != "default", "set default"),
     ("worker.actor.ulysses_size", lambda v, c: v > 1, "one device, set 1"),
     ("worker.actor.optim.strategy", lambda v, c: v != "adamw", "set adamw"),
     ("worker.actor.fsdp.enable_cpu_offload", lambda v, c: v, "one device, set false"),
@@ -56,6 +54,7 @@ NOT_YET: tuple[tuple[str, Applies, str], ...] = (
 NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
     ("worker.rollout.tensor_parallel_size", lambda v, c: v > 1, "the engine runs on one device, set 1"),
 )
+DISCOUNTED = ("gae", "reinforce_plus_plus")
 NO_EFFECT: dict[str, str] = {
     "data.filter_overlong_prompts_workers": "lengths are checked in one process",
     "data.video_fps": "videos are not read",
@@ -86,7 +85,11 @@ NO_EFFECT_WHEN_SET: dict[str, str] = {
 CONDITIONAL: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("worker.critic", lambda c: c.algorithm.adv_estimator != "gae", "only gae has a critic"),
     ("trainer.critic_warmup", lambda c: c.algorithm.adv_estimator != "gae", "only gae has a critic"),
-    ("algorithm.gamma", lambda c: c.algorithm.adv_estimator == "grpo", "grpo does not discount"),
+    (
+        "algorithm.gamma",
+        lambda c: c.algorithm.adv_estimator not in DISCOUNTED,
+        "only gae and reinforce_plus_plus discount",
+    ),
     ("algorithm.lam", lambda c: c.algorithm.adv_estimator != "gae", "only gae uses it"),
     ("algorithm.kl_horizon", lambda c: c.algorithm.kl_type == "fixed", "only kl_type=adaptive uses it"),
     ("algorithm.kl_target", lambda c: c.algorithm.kl_type == "fixed", "only kl_type=adaptive uses it"),

@@ -11,7 +11,7 @@ from r1_cli.config.root import RunConfig, lookup
 Command = Literal["train", "eval"]
 Finding = tuple[str, str]  # a key and what is wrong with its value
 
-GROUPED = ("grpo", "grpo_passk", "gdpo", "rloo")
+GROUPED = ("grpo", "dr_grpo", "grpo_passk", "gdpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "maxrl")
 
 
 def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:

@@ -31,6 +31,25 @@ def file_problems(config: RunConfig, command: str) -> Iterator[tuple[str, str]]:
     if checkpoint and not Path(checkpoint).is_dir():
         yield "trainer.load_checkpoint_path", f"no such folder{_hint(checkpoint)}"
     yield from _reward(config)
+    yield from _function("algorithm.adv_estimator", config.algorithm.adv_estimator)
+    yield from _function("worker.actor.loss_type", config.worker.actor.loss_type)
+
+
+def _function(key: str, name: str) -> Iterator[tuple[str, str]]:
+    """Check a user's `file.py:function`; a bare name is one of ours."""
+    path, colon, function = name.rpartition(":")
+    if not colon:
+        return
+    if not Path(path).is_file():
+        yield key, f"no such file{_hint(path)}"
+        return
+    try:
+        names, is_complete = _top_level_names(ast.parse(Path(path).read_bytes()))
+    except (SyntaxError, ValueError) as error:
+        yield key, f"{path} cannot be read as Python ({error})"
+        return
+    if function not in names and is_complete:
+        yield key, f"{path} defines no {function}" + describe(function, [n for n in names if not n.startswith("_")])
 
 
 def _template(key: str, name: str | None) -> Iterator[tuple[str, str]]:

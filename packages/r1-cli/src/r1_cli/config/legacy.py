@@ -17,6 +17,7 @@ RENAMED = {
     "worker.actor.use_kl_loss": "algorithm.use_kl_loss",
     "worker.actor.kl_loss_coef": "algorithm.kl_coef",
     "worker.actor.kl_loss_type": "algorithm.kl_penalty",
+    "worker.actor.entropy_coeff": "worker.actor.entropy_coef",
     "worker.rollout.log_prob_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_experience",
     "worker.ref.log_prob_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_experience",
     "worker.rollout.tensor_model_parallel_size": "worker.rollout.tensor_parallel_size",
@@ -72,7 +73,6 @@ MOVED = {
 }
 # Keys without a successor, by their beginning, and why nothing is lost.
 DROPPED = {
-    "worker.actor.entropy_coeff": "the loss has no entropy term; actor/entropy_loss is still measured",
     "trainer.remove_ckpt_after_load": "a checkpoint is never deleted by loading it; trainer.save_limit prunes",
     "trainer.del_local_ckpt_after_load": "a checkpoint is never deleted by loading it; trainer.save_limit prunes",
     "trainer.default_hdfs_dir": "checkpoints go to trainer.save_checkpoint_path",

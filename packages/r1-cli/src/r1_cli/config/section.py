@@ -28,4 +28,6 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Files = str | list[str]
+# A user's own function in place of a named choice.
+FileFunction = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_]\w*$")]
 OneOrMore = BeforeValidator(_as_list)

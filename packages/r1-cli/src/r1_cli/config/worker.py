@@ -4,7 +4,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from r1_cli.config.section import Count, NonNegative, Positive, Precision, Ratio, Section
+from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Precision, Ratio, Section
+
+PolicyLoss = Literal[
+    "default",
+    "gspo",
+    "gspo_token",
+    "luspo",
+    "cispo",
+    "sapo",
+    "gmpo",
+    "geo_mean",
+    "clip_cov",
+    "kl_cov",
+    "gpg",
+    "reinforce",
+    "vespo",
+]
+Aggregation = Literal[
+    "token", "seq", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+]
 
 
 class LoraConfig(Section):
@@ -62,7 +81,7 @@ class UpdateConfig(Section):
     micro_batch_size_per_device_for_update: Count = 1
     micro_batch_size_per_device_for_experience: Count = 2
     max_grad_norm: Positive = 1.0
-    loss_avg_mode: Literal["token", "seq"] = "token"
+    loss_avg_mode: Aggregation = "token"
     ppo_epochs: Count = 1
     padding_free: bool = True
     dynamic_batching: bool = True  # micro-batches by token budget: micro batch size × longest sequence
@@ -77,7 +96,8 @@ class ActorConfig(UpdateConfig):
     clip_ratio_low: NonNegative = 0.2
     clip_ratio_high: NonNegative = 0.3
     clip_ratio_dual: Annotated[float, Field(gt=1)] = 3.0
-    loss_type: Literal["default", "gspo", "gspo_token", "cispo", "sapo"] = "default"
+    loss_type: PolicyLoss | FileFunction = "default"  # a name, or `file.py:function` from LossInputs to losses
+    entropy_coef: NonNegative = 0.0  # of an entropy bonus
     tau_positive: Positive = 1.0  # sapo
     tau_negative: Positive = 1.05  # sapo
     use_torch_compile: bool = True

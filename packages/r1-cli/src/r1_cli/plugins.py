@@ -1,0 +1,36 @@
+"""The math that a configuration names: one of ours by name, or a user's own function from a file."""
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from r1_core.registry import Registry
+
+T = TypeVar("T")
+
+
+def choose(registry: Registry[Callable[..., T]], name: str, settings: Mapping[str, Any]) -> T:
+    """Return the entry called `name`, built with those of `settings` that it has, or `file.py:function`.
+
+    Raises:
+        ValueError: there is no such name, or a setting is out of its range.
+    """
+    path, colon, function = name.rpartition(":")
+    if colon:
+        mine: T = load_function(Path(path), function)
+        return mine
+    factory = registry.get(name)
+    known = inspect.signature(factory).parameters
+    return factory(**{key: value for key, value in settings.items() if key in known})
+
+
+def load_function(path: Path, name: str) -> Any:
+    """Run a user's file and return what it calls `name`. The file runs in this process: it is the user's own."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
