@@ -60,6 +60,23 @@ def test_the_kl_may_stand_in_the_reward(r1: R1, tmp_path: Path, name: str) -> No
     assert "actor/kl_loss" not in record
 
 
+def test_an_adaptive_coefficient_moves_and_is_gone_on_with(r1: R1, tmp_path: Path) -> None:
+    steered = [
+        "algorithm.disable_kl=false",
+        "algorithm.kl_type=adaptive",
+        "algorithm.kl_target=5",
+        "algorithm.kl_horizon=100",
+    ]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder, steps in ((whole, 3), (cut, 2), (cut, 3)):
+        step(r1, folder, *steered, f"trainer.max_steps={steps}", "trainer.save_freq=1")
+    coefficients = [record["actor/kl_coef"] for record in read_log(whole)]
+    # The policy has hardly moved, so the KL lies far below its target: error -0.2, 16 samples a step.
+    expected = [0.01 * (1 - 0.2 * 16 / 100) ** i for i in range(3)]
+    assert coefficients == pytest.approx(expected)
+    assert [record["actor/kl_coef"] for record in read_log(cut)] == coefficients
+
+
 def test_an_entropy_bonus_changes_the_gradient(r1: R1, tmp_path: Path) -> None:
     plain, bonus = (step(r1, tmp_path / c, f"worker.actor.entropy_coef={c}")["actor/grad_norm"] for c in ("0", "0.1"))
     assert plain != bonus

@@ -150,7 +150,6 @@ def test_an_old_sequential_reward_must_say_so_in_its_file(tmp_path: Path) -> Non
     [
         "algorithm.adv_estimator=gae",
         "algorithm.kl_penalty=full",
-        "algorithm.kl_type=adaptive",
         "worker.actor.optim.strategy=adamw_bf16",
         "worker.actor.fsdp.enable_cpu_offload=True",
         "worker.actor.fsdp.torch_dtype=fp16",

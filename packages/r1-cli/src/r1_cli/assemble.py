@@ -16,6 +16,7 @@ from r1_cli.roles import Estimate, Schedule, Scorer
 from r1_cli.samples import Group
 from r1_core import advantages, losses
 from r1_core.batching import Batching, MicroLimit
+from r1_core.kl_control import AdaptiveKL, FixedKL, KLController
 from r1_core.learner import Learner
 from r1_core.objective import Objective
 from r1_core.optim import build_optimizer, learning_rate_scale
@@ -239,7 +240,6 @@ def build_objective(config: RunConfig) -> Objective:
         choose(losses.POLICY_LOSSES, actor.loss_type, wanted),
         aggregation=actor.loss_avg_mode,
         kl_penalty=algorithm.kl_penalty if algorithm.use_kl_loss and not algorithm.disable_kl else None,
-        kl_coef=algorithm.kl_coef,
         entropy_coef=actor.entropy_coef,
         length=config.data.max_response_length,
     )
@@ -254,8 +254,15 @@ def build_estimate(config: RunConfig) -> Estimate:
         advantages.assign,
         estimator=choose(advantages.ESTIMATORS, algorithm.adv_estimator, settings),
         kl_penalty=algorithm.kl_penalty if in_reward else None,
-        kl_coef=algorithm.kl_coef,
     )
+
+
+def build_kl_controller(config: RunConfig) -> KLController:
+    """How the weight of the KL term changes over the run."""
+    algorithm = config.algorithm
+    if algorithm.kl_type == "fixed" or algorithm.disable_kl:
+        return FixedKL(algorithm.kl_coef)
+    return AdaptiveKL(algorithm.kl_coef, algorithm.kl_target, int(algorithm.kl_horizon))
 
 
 def build_baseline_sampling(config: RunConfig) -> SamplingParams | None:

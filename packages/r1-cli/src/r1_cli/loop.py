@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from r1_cli.checkpoints import Draft
 from r1_cli.collect import collect
 from r1_cli.evaluate import validate
-from r1_cli.metrics import step_metrics, update_metrics
-from r1_cli.roles import Run, Schedule
+from r1_cli.metrics import divergence, step_metrics, update_metrics
+from r1_cli.roles import Position, Run, Schedule
 from r1_cli.samples import baselines, to_samples
 from r1_cli.stop import Stopped
 from r1_cli.stopwatch import Stopwatch
@@ -18,51 +19,51 @@ from r1_core.types import Sample
 log = logging.getLogger("r1")
 
 
-def train(run: Run, step: int, cursor: int) -> int:
-    """Train from `step` to the schedule's end; return the last whole step.
+def train(run: Run, at: Position) -> Position:
+    """Train from a position to the schedule's end; return the last whole step's position.
 
-    `step` counts the steps taken and is the version of the weights; `cursor` counts the prompt batches drawn. With the
-    learner's own state they are all that a checkpoint holds: everything else is a function of them.
+    With the learner's own state, a position is all that a checkpoint holds: everything else is a function of it.
     """
     try:
-        if run.val_dataset and run.schedule.val_before_train and not run.tracker.has(step):
+        if run.val_dataset and run.schedule.val_before_train and not run.tracker.has(at.step):
             with run.stop.interruptible():
-                run.tracker.log(step, *validate(run, step))
-        while step < run.schedule.total_steps:
-            step, cursor = take_step(run, step, cursor)
+                run.tracker.log(at.step, *validate(run, at.step))
+        while at.step < run.schedule.total_steps:
+            at = take_step(run, at)
             run.stop.check()
     except Stopped as request:
-        log.warning("%s: leaving after step %d", request, step)
-        if step not in run.store.steps():
-            run.store.publish(write_checkpoint(run, step, cursor, {}))
-    return step
+        log.warning("%s: leaving after step %d", request, at.step)
+        if at.step not in run.store.steps():
+            run.store.publish(write_checkpoint(run, at, {}))
+    return at
 
 
-def take_step(run: Run, step: int, cursor: int) -> tuple[int, int]:
-    """Improve the policy once, then validate, log and save where due; return the new (step, cursor)."""
+def take_step(run: Run, at: Position) -> Position:
+    """Improve the policy once, then validate, log and save where due; return the new position."""
     watch = Stopwatch()
     with watch("step"):
-        with run.stop.interruptible(), run.scorer.generator.awake(run.learner.weights(), step):
-            batch = collect(run, cursor, watch)
+        with run.stop.interruptible(), run.scorer.generator.awake(run.learner.weights(), at.step):
+            batch = collect(run, at.cursor, watch)
         samples = to_samples(batch.groups)
         with watch("old"):
             samples = run.learner.annotate_old(samples)
         with watch("ref"):
             samples = run.learner.annotate_ref(samples)
         with watch("adv"):
-            samples = run.estimate(samples, baselines=baselines(batch.groups))
+            samples = run.estimate(samples, baselines=baselines(batch.groups), kl_coef=at.kl.coef)
         with watch("update_actor"):
+            objective = replace(run.objective, kl_coef=at.kl.coef)
             updates = [
-                run.learner.forward_backward(minibatch, run.objective) | run.learner.optim_step()
+                run.learner.forward_backward(minibatch, objective) | run.learner.optim_step()
                 for minibatch in minibatches(samples, run.schedule)
             ]
-    step, cursor = step + 1, batch.cursor
     record = step_metrics(run, batch, samples, watch.lap()) | update_metrics(updates)
-    conclude_step(run, step, cursor, record)
-    return step, cursor
+    at = Position(at.step + 1, batch.cursor, at.kl.update(divergence(samples), len(samples)))
+    conclude_step(run, at, record)
+    return at
 
 
-def conclude_step(run: Run, step: int, cursor: int, record: dict[str, float]) -> None:
+def conclude_step(run: Run, at: Position, record: dict[str, float]) -> None:
     """Validate, save and log.
 
     The record is written between the checkpoint's writing and its publication: whichever moment a kill chooses, a
@@ -70,16 +71,16 @@ def conclude_step(run: Run, step: int, cursor: int, record: dict[str, float]) ->
     """
     watch = Stopwatch()
     generations: list[Generation] = []
-    if run.val_dataset and run.schedule.validates(step):
+    if run.val_dataset and run.schedule.validates(at.step):
         with watch("validation"):
-            scores, generations = validate(run, step)
+            scores, generations = validate(run, at.step)
         record |= scores
     draft = None
-    if run.schedule.saves(step):
+    if run.schedule.saves(at.step):
         with watch("save_checkpoint"):
-            draft = write_checkpoint(run, step, cursor, record)
+            draft = write_checkpoint(run, at, record)
     record |= {f"timing_s/{stage}": seconds for stage, seconds in watch.lap().items()}
-    run.tracker.log(step, record, generations)
+    run.tracker.log(at.step, record, generations)
     if draft:
         run.store.publish(draft)
 
@@ -92,7 +93,7 @@ def minibatches(samples: Sequence[Sample], schedule: Schedule) -> Iterator[list[
             yield [s for s in samples if first <= s.group_id < first + schedule.global_batch_size]
 
 
-def write_checkpoint(run: Run, step: int, cursor: int, record: dict[str, float]) -> Draft:
+def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> Draft:
     """Write everything that a resume needs, unpublished."""
 
     def save(folder: Path) -> None:
@@ -100,9 +101,10 @@ def write_checkpoint(run: Run, step: int, cursor: int, record: dict[str, float])
         run.save_assets(folder / "actor")
 
     state = {
-        "step": step,
-        "cursor": cursor,
+        "step": at.step,
+        "cursor": at.cursor,
+        "kl_coef": at.kl.coef,
         "val_reward_score": record.get("val/reward_score"),
         "model_only": run.schedule.save_model_only,
     }
-    return run.store.write(step, save, state)
+    return run.store.write(at.step, save, state)

@@ -96,6 +96,16 @@ def agreement(samples: Sequence[Sample]) -> dict[str, float]:
     }
 
 
+def divergence(samples: Sequence[Sample]) -> float:
+    """Return the mean over answers of the policy's token KL from the reference (k1, nats); 0 without a reference."""
+    gaps = [
+        (s.old_logprobs - s.ref_logprobs)[s.loss_mask].double().mean()
+        for s in samples
+        if s.old_logprobs is not None and s.ref_logprobs is not None and s.loss_mask.any()
+    ]
+    return float(torch.stack(gaps).mean()) if gaps else 0.0
+
+
 def performance(run: Run, tokens: int, seconds: Mapping[str, float]) -> dict[str, float]:
     """Return throughput and memory; MFU only where the device's peak is known, never a made-up one."""
     record = {

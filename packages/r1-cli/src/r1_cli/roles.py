@@ -11,6 +11,7 @@ from r1_cli.checkpoints import CheckpointStore
 from r1_cli.samples import Decoder, Group
 from r1_cli.stop import StopRequest
 from r1_cli.track import Tracker
+from r1_core.kl_control import KLController
 from r1_core.objective import Objective
 from r1_core.types import Sample
 from r1_data.types import Prompt
@@ -43,7 +44,7 @@ class Learner(Protocol):
 class Estimate(Protocol):
     """Gives samples their advantages."""
 
-    def __call__(self, samples: Sequence[Sample], *, baselines: Sequence[float] | None) -> list[Sample]:
+    def __call__(self, samples: Sequence[Sample], *, baselines: Sequence[float] | None, kl_coef: float) -> list[Sample]:
         """`baselines` are the rewards of the prompts' greedy answers, one per sample, where they were sampled."""
 
 
@@ -104,6 +105,15 @@ class Schedule:
 
     def saves(self, step: int) -> bool:
         return self.save_freq > 0 and (step % self.save_freq == 0 or step == self.total_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a run is."""
+
+    step: int  # steps taken; the version of the weights
+    cursor: int  # prompt batches drawn from the stream
+    kl: KLController
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from r1_cli.console import ConsoleReporter, configure_logging
 from r1_cli.device import flops_per_token, peak_flops
 from r1_cli.evaluate import validate
 from r1_cli.plan import Plan, make_plan
-from r1_cli.roles import Run, Schedule
+from r1_cli.roles import Position, Run, Schedule
 from r1_cli.stop import StopRequest
 from r1_cli.track import RunInfo, Tracker
 from r1_cli.track.files import read_settings
+from r1_core.kl_control import KLController
 from r1_core.learner import Learner
 
 log = logging.getLogger("r1")
@@ -46,9 +47,10 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         announce(console, config, provenance, plan)
         schedule = build_schedule(config, plan)
         learner = assemble.build_learner(config, model, schedule)
-        step, cursor = load_start(learner, start)
-        reporter.begin(step, schedule.total_steps)
-        info = RunInfo(config.trainer.project_name, config.trainer.experiment_name, store.root, printable(config), step)
+        at = load_start(learner, start, assemble.build_kl_controller(config))
+        reporter.begin(at.step, schedule.total_steps)
+        names = config.trainer.project_name, config.trainer.experiment_name
+        info = RunInfo(*names, store.root, printable(config), at.step)
         if start:
             report_changes(read_settings(store.root), info.config)
         tracker = Tracker(config.trainer.logger, info, reporter)
@@ -78,10 +80,10 @@ def train(config: RunConfig, provenance: Provenance) -> None:
             progress=reporter.progress,
         )
         if config.trainer.val_only:
-            tracker.log(step, *validate(run, step))
+            tracker.log(at.step, *validate(run, at.step))
             return
-        last = loop.train(run, step, cursor)
-    say_what_comes_next(console, provenance, store, finished=last == schedule.total_steps)
+        last = loop.train(run, at)
+    say_what_comes_next(console, provenance, store, finished=last.step == schedule.total_steps)
 
 
 def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
@@ -106,16 +108,16 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     return latest
 
 
-def load_start(learner: Learner, start: Path | None) -> tuple[int, int]:
-    """Load the checkpoint into the learner; return the (step, cursor) to go on from."""
+def load_start(learner: Learner, start: Path | None, kl: KLController) -> Position:
+    """Load the checkpoint, if there is one, into the learner; return the position to go on from."""
     if start is None:
-        return 0, 0
+        return Position(0, 0, kl)
     state = read_state(start)
     if state["model_only"]:
         log.warning("%s was saved without the optimizer (save_model_only): its moments start at zero", start)
     learner.load(start / "actor", model_only=state["model_only"])
     log.info("going on from %s", start)
-    return state["step"], state["cursor"]
+    return Position(state["step"], state["cursor"], kl.resume(state["kl_coef"]))
 
 
 def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:

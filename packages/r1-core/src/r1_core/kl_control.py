@@ -23,6 +23,10 @@ class KLController(Protocol):
         """Return the controller for the next step, after a step of `samples` samples with this mean KL (nats)."""
         ...
 
+    def resume(self, coef: float) -> "KLController":
+        """Return the controller with the coefficient that a checkpoint holds."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class FixedKL:
@@ -31,6 +35,10 @@ class FixedKL:
     coef: float
 
     def update(self, divergence: float, samples: int) -> "FixedKL":
+        return self
+
+    def resume(self, coef: float) -> "FixedKL":
+        """Return itself: a user who changes a fixed coefficient before going on means it."""
         return self
 
 
@@ -54,3 +62,7 @@ class AdaptiveKL:
             raise ValueError(f"the mean KL is {divergence}; look at the log-probs of the policy and of the reference")
         error = min(max(divergence / self.target - 1, -MAX_ERROR), MAX_ERROR)
         return replace(self, coef=self.coef * (1 + error * samples / self.horizon))
+
+    def resume(self, coef: float) -> "AdaptiveKL":
+        """Return the controller with the coefficient that a checkpoint holds."""
+        return replace(self, coef=coef)

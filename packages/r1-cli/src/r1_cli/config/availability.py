@@ -38,7 +38,6 @@ def _uses_kl(config: RunConfig) -> bool:
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("algorithm.adv_estimator", lambda v, c: v in ("gae", "gdpo"), "there is no critic, set another estimator"),
     ("algorithm.kl_penalty", lambda v, c: v == "full" and _uses_kl(c), "set kl, abs, mse, low_var_kl, k1+ or k3+"),
-    ("algorithm.kl_type", lambda v, c: v != "fixed" and _uses_kl(c), "set fixed"),
     ("worker.actor.ulysses_size", lambda v, c: v > 1, "one device, set 1"),
     ("worker.actor.optim.strategy", lambda v, c: v != "adamw", "set adamw"),
     ("worker.actor.fsdp.enable_cpu_offload", lambda v, c: v, "one device, set false"),
