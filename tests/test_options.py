@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
+from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 TWO_STEPS = [
@@ -112,6 +113,21 @@ def test_a_checkpoint_without_the_optimizer_can_be_gone_on_from(r1: R1, tmp_path
     assert "its moments start at zero" in output
     assert "another setting than before: trainer.max_steps=3, was 2" in output
     assert [record["step"] for record in read_log(tmp_path)] == [1, 2, 3]
+
+
+def test_a_run_wholly_in_bfloat16_trains_and_goes_on(r1: R1, tmp_path: Path) -> None:
+    bf16 = ["worker.actor.optim.strategy=adamw_bf16", "worker.actor.fsdp.torch_dtype=null"]
+    bf16 += ["algorithm.disable_kl=false", "algorithm.use_kl_loss=true"]
+    records = train(r1, tmp_path, *bf16)
+    assert [record["step"] for record in records] == [1, 2]
+    assert all(record["actor/grad_norm"] > 0 for record in records)
+    actor = tmp_path / "global_step_2/actor"
+    tensors = load_file(actor / "model.safetensors") | load_file(actor / "optimizer.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    records = train(r1, tmp_path, *bf16, "trainer.max_steps=3", "trainer.save_freq=3")
+    assert [record["step"] for record in records] == [1, 2, 3]
+    learner = json.loads((tmp_path / "global_step_3/actor/learner.json").read_text())
+    assert set(learner["optimizer"]["step"].values()) == {6}  # 3 steps × 2 optimizer steps
 
 
 def test_only_the_newest_and_the_best_checkpoints_stay(r1: R1, tmp_path: Path) -> None:

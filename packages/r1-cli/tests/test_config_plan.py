@@ -131,6 +131,10 @@ def test_memory_is_read_off_the_headers_of_a_local_model(tmp_path: Path) -> None
     memory = make_plan(config_of(model, "trainer.n_gpus_per_node=1", *words), 512).memory
     assert memory is not None
     assert (memory.gradients, memory.optimizer, memory.reference, memory.engine) == (400, 800, 0, 480)
+    strategy = "worker.actor.optim.strategy=adamw_bf16"
+    memory = make_plan(config_of(model, "trainer.n_gpus_per_node=1", strategy), 512).memory
+    assert memory is not None
+    assert (memory.weights, memory.gradients, memory.optimizer, memory.reference) == (240, 240, 720, 240)
 
 
 def test_memory_of_a_hub_model_or_a_broken_file_is_unknown(tmp_path: Path) -> None:

@@ -69,6 +69,11 @@ def message_of(*words: str) -> str:
         ("algorithm.online_filtering=true algorithm.filter_low=0.99", "algorithm.filter_low", "filter_high (0.99)"),
         ("worker.actor.clip_ratio_low=1.5", "worker.actor.clip_ratio_low", "must be at most 1"),
         ("worker.actor.optim.betas=[0.9,1.0]", "worker.actor.optim.betas", "must be below 1"),
+        (
+            "worker.actor.optim.strategy=adamw_bf16 worker.actor.fsdp.torch_dtype=fp32",
+            "worker.actor.fsdp.torch_dtype",
+            "must be bf16 or null: worker.actor.optim.strategy=adamw_bf16",
+        ),
         ("trainer.val_only=true", "trainer.val_only", "needs data.val_files"),
         ("trainer.max_try_make_batch=0", "trainer.max_try_make_batch", "-1 for no limit"),
         ("data.train_files=null", "data.train_files", "is missing"),
@@ -150,7 +155,6 @@ def test_an_old_sequential_reward_must_say_so_in_its_file(tmp_path: Path) -> Non
     [
         "algorithm.adv_estimator=gae",
         "algorithm.kl_penalty=full",
-        "worker.actor.optim.strategy=adamw_bf16",
         "worker.actor.fsdp.enable_cpu_offload=True",
         "worker.actor.fsdp.torch_dtype=fp16",
         "worker.actor.fsdp.mp_param_dtype=fp16",
@@ -178,6 +182,8 @@ def test_more_than_one_device_is_named_with_what_depends_on_it() -> None:
         "algorithm.disable_kl=true algorithm.use_kl_loss=false",
         "worker.actor.loss_avg_mode=seq",
         "worker.actor.optim.lr_scheduler_type=cosine",
+        "worker.actor.optim.strategy=adamw_bf16",
+        "worker.actor.optim.strategy=adamw_bf16 worker.actor.fsdp.torch_dtype=bf16",
         "worker.rollout.name=embedded",
         "trainer.logger=[tensorboard,swanlab,mlflow]",
     ],

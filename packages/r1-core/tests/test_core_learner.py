@@ -256,7 +256,7 @@ def test_the_learning_rate_is_applied_and_reported():
 
 def test_wrong_optimizer_settings_are_refused():
     model = qwen2()
-    with pytest.raises(ValueError, match="'sgd' is not available"):
+    with pytest.raises(ValueError, match="'sgd'"):
         build_optimizer(model.named_parameters(), lr=1, strategy="sgd")
     with pytest.raises(ValueError, match="'cosin'"):
         learning_rate_scale(0, total_steps=1, kind="cosin")

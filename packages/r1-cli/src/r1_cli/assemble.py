@@ -173,7 +173,7 @@ def build_verifier(config: RunConfig) -> PooledVerifier:
 def build_learner(config: RunConfig, model: ModelFiles, schedule: Schedule) -> Learner:
     """Load the policy, and the frozen reference if there is a KL term, and make the optimizer."""
     actor = config.worker.actor
-    dtype = DTYPES[actor.fsdp.torch_dtype or "fp32"]
+    dtype = DTYPES[actor.kept_dtype]
     policy = load_weights(config, model, dtype)
     if actor.model.freeze_vision_tower:
         models.freeze_vision(policy)

@@ -38,7 +38,7 @@ def estimate(config: RunConfig) -> Memory | None:
     parameters = sum(sizes.values())
     frozen = sum(n for name, n in sizes.items() if "visual." in name) if actor.model.freeze_vision_tower else 0
     trained = parameters - frozen
-    kept = BYTES[actor.fsdp.torch_dtype or "fp32"]
+    kept = BYTES[actor.kept_dtype]
     devices = config.trainer.devices
     shards = devices if actor.fsdp.enable_full_shard else 1
     has_reference = not config.algorithm.disable_kl

@@ -7,8 +7,11 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
+from r1_core.adamw_bf16 import AdamWBF16
+
 Schedule = Literal["constant", "cosine", "linear"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
+STRATEGIES = {"adamw": torch.optim.AdamW, "adamw_bf16": AdamWBF16}
 
 
 def build_optimizer(
@@ -21,15 +24,19 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """AdamW (arXiv 1711.05101) over the parameters that require a gradient; frozen ones are left out.
 
-    Call it after `parallel.shard_model`, which replaces the parameters. Raises ValueError if every parameter is
-    frozen or the strategy is unknown.
+    `adamw_bf16` keeps its states in bfloat16, as the parameters must be then. Call it after `parallel.shard_model`,
+    which replaces the parameters. Raises ValueError if every parameter is frozen, the strategy is unknown, or a
+    parameter is not bfloat16 with `adamw_bf16`.
     """
-    if strategy != "adamw":
-        raise ValueError(f"optimizer strategy {strategy!r} is not available in this version (there is: adamw)")
-    trained = [param for _, param in named_params if param.requires_grad]
+    if strategy not in STRATEGIES:
+        raise ValueError(f"no optimizer strategy is called {strategy!r} (there are: {', '.join(STRATEGIES)})")
+    trained = {name: param for name, param in named_params if param.requires_grad}
     if not trained:
         raise ValueError("no parameter requires a gradient: everything is frozen, so there is nothing to train")
-    return torch.optim.AdamW(trained, lr=lr, betas=betas, weight_decay=weight_decay)
+    for name, param in trained.items():
+        if strategy == "adamw_bf16" and param.dtype != torch.bfloat16:
+            raise ValueError(f"adamw_bf16 trains bfloat16 parameters, {name!r} is {param.dtype}: load the model so")
+    return STRATEGIES[strategy](trained.values(), lr=lr, betas=betas, weight_decay=weight_decay)
 
 
 def learning_rate_scale(

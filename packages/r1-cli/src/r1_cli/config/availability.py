@@ -39,7 +39,6 @@ NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("algorithm.adv_estimator", lambda v, c: v in ("gae", "gdpo"), "there is no critic, set another estimator"),
     ("algorithm.kl_penalty", lambda v, c: v == "full" and _uses_kl(c), "set kl, abs, mse, low_var_kl, k1+ or k3+"),
     ("worker.actor.ulysses_size", lambda v, c: v > 1, "one device, set 1"),
-    ("worker.actor.optim.strategy", lambda v, c: v != "adamw", "set adamw"),
     ("worker.actor.fsdp.enable_cpu_offload", lambda v, c: v, "one device, set false"),
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),

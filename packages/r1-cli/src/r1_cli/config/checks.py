@@ -156,6 +156,12 @@ def _optimizer(config: RunConfig) -> Iterator[Finding]:
     for owner in ("actor", "critic"):
         if any(beta >= 1 for beta in lookup(config, f"worker.{owner}.optim.betas")):
             yield f"worker.{owner}.optim.betas", "must be below 1"
+        bf16 = lookup(config, f"worker.{owner}.optim.strategy") == "adamw_bf16"
+        if bf16 and lookup(config, f"worker.{owner}.kept_dtype") != "bf16":
+            yield (
+                f"worker.{owner}.fsdp.torch_dtype",
+                f"must be bf16 or null: worker.{owner}.optim.strategy=adamw_bf16 trains bf16 weights",
+            )
 
 
 def _trainer(config: RunConfig) -> Iterator[Finding]:

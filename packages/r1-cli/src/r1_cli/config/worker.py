@@ -59,7 +59,7 @@ class FSDPConfig(Section):
     enable_cpu_offload: bool = False
     enable_rank0_init: bool = True
     use_orig_params: bool = False
-    torch_dtype: Precision | None = None  # of the weights that are kept; null: fp32
+    torch_dtype: Precision | None = None  # of the weights that are kept; null: fp32, bf16 with adamw_bf16
     fsdp_size: int = -1
     mp_param_dtype: Precision = "bf16"  # of the forward and backward passes
     mp_reduce_dtype: Precision = "fp32"
@@ -90,6 +90,11 @@ class UpdateConfig(Section):
     optim: OptimConfig = OptimConfig()
     fsdp: FSDPConfig = FSDPConfig()
     offload: OffloadConfig = OffloadConfig()
+
+    @property
+    def kept_dtype(self) -> Precision:
+        """Precision of the weights, their gradients and the optimizer's states."""
+        return self.fsdp.torch_dtype or ("bf16" if self.optim.strategy == "adamw_bf16" else "fp32")
 
 
 class ActorConfig(UpdateConfig):
