@@ -36,6 +36,44 @@ def test_balance_is_close_to_even():
     assert max(sums) <= 1.02 * 4387
 
 
+def dense_differencing(lengths, bins, equal_size):
+    """The largest sum of Karmarkar-Karp's rule as it is usually written, with every partial answer a full row."""
+    order, width = sorted(lengths, reverse=True), bins if equal_size else 1
+    rows = [order[start : start + width] for start in range(0, len(order), width)]
+    rows = [row + [0] * (bins - len(row)) for row in rows]
+    while len(rows) > 1:
+        rows.sort(key=lambda row: (row[0] - row[-1], row[0]))
+        one, other = rows.pop(), rows.pop()
+        rows.append(sorted((a + b for a, b in zip(one, reversed(other), strict=True)), reverse=True))
+    return rows[0][0]
+
+
+@given(LENGTHS, st.integers(1, 9), st.booleans())
+def test_the_largest_bin_is_no_larger_than_karmarkar_karps(lengths, bins, equal_size):
+    largest = max(sum(lengths[i] for i in part) for part in balance(lengths, bins, equal_size))
+    assert largest <= 1.02 * dense_differencing(lengths, bins, equal_size)
+
+
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 9), st.booleans())
+def test_bins_hold_each_index_once_and_are_not_empty_without_need(lengths, bins, equal_size):
+    parts = balance(lengths, bins, equal_size)
+    assert len(parts) == bins
+    assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
+    assert sum(map(bool, parts)) == min(bins, len(lengths))
+    assert all(part == sorted(part) for part in parts)
+    if equal_size:
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_ranks_get_equally_many_samples_where_the_limit_counts_samples():
+    samples = [
+        Sample(torch.zeros(n), torch.ones(n).bool(), torch.arange(n)[None], group_id=0, reward=0.0)
+        for n in (90, 10, 10, 10, 10, 10)
+    ]
+    cuts = [schedule(samples, MicroLimit(samples=1), rank, world=2) for rank in range(2)]
+    assert [[len(part) for part in cut] for cut in cuts] == [[1, 1, 1], [1, 1, 1]]
+
+
 @given(LENGTHS, st.integers(1, 5), st.sampled_from([MicroLimit(1), MicroLimit(3), MicroLimit(tokens=60)]))
 def test_ranks_share_every_sample_once_in_the_same_number_of_micro_batches(lengths, world, limit):
     samples = [

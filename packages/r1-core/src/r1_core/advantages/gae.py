@@ -1,6 +1,6 @@
 """GAE: a critic's forecast corrects the return at every token.
 
-delta_t = r_t + gamma · V_(t + 1) − V_t,  A_t = delta_t + gamma · lam · A_(t + 1),  returns = A + V,  then whitening.
+A_t = delta_t + gamma · lam · A_(t + 1) with delta_t = r_t + gamma · V_(t + 1) − V_t; returns = A + V; then whitening.
 
 arXiv 1506.02438 (GAE) equations 11 to 16; whitening as PPO implementations do it. Assumes `values` [N, R], the
 critic's forecast of the return before each token; past the last trained token the value is 0. Tokens of the

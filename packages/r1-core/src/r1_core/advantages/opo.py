@@ -13,6 +13,7 @@ from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.scan import row_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class OPO:
         """Return advantages [N, R] in the dtype of the rewards."""
         rewards = inputs.rewards
         group = group_statistics(rewards, inputs.group_ids)
-        lengths = inputs.mask.count_nonzero(-1).double()
+        lengths = row_sums(inputs.mask)
         _, index = torch.unique(inputs.group_ids, return_inverse=True)
         zeros = torch.zeros_like(rewards)
         # Measured from the group's mean, so that large rewards keep their digits.

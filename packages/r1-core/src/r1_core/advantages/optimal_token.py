@@ -1,7 +1,9 @@
 """Optimal token baseline: at each token, the baseline of least variance over the group.
 
-B_t = Σ_i W_it G_it / Σ_i W_it,  A_it = G_it − B_t, with G the reward to come and W_it = Σ_(s ≤ t) w_is a proxy of the
-squared norm of the gradient so far, w = 1 − 2 π(token) + Σ_vocabulary π², times the squared correction weight.
+A_it = G_it − Σ_j W_jt G_jt / Σ_j W_jt over the group.
+
+G is the reward to come, W_it = Σ_(s ≤ t) w_is a proxy of the squared norm of the gradient so far, and
+w = 1 − 2 π(token) + Σ_vocabulary π², times the squared correction weight.
 
 arXiv 2602.07078 ("Optimal token baseline"). w is the squared norm of the gradient of log π in the logits,
 |onehot − π|². Assumes `old_logprobs` and `squared_probs`, and takes `correction_weights` if given.

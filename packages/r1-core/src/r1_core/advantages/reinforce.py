@@ -1,5 +1,7 @@
 """REINFORCE with a group baseline under a per-token KL penalty, as OpenRLHF and LMM-R1 order the steps.
 
+A_t = whiten(clip(shaped score) − Σ_(s ≥ t) penalty_s), over all trained tokens of the batch. The steps:
+
 1. shaped score of the answer: s − mean, or s − mean of the others, or (s − mean) / (std + eps), over the group;
 2. the shaped score is clipped to `reward_clip`;
 3. it goes to the last trained token, and `token_penalties` are taken off every token;

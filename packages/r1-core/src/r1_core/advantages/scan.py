@@ -21,9 +21,11 @@ def row_blocks(shape: torch.Size) -> Iterator[slice]:
 def row_sums(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """Sum values [N, R], of any dtype, over the tokens where mask [N, R] is true (all without one): float64 [N]."""
     sums = torch.zeros(values.shape[0], dtype=torch.float64, device=values.device)
+    # Truth values are counted as 32-bit integers, several times faster than as float64.
+    kind = torch.int32 if values.dtype == torch.bool else torch.float64
     for rows in row_blocks(values.shape):
         block = values[rows] if mask is None else torch.where(mask[rows], values[rows], 0.0)
-        sums[rows] = block.sum(-1, dtype=torch.float64)
+        sums[rows] = block.sum(-1, dtype=kind)
     return sums
 
 

@@ -2,8 +2,8 @@
 
 With s = exp(mean over the row of log(pi / pi_old)), the geometric mean of the token ratios:
 GSPO (arXiv 2507.18071 eq. 5): max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)), the gradient through all of s.
-GSPO-token (eq. 13, 14): the same with s_t = sg(s)·pi_t / sg(pi_t), whose value is s and whose gradient reaches token
-t alone, so that advantages may differ between tokens.
+GSPO-token (arXiv 2507.18071 eq. 13, 14): the same with s_t = sg(s)·pi_t / sg(pi_t), whose value is s and whose
+gradient reaches token t alone, so that advantages may differ between tokens.
 LUSPO (arXiv 2602.05261): GSPO's sequence loss times the sequence's length, which otherwise favours short answers.
 
 All are means over sequences: aggregate with `seq`. As s moves far less than a token's ratio, the clip widths are

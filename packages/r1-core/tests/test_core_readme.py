@@ -1,0 +1,24 @@
+"""The README's tables are what the registries and docstrings say."""
+
+import re
+
+import pytest
+from core_table import README, TABLES, rewrite, tables
+
+
+def test_the_readme_is_up_to_date():
+    readme = README.read_text(encoding="utf-8")
+    assert rewrite(readme) == readme, "run python packages/r1-core/tests/core_table.py"
+
+
+@pytest.mark.parametrize("registry", [registry for *_, registry in TABLES], ids=[title for title, *_ in TABLES])
+def test_every_registered_name_has_a_row_with_a_formula_of_one_line(registry):
+    rows = [re.split(r"(?<!\\)\|", line) for line in tables().splitlines() if line.startswith("| `")]
+    assert all(len(row) == 6 and 3 < len(row[2].strip()) < 130 for row in rows)
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row[1])}
+    assert named >= set(registry)
+
+
+def test_a_readme_without_markers_is_refused():
+    with pytest.raises(ValueError, match="lacks the markers"):
+        rewrite("# r1-core\n")
