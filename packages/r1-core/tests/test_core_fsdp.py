@@ -8,8 +8,17 @@ import pytest
 import torch
 from fsdp_rank import MODELS, learner_for, step
 from safetensors.torch import load_file
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 
 RANK = Path(__file__).with_name("fsdp_rank.py")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def vision_rotation_is_put_back():
+    """`learner_for` runs in this process, too, and turns the models' rotation to float64 for all that come after."""
+    own = modeling_qwen2_5_vl.apply_rotary_pos_emb_vision
+    yield
+    modeling_qwen2_5_vl.apply_rotary_pos_emb_vision = own
 
 
 @pytest.fixture(scope="module")
