@@ -21,7 +21,10 @@ from r1_core.advantages import ESTIMATORS, GAE, AdvantageInputs, ReinforcePlusPl
 SEQUENCES, TOKENS, GROUP = 1536, 2096, 8
 GAMMA, LAM = 0.99, 0.95
 # These give every token of an answer one number, so that the floor is theirs; the others work on every token.
-OUTCOME = ("grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", "maxrl")
+OUTCOME = (
+    "grpo", "dr_grpo", "grpo_passk", "gdpo", "rloo", "opo", "gpg", "maxrl", "lite_ppo", "reinforce_baseline",
+    "reinforce_plus_plus_baseline",
+)  # fmt: skip
 
 
 def make_inputs() -> AdvantageInputs:
@@ -37,6 +40,7 @@ def make_inputs() -> AdvantageInputs:
         baselines=torch.rand(SEQUENCES, generator=draw),
         old_logprobs=-torch.rand(SEQUENCES, TOKENS, generator=draw),
         squared_probs=torch.rand(SEQUENCES, TOKENS, generator=draw),
+        parts=torch.rand(SEQUENCES, 2, generator=draw),
     )
 
 

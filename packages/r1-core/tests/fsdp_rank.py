@@ -1,23 +1,23 @@
-"""One of two gloo ranks: takes two steps under FSDP2, saves after each, then steps from a single process's checkpoint.
+"""One of two gloo ranks: takes steps under FSDP2, saves after each, then steps from a single process's checkpoint.
 
 Arguments: rank and a folder; for each model it writes to `<folder>/<model>` and finds the checkpoint `single1` there.
 """
 
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
+import two_ranks
 from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
 
-from r1_core.advantages import GRPO, assign
+from r1_core.advantages import Reinforce, assign
 from r1_core.batching import Batching, MicroLimit
 from r1_core.learner import Learner
+from r1_core.losses import GSPO
 from r1_core.objective import Objective
 from r1_core.optim import build_optimizer
-from r1_core.parallel import Parallel, shard_model
+from r1_core.parallel import shard_model
 
 MODELS = {
     "qwen2": (lambda seed: qwen2(seed, tied=True), lambda: text_samples(((3, 4), (9, 9), (2, 6), (4, 3)))),
@@ -42,15 +42,25 @@ def learner_for(name, parallel=None):
     )  # fmt: skip
 
 
+# One whose gradient is taken going forward, one that sees whole sequences, for which logits are computed again, and one
+# that computes the reference's logits, too.
+OBJECTIVES = (
+    Objective(kl_penalty="low_var_kl", kl_coef=0.1),
+    Objective(GSPO(), "seq", entropy_coef=0.01),
+    Objective(kl_penalty="full", kl_coef=0.1),
+)
+
+
 def step(learner, name):
-    samples = assign(learner.annotate(MODELS[name][1]()), GRPO())
-    metrics = learner.forward_backward(samples, Objective(kl_penalty="low_var_kl", kl_coef=0.1))
+    samples = learner.annotate_old(MODELS[name][1](), full_kl=True)
+    samples = assign(learner.annotate_ref(samples), Reinforce(whiten=False), kl_penalty="full", kl_coef=0.1)
+    metrics = learner.forward_backward(samples, OBJECTIVES[learner.step % 3])
     return {**metrics, **learner.optim_step()}
 
 
 def run(name, parallel, folder):
     learner = learner_for(name, parallel)
-    for i in (1, 2):
+    for i in (1, 2, 3):
         step(learner, name)
         learner.save(folder / f"after{i}")
     assert {n for n, _ in learner.weights()} == {n for n, _ in learner.model.named_parameters()}
@@ -62,11 +72,7 @@ def run(name, parallel, folder):
 
 
 def main(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=int(rank), world_size=2, timeout=timedelta(seconds=60)
-    )
-    parallel = Parallel.join("cpu")
+    parallel = two_ranks.join(rank, folder)
     for name in MODELS:
         run(name, parallel, Path(folder) / name)
     dist.destroy_process_group()

@@ -1,5 +1,8 @@
 """Cutting a step: budgets are kept, nothing is lost, and a forward's tensors are laid out as promised."""
 
+import math
+import random
+
 import pytest
 import torch
 from core_models import IMAGE_TOKEN, picture_samples, text_samples
@@ -11,23 +14,91 @@ from r1_core.microbatch import collate, pack, pad
 from r1_core.types import Sample
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)
+LIMITS = st.one_of(st.builds(MicroLimit, st.integers(1, 9)), st.builds(MicroLimit, tokens=st.integers(1, 120)))
+RANKS = st.integers(1, 5)
 
 
-@given(LENGTHS, st.integers(1, 60))
-def test_token_bins_hold_each_sample_once_and_keep_to_the_budget(lengths, budget):
-    parts = split(lengths, MicroLimit(tokens=budget))
+def loads(parts, lengths):
+    return [sum(lengths[i] for i in part) for part in parts]
+
+
+@given(LENGTHS, LIMITS, RANKS, st.booleans())
+def test_every_index_is_in_one_micro_batch_and_rounds_are_whole(lengths, limit, ranks, padded):
+    parts = split(lengths, limit, ranks, padded=padded)
     assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
-    assert all(len(part) == 1 or sum(lengths[i] for i in part) <= budget for part in parts)
-    assert all(parts)
+    assert len(parts) % ranks == 0
+    assert all(parts[:-ranks])
+    assert any(parts[-ranks:])
+    assert all(part == sorted(part) for part in parts)
 
 
-def test_token_bins_are_as_few_as_the_budget_allows_and_balanced():
-    parts = split([10, 10, 10, 10, 5, 5, 5, 5], MicroLimit(samples=1, tokens=30))
-    assert [sum([10, 10, 10, 10, 5, 5, 5, 5][i] for i in part) for part in parts] == [30, 30]
+@given(LENGTHS, LIMITS, RANKS, st.booleans())
+def test_only_a_single_sample_goes_over_the_limit(lengths, limit, ranks, padded):
+    for part in split(lengths, limit, ranks, padded=padded):
+        longest = max((lengths[i] for i in part), default=0)
+        tokens = len(part) * longest if padded else sum(lengths[i] for i in part)
+        assert len(part) <= 1 or (len(part) <= limit.samples if limit.tokens is None else tokens <= limit.tokens)
 
 
-def test_without_a_token_budget_micro_batches_are_consecutive_runs():
-    assert split([9, 1, 9, 1, 9], MicroLimit(samples=2)) == [[0, 1], [2, 3], [4]]
+@given(LENGTHS.flatmap(lambda lengths: st.tuples(st.just(lengths), st.permutations(lengths))), LIMITS, RANKS)
+def test_the_order_of_the_samples_changes_no_load(both, limit, ranks):
+    lengths, shuffled = both
+    parts = split(lengths, limit, ranks)
+    assert loads(split(shuffled, limit, ranks), shuffled) == loads(parts, lengths)
+    assert split(lengths, limit, ranks) == parts
+
+
+@given(LENGTHS, st.integers(1, 6), RANKS, st.booleans())
+def test_a_budget_of_so_many_longest_samples_needs_no_more_rounds_than_so_many_samples(lengths, many, ranks, padded):
+    by_tokens = split(lengths, MicroLimit(tokens=many * max(lengths)), ranks, padded=padded)
+    assert len(by_tokens) <= len(split(lengths, MicroLimit(many), ranks, padded=padded))
+
+
+@given(LENGTHS, st.integers(1, 6), RANKS, st.booleans())
+def test_rounds_are_as_few_as_the_limit_of_samples_allows(lengths, samples, ranks, padded):
+    parts = split(lengths, MicroLimit(samples), ranks, padded=padded)
+    assert len(parts) // ranks == -(-len(lengths) // (samples * ranks))
+    last = sorted(map(len, parts[-ranks:]))
+    assert last[-1] - last[0] <= 1
+
+
+def test_the_rest_is_spread_evenly_over_the_ranks():
+    lengths = [30, 20, 10, 10, 10, 10, 5, 5]
+    assert loads(split(lengths, MicroLimit(tokens=30), ranks=2), lengths) == [30, 30, 20, 20]
+
+
+def test_padded_micro_batches_are_of_similar_length():
+    assert split([9, 1, 8, 2, 7], MicroLimit(samples=2), padded=True) == [[0, 2], [3, 4], [1]]
+    assert split([9, 1, 8, 2, 7], MicroLimit(tokens=20), padded=True) == [[0, 2], [3, 4], [1]]
+    assert split([9, 1, 8, 2, 7, 7], MicroLimit(tokens=18), ranks=2, padded=True) == [[0, 4], [2, 5], [3], [1]]
+
+
+def typical(number, seed):
+    """Tokens like GSM8K's: prompts of 60 to 250, answers around 200 with the spread of its solutions."""
+    draw = random.Random(seed)
+    prompts = [min(max(round(draw.lognormvariate(math.log(105), 0.38)), 60), 250) for _ in range(number)]
+    return [prompt + max(round(draw.lognormvariate(math.log(200), 0.49)), 1) for prompt in prompts]
+
+
+def long_tailed(number, seed, most=4096):
+    """Every fiftieth is cut off at the limit, the others are log-normal with sigma 1."""
+    draw = random.Random(seed)
+    free = [min(60 + round(draw.lognormvariate(math.log(500), 1)), most) for _ in range(number)]
+    return [most if i % 50 == 0 else length for i, length in enumerate(free)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize("tokens", [4096, 8192, 16384, 32768])
+@pytest.mark.parametrize("draw", [typical, long_tailed])
+def test_at_least_97_percent_of_the_tokens_that_a_round_pays_for_are_useful(draw, tokens, ranks):
+    for number in (64, 256, 1024, 2048):
+        lengths = draw(number, seed=number)
+        parts = loads(split(lengths, MicroLimit(tokens=tokens), ranks), lengths)
+        full = parts[:-ranks]
+        assert sum(full) >= 0.97 * len(full) * tokens, "all rounds but the last are filled"
+        # A GPU that waits for the slowest pays for the heaviest micro-batch of each round.
+        paid = ranks * sum(max(parts[k : k + ranks]) for k in range(0, len(parts), ranks))
+        assert sum(lengths) >= 0.97 * paid
 
 
 def test_balance_is_close_to_even():
@@ -63,15 +134,6 @@ def test_bins_hold_each_index_once_and_are_not_empty_without_need(lengths, bins,
     assert all(part == sorted(part) for part in parts)
     if equal_size:
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_ranks_get_equally_many_samples_where_the_limit_counts_samples():
-    samples = [
-        Sample(torch.zeros(n), torch.ones(n).bool(), torch.arange(n)[None], group_id=0, reward=0.0)
-        for n in (90, 10, 10, 10, 10, 10)
-    ]
-    cuts = [schedule(samples, MicroLimit(samples=1), rank, world=2) for rank in range(2)]
-    assert [[len(part) for part in cut] for cut in cuts] == [[1, 1, 1], [1, 1, 1]]
 
 
 @given(LENGTHS, st.integers(1, 5), st.sampled_from([MicroLimit(1), MicroLimit(3), MicroLimit(tokens=60)]))

@@ -1,11 +1,10 @@
 """Two ranks under FSDP2 are the same learner as one process."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+import two_ranks
 from fsdp_rank import MODELS, learner_for, step
 from safetensors.torch import load_file
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
@@ -27,19 +26,10 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fsdp")
     for name in MODELS:
         learner = learner_for(name)
-        for i in (1, 2):
+        for i in (1, 2, 3):
             step(learner, name)
             learner.save(folder / name / f"single{i}")
-    ranks = [
-        subprocess.Popen([sys.executable, str(RANK), str(rank), str(folder)], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=180)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    two_ranks.run(RANK, folder)
     return folder
 
 
@@ -53,8 +43,8 @@ def assert_same(folder, other):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_two_ranks_take_the_steps_of_one_process(name, folder):
-    assert_same(folder / name / "after1", folder / name / "single1")
-    assert_same(folder / name / "after2", folder / name / "single2")
+    for i in (1, 2, 3):
+        assert_same(folder / name / f"after{i}", folder / name / f"single{i}")
 
 
 @pytest.mark.parametrize("name", MODELS)

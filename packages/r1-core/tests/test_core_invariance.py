@@ -1,23 +1,25 @@
-"""The gradient of an optimizer step does not depend on how the step was cut."""
+"""The gradient of an optimizer step does not depend on how the step was cut, nor on the number of ranks."""
 
+import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+import two_ranks
+from core_cases import CUTS, CUTS_FOR_RANKS, OBJECTIVES, outcome, policy_learner
 from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
+from safetensors.torch import load_file
 
 from r1_core.advantages import GRPO, assign
 from r1_core.batching import Batching, MicroLimit
 from r1_core.learner import Learner
+from r1_core.losses import AGGREGATIONS, ValueLoss, aggregate
 from r1_core.objective import Objective
 from r1_core.optim import build_optimizer, learning_rate_scale
+from r1_core.types import Totals
 
 MODELS = {"qwen2": (qwen2, text_samples), "qwen2.5-vl": (qwen25_vl, picture_samples)}
-CUTS = {
-    f"{'packed' if packed else 'padded'}-{limit.tokens or limit.samples}": Batching(packed, limit, limit)
-    for packed in (True, False)
-    for limit in (MicroLimit(1), MicroLimit(2), MicroLimit(3), MicroLimit(99), MicroLimit(tokens=30))
-}
 
 
 def learner_for(build, batching, monkeypatch):
@@ -33,7 +35,7 @@ def learner_for(build, batching, monkeypatch):
     )
 
 
-def step(build, samples, batching, aggregation, monkeypatch):
+def step(build, samples, batching, monkeypatch):
     """One step off policy: annotate with this model, move it, then take the gradient."""
     learner = learner_for(build, batching, monkeypatch)
     samples = assign(learner.annotate(samples), GRPO())
@@ -41,7 +43,7 @@ def step(build, samples, batching, aggregation, monkeypatch):
         generator = torch.Generator().manual_seed(3)
         for param in learner.model.parameters():
             param.add_(0.02 * torch.randn(param.shape, generator=generator).double())
-    objective = Objective(aggregation=aggregation, kl_penalty="low_var_kl", kl_coef=0.1)
+    objective = Objective(aggregation="seq", kl_penalty="low_var_kl", kl_coef=0.1)
     metrics = learner.forward_backward(samples, objective)
     grads = {name: param.grad for name, param in learner.model.named_parameters() if param.grad is not None}
     return samples, metrics, grads
@@ -51,32 +53,24 @@ def step(build, samples, batching, aggregation, monkeypatch):
 def expected():
     """One sample a forward, packed: nothing shares a forward with anything."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        yield {
-            (name, aggregation): step(build, make(), Batching(True), aggregation, monkeypatch)
-            for name, (build, make) in MODELS.items()
-            for aggregation in ("token", "seq")
-        }
+        yield {name: step(build, make(), Batching(True), monkeypatch) for name, (build, make) in MODELS.items()}
 
 
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("aggregation", ["token", "seq"])
 @pytest.mark.parametrize("name", MODELS)
-def test_gradient_is_the_same_for_every_cut(name, aggregation, cut, expected, monkeypatch):
+def test_gradient_is_the_same_for_every_cut(name, cut, expected, monkeypatch):
     build, make = MODELS[name]
-    samples, metrics, grads = step(build, make(), CUTS[cut], aggregation, monkeypatch)
-    expected_samples, expected_metrics, expected_grads = expected[name, aggregation]
+    samples, metrics, grads = step(build, make(), CUTS[cut], monkeypatch)
+    expected_samples, expected_metrics, expected_grads = expected[name]
     for sample, other in zip(samples, expected_samples, strict=True):
         torch.testing.assert_close(sample.old_logprobs, other.old_logprobs, atol=1e-6, rtol=0)
         torch.testing.assert_close(sample.ref_logprobs, other.ref_logprobs, atol=1e-6, rtol=0)
-    assert grads.keys() == expected_grads.keys()
     assert max(float(grad.abs().max()) for grad in grads.values()) > 1e-2
-    for key, grad in grads.items():
-        torch.testing.assert_close(grad, expected_grads[key], atol=1e-10, rtol=0, msg=lambda m, key=key: f"{key}: {m}")
-    assert metrics == pytest.approx(expected_metrics, abs=1e-10)
+    assert_same((metrics, grads), (expected_metrics, expected_grads), cut)
 
 
 def test_pictures_reach_the_gradient(expected):
-    _, _, grads = expected["qwen2.5-vl", "token"]
+    _, _, grads = expected["qwen2.5-vl"]
     assert float(grads["model.visual.patch_embed.proj.weight"].abs().max()) > 1e-6
 
 
@@ -84,6 +78,85 @@ def test_pictures_reach_the_gradient(expected):
 def test_the_same_step_twice_gives_the_same_bits(name, monkeypatch):
     build, make = MODELS[name]
     batching = Batching(True, MicroLimit(tokens=30), MicroLimit(2))
-    first, second = (step(build, make(), batching, "token", monkeypatch) for _ in range(2))
+    first, second = (step(build, make(), batching, monkeypatch) for _ in range(2))
     assert first[1] == second[1]
     assert all(torch.equal(grad, second[2][key]) for key, grad in first[2].items())
+
+
+# --- every objective --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def learner():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield policy_learner(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def one_by_one(learner):
+    """Metrics and gradients of every objective in one process with one sample a forward, by objective."""
+    alone = CUTS["packed, 1 sample"]
+    return {name: outcome(learner, objective, alone) for name, objective in OBJECTIVES.items()}
+
+
+@pytest.fixture(scope="module")
+def of_two_ranks(tmp_path_factory):
+    """Metrics and gradients of two ranks, by cut and objective."""
+    folder = tmp_path_factory.mktemp("ranks")
+    two_ranks.run(Path(__file__).with_name("invariance_rank.py"), folder)
+    found = {}
+    for cut in CUTS_FOR_RANKS:
+        metrics, other = (json.loads((folder / f"{cut} {rank}.json").read_text()) for rank in range(2))
+        assert metrics == other
+        shards, others = (load_file(folder / f"{cut} {rank}.safetensors") for rank in range(2))
+        for name in OBJECTIVES:
+            keys = [key for key in shards if key.startswith(f"{name}/")]
+            # FSDP2 gives the first rank the first rows.
+            grads = {key.removeprefix(f"{name}/"): torch.cat([shards[key], others[key]]) for key in keys}
+            found[cut, name] = metrics[name], grads
+    return found
+
+
+def assert_same(actual, expected, cut):
+    (metrics, grads), (expected_metrics, expected_grads) = actual, expected
+    assert grads.keys() == expected_grads.keys()
+    for key, grad in grads.items():
+        named = partial("{}: {}: {}".format, cut, key)
+        torch.testing.assert_close(grad, expected_grads[key], atol=1e-10, rtol=0, msg=named)
+    assert metrics == pytest.approx(expected_metrics, abs=1e-10), cut
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_no_objective_sees_the_cut(name, learner, one_by_one):
+    assert max(float(grad.abs().max()) for grad in one_by_one[name][1].values()) > 1e-3
+    for cut, batching in CUTS.items():
+        assert_same(outcome(learner, OBJECTIVES[name], batching), one_by_one[name], cut)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_no_objective_sees_the_number_of_ranks(name, one_by_one, of_two_ranks):
+    for cut in CUTS_FOR_RANKS:
+        assert_same(of_two_ranks[cut, name], one_by_one[name], f"two ranks, {cut}")
+
+
+@pytest.mark.parametrize("clip", [0.2, None])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_the_value_loss_does_not_see_the_cut(aggregation, clip):
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([4, 1, 6, 0, 3, 9])
+    features = torch.randn(6, 9, 5, generator=generator).double()
+    old_values, returns = torch.randn(2, 6, 9, generator=generator).double()
+    mask = torch.arange(9) < lengths[:, None]
+    mask[2, 1] = False
+    totals = Totals(int(mask.sum()), int(mask.any(-1).sum()), length=9)
+    grads = []
+    for size in (1, 2, 6):
+        head = torch.linspace(-1, 1, 5, dtype=torch.float64, requires_grad=True)
+        for rows in torch.arange(6).split(size):
+            width = max(int(lengths[rows].max()), 1)
+            own = [x[rows, :width] for x in (features, old_values, returns, mask)]
+            losses, _ = ValueLoss(clip)(own[0] @ head, *own[1:])
+            aggregate(losses, own[3], aggregation, totals).backward()
+        grads.append(head.grad)
+    assert float(grads[0].abs().max()) > 1e-3
+    torch.testing.assert_close(grads[1:], [grads[0]] * 2, atol=1e-10, rtol=0)

@@ -249,6 +249,11 @@ def test_cosine_and_linear_differ_on_the_way():
     assert (cosine, linear) == (pytest.approx(0.853553), 0.75)
 
 
+def test_a_cosine_may_go_through_more_than_half_a_wave():
+    scales = [learning_rate_scale(s, total_steps=4, min_lr_ratio=0.2, kind="cosine", num_cycles=1.0) for s in range(5)]
+    assert scales == pytest.approx([1.0, 0.6, 0.2, 0.6, 1.0])
+
+
 def test_the_learning_rate_is_applied_and_reported():
     learner = learner_for(qwen2())
     assert [step(learner, text_samples())["lr"] for _ in range(3)] == pytest.approx([0.005, 0.01, 0.01])

@@ -182,6 +182,7 @@ def test_the_kl_term_is_added_with_its_coefficient():
         (lambda: PPOClip(clip_high=-0.1), "clip_high is -0.1"),
         (lambda: PPOClip(clip_dual=1.0), "clip_dual is 1.0"),
         (lambda: Objective(kl_penalty="kl")(loss_inputs(NEW, OLD, ADVANTAGES, MASK)), "no ref_logprobs"),
+        (lambda: Objective(kl_penalty="full")(loss_inputs(NEW, OLD, ADVANTAGES, MASK)), "no KL over the vocabulary"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(build, message):

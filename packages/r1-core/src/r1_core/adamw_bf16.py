@@ -16,6 +16,8 @@ CHUNK = 1 << 24
 class AdamWBF16(Optimizer):
     """AdamW (arXiv 1711.05101) in 8 bytes per weight and 2 for its gradient, instead of 12 and 4.
 
+    While gradients of several micro-batches are added up they take 4 bytes more (`gradient_sums`).
+
     Parameters are bfloat16, sharded (DTensor) or not, and so are the states: both moments and `compensation`, what
     each weight has not shown yet. Adding to a weight is compensated (Kahan) summation, as arXiv 2010.06192 proposes
     for training in bfloat16: weight + compensation is the weight that float32 would hold.

@@ -1,7 +1,7 @@
 """How the samples of a step are cut: over ranks, into micro-batches, balanced by tokens."""
 
 import heapq
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ Bin = tuple[int, int, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class MicroLimit:
-    """How much one forward pass may hold: `samples` sequences, or, if `tokens` is set, that many tokens instead."""
+    """How much a forward pass may hold: `samples` sequences, or, if it is set, `tokens` instead, padding included."""
 
     samples: int = 1
     tokens: int | None = None
@@ -93,38 +93,71 @@ def _join(one: list[Bin], other: list[Bin], bins: int) -> list[Bin]:
     return large
 
 
-def split(lengths: Sequence[int], limit: MicroLimit) -> list[list[int]]:
-    """Cut indices into micro-batches that keep to `limit`; deterministic, none empty.
+def split(lengths: Sequence[int], limit: MicroLimit, ranks: int = 1, *, padded: bool = False) -> list[list[int]]:
+    """Cut indices into micro-batches that keep to `limit`; deterministic, the heaviest (padded: longest) first.
 
-    With a token limit the bins are balanced and as few as balancing allows; only a single sample that is longer
-    than the limit by itself goes over it. Without one they are consecutive runs of `limit.samples`.
+    They come in rounds of one for each rank, which take about equally long: the k-th is rank k % `ranks`'s. Only the
+    last round may have empty ones. Packed, a token limit fills all rounds but the last to the brim and spreads the
+    rest evenly; a sample limit makes them all even. Padded, samples of similar length go together and a token limit
+    counts the padding, too. Only a single sample that is longer than the token limit by itself goes over it.
     """
+    if padded:
+        return _alike(lengths, limit, ranks)
     if limit.tokens is None:
-        return [list(range(i, min(i + limit.samples, len(lengths)))) for i in range(0, len(lengths), limit.samples)]
-    # No two samples of more than half the limit fit together.
-    bins = max(-(-sum(lengths) // limit.tokens), sum(2 * length > limit.tokens for length in lengths))
-    while bins < len(lengths):
-        parts = balance(lengths, bins)
-        if all(len(part) == 1 or sum(lengths[i] for i in part) <= limit.tokens for part in parts):
-            return parts
-        bins += 1
-    return [[i] for i in range(len(lengths))]
+        rounds = -(-len(lengths) // (limit.samples * ranks))
+        return _heaviest_first(balance(lengths, rounds * ranks, equal_size=True), lengths)
+    parts = _heaviest_first(fill(lengths, limit.tokens), lengths)
+    parts += [[] for _ in range(-len(parts) % ranks)]
+    last = [i for part in parts[-ranks:] for i in part]
+    even = [[last[j] for j in part] for part in balance([lengths[i] for i in last], ranks)]
+    if all(len(part) <= 1 or sum(lengths[i] for i in part) <= limit.tokens for part in even):
+        parts[-ranks:] = _heaviest_first(even, lengths)
+    return [sorted(part) for part in parts]
 
 
-def schedule(samples: Sequence[Sample], limit: MicroLimit, rank: int, world: int) -> list[list[int]]:
+def fill(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Gather indices in few bins of at most `tokens` each, unless a single length is more.
+
+    By best fit decreasing (Johnson et al., 1974): longest first, each into the bin that it leaves the least room in.
+    There are at most as many bins as if every length were the longest.
+    """
+    bins: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []  # the tokens that still go into a bin, and its index; least first
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        best = bisect_left(rooms, (lengths[i],))
+        if best == len(rooms):
+            rooms.append((tokens, len(bins)))
+            bins.append([])
+        room, chosen = rooms.pop(best)
+        bins[chosen].append(i)
+        insort(rooms, (room - lengths[i], chosen))
+    return bins
+
+
+def _alike(lengths: Sequence[int], limit: MicroLimit, ranks: int) -> list[list[int]]:
+    """Micro-batches to be padded: from the longest down, a round's samples are dealt out to the ranks like cards."""
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    parts, start = [], 0
+    while start < len(order):
+        fit = limit.samples if limit.tokens is None else max(limit.tokens // lengths[order[start]], 1)
+        taken = order[start : start + fit * ranks]
+        parts += [sorted(taken[rank::ranks]) for rank in range(ranks)]
+        start += len(taken)
+    return parts
+
+
+def _heaviest_first(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
+    return sorted(parts, key=lambda part: -sum(lengths[i] for i in part))
+
+
+def schedule(
+    samples: Sequence[Sample], limit: MicroLimit, rank: int, world: int, *, padded: bool = False
+) -> list[list[int]]:
     """The micro-batches of one rank, as indices into `samples`; every rank computes the same cut without talking.
 
-    Collectives must match, so all ranks get the same number of micro-batches: some may be empty at the end. Where the
-    limit counts samples, the ranks get equally many of them (at most one more), so that few are.
+    Collectives must match, so all ranks get the same number of micro-batches: the last may be empty.
     """
-    lengths = [sample.token_ids.shape[0] for sample in samples]
-    cuts = []
-    shares = balance(lengths, world, limit.tokens is None) if world > 1 else [list(range(len(lengths)))]
-    for share in shares:
-        parts = split([lengths[i] for i in share], limit)
-        cuts.append([[share[i] for i in part] for part in parts])
-    rounds = max(map(len, cuts))
-    return cuts[rank] + [[] for _ in range(rounds - len(cuts[rank]))]
+    return split([sample.token_ids.shape[0] for sample in samples], limit, world, padded=padded)[rank::world]
 
 
 def fillers(present: Sequence[Sample], samples: Sequence[Sample]) -> list[Sample]:

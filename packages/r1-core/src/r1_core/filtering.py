@@ -2,14 +2,15 @@
 
 Mean range: low < mean of the group < high. arXiv 2503.14476 (DAPO) equation 11, there with right and wrong answers.
 Zero variance: the rewards of the group differ, so that some advantage is not zero.
-EMA-std: std of the group ≥ beta · E, with E an average over past steps. arXiv 2506.18254 (RLPR) section 3.3.
+EMA-std: std of the group ≥ beta · E, with E an average over past steps. arXiv 2506.18254 (RLPR).
 
 A filter gives bool [N], true on the samples of groups to keep. Groups come in any size and order; one with a reward
-that is not finite is dropped.
+that is not finite is dropped. A filter is a value: what it learns from a step makes another one, for the next step.
 """
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -17,8 +18,54 @@ from torch import Tensor
 from r1_core.advantages.groups import group_statistics
 
 
+class GroupFilter(Protocol):
+    """Chooses among the groups of a step, and learns from all that the step generated, kept or not."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What it goes by in this step, {} if that never changes."""
+
+    def keep(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        """Rewards [N] and group ids [N] of any whole groups of this step to bool [N]."""
+
+    def observe(self, rewards: Tensor, group_ids: Tensor) -> "GroupFilter":
+        """Return the filter of the next step, given all rewards [N] that this step generated."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold, as JSON can."""
+
+    def resume(self, state: Mapping[str, Any]) -> "GroupFilter":
+        """Return the filter with the state that a checkpoint holds; {} is a filter at its beginning."""
+
+
+class Unchanging:
+    """A filter's other half where there is nothing to learn."""
+
+    __slots__ = ()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def observe(self, rewards: Tensor, group_ids: Tensor) -> Self:
+        return self
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def resume(self, state: Mapping[str, Any]) -> Self:
+        return self
+
+
+class KeepAll(Unchanging):
+    """Keeps every group."""
+
+    def keep(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        return torch.ones_like(rewards, dtype=torch.bool)
+
+
 @dataclass(frozen=True, slots=True)
-class MeanRange:
+class MeanRange(Unchanging):
     """Keeps groups whose mean lies strictly between `low` and `high`."""
 
     low: float = 0.01
@@ -35,7 +82,7 @@ class MeanRange:
 
 
 @dataclass(frozen=True, slots=True)
-class NonzeroVariance:
+class NonzeroVariance(Unchanging):
     """Keeps groups whose rewards are not all the same number; a group of one goes."""
 
     def keep(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -48,15 +95,19 @@ class NonzeroVariance:
 class EMAStd:
     """Keeps groups whose std is at least `beta` times the average std of past steps.
 
-    Steps from `ema_start_step` to before `filter_start_step` are averaged plainly; after that each step moves the
-    average by 1 − ratio. A step counts once, with all samples it generated before filtering, and is judged by the
-    steps before it alone. `average` and `steps_seen` are the state to checkpoint.
+    Steps are counted from 1. Those from `ema_start_step` to before `filter_start_step` are averaged plainly; after
+    that each step moves the average by 1 − ratio. A step counts once, with all samples it generated before filtering,
+    and is judged by the steps before it alone. With `never_empty` all groups stay where none reaches the threshold, as
+    in the published code: answers that have become alike would otherwise be sampled for ever. `step`, the one to
+    judge, `average` and `steps_seen` are the state.
     """
 
     beta: float = 0.5
     ratio: float = 0.99
     ema_start_step: int = 6
     filter_start_step: int = 11
+    never_empty: bool = True
+    step: int = 1
     average: float | None = None
     steps_seen: int = 0
 
@@ -69,33 +120,45 @@ class EMAStd:
                 f"{self.ema_start_step}, because the threshold needs a step to go by"
             )
 
-    def threshold(self, step: int) -> float | None:
-        """The least std that is kept in `step`, or None while everything is."""
-        if step < self.filter_start_step or self.average is None:
+    @property
+    def threshold(self) -> float | None:
+        """The least std that is kept in this step, or None while everything is."""
+        if self.step < self.filter_start_step or self.average is None:
             return None
         return self.beta * self.average
 
-    def keep(self, rewards: Tensor, group_ids: Tensor, step: int) -> Tensor:
-        """Rewards [N] and group ids [N] generated in `step` to bool [N]; a group of one has no std and goes."""
-        threshold = self.threshold(step)
-        if threshold is None:
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`ema_mean` and `ema_threshold`, as soon as there are such."""
+        found = {"ema_mean": self.average, "ema_threshold": self.threshold}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def keep(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        """Rewards [N] and group ids [N] generated in this step to bool [N]; a group of one has no std and goes."""
+        if self.threshold is None:
             return torch.ones_like(rewards, dtype=torch.bool)
         group = group_statistics(rewards, group_ids)
-        return (group.std >= threshold) & (group.size > 1)
+        kept = (group.std >= self.threshold) & (group.size > 1)
+        return group.mean.isfinite() if self.never_empty and not kept.any() else kept
 
-    def observe(self, rewards: Tensor, group_ids: Tensor, step: int) -> "EMAStd":
-        """Return the filter for the next step, given all rewards [N] that `step` generated, before filtering."""
-        if step < self.ema_start_step:
-            return self
+    def observe(self, rewards: Tensor, group_ids: Tensor) -> "EMAStd":
+        """Return the filter for the next step, given all rewards [N] that this one generated, before filtering."""
+        later = replace(self, step=self.step + 1)
         group = group_statistics(rewards, group_ids)
         stds = group.std[group.std.isfinite() & (group.size > 1)]
-        mean = float(stds.mean()) if stds.numel() else math.nan
-        if not math.isfinite(mean):
-            return self
+        if self.step < self.ema_start_step or not stds.numel():
+            return later
+        mean = float(stds.mean())
         if self.average is None:
             average = mean
-        elif step < self.filter_start_step:
+        elif self.step < self.filter_start_step:
             average = self.average + (mean - self.average) / (self.steps_seen + 1)
         else:
             average = (1 - self.ratio) * mean + self.ratio * self.average
-        return replace(self, average=average, steps_seen=self.steps_seen + 1)
+        return replace(later, average=average, steps_seen=self.steps_seen + 1)
+
+    def state(self) -> dict[str, Any]:
+        return {"step": self.step, "average": self.average, "steps_seen": self.steps_seen}
+
+    def resume(self, state: Mapping[str, Any]) -> "EMAStd":
+        return replace(self, **state)

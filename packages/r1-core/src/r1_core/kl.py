@@ -3,7 +3,8 @@
 After Schulman, "Approximating KL divergence" (2020): with tokens drawn from the policy and
 difference = log pi − log pi_ref, k1 = difference, k2 = difference² / 2, k3 = exp(−difference) − 1 + difference.
 As a loss term only k2 has the KL's gradient in expectation; the straight-through forms ("k1+", "k3+") report k1 or k3
-and descend k2. In the reward nothing is differentiated, and k1 is the unbiased choice.
+and descend k2. In the reward nothing is differentiated, and k1 is the unbiased choice. `full` estimates nothing: it is
+the KL itself, of the policy's whole distribution at a token from the reference's, from the logits of both (`scoring`).
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch import Tensor
 from r1_core.registry import Registry
 
 EXPONENT_LIMIT = 20.0
+FULL = "full"  # the name of `full`, which is not among the estimators: a token's log-probs do not suffice for it
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:

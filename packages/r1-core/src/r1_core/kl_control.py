@@ -2,7 +2,7 @@
 
 Adaptive: error = clip(KL / target − 1, −0.2, 0.2), coef ← coef · (1 + error · samples / horizon).
 
-arXiv 1909.08593 ("Fine-tuning language models from human preferences") section 2.2. Assumes that a larger coefficient
+arXiv 1909.08593 ("Fine-tuning language models from human preferences"). Assumes that a larger coefficient
 brings the KL down within about `horizon` samples.
 """
 

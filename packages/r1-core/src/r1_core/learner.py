@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from r1_core import checkpoint
+from r1_core import checkpoint, kl
 from r1_core.batching import Batching, MicroLimit, count, fillers, schedule
-from r1_core.logprobs import token_logprobs
+from r1_core.gradient_sums import GradientSums
 from r1_core.microbatch import MicroBatch, collate
 from r1_core.parallel import Parallel, reshard, total_norm, whole
-from r1_core.types import LossInputs, LossOutput, Sample
+from r1_core.scoring import LazyLogits, Scorer, Scores
+from r1_core.types import LossInputs, LossOutput, Sample, Totals
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +36,11 @@ class PreparingLoss(Protocol):
 class Learner:
     """A model being trained, and the verbs that a training loop composes.
 
-    The model is called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, packed with
-    `logits_to_keep=` (an index of positions), padded with `attention_mask=`, and returns an object with `.logits`, as
-    Hugging Face's causal models do. Under several ranks every verb must be called by all of them with the same
-    arguments, and `model` and `reference` must have gone through `parallel.shard_model` before.
+    The model is called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, padded with
+    `attention_mask=`, and returns an object with `.logits`, as Hugging Face's causal models do. One whose head cannot
+    be used alone (see `scoring.Scorer`) is given `logits_to_keep=` (an index of positions), too, if packed. Under
+    several ranks every verb must be called by all of them with the same arguments, and `model` and `reference` must
+    have gone through `parallel.shard_model` before.
 
     `learning_rate` gives the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
     `temperature` is the one that the answers were sampled at. `autocast` is a dtype to compute in (bfloat16), while
@@ -70,6 +72,8 @@ class Learner:
         self.step = 0  # calls of optim_step, skipped ones too
         self.skipped_steps = 0
         self.device = next(model.parameters()).device
+        self._policy_scorer = Scorer(model)
+        self._reference_scorer = None if reference is None else Scorer(reference)
         self._base_lrs = [group["lr"] for group in optimizer.param_groups]
         if reference is not None:
             reference.requires_grad_(False).eval()
@@ -80,36 +84,56 @@ class Learner:
         """Return the samples, in order, with all the log-probs that an objective may ask for."""
         return self.annotate_ref(self.annotate_old(samples))
 
-    def annotate_old(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples, in order, with the policy's `old_logprobs` (float32 [L])."""
-        columns = self._score(self.model, samples)
-        return [replace(sample, old_logprobs=column) for sample, column in zip(samples, columns, strict=True)]
+    def annotate_old(
+        self, samples: Sequence[Sample], *, squared_probs: bool = False, full_kl: bool = False
+    ) -> list[Sample]:
+        """Return the samples, in order, with the policy's `old_logprobs` (float32 [L]), and what else is asked for.
+
+        `squared_probs` and, if there is a reference, `full_kl` are of the distributions that the tokens were drawn
+        from. The log-probs are, to the bit, those of `forward_backward` if the model has not moved, does the same in
+        training as in evaluation, and the micro-batches are the same; where only one of the two takes the full KL,
+        they are to rounding.
+        """
+        fields = {"old_logprobs": "logprobs"}
+        if squared_probs:
+            fields["squared_probs"] = "squared_probs"
+        if full_kl and self._reference_scorer is not None:
+            fields["full_kl"] = "full_kl"
+        return self._annotate(self._policy_scorer, samples, fields)
 
     def annotate_ref(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples, in order, with the reference's `ref_logprobs` (float32 [L]); unchanged without one."""
-        if self.reference is None:
+        if self._reference_scorer is None:
             return list(samples)
-        columns = self._score(self.reference, samples)
-        return [replace(sample, ref_logprobs=column) for sample, column in zip(samples, columns, strict=True)]
+        return self._annotate(self._reference_scorer, samples, {"ref_logprobs": "logprobs"})
 
     @torch.no_grad()
-    def _score(self, model: nn.Module, samples: Sequence[Sample]) -> Sequence[Tensor]:
-        """Log-probs of every sample's trained tokens under `model`, one float32 [L] each, 0 on the other tokens."""
+    def _annotate(self, scorer: Scorer, samples: Sequence[Sample], fields: Mapping[str, str]) -> list[Sample]:
+        """Set fields of the samples to the `Scores` given for each: float32 [L], 0 on untrained tokens."""
         if not samples:
             return []
-        model.eval()
+        scorer.model.eval()
         mask = torch.cat([sample.loss_mask for sample in samples])
         ends = torch.tensor([sample.response_length for sample in samples]).cumsum(0).tolist()
-        trained = torch.zeros(ends[-1], dtype=torch.float32, device=self.device)
+        trained = torch.zeros(ends[-1], len(fields), dtype=torch.float32, device=self.device)
         for indices, batch in self._microbatches(samples, self.batching.experience):
-            logprobs, _ = self._forward(model, batch, with_entropy=False)
+            with self._precision():
+                reference = self._reference_logits(batch) if "full_kl" in fields else None
+                scores = scorer(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
+            columns = torch.stack([getattr(scores, score) for score in fields.values()], dim=-1)
             # The fillers, which come last, have no trained tokens and so no values.
-            for i, values in zip(indices, logprobs.split([samples[i].response_length for i in indices]), strict=True):
+            for i, values in zip(indices, columns.split([samples[i].response_length for i in indices]), strict=True):
                 trained[ends[i] - len(values) : ends[i]] = values
-        reshard(model)
-        flat = torch.zeros(mask.shape, dtype=torch.float32)
+        reshard(scorer.model)
+        if self.reference is not None:
+            reshard(self.reference)
+        flat = torch.zeros(len(mask), len(fields), dtype=torch.float32)
         flat[mask] = self.parallel.sum(trained).cpu()
-        return flat.split([sample.token_ids.shape[0] for sample in samples])
+        tables = flat.split([sample.token_ids.shape[0] for sample in samples])
+        return [
+            replace(sample, **dict(zip(fields, table.unbind(-1), strict=True)))
+            for sample, table in zip(samples, tables, strict=True)
+        ]
 
     # --- one optimizer step ----------------------------------------------------------------------------------------
 
@@ -128,18 +152,46 @@ class Learner:
         prepared: dict[str, float] = {}
         if isinstance(objective, PreparingLoss):
             samples, prepared = objective.prepare(samples)
-        with_gradient = bool(getattr(objective, "entropy_coef", 0.0))
         self.model.train()
         totals = count(samples)
         sums: dict[str, Tensor] = {}
-        for _, batch in self._microbatches(samples, self.batching.update):
-            logprobs, entropy = self._forward(self.model, batch, with_entropy=True, entropy_gradient=with_gradient)
-            output = objective(batch.loss_inputs(logprobs, entropy, totals))
+        gradients = GradientSums(self.model)
+        for index, (_, batch) in enumerate(self._microbatches(samples, self.batching.update)):
+            if index > 0:
+                gradients.collect()
+            scores = self._score(batch, objective, totals)
+            output = objective(batch.loss_inputs(scores.logprobs, scores.entropy, totals, full_kl=scores.full_kl))
             output.loss.backward()
             for name, value in output.metrics.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
+        if self.reference is not None:
+            reshard(self.reference)
+        gradients.deliver()
         values = self.parallel.sum(torch.stack([*sums.values()])).tolist() if sums else []
         return dict(zip(sums, values, strict=True)) | prepared
+
+    def _score(self, batch: MicroBatch, objective: Loss, totals: Totals) -> Scores:
+        """Scores with gradients: the entropy's and the full KL's if the objective has them in the loss."""
+
+        def loss_gradient(scores: Tensor) -> Tensor:
+            with torch.enable_grad():
+                scores = scores.detach().requires_grad_()
+                logprobs, entropy, _ = scores.unbind(-1)
+                loss = objective(batch.loss_inputs(logprobs, entropy, totals)).loss
+            return torch.autograd.grad(loss, scores)[0]
+
+        full_kl = getattr(objective, "kl_penalty", None) == kl.FULL
+        with self._precision():
+            return self._policy_scorer(
+                batch,
+                self.temperature,
+                entropy_gradient=bool(getattr(objective, "entropy_coef", 0.0)),
+                loss_gradient=loss_gradient if getattr(objective, "token_wise", False) else None,
+                reference=self._reference_logits(batch) if full_kl else None,
+            )
+
+    def _reference_logits(self, batch: MicroBatch) -> LazyLogits | None:
+        return None if self._reference_scorer is None else self._reference_scorer.lazy_logits(batch)
 
     def optim_step(self) -> dict[str, float]:
         """Clip the gradient's norm, step, and clear the gradients; returns `grad_norm`, `lr` and `skipped_steps`.
@@ -226,26 +278,12 @@ class Learner:
 
     def _microbatches(self, samples: Sequence[Sample], limit: MicroLimit) -> Iterator[tuple[list[int], MicroBatch]]:
         """This rank's micro-batches with the indices of their samples; as many on every rank."""
-        for indices in schedule(samples, limit, self.parallel.rank, self.parallel.world):
+        padded = not self.batching.padding_free
+        for indices in schedule(samples, limit, self.parallel.rank, self.parallel.world, padded=padded):
             own = [samples[i] for i in indices]
             if self.parallel.world > 1:
                 own += fillers(own, samples)
             yield indices, collate(own, padding_free=self.batching.padding_free, device=self.device)
-
-    def _forward(
-        self, model: nn.Module, batch: MicroBatch, *, with_entropy: bool, entropy_gradient: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs [T] of the batch's trained tokens, and their entropies [T] if asked for."""
-        with self._precision():
-            if batch.packed:
-                output = model(**batch.forward, use_cache=False, logits_to_keep=batch.predictors)
-                logits = output.logits[0]
-            else:
-                # Rows need different positions, which `logits_to_keep` cannot say.
-                logits = model(**batch.forward, use_cache=False).logits.flatten(0, 1)[batch.predictors]
-        return token_logprobs(
-            logits, batch.targets, self.temperature, with_entropy=with_entropy, entropy_gradient=entropy_gradient
-        )
 
     def _precision(self) -> AbstractContextManager[object]:
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)

@@ -29,13 +29,16 @@ class MicroBatch:
         """Lay one value per trained token [T] out in one row per sample [B, R], 0 where there is no token."""
         return flat.new_zeros(self.loss_mask.shape).masked_scatter(self.loss_mask, flat)
 
-    def loss_inputs(self, logprobs: Tensor, entropy: Tensor | None, totals: Totals) -> LossInputs:
-        """What the loss sees, from the log-probs [T] and entropy [T] of the trained tokens."""
+    def loss_inputs(
+        self, logprobs: Tensor, entropy: Tensor | None, totals: Totals, *, full_kl: Tensor | None = None
+    ) -> LossInputs:
+        """What the loss sees, from the log-probs [T], entropy [T] and full KL [T] of the trained tokens."""
         return LossInputs(
             logprobs=self.rows(logprobs),
             loss_mask=self.loss_mask,
             totals=totals,
             entropy=None if entropy is None else self.rows(entropy),
+            full_kl=None if full_kl is None else self.rows(full_kl),
             **self.values,
         )
 

@@ -19,7 +19,7 @@ from r1_core.types import LossInputs, LossOutput, Sample
 class Objective:
     """loss = policy loss + kl_coef · KL(policy, reference) − entropy_coef · entropy, all averaged in the same way.
 
-    arXiv 2402.03300 eq. 3 (with the KL term); arXiv 1602.01783 section 4 (the entropy bonus).
+    arXiv 2402.03300 eq. 3 (with the KL term); arXiv 1602.01783 (the entropy bonus).
 
     Metrics: `pg_loss`; `kl_loss` and `kl_coef` if there is a KL term; `entropy_loss` (the mean entropy in nats) if
     the entropy was measured; those of the policy loss, averaged over tokens; and those of the correction.
@@ -27,7 +27,7 @@ class Objective:
 
     policy_loss: PolicyLoss = field(default_factory=PPOClip)
     aggregation: str = "token"  # a name of `losses.AGGREGATIONS`
-    kl_penalty: str | None = None  # a name of `r1_core.kl`; None: no KL term
+    kl_penalty: str | None = None  # a name of `r1_core.kl`, `kl.FULL` included; None: no KL term
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
     length: int | None = None  # what a fixed-length average divides by; None: `totals.length`
@@ -39,8 +39,16 @@ class Objective:
         check_not_negative(entropy_coef=self.entropy_coef, off_policy_threshold=self.off_policy_threshold)
         if self.length is not None and self.length < 1:
             raise ValueError(f"length is {self.length}; a fixed-length average needs at least 1")
-        if self.kl_penalty is not None:
+        if self.kl_penalty is not None and self.kl_penalty != kl.FULL:
             kl.get(self.kl_penalty)
+
+    @property
+    def token_wise(self) -> bool:
+        """Whether the gradient in one token's log-prob and entropy depends on that token alone (see `PolicyLoss`).
+
+        The KL estimates and the entropy bonus do, and averaging is linear; off-policy masking looks at whole rows.
+        """
+        return getattr(self.policy_loss, "token_wise", False) and self.off_policy_threshold == math.inf
 
     def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
         """Do what needs all samples of an optimizer step at once: correct them, choose tokens; returns metrics too.
@@ -58,7 +66,7 @@ class Objective:
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return this micro-batch's share of the loss and of every metric.
 
-        Raises ValueError without `ref_logprobs` or `entropy` where they are needed.
+        Raises ValueError without `ref_logprobs`, `full_kl` or `entropy` where they are needed.
         """
         mask = inputs.loss_mask
         totals = inputs.totals if self.length is None else replace(inputs.totals, length=self.length)
@@ -85,6 +93,13 @@ class Objective:
         return LossOutput(loss, metrics)
 
     def _divergence(self, name: str, inputs: LossInputs) -> Tensor:
+        if name == kl.FULL:
+            if inputs.full_kl is None:
+                raise ValueError(
+                    f"kl_penalty is {name!r} but no KL over the vocabulary was measured: give the learner a reference "
+                    "model, or set kl_penalty to another name or to None"
+                )
+            return inputs.full_kl
         if inputs.ref_logprobs is None:
             raise ValueError(
                 f"kl_penalty is {name!r} but the samples have no ref_logprobs: give the learner a reference "

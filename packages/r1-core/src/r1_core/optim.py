@@ -46,12 +46,14 @@ def learning_rate_scale(
     warmup_steps: int = 0,
     min_lr_ratio: float = 0.0,
     kind: Schedule = "constant",
+    num_cycles: float = 0.5,
 ) -> float:
     """The factor on the base learning rate at optimizer step `step`, counted from 0.
 
     It rises linearly to 1 over `warmup_steps` (the first step already moves: 1 / warmup_steps, not 0), then stays
     (`constant`, which ignores `min_lr_ratio`) or falls to `min_lr_ratio` at `total_steps`, along half a cosine
-    (arXiv 1608.03983 eq. 5) or a line, and stays there. Raises ValueError on an unknown kind.
+    (arXiv 1608.03983 eq. 5) or a line, and stays there. With `num_cycles` the cosine goes through that many waves
+    instead of half of one. Raises ValueError on an unknown kind.
     """
     if kind not in SCHEDULES:
         raise ValueError(f"no learning-rate schedule is called {kind!r} (there are: {', '.join(SCHEDULES)})")
@@ -60,5 +62,5 @@ def learning_rate_scale(
     if kind == "constant":
         return 1.0
     progress = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
-    remaining = 0.5 * (1 + math.cos(math.pi * progress)) if kind == "cosine" else 1 - progress
+    remaining = 0.5 * (1 + math.cos(2 * math.pi * num_cycles * progress)) if kind == "cosine" else 1 - progress
     return min_lr_ratio + (1 - min_lr_ratio) * remaining

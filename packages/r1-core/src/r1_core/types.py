@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 # The optional per-token tensors of a sample.
-PER_TOKEN = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "weights", "selected")
+PER_TOKEN = (
+    "rollout_logprobs",
+    "old_logprobs",
+    "ref_logprobs",
+    "squared_probs",
+    "full_kl",
+    "advantages",
+    "weights",
+    "selected",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,8 @@ class Sample:
     rollout_logprobs: Tensor | None = None  # float32 [L], as the engine sampled
     old_logprobs: Tensor | None = None  # float32 [L], the learner's own before the first update
     ref_logprobs: Tensor | None = None  # float32 [L], the frozen reference's
+    squared_probs: Tensor | None = None  # float32 [L], Σ p² of the policy's distribution before the first update
+    full_kl: Tensor | None = None  # float32 [L], KL of that distribution from the reference's, over the vocabulary
     advantages: Tensor | None = None  # float32 [L]
     weights: Tensor | None = None  # float32 [L], multiply the policy loss (`losses.correction`)
     selected: Tensor | None = None  # bool [L], tokens that the policy loss treats apart (`losses.covariance`)
@@ -73,6 +84,7 @@ class LossInputs:
     totals: Totals
     ref_logprobs: Tensor | None = None  # [B, R]
     entropy: Tensor | None = None  # [B, R], of the policy's distribution at each trained token
+    full_kl: Tensor | None = None  # [B, R], KL of that distribution from the reference's, over the vocabulary
     weights: Tensor | None = None  # [B, R], multiply the policy loss
     selected: Tensor | None = None  # bool [B, R], the tokens that the policy loss treats apart
 

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from r1_core.advantages.assign import assign
 from r1_core.advantages.dr_grpo import DrGRPO
 from r1_core.advantages.gae import GAE
+from r1_core.advantages.gdpo import GDPO
 from r1_core.advantages.gpg import GPG
 from r1_core.advantages.grpo import GRPO
 from r1_core.advantages.grpo_passk import GRPOPassK
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
+from r1_core.advantages.lite_ppo import LitePPO
 from r1_core.advantages.maxrl import MaxRL
 from r1_core.advantages.opo import OPO
 from r1_core.advantages.optimal_token import OptimalTokenBaseline
@@ -27,14 +29,16 @@ ESTIMATORS: Registry[Callable[..., Estimator]] = Registry(
         "grpo": GRPO,
         "dr_grpo": DrGRPO,
         "grpo_passk": GRPOPassK,
+        "gdpo": GDPO,
         "rloo": RLOO,
-        "reinforce": Reinforce,
+        "reinforce_baseline": Reinforce,
         "reinforce_plus_plus": ReinforcePlusPlus,
         "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline,
         "remax": ReMax,
         "opo": OPO,
         "gpg": GPG,
         "maxrl": MaxRL,
+        "lite_ppo": LitePPO,
         "optimal_token_baseline": OptimalTokenBaseline,
     },
 )
@@ -44,6 +48,7 @@ get = ESTIMATORS.get
 __all__ = [
     "ESTIMATORS",
     "GAE",
+    "GDPO",
     "GPG",
     "GRPO",
     "OPO",
@@ -52,6 +57,7 @@ __all__ = [
     "DrGRPO",
     "Estimator",
     "GRPOPassK",
+    "LitePPO",
     "MaxRL",
     "OptimalTokenBaseline",
     "ReMax",

@@ -18,6 +18,7 @@ def assign(
     *,
     baselines: Sequence[float] | None = None,
     values: Sequence[Tensor] | None = None,
+    parts: Sequence[Sequence[float]] | None = None,
     kl_penalty: str | None = None,
     kl_coef: float = 0.0,
 ) -> list[Sample]:
@@ -25,9 +26,10 @@ def assign(
 
     A group must be given whole. The reward counts on the last trained token; a sample without trained tokens takes
     part in its group's statistics and gets no advantage. `baselines` are the rewards of the greedy answers, one per
-    sample (ReMax), and `values` [L] a critic's forecasts (GAE). With `kl_penalty`, a name of `r1_core.kl`, every token
-    loses kl_coef times its KL from the reference, taken from the samples' `old_logprobs` and `ref_logprobs`.
-    Raises ValueError on a reward that is not finite, and if the log-probs for the KL are missing.
+    sample (ReMax), `values` [L] a critic's forecasts (GAE), and `parts` the rewards of each sample one by one, in the
+    same order for all (GDPO). With `kl_penalty`, a name of `r1_core.kl`, every token loses kl_coef times its KL from
+    the reference, taken from the samples' `old_logprobs` and `ref_logprobs`, or from their `full_kl` with `kl.FULL`.
+    Raises ValueError on a reward that is not finite, and if what the KL needs is missing.
     """
     if not samples:
         return []
@@ -52,6 +54,9 @@ def assign(
         token_penalties=_penalties(samples, mask, trained, kl_penalty, kl_coef) if kl_penalty is not None else None,
         values=_rows(values, mask, trained) if values is not None else None,
         baselines=torch.tensor(baselines, dtype=torch.float64) if baselines is not None else None,
+        parts=torch.tensor(parts, dtype=torch.float64) if parts is not None else None,
+        old_logprobs=_annotated(samples, "old_logprobs", mask, trained),
+        squared_probs=_annotated(samples, "squared_probs", mask, trained),
     )
     flat = torch.zeros(mask.shape, dtype=torch.float32)
     flat[mask] = estimator(inputs)[trained].float()
@@ -66,15 +71,22 @@ def _rows(tokens: Sequence[Tensor], mask: Tensor, trained: Tensor) -> Tensor:
     return rows
 
 
+def _annotated(samples: Sequence[Sample], name: str, mask: Tensor, trained: Tensor) -> Tensor | None:
+    """A per-token field of all samples in rows [N, R], None if a sample lacks it."""
+    columns = [getattr(sample, name) for sample in samples]
+    return None if any(column is None for column in columns) else _rows(columns, mask, trained)
+
+
 def _penalties(samples: Sequence[Sample], mask: Tensor, trained: Tensor, name: str, coef: float) -> Tensor:
-    policy, reference = [], []
+    needed = ("full_kl",) if name == kl.FULL else ("old_logprobs", "ref_logprobs")
     for i, sample in enumerate(samples):
-        if sample.old_logprobs is None or sample.ref_logprobs is None:
+        if any(getattr(sample, field) is None for field in needed):
             raise ValueError(
-                f"sample {i} (group {sample.group_id}) lacks old_logprobs or ref_logprobs, which the KL in the "
-                "reward needs; annotate the samples first"
+                f"sample {i} (group {sample.group_id}) lacks {' or '.join(needed)}, which the KL {name!r} in the "
+                "reward needs; annotate the samples first, by a learner that has a reference"
             )
-        policy.append(sample.old_logprobs)
-        reference.append(sample.ref_logprobs)
-    rows = _rows(policy, mask, trained), _rows(reference, mask, trained)
-    return kl.reward_penalties(name, *rows, trained, coef)
+    columns = (_rows([getattr(sample, field) for sample in samples], mask, trained) for field in needed)
+    if name == kl.FULL:
+        return coef * next(columns)
+    policy, reference = columns
+    return kl.reward_penalties(name, policy, reference, trained, coef)

@@ -8,7 +8,6 @@ nearly always or never solved more. Goes with an aggregation that divides by a f
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
@@ -21,6 +20,4 @@ class DrGRPO:
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards."""
-        rewards = inputs.rewards
-        group = group_statistics(rewards, inputs.group_ids)
-        return inputs.spread(torch.where(group.constant, 0.0, rewards - group.mean))
+        return inputs.spread(group_statistics(inputs.rewards, inputs.group_ids).distance)

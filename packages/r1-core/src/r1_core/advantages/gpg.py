@@ -2,14 +2,13 @@
 
 A = alpha · (r − mean of the group) / f_norm with alpha = N / M, the same on every token of the answer.
 
-arXiv 2504.02546 ("GPG: a simple and strong RL baseline") equations 5 to 7. There M counts the samples of groups whose
+arXiv 2504.02546 ("GPG: a simple and strong RL baseline"). There M counts the samples of groups whose
 rewards differ, so that groups without a gradient do not shrink the batch's. Assumes one reward per answer.
 """
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
@@ -40,5 +39,4 @@ class GPG:
         group = group_statistics(rewards, inputs.group_ids)
         teaching = ~group.constant if self.counted == "informative" else rewards != 0
         alpha = rewards.shape[0] / teaching.sum().clamp(min=1)
-        advantages = alpha * (rewards - group.mean) / self.f_norm
-        return inputs.spread(torch.where(group.constant, 0.0, advantages))
+        return inputs.spread(alpha * group.distance / self.f_norm)

@@ -11,24 +11,30 @@ class GroupStatistics:
     """Per sample, what its group looks like; every tensor has shape [N]."""
 
     mean: Tensor  # float64
+    distance: Tensor  # float64, of each reward from the mean; exactly 0 where all rewards of the group are equal
     std: Tensor  # float64, divided by size - 1; 0 for a group of one
     size: Tensor  # int64
     constant: Tensor  # bool, true where all rewards of the group are the same number
+
+    def standardized(self, eps: float) -> Tensor:
+        """distance / (std + eps), float64 [N]; exactly 0 in a constant group, even if eps is 0."""
+        return torch.where(self.constant, 0.0, self.distance / (self.std + eps))
 
 
 def group_statistics(rewards: Tensor, group_ids: Tensor) -> GroupStatistics:
     """Mean and unbiased standard deviation of the rewards [N] of each group, spread back to its samples.
 
     Float64 and two passes (first the mean, then squared distances from it): in one pass, rewards like 1000 ± 0.01
-    lose their variance to cancellation. `constant` is found by comparison, because the mean of n equal numbers may
-    differ from them in the last bit.
+    lose their variance to cancellation. The mean is measured from the group's lowest reward, because the plain mean of
+    n equal numbers may differ from them in the last bit.
     """
     rewards = rewards.double()
     _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
     zeros = rewards.new_zeros(sizes.shape[0])
-    mean = (zeros.index_add(0, index, rewards) / sizes)[index]
-    squares = zeros.index_add(0, index, (rewards - mean).square())
-    std = (squares / (sizes - 1).clamp(min=1)).sqrt()[index]
     low = zeros.scatter_reduce(0, index, rewards, "amin", include_self=False)
+    above = rewards - low[index]
+    offset = zeros.index_add(0, index, above) / sizes
+    distance = above - offset[index]
+    std = (zeros.index_add(0, index, distance.square()) / (sizes - 1).clamp(min=1)).sqrt()
     high = zeros.scatter_reduce(0, index, rewards, "amax", include_self=False)
-    return GroupStatistics(mean, std, sizes[index], (low == high)[index])
+    return GroupStatistics((low + offset)[index], distance, std[index], sizes[index], (low == high)[index])

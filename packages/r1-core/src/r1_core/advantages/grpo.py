@@ -8,7 +8,6 @@ answers per prompt.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
@@ -17,17 +16,16 @@ from r1_core.advantages.inputs import AdvantageInputs
 
 @dataclass(frozen=True, slots=True)
 class GRPO:
-    """The std is the unbiased one (n − 1).
+    """The std is the unbiased one (n − 1); `norm_by_std=False` leaves the division out.
 
     A group whose rewards are all equal says nothing about which answer is better and gets exactly 0; so does a group
     of one.
     """
 
+    norm_by_std: bool = True
     eps: float = 1e-6
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards."""
-        rewards = inputs.rewards
-        group = group_statistics(rewards, inputs.group_ids)
-        advantages = (rewards - group.mean) / (group.std + self.eps)
-        return inputs.spread(torch.where(group.constant, 0.0, advantages))
+        group = group_statistics(inputs.rewards, inputs.group_ids)
+        return inputs.spread(group.standardized(self.eps) if self.norm_by_std else group.distance)

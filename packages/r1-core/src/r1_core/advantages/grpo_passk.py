@@ -32,5 +32,5 @@ class GRPOPassK:
         leads = rewards == best
         second = lowest.scatter_reduce(0, index, torch.where(leads, -torch.inf, rewards), "amax")[index]
         leaders = torch.zeros_like(rewards).index_add(0, index, leads.double())[index]
-        margin = torch.where(leads & (leaders == 1) & (group.size > 1), best - second, 0.0)
-        return inputs.spread(margin / (group.std + self.eps) if self.norm_by_std else margin)
+        scale = group.std + self.eps if self.norm_by_std else 1.0
+        return inputs.spread(torch.where(leads & (leaders == 1) & (group.size > 1), (best - second) / scale, 0.0))

@@ -1,6 +1,6 @@
 """What an advantage estimator sees: `AdvantageInputs`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -29,6 +29,7 @@ class AdvantageInputs:
     old_logprobs: Tensor | None = None  # [N, R], of the sampled tokens (optimal token baseline)
     squared_probs: Tensor | None = None  # [N, R], sum over the vocabulary of squared probabilities (the same)
     correction_weights: Tensor | None = None  # [N, R], of learner against engine (the same)
+    parts: Tensor | None = None  # [N, K], several rewards of each answer (GDPO)
 
     @property
     def mask(self) -> Tensor:
@@ -51,6 +52,10 @@ class AdvantageInputs:
         """The reward of each trained token less its penalty [N, R]; arbitrary where `loss_mask` is false."""
         return self.token_rewards if self.token_penalties is None else self.token_rewards - self.token_penalties
 
+    def clip(self, bounds: tuple[float, float] | None) -> "AdvantageInputs":
+        """Return the inputs with every reward held within the bounds, before penalties (None: as they are)."""
+        return self if bounds is None else replace(self, token_rewards=self.token_rewards.clamp(*bounds))
+
     def spread(self, advantages: Tensor) -> Tensor:
         """Give every trained token of a sample the sample's advantage: [N] to [N, R], in the dtype of the rewards."""
         return torch.where(self.mask, advantages.to(self.token_rewards.dtype)[:, None], 0.0)
@@ -61,6 +66,12 @@ class AdvantageInputs:
         if value is None:
             raise ValueError(f"{estimator} needs `{name}` but the advantage inputs have none")
         return value
+
+
+def check_reward_clip(bounds: tuple[float, float] | None) -> None:
+    """Raise ValueError unless the first bound is at most the second."""
+    if bounds is not None and not bounds[0] <= bounds[1]:
+        raise ValueError(f"reward_clip is {bounds}; the first number must not exceed the second")
 
 
 class Estimator(Protocol):

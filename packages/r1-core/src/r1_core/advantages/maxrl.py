@@ -2,7 +2,7 @@
 
 A = (r − mean of the group) / mean of the group, the same on every token of the answer.
 
-arXiv 2602.02710 ("Maximum likelihood reinforcement learning") algorithm 1: dividing the policy gradient by the share of
+arXiv 2602.02710 ("Maximum likelihood reinforcement learning"): dividing the policy gradient by the share of
 successes turns it into a truncated gradient of the log-likelihood of being right, so that hard prompts count for more.
 Assumes rewards that are not negative; in the paper they are 1 for right and 0 for wrong.
 """
@@ -30,5 +30,4 @@ class MaxRL:
                 "by the mean reward, so give rewards from 0 up"
             )
         group = group_statistics(rewards, inputs.group_ids)
-        mean = torch.where(group.constant, 1.0, group.mean)
-        return inputs.spread(torch.where(group.constant, 0.0, (rewards - mean) / mean))
+        return inputs.spread(group.distance / torch.where(group.constant, 1.0, group.mean))

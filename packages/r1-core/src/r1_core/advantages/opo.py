@@ -2,7 +2,7 @@
 
 A_i = r_i − Σ_j l_j r_j / Σ_j l_j over the group, with l the number of trained tokens; the same on every token.
 
-arXiv 2505.23585 ("On-policy RL with optimal reward baseline") section 3: assumes exact on-policy training, and that
+arXiv 2505.23585 ("On-policy RL with optimal reward baseline"): assumes exact on-policy training, and that
 the squared gradient norm of an answer grows with its length.
 """
 
@@ -28,7 +28,6 @@ class OPO:
         _, index = torch.unique(inputs.group_ids, return_inverse=True)
         zeros = torch.zeros_like(rewards)
         # Measured from the group's mean, so that large rewards keep their digits.
-        distances = rewards - group.mean
-        weighed = zeros.index_add(0, index, lengths * distances)
+        weighed = zeros.index_add(0, index, lengths * group.distance)
         baseline = (weighed / zeros.index_add(0, index, lengths).clamp(min=1))[index]
-        return inputs.spread(torch.where(group.constant, 0.0, distances - baseline))
+        return inputs.spread(group.distance - baseline)

@@ -2,7 +2,7 @@
 
 A_t = (G_t − mean) / sqrt(variance + eps) with G_t = r_t + gamma · G_(t + 1), over all trained tokens of the batch.
 
-arXiv 2501.03262 (REINFORCE++) section 3, where rewards carry the KL term (`token_penalties`). No groups are needed.
+arXiv 2501.03262 (REINFORCE++), where rewards carry the KL term (`token_penalties`). No groups are needed.
 Tokens of the environment take no time: earlier turns are credited with what came after them.
 """
 
@@ -10,19 +10,34 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from r1_core.advantages.inputs import AdvantageInputs
-from r1_core.advantages.scan import discounted_sums
-from r1_core.advantages.whitening import whiten_
+from r1_core.advantages.inputs import AdvantageInputs, check_reward_clip
+from r1_core.advantages.scan import scan
+from r1_core.advantages.whitening import whiten_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class ReinforcePlusPlus:
-    """`unbiased=False` whitens with the variance over n, as OpenRLHF and LMM-R1 do. Equal returns give exactly 0."""
+    """`unbiased=False` whitens with the variance over n, as OpenRLHF and LMM-R1 do. Equal returns give exactly 0.
+
+    `reward_clip` holds rewards within two bounds before penalties come off; `norm_by_std=False` takes the mean off the
+    advantages and leaves their spread (LMM-R1's no_advantage_std_norm).
+    """
 
     gamma: float = 1.0
     unbiased: bool = True
+    norm_by_std: bool = True
+    reward_clip: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        check_reward_clip(self.reward_clip)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return float64 advantages [N, R]."""
-        returns = discounted_sums(inputs.shaped_rewards, inputs.mask, self.gamma)
-        return whiten_(returns, inputs.mask, unbiased=self.unbiased)
+        """Return advantages [N, R] in the dtype of the rewards."""
+        rewards, mask = inputs.clip(self.reward_clip).shaped_rewards, inputs.mask
+        return whiten_blocks(
+            lambda rows: scan(rewards[rows], mask[rows], self.gamma),
+            mask,
+            rewards.dtype,
+            unbiased=self.unbiased,
+            norm_by_std=self.norm_by_std,
+        )

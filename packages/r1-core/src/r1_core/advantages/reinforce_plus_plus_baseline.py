@@ -2,7 +2,7 @@
 
 A = whiten(r − mean of the group), over all trained tokens of the batch.
 
-arXiv 2501.03262 (REINFORCE++) section 3, "REINFORCE++ with baseline": the group gives the location, the batch the
+arXiv 2501.03262 (REINFORCE++), "REINFORCE++ with baseline": the group gives the location, the batch the
 scale, so that a group with little spread is not blown up. A constant group enters the whitening as 0; the batch's
 mean over tokens, which lengths keep from being 0, is then taken off it too.
 """
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from r1_core.advantages.dr_grpo import DrGRPO
+from r1_core.advantages.groups import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs
-from r1_core.advantages.whitening import whiten
+from r1_core.advantages.scan import row_sums
+from r1_core.advantages.whitening import whiten_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,5 +22,6 @@ class ReinforcePlusPlusBaseline:
     """No settings. A batch of constant groups gives exactly 0."""
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return float64 advantages [N, R]."""
-        return whiten(DrGRPO()(inputs), inputs.mask)
+        """Return advantages [N, R] in the dtype of the rewards."""
+        distances = group_statistics(inputs.rewards, inputs.group_ids).distance
+        return inputs.spread(whiten_rows(distances, row_sums(inputs.mask)))

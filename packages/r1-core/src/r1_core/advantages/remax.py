@@ -2,7 +2,7 @@
 
 A_t = Σ_(s ≥ t) r_s − b, with b the reward of the prompt's greedy answer.
 
-arXiv 2310.10505 (ReMax) equation 5 and algorithm 2. One extra generation per prompt stands in for the critic. Assumes
+arXiv 2310.10505 (ReMax). One extra generation per prompt stands in for the critic. Assumes
 `baselines` [N], the same number for all samples of a prompt.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.inputs import AdvantageInputs
-from r1_core.advantages.scan import discounted_sums
+from r1_core.advantages.scan import row_blocks, scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,16 @@ class ReMax:
     """No settings. Equal rewards give zero only where the greedy answer earned the same."""
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return float64 advantages [N, R]. Raises ValueError without `baselines`."""
+        """Return advantages [N, R] in the dtype of the rewards. Raises ValueError without `baselines`."""
         baselines = inputs.require("baselines", "ReMax").double()
         if baselines.shape != inputs.group_ids.shape:
             raise ValueError(
                 f"baselines have shape {list(baselines.shape)}; ReMax wants one per sample, "
                 f"{list(inputs.group_ids.shape)}"
             )
-        returns = discounted_sums(inputs.shaped_rewards, inputs.mask, 1.0)
-        return torch.where(inputs.mask, returns - baselines[:, None], 0.0)
+        rewards, mask = inputs.shaped_rewards, inputs.mask
+        advantages = torch.empty_like(rewards)
+        for rows in row_blocks(mask.shape):
+            returns = scan(rewards[rows], mask[rows], 1.0)
+            advantages[rows] = torch.where(mask[rows], returns.sub_(baselines[rows, None]), 0.0)
+        return advantages

@@ -2,13 +2,12 @@
 
 A_i = r_i − mean of r_j over j ≠ i = (r_i − mean) · n / (n − 1), the same on every token of the answer.
 
-arXiv 2402.14740 ("Back to basics") section 3.3. The baseline leaves the answer itself out, so the gradient is
+arXiv 2402.14740 ("Back to basics"). The baseline leaves the answer itself out, so the gradient is
 unbiased. Assumes one reward per answer and at least two answers per prompt.
 """
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
@@ -27,5 +26,4 @@ class RLOO:
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """Return each reward less the mean of the others of its group, float64 [N]."""
     group = group_statistics(rewards, group_ids)
-    scale = group.size / (group.size - 1).clamp(min=1)
-    return torch.where(group.constant, 0.0, (rewards - group.mean) * scale)
+    return group.distance * (group.size / (group.size - 1).clamp(min=1))

@@ -34,22 +34,25 @@ def discounted_sums(values: Tensor, mask: Tensor, decay: float) -> Tensor:
 
     `values` [N, R] count 0 where `mask` bool [N, R] is false. Tokens outside the mask take no time: S passes over
     them unchanged and undiscounted, so that a turn before an observation is credited with what came after it.
+    Raises ValueError if decay is outside [0, 1].
+    """
+    sums = torch.empty(values.shape, dtype=torch.float64, device=values.device)
+    if sums.numel():
+        for rows in row_blocks(values.shape):
+            sums[rows] = scan(values[rows], mask[rows], decay)
+    return sums
+
+
+def scan(values: Tensor, mask: Tensor, decay: float) -> Tensor:
+    """`discounted_sums` of a block of rows that fits the cache; off the mask it is arbitrary, but finite.
 
     With n_t trained tokens before t, S_t = Σ_(s ≥ t) decay^n_s · values_s / decay^n_t. Summed from the right, small
     terms come first and nothing cancels, so this is as exact as the recursion. Long rows or strong decay are cut into
     chunks whose weights stay representable; there are at most R · ln(decay) / ln(1e-150) of them.
-    Raises ValueError if decay is outside [0, 1].
     """
     if not 0 <= decay <= 1:
         raise ValueError(f"decay is {decay}; it must lie in [0, 1]")
-    sums = torch.zeros(values.shape, dtype=torch.float64, device=values.device)
-    if sums.numel():
-        for rows in row_blocks(values.shape):
-            sums[rows] = _scan(torch.where(mask[rows], values[rows], 0.0).double(), mask[rows], decay)
-    return sums
-
-
-def _scan(values: Tensor, mask: Tensor, decay: float) -> Tensor:
+    values = torch.where(mask, values, 0.0).double()
     if decay == 1:
         return _sums_to_the_right(values)
     if decay == 0:
@@ -58,15 +61,28 @@ def _scan(values: Tensor, mask: Tensor, decay: float) -> Tensor:
     before = _trained_before(mask)
     chunk = min(width, max(1, int(math.log(SMALLEST_WEIGHT) / math.log(decay))))
     powers = torch.pow(decay, torch.arange(chunk + 1, dtype=torch.float64, device=values.device))
-    sums = torch.empty_like(values)
-    carry = sums.new_zeros(values.shape[0], 1)
+    carry = values.new_zeros(values.shape[0], 1)
     for start in range((width - 1) // chunk * chunk, -1, -chunk):
         stop = min(start + chunk, width)
         weights = powers[before[..., start : stop + 1] - before[..., start : start + 1]]
-        weighted = _sums_to_the_right(values[:, start:stop] * weights[..., :-1])
-        torch.div(weighted.add_(carry * weights[..., -1:]), weights[..., :-1], out=sums[:, start:stop])
-        carry = sums[:, start : start + 1]
-    return sums
+        weighted = _sums_to_the_right(values[:, start:stop].mul_(weights[..., :-1]))
+        torch.div(weighted.add_(carry * weights[..., -1:]), weights[..., :-1], out=values[:, start:stop])
+        carry = values[:, start : start + 1]
+    return values
+
+
+def following(values: Tensor, mask: Tensor) -> Tensor:
+    """Return, of a block of rows, the value of the next trained token after each column: float64, 0 past the last."""
+    values = torch.where(mask, values, 0.0).double()
+    if has_gaps(mask):
+        values = _next_trained(values, mask)
+    return torch.nn.functional.pad(values[:, 1:], (0, 1))
+
+
+def has_gaps(mask: Tensor) -> bool:
+    """Whether a row of the mask [N, R] is anything but trained tokens first and nothing after."""
+    lengths, pairs = (part.sum(-1, dtype=torch.int32) for part in (mask, mask[:, 1:] & mask[:, :-1]))
+    return not torch.equal(lengths, pairs + mask[:, 0])
 
 
 def _sums_to_the_right(values: Tensor) -> Tensor:
@@ -83,7 +99,7 @@ def _next_trained(values: Tensor, mask: Tensor) -> Tensor:
 
 def _trained_before(mask: Tensor) -> Tensor:
     """Count the trained tokens before each column: [N, R + 1], or [R + 1] for all rows if none has a gap."""
-    if not (mask[:, 1:] > mask[:, :-1]).any():
+    if not has_gaps(mask):
         # Past a row's end everything is 0, so counting on there does no harm.
         return torch.arange(mask.shape[-1] + 1, device=mask.device)
     return torch.nn.functional.pad(mask.cumsum(-1), (1, 0))

@@ -7,6 +7,7 @@ from r1_core.losses.aggregation import AGGREGATIONS, Aggregation, aggregate
 from r1_core.losses.cispo import CISPO
 from r1_core.losses.correction import Correction, Rejection
 from r1_core.losses.covariance import ClipCov, KLCov
+from r1_core.losses.dppo import DPPO
 from r1_core.losses.gmpo import GMPO
 from r1_core.losses.gradient import PolicyGradient
 from r1_core.losses.gspo import GSPO, GSPOToken
@@ -34,6 +35,8 @@ POLICY_LOSSES: Registry[Callable[..., PolicyLoss]] = Registry(
         "gpg": PolicyGradient,
         "reinforce": PolicyGradient,
         "vespo": VESPO,
+        "dppo_tv": partial(DPPO, divergence="tv"),
+        "dppo_kl": partial(DPPO, divergence="kl"),
     },
 )
 register = POLICY_LOSSES.register
@@ -42,6 +45,7 @@ get = POLICY_LOSSES.get
 __all__ = [
     "AGGREGATIONS",
     "CISPO",
+    "DPPO",
     "GMPO",
     "GSPO",
     "POLICY_LOSSES",

@@ -12,7 +12,7 @@ from torch import Tensor
 from r1_core.registry import Registry
 from r1_core.types import Totals
 
-# Takes values [B, R], which are 0 outside the mask [B, R], and the step's totals; gives a scalar.
+# Takes values [B, R], which are 0 outside the mask [B, R], and the step's totals; gives a scalar, linear in values.
 Aggregation = Callable[[Tensor, Tensor, Totals], Tensor]
 
 

@@ -1,6 +1,7 @@
 """CISPO: clip the importance weight instead of the update, so that every token keeps a gradient."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,6 +15,8 @@ class CISPO:
 
     The weight carries no gradient (sg). A clip_low of 1 or more means no lower bound, which is what the paper uses.
     """
+
+    token_wise: ClassVar[bool] = True
 
     clip_low: float = 1.0
     clip_high: float = 4.0

@@ -1,6 +1,6 @@
 """Clip-Cov and KL-Cov: hold back the few tokens whose covariance of advantage and log-prob uses up the entropy.
 
-arXiv 2505.22617 (The Entropy Mechanism) eq. 10: cov_t = (A_t − mean A)·(log pi_t − mean log pi), means over the batch.
+arXiv 2505.22617 (The Entropy Mechanism): cov_t = (A_t − mean A)·(log pi_t − mean log pi), means over the batch.
 Clip-Cov (eq. 11, 12) takes a random few tokens of high covariance out of the gradient; KL-Cov (eq. 13, 14) adds
 coef·|log(pi / pi_old)| to those of the highest.
 
@@ -10,6 +10,7 @@ log-probs before the step (`Objective.prepare`); without that, among the tokens 
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ class ClipCov:
 
     The draw depends on nothing but the number of tokens, so every rank makes the same and a resumed run repeats it.
     """
+
+    token_wise: ClassVar[bool] = True
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -70,6 +73,8 @@ class ClipCov:
 @dataclass(frozen=True, slots=True)
 class KLCov:
     """−A·ratio, plus kl_coef·|log(pi / pi_old)| on the `ratio`·N tokens of the highest covariance."""
+
+    token_wise: ClassVar[bool] = True
 
     ratio: float = 2e-4
     kl_coef: float = 1.0

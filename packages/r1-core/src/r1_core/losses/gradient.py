@@ -1,6 +1,7 @@
 """The plain policy gradient, which is GPG's loss."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,6 +16,8 @@ class PolicyGradient:
     No ratio and no clip: right only for answers that the policy itself has just sampled. After the first optimizer
     step of a batch, or with a rollout that lags, correct it with importance weights (`losses.correction`).
     """
+
+    token_wise: ClassVar[bool] = True
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metric `ppo_kl`."""

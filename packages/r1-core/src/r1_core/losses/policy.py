@@ -15,6 +15,9 @@ class PolicyLoss(Protocol):
 
     A row is a whole sequence. A loss that is one number per sequence puts that number on each of its tokens, so that
     the mean over sequences of token means (`seq`) gives the mean over sequences.
+
+    A loss whose class sets `token_wise` to True says that a token's loss depends on no other token's log-prob or
+    entropy (`selected` is given). The gradient of such a loss is taken while the token's logits are there.
     """
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]: ...

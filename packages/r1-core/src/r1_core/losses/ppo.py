@@ -1,6 +1,7 @@
 """The clipped policy loss of PPO, with two clip widths and dual clip."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ class PPOClip:
     arXiv 1912.09729 eq. 5 (dual clip: a bound on the loss of a bad token whose ratio has exploded; infinity turns it
     off).
     """
+
+    token_wise: ClassVar[bool] = True
 
     clip_low: float = 0.2
     clip_high: float = 0.3

@@ -1,6 +1,7 @@
 """SAPO: a soft gate in place of the clip, so that the gradient fades with the ratio instead of stopping."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ class SAPO:
     At ratio 1 its gradient is the policy gradient's; a larger tau makes it fade sooner. The paper takes tau_neg above
     tau_pos, because updates of bad tokens push up many others and are the less stable.
     """
+
+    token_wise: ClassVar[bool] = True
 
     tau_pos: float = 1.0
     tau_neg: float = 1.05

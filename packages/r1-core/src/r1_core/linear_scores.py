@@ -1,0 +1,320 @@
+"""Scores of tokens under a linear head, chunk by chunk, so that the logits of all tokens are never held at once.
+
+The scores of a token are its log-prob, the entropy of the distribution it was drawn from (nats), and the sum of that
+distribution's squared probabilities. Going forward, a chunk is some tokens with the whole vocabulary, whose softmax p
+is then known at once. The gradient in the logits is
+
+    g · (onehot − p) − e · p · (log p + H),    g = ∂loss/∂log-prob, e = ∂loss/∂entropy, H the entropy,
+
+and there are three ways from there to the hidden states and the head:
+
+- The head is frozen: g and e only scale two vectors per token, found while the chunk's probabilities are there.
+- The loss is token-wise: g and e of a chunk's tokens follow from their scores alone, so the gradients of hidden states
+  and head are taken going forward. Three matrix products, as with all logits held.
+- Otherwise the logits are computed once more going backward, a fourth product. There a chunk is some of the
+  vocabulary with all tokens: a row of the head's gradient is then written once, by one product, which spares half
+  precision an accumulator in float32.
+
+What scales whole rows (g, the temperature, the sum of exponentials) is left to hidden states and their gradients
+[T, H], which are far smaller than a chunk of logits.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+LOGPROB, ENTROPY, SQUARED_PROBS = range(3)  # the columns of scores [T, 3]
+CHUNK_BYTES = 1 << 28  # of one chunk's logits; there are two such buffers
+LOGIT_FLOOR = -1e30  # where a banned token's logit −inf is put: its probability is 0, and 0·inf would be NaN
+
+LossGradient = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to compute, and in which precision."""
+
+    dtype: torch.dtype  # what matrix products read; all else is float32, or float64 with float64
+    temperature: float = 1.0
+    entropy_gradient: bool = False
+    squared_probs: bool = False  # 0 in the scores unless asked for
+
+
+def linear_scores(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    settings: Settings,
+    *,
+    loss_gradient: LossGradient | None = None,
+    store: Tensor | None = None,
+) -> Tensor:
+    """Scores [T, 3] of targets [T] under softmax((hidden [T, H] · weight [V, H]ᵀ + bias [V]) / temperature).
+
+    Log-probs carry a gradient; entropies with `entropy_gradient`; squared probabilities never.
+
+    `loss_gradient` says that the loss is token-wise: from scores [T, 3] it gives ∂loss/∂scores [T, 3], in which the
+    row of a token depends on that token's scores alone. It is called once a chunk, when later tokens' scores are
+    still 0. The backward pass raises RuntimeError if another gradient arrives than was foreseen.
+
+    `store` [V, H]: the weight's gradient is added to it, in place, and none is returned through autograd. The caller
+    then has to call backward. It is ignored unless it is float32 or float64.
+    """
+    trains_head = weight.requires_grad or (bias is not None and bias.requires_grad)
+    if store is not None and store.dtype != _precise(settings.dtype):
+        store = None
+    scores: Tensor
+    if not torch.is_grad_enabled() or (trains_head and loss_gradient is None):
+        scores = _Recomputed.apply(hidden, weight, bias, targets, settings, store)
+    elif trains_head:
+        scores = _TokenWise.apply(hidden, weight, bias, targets, settings, loss_gradient, store)
+    else:
+        scores = _FrozenHead.apply(hidden, weight, bias, targets, settings)
+    return scores
+
+
+# --- the three ways --------------------------------------------------------------------------------------------------
+
+
+class _FrozenHead(Function):
+    """Keeps ∂log-prob/∂hidden and ∂entropy/∂hidden of each token, both [T, H]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings
+    ) -> Tensor:
+        matrix = weight.to(settings.dtype)
+        scores, directions = _new_scores(hidden), torch.empty_like(hidden)
+        entropy_directions = torch.empty_like(hidden) if settings.entropy_gradient else None
+        for chunk in _chunks(hidden, matrix, bias, targets, settings):
+            scores[chunk.rows] = chunk.scores
+            if entropy_directions is not None:
+                slopes = chunk.logits.add_(chunk.shift[:, None]).mul_(chunk.probs)
+                entropy_directions[chunk.rows] = (slopes.to(matrix.dtype) @ matrix).mul_(-1 / settings.temperature)
+            slopes = chunk.probs.scatter_add_(1, chunk.targets[:, None], -torch.ones_like(chunk.top)[:, None])
+            directions[chunk.rows] = (slopes.to(matrix.dtype) @ matrix).mul_(-1 / settings.temperature)
+        ctx.save_for_backward(directions, entropy_directions)
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        directions, entropy_directions = ctx.saved_tensors
+        grad = grads[0].to(directions.dtype)
+        grad_hidden = directions * grad[:, LOGPROB, None]
+        if entropy_directions is not None:
+            grad_hidden.addcmul_(entropy_directions, grad[:, ENTROPY, None])
+        return grad_hidden, None, None, None, None
+
+
+class _TokenWise(Function):
+    """Takes the gradients of hidden states and head going forward, from the foreseen gradient of the loss."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: Settings,
+        loss_gradient: LossGradient,
+        store: Tensor | None,
+    ) -> Tensor:
+        matrix = weight.to(settings.dtype)
+        scores, grad_hidden = _new_scores(hidden), torch.empty_like(hidden)
+        foreseen = torch.zeros_like(scores)
+        sums = torch.zeros_like(weight, dtype=scores.dtype) if store is None else store
+        bias_sums = None if bias is None else torch.zeros_like(bias, dtype=scores.dtype)
+        for chunk in _chunks(hidden, matrix, bias, targets, settings):
+            scores[chunk.rows] = chunk.scores
+            grads = loss_gradient(scores)[chunk.rows].to(scores.dtype)
+            foreseen[chunk.rows] = grads
+            one = torch.ones_like(chunk.top)
+            shift = chunk.shift if settings.entropy_gradient else None
+            slopes = _slopes(chunk.logits, chunk.probs, one, chunk.targets, grads, shift)
+            factor = _row_factor(grads, one, settings)
+            grad_hidden[chunk.rows] = (slopes.to(matrix.dtype) @ matrix).mul_(factor[:, None])
+            _add_product(sums, slopes.t(), (hidden[chunk.rows] * factor[:, None]).to(matrix.dtype))
+            if bias_sums is not None:
+                bias_sums.addmv_(slopes.t(), factor)
+        ctx.save_for_backward(foreseen, grad_hidden)
+        ctx.sums = sums.to(weight.dtype) if store is None else None
+        ctx.bias_sums = None if bias is None or bias_sums is None else bias_sums.to(bias.dtype)
+        ctx.columns = ENTROPY + 1 if settings.entropy_gradient else LOGPROB + 1
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        foreseen, grad_hidden = ctx.saved_tensors
+        came, foreseen = grads[0][:, : ctx.columns], foreseen[:, : ctx.columns]
+        # A tolerance, since a loss may round otherwise now that later tokens' scores are known.
+        tolerance = 1e-6 * float(foreseen.abs().max()) if foreseen.numel() else 0.0
+        if not torch.allclose(came, foreseen, rtol=1e-3, atol=tolerance, equal_nan=True):
+            raise RuntimeError(
+                "the loss says that it is token-wise, but the gradient of a token's log-prob is not the one foreseen "
+                "from that token alone: set `token_wise` to False if the loss, its KL estimate or its average looks at "
+                "other tokens, and do not scale the loss before `backward`"
+            )
+        # Without a second owner, autograd makes the sum the weight's `.grad` as it is instead of copying it.
+        sums, ctx.sums = ctx.sums, None
+        return grad_hidden, sums, ctx.bias_sums, None, None, None, None
+
+
+class _Recomputed(Function):
+    """Keeps the maximum and the sum of exponentials of each token's logits, and computes the logits again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: Settings,
+        store: Tensor | None,
+    ) -> Tensor:
+        scores = _new_scores(hidden)
+        top, log_total = torch.empty_like(scores[:, 0]), torch.empty_like(scores[:, 0])
+        for chunk in _chunks(hidden, weight.to(settings.dtype), bias, targets, settings):
+            scores[chunk.rows], top[chunk.rows], log_total[chunk.rows] = chunk.scores, chunk.top, chunk.log_total
+        ctx.save_for_backward(hidden, weight, bias, targets, top, log_total, scores)
+        ctx.settings, ctx.store = settings, store
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, top, log_total, scores = ctx.saved_tensors
+        settings: Settings = ctx.settings
+        sums = torch.empty_like(weight) if ctx.store is None else ctx.store
+        bias_sums = None if bias is None else torch.empty_like(bias)
+        total = log_total.exp()
+        factor = _row_factor(grads[0], total, settings)
+        rows, scaled = hidden.to(settings.dtype), (hidden * factor[:, None]).to(settings.dtype)
+        grad_hidden = torch.zeros_like(hidden, dtype=scores.dtype)
+        size = max(1, CHUNK_BYTES // (scores.element_size() * max(1, len(hidden))))
+        buffer = scores.new_empty(len(hidden) * min(size, len(weight)))
+        for start in range(0, len(weight), size):
+            columns = slice(start, min(start + size, len(weight)))
+            block = weight[columns].to(settings.dtype)
+            logits = _logits(rows, block, None if bias is None else bias[columns], settings, buffer).sub_(top[:, None])
+            if settings.entropy_gradient:
+                mass, shift = logits.exp(), scores[:, ENTROPY] - log_total
+                logits.clamp_(min=LOGIT_FLOOR)
+            else:
+                mass, shift = logits.exp_(), None
+            slopes = _slopes(logits, mass, total, targets - start, grads[0], shift)
+            _add_product(grad_hidden, slopes, block)
+            _add_product(sums[columns], slopes.t(), scaled, keep=ctx.store is not None)
+            if bias_sums is not None:
+                bias_sums[columns] = slopes.t() @ factor
+        grad_hidden.mul_(factor[:, None])
+        return grad_hidden.to(hidden.dtype), sums if ctx.store is None else None, bias_sums, None, None, None, None
+
+
+# --- pieces ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """C tokens with the whole vocabulary. The next chunk overwrites `logits` and `probs`, so they may be used up."""
+
+    rows: slice
+    targets: Tensor  # [C]
+    logits: Tensor  # [C, V], less the row's maximum
+    probs: Tensor  # [C, V]
+    top: Tensor  # [C], the maximum
+    log_total: Tensor  # [C], log Σ exp(logits)
+    scores: Tensor  # [C, 3]
+
+    @property
+    def shift(self) -> Tensor:
+        """What makes logits log p + H, [C]."""
+        return self.scores[:, ENTROPY] - self.log_total
+
+
+def _chunks(
+    hidden: Tensor, matrix: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings
+) -> Iterator[_Chunk]:
+    """Score some tokens after others; how many at a time depends on the vocabulary alone."""
+    dtype = _precise(hidden.dtype)
+    size = max(1, CHUNK_BYTES // (dtype.itemsize * len(matrix)))
+    buffer, other = hidden.new_empty(2, min(size, len(hidden)) * len(matrix), dtype=dtype)
+    for start in range(0, len(hidden), size):
+        rows = slice(start, min(start + size, len(hidden)))
+        logits = _logits(hidden[rows].to(matrix.dtype), matrix, bias, settings, buffer)
+        top = logits.amax(-1)
+        probs = torch.softmax(logits.sub_(top[:, None]), -1, out=other[: logits.numel()].view(logits.shape))
+        log_total = -probs.amax(-1).log()  # the largest probability is 1 / Σ exp(logits − top)
+        scores = _new_scores(hidden[rows])
+        scores[:, LOGPROB] = logits.gather(-1, targets[rows, None]).squeeze(-1) - log_total
+        scores[:, ENTROPY] = log_total - _dots(probs, logits.clamp_(min=LOGIT_FLOOR))
+        if settings.squared_probs:
+            scores[:, SQUARED_PROBS] = _dots(probs, probs)
+        yield _Chunk(rows, targets[rows], logits, probs, top, log_total, scores)
+
+
+def _logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, settings: Settings, buffer: Tensor) -> Tensor:
+    """(hidden · matrixᵀ + bias) / temperature in the flat `buffer`; half precision is rounded once, as a head does."""
+    logits = buffer[: len(hidden) * len(matrix)].view(len(hidden), len(matrix))
+    if logits.dtype == matrix.dtype:
+        torch.mm(hidden, matrix.t(), out=logits)
+    else:
+        logits.copy_(hidden @ matrix.t())
+    if bias is not None:
+        logits.add_(bias)
+    return logits if settings.temperature == 1.0 else logits.div_(settings.temperature)
+
+
+def _slopes(
+    logits: Tensor, mass: Tensor, total: Tensor, targets: Tensor, grads: Tensor, shift: Tensor | None
+) -> Tensor:
+    """−∂loss/∂logits in `mass`, but for what `_row_factor` scales a row [M, W] by.
+
+    `mass` is p times `total` [M]. `targets` [M] outside the W columns are of other blocks. With `shift` [M] entropies
+    have a gradient, too, and `logits` are used up.
+    """
+    peak = total
+    if shift is not None:
+        mass.mul_(logits.add_(shift[:, None]).mul_(grads[:, ENTROPY, None]).add_(grads[:, LOGPROB, None]))
+        peak = total * grads[:, LOGPROB]
+    here = (targets >= 0) & (targets < mass.shape[1])
+    return mass.scatter_add_(1, torch.where(here, targets, 0)[:, None], torch.where(here, -peak, 0.0)[:, None])
+
+
+def _row_factor(grads: Tensor, total: Tensor, settings: Settings) -> Tensor:
+    """What the rows that `_slopes` gives have to be multiplied by, [M]."""
+    grad = 1.0 if settings.entropy_gradient else grads[:, LOGPROB]
+    return -grad / (total * settings.temperature)
+
+
+def _add_product(out: Tensor, left: Tensor, right: Tensor, *, keep: bool = True) -> None:
+    """out += left · right, or out = left · right without `keep`, reading as many digits as `right` has."""
+    if out.dtype == left.dtype == right.dtype:
+        out.addmm_(left, right, beta=1 if keep else 0)
+        return
+    size = max(1, CHUNK_BYTES // (2 * out.element_size() * out.shape[1]))
+    for part, rows in zip(out.split(size), left.split(size), strict=True):
+        product = rows.to(right.dtype) @ right
+        part.add_(product) if keep else part.copy_(product)
+
+
+def _dots(left: Tensor, right: Tensor) -> Tensor:
+    """Σ left · right of each row [M], without another matrix of products."""
+    return torch.bmm(left[:, None], right[:, :, None]).flatten()
+
+
+def _new_scores(hidden: Tensor) -> Tensor:
+    return hidden.new_zeros(len(hidden), 3, dtype=_precise(hidden.dtype))
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype == torch.float64 else torch.float32

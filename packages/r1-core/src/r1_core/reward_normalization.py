@@ -1,0 +1,57 @@
+"""Rewards brought to mean 0 and spread 1: by fixed numbers, those of one batch, or those of all batches so far.
+
+(r − mean) / (std + eps), with the unbiased std. Fixed: `RewardNormalizer(mean, std)`, numbers that come with a reward
+model (OpenRLHF's and LMM-R1's normalize_reward). One batch: `RewardNormalizer.of(rewards)(rewards)`. Running: `observe`
+every step's rewards first. arXiv 1909.08593 ("Fine-tuning language models from human preferences") normalises so.
+Moments of batches are put together by their counts, means and squared distances, as in one pass over everything.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from r1_core.advantages.groups import group_statistics
+
+
+@dataclass(frozen=True, slots=True)
+class RewardNormalizer:
+    """A value: `observe` gives the next one, so its fields are the state to checkpoint. Equal rewards give 0."""
+
+    mean: float = 0.0
+    std: float = 1.0
+    count: int = 0  # rewards observed; 0: mean and std are what the user set
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if not self.std >= 0:
+            raise ValueError(f"std is {self.std}; it must not be negative")
+
+    def __call__(self, rewards: Tensor) -> Tensor:
+        """Rewards [N] to float64 [N]."""
+        return (rewards.double() - self.mean) / (self.std + self.eps)
+
+    @classmethod
+    def of(cls, rewards: Tensor, eps: float = 1e-8) -> "RewardNormalizer":
+        """The normalizer with the moments of these rewards [N] alone. Raises ValueError if one is not finite."""
+        return cls(eps=eps).observe(rewards)
+
+    def observe(self, rewards: Tensor) -> "RewardNormalizer":
+        """Return the normalizer that has seen these rewards [N], too; the first ones replace a fixed mean and std.
+
+        Raises ValueError if a reward is not finite.
+        """
+        if not rewards.isfinite().all():
+            row = int((~rewards.isfinite()).nonzero()[0])
+            raise ValueError(f"reward {row} is {float(rewards[row])}; give failed rewards a number first")
+        number = rewards.shape[0]
+        if not number:
+            return self
+        batch = group_statistics(rewards, torch.zeros(number, dtype=torch.int64, device=rewards.device))
+        mean, std = float(batch.mean[0]), float(batch.std[0])
+        if not self.count:
+            return RewardNormalizer(mean, std, number, self.eps)
+        total, shift = self.count + number, mean - self.mean
+        squares = self.std**2 * (self.count - 1) + std**2 * (number - 1) + shift**2 * self.count * number / total
+        return RewardNormalizer(self.mean + shift * number / total, math.sqrt(squares / (total - 1)), total, self.eps)

@@ -1,0 +1,100 @@
+"""Every policy loss under every aggregation, samples off policy for them, and the cuts that must not matter."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from core_models import VOCAB, in_float64, qwen2, text_samples
+from torch import Tensor
+
+from r1_core.batching import Batching, MicroLimit
+from r1_core.learner import Learner
+from r1_core.losses import AGGREGATIONS, POLICY_LOSSES, Correction, Rejection
+from r1_core.objective import Objective
+from r1_core.optim import build_optimizer
+from r1_core.parallel import Parallel, shard_model
+from r1_core.registry import Registry
+from r1_core.types import Sample
+
+WIDE = {"clip_low": 0.2, "clip_high": 0.3}
+# The settings that make each loss do all it can on a few tokens.
+SETTINGS = {
+    "gspo": WIDE,
+    "gspo_token": WIDE,
+    "luspo": WIDE,
+    "clip_cov": {"ratio": 0.3, "cov_low": 0.0},
+    "kl_cov": {"ratio": 0.3},
+}
+
+
+def distinct(registry: Registry[Any]) -> list[str]:
+    """The names of a registry without second names of the same entry."""
+    names: dict[Any, str] = {}
+    for name in registry:
+        names.setdefault(registry.get(name), name)
+    return list(names.values())
+
+
+OBJECTIVES = {
+    f"{loss}, {aggregation}": Objective(POLICY_LOSSES.get(loss)(**SETTINGS.get(loss, {})), aggregation)
+    for loss in distinct(POLICY_LOSSES)
+    for aggregation in distinct(AGGREGATIONS)
+} | {
+    "KL term": Objective(aggregation="seq", kl_penalty="low_var_kl", kl_coef=0.5),
+    "entropy bonus": Objective(aggregation="seq-mean-token-sum", entropy_coef=0.5),
+    "off-policy mask": Objective(off_policy_threshold=0.1),
+    "correction": Objective(
+        correction=Correction("sequence", normalize=True, rejections=(Rejection("k1", "token", 2.0, 0.5),))
+    ),
+}
+LENGTHS = ((3, 4), (5, 1), (2, 6), (4, 3), (3, 9), (2, 2), (6, 2))
+# Of the seven samples: one micro-batch, three, and seven; and by tokens.
+LIMITS = {
+    "7 samples": MicroLimit(7),
+    "3 samples": MicroLimit(3),
+    "1 sample": MicroLimit(1),
+    "17 tokens": MicroLimit(tokens=17),
+}
+CUTS = {
+    f"{'packed' if packed else 'padded'}, {name}": Batching(packed, limit, limit)
+    for packed in (True, False)
+    for name, limit in LIMITS.items()
+}
+# A round of two processes on one machine is mostly waiting; how the token limit cuts is not the ranks' affair.
+CUTS_FOR_RANKS = {name: batching for name, batching in CUTS.items() if batching.update.tokens is None}
+
+
+def off_policy_samples() -> list[Sample]:
+    """Uneven samples, the third with a hole in its mask, the last without trained tokens; all log-probs are drawn."""
+    generator = torch.Generator().manual_seed(2)
+    samples = []
+    for sample in text_samples(LENGTHS):
+        old, ref, rollout, weights = 0.4 * torch.randn(4, len(sample.token_ids), generator=generator)
+        old = old - torch.tensor(VOCAB).log()  # about what a random model says
+        samples.append(
+            replace(
+                sample,
+                advantages=torch.randn((), generator=generator).expand(sample.token_ids.shape),
+                old_logprobs=old,
+                ref_logprobs=old + ref,
+                rollout_logprobs=old + rollout,
+                weights=weights.exp(),
+            )
+        )
+    return samples
+
+
+def policy_learner(monkeypatch, parallel: Parallel | None = None) -> Learner:
+    model = in_float64(qwen2(), monkeypatch)
+    if parallel is not None:
+        shard_model(model, [], parallel.mesh)
+    optimizer = build_optimizer(model.named_parameters(), lr=1e-3)
+    return Learner(model, optimizer, lambda step: 1.0, parallel=parallel)
+
+
+def outcome(learner: Learner, objective: Objective, batching: Batching) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Metrics and gradients of one step."""
+    learner.batching = batching
+    learner.optimizer.zero_grad()
+    metrics = learner.forward_backward(off_policy_samples(), objective)
+    return metrics, {name: param.grad for name, param in learner.model.named_parameters()}
