@@ -1,13 +1,17 @@
 """The built-in verifiers: what is right, what is wrong, and what cannot hang them."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from r1_rewards import gsm8k, math, r1v
+from r1_rewards.format import has_r1v
 from r1_rewards.guards import refusal
 
+MODEL_SOLUTIONS = Path(__file__).resolve().parents[4] / "shared/data/gsm8k/model_solutions.json"
 EQUAL = [
     ("0.5", r"\frac{1}{2}"),
     ("1,234,567", "1234567"),
@@ -29,6 +33,27 @@ EQUAL = [
     ("x=5", "5"),
     (r"\{3,2,1\}", r"\{1,2,3\}"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}"),
+    ("[[1,2],[3,4]]", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    (r"e^{i\pi}", "-1"),
+    ("x²+1", "x^2+1"),
+    ("x⁴", "x^4"),
+    ("5 metres", "5 m"),
+    ("150 cm", "1.5 m"),
+    ("5 apples", "5"),
+    (r"3.5\text{ cm}^2", "3.5 cm^2"),
+    ("2 1/2", "2.5"),
+    ("1 000", "1000"),
+    ("1,22", "1.22"),
+    ("6.02e23", r"6.02\times 10^{23}"),
+    ("3 x 10^8", r"3\times10^8"),
+    (r"\sin 30^\circ", r"\frac12"),
+    (r"\approx 3.5", "3.5"),
+    ("A. Paris", "A"),
+    ("101_2", "5_{10}"),
+    ("２５", "25"),
+    ("5!", "120"),
+    ("6,8", r"6 \text{ and } 8"),
+    ("0.33333333", r"\frac{1}{3}"),
 ]
 DIFFERENT = [
     ("12,34", "1234"),
@@ -39,6 +64,16 @@ DIFFERENT = [
     ("", "0"),
     ("(1,2)", "(2,1)"),
     ("0.333", r"\frac{1}{3}"),
+    ("32, 349", "32349"),
+    ("12 34", "1234"),
+    ("5m", "5cm"),
+    ("5 apples", "5 euros"),
+    (r"99i,^{2}\sqrt\log]\frac{1}{2}\frac{1}{2},", r"\frac{1}{2}"),
+    ("3.5 cm^3", "3.5 cm^2"),
+    ("101_2", "101_3"),
+    ("B. Paris", "A"),
+    ("x^2-1", "x^2+1"),
+    ("[1,2)", "[1,2]"),
     ("I can see that there are 3 red and 4 blue", "4"),
 ]
 HOSTILE = [
@@ -47,6 +82,9 @@ HOSTILE = [
     "7**99999999",
     "2^(99999999/3)",
     "(((9^{999})^{999})^{999})",
+    r"7^{9999 \cdot 9999}",
+    "7**(9999*9999)",
+    "7^{9999(9999)}",
     "9²²²²",
     "99999999!",
     "((9!)!)!",
@@ -57,6 +95,7 @@ HOSTILE = [
     r"\binom{99999999}{4999999}",
     r"\sin(x)^{100}\cos(x)^{100}",
     "(a+b+c+d+e+f)^{200}",
+    "(x+y+z+w)^{50}",
     "1" * 1_000_000,
     "{" * 20_000 + "1" + "}" * 20_000,
     "(" * 500 + "1" + ")" * 500,
@@ -97,8 +136,46 @@ def test_math_without_a_box_has_accuracy_but_no_format():
     assert math.score("The answer is 5.", "5").parts == {"overall": 1.0, "accuracy": 1.0, "format": 0.0}
 
 
-def test_math_takes_the_truth_from_a_boxed_solution():
-    assert math.score(r"\boxed{2}", r"We add 1 and 1, so \boxed{2}").value == 1.0
+@pytest.mark.parametrize(
+    ("response", "truth", "value"),
+    [
+        (r"\boxed{2}", r"We add 1 and 1, so \boxed{2}", 1),
+        (r"\boxed{2}", "We add 1 and 1, which is $2$.", 1),
+        (r"\boxed{1} and \boxed{2}", "1, 2", 1),
+        (r"\boxed{4}, wait: \boxed{5}", "4, 5", 0),
+        ("Therefore $x \\geq 5$.", r"$x \ge 5$", 1),
+        ("It costs $5 and then $7", "7", 1),
+        ("5 m", "5 cm", 0),
+        ("x > 3", r"(3, \infty)", 1),
+        ("Final Answer: The largest $n$ is 34.", "34", 1),
+        ("The code is AZYUK2A", "2", 0),
+        (r"so $\frac{1+\sqrt{5}}{2}$", "2", 0),
+    ],
+)
+def test_math_finds_the_answer_and_the_truth_in_their_texts(response, truth, value):
+    assert math.score(response, truth).value == value
+
+
+def test_a_list_of_many_blanks_is_compared_in_linear_time():
+    assert not math.equal("1,  " * 200 + "1,,", "1, 2")
+
+
+def test_math_rounds_to_the_digits_asked_for():
+    assert math.score(r"\boxed{2.6667}", r"\frac{8}{3}").value == 0.0
+    assert math.score(r"\boxed{2.6667}", r"\frac{8}{3}", digits=2).value == 1.0
+
+
+def test_math_hands_nothing_to_a_parser_that_evaluates(monkeypatch):
+    from math_verify import parser
+
+    def refuse(text, *args, **kwargs):
+        raise AssertionError(f"parse_expr was given {text!r}")
+
+    monkeypatch.setattr(parser, "parse_expr", refuse)
+    parser.parse_expr_cached.cache_clear()
+    for answer, truth in EQUAL + DIFFERENT:
+        math.score(answer, truth)
+        math.score(rf"\boxed{{{answer}}}", truth)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +207,8 @@ def test_r1v_scores_the_tag_and_the_format(response, truth, accuracy, format_sco
 
 @pytest.mark.parametrize("unit", ["<think>", "</think>", "</think><answer>", "<think></think> "])
 def test_r1v_format_is_linear_in_repeated_tags(unit):
-    assert not r1v.has_format("<think>" + unit * 50_000 + "x")
-    r1v.has_format("<think>" + unit * 50_000 + "</answer>")
+    assert not has_r1v("<think>" + unit * 50_000 + "x")
+    has_r1v("<think>" + unit * 50_000 + "</answer>")
 
 
 @pytest.mark.parametrize(
@@ -153,6 +230,18 @@ def test_r1v_format_is_linear_in_repeated_tags(unit):
 )
 def test_gsm8k_compares_the_final_numbers(response, truth, value):
     assert gsm8k.score(response, truth).value == value
+
+
+@pytest.mark.skipif(not MODEL_SOLUTIONS.exists(), reason="the published model solutions are not beside the repository")
+def test_gsm8k_agrees_with_the_labels_of_published_model_solutions():
+    cases = json.loads(MODEL_SOLUTIONS.read_text())
+    wrong = [
+        case["id"]
+        for case in cases
+        if bool(gsm8k.score(case["response"], case["ground_truth"]).value) != case["is_correct"]
+    ]
+    assert cases
+    assert not wrong
 
 
 def test_importing_the_package_loads_neither_torch_nor_sympy():

@@ -1,25 +1,35 @@
 """Verifiers that score model answers, without torch.
 
-`math`, `r1v` and `gsm8k` each have `score(response, ground_truth) -> Score`; `load` makes a batch verifier, run in
-killable worker processes, of one of these names or of a user's `file.py:function`.
+Each built-in verifier is a module with `score(response, ground_truth) -> Score`, such as `r1_rewards.math`; `load`
+makes a batch verifier, run in killable worker processes, of one of their names or of a user's `file.py:function`.
+`judge`, `remote` and `reward_model` ask a language model, a reward server or a classifier.
 """
 
-from r1_rewards import gsm8k, math, r1v
+import importlib
+from types import ModuleType
+
 from r1_rewards.load import load
 from r1_rewards.pool import PooledVerifier
-from r1_rewards.spec import RewardSpecError
-from r1_rewards.types import Cause, Failure, RewardInput, Score, Verifier
+from r1_rewards.spec import BUILTINS, RewardSpecError
+from r1_rewards.types import Cause, Failure, FailurePolicy, OpenVerifier, RewardFailure, RewardInput, Score, Verifier
 
 __all__ = [
     "Cause",
     "Failure",
+    "FailurePolicy",
+    "OpenVerifier",
     "PooledVerifier",
+    "RewardFailure",
     "RewardInput",
     "RewardSpecError",
     "Score",
     "Verifier",
-    "gsm8k",
     "load",
-    "math",
-    "r1v",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import a verifier's module when it is first asked for, as in `r1_rewards.math`."""
+    if name in (*BUILTINS, "reference_probability"):
+        return importlib.import_module(f"r1_rewards.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

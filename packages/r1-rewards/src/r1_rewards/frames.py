@@ -10,6 +10,7 @@ Outcome = dict[str, Any]  # of one sample: {"parts": {name: float}}, or {"failur
 
 MAX_BYTES = 1 << 31
 _LENGTH = struct.Struct(">Q")
+_PIECE = 1 << 18
 
 
 def send(connection: socket.socket, message: Any, deadline: float | None = None) -> None:
@@ -24,10 +25,39 @@ def send(connection: socket.socket, message: Any, deadline: float | None = None)
 
 def receive(connection: socket.socket, deadline: float | None = None) -> Any:
     """Return the next JSON value. Raises EOFError where the other side is gone, TimeoutError at the deadline."""
-    (length,) = _LENGTH.unpack(_receive_bytes(connection, _LENGTH.size, deadline))
+    length = _read_length(_receive_bytes(connection, _LENGTH.size, deadline))
+    return json.loads(_receive_bytes(connection, length, deadline))
+
+
+class Inbox:
+    """The messages that have arrived on a socket, without waiting for the rest of one that has begun."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._data = bytearray()
+
+    def read(self) -> list[Any]:
+        """Return what is complete; call it when the socket is readable. Raises EOFError, OSError, ValueError."""
+        piece = self._connection.recv(_PIECE, socket.MSG_DONTWAIT)
+        if not piece:
+            raise EOFError("the other side closed the connection")
+        self._data += piece
+        messages, start = [], 0
+        while len(self._data) - start >= _LENGTH.size:
+            end = start + _LENGTH.size + _read_length(self._data[start : start + _LENGTH.size])
+            if end > len(self._data):
+                break
+            messages.append(json.loads(self._data[start + _LENGTH.size : end]))
+            start = end
+        del self._data[:start]
+        return messages
+
+
+def _read_length(prefix: bytes | bytearray) -> int:
+    (length,) = _LENGTH.unpack(prefix)
     if length > MAX_BYTES:
         raise EOFError(f"a message of {length} bytes: the connection is out of step")
-    return json.loads(_receive_bytes(connection, length, deadline))
+    return int(length)
 
 
 def _receive_bytes(connection: socket.socket, length: int, deadline: float | None) -> bytearray:

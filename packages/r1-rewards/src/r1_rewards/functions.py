@@ -1,15 +1,11 @@
-"""Load a reward function, find out its shape, call it, and read what it returns. Runs in a worker only.
+"""Load a reward function, call it, and read what it returns. Runs in a worker only.
 
-A user's function has one of three shapes:
-
-- batch (the default): `f(reward_inputs, **kwargs)` takes a list of mappings and returns a list of scores;
-- sequential (the module says `REWARD_TYPE = "sequential"`): `f(reward_input, **kwargs)` takes one and returns one;
-- columns, known by its parameter names: `f(prompts, responses, answers, **kwargs)` takes lists and returns a list.
-
-A mapping has `response`, `response_length` (tokens), `ground_truth` and the data row's other columns of other names.
-A score is a number, or a mapping with `overall` and any further numbers.
+How a user's function is called is the matter of `arguments.py`. A score is a number, or a mapping with `overall` and
+any further numbers.
 """
 
+import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -20,13 +16,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
+from r1_rewards import combine
+from r1_rewards.arguments import make_call, read_signature
 from r1_rewards.frames import Outcome
-from r1_rewards.spec import RewardSpec, RewardSpecError, describe
+from r1_rewards.service import open_service
+from r1_rewards.spec import SERVICES, RewardSpec, RewardSpecError, check_options, describe, parse_spec
+from r1_rewards.types import RewardInput
 
-COLUMNS = ("prompts", "responses", "answers")
-WIRE_KEYS = ("response", "response_length", "ground_truth")
+SAMPLE_KEYS = ("prompt", "response_length")  # what a built-in verifier may ask for by name
+NEEDS_MATH_VERIFY = ("geo3k", "lmm_r1", "math", "math_easyr1", "prime_math", "r1v", "r1v_easyr1")
+WARM_UP = (
+    ("(x+2)(x-3)", "x^2-x-6"),
+    ("(x+2)(x+3)", "x^2-x-6"),
+    (r"\sqrt{28}", r"2\sqrt{7}"),
+    (r"\frac{6}{8}", "0.75"),
+    (r"2\pi + 1", r"2\pi"),
+    (r"\{3, 1\}", r"\{1, 3\}"),
+    ("(1, 5]", "[1, 5]"),
+    ("x = 3", "3"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +47,14 @@ class RewardFunction:
     batch: bool  # whether the meaning of a score may depend on the batch
     call: Callable[[Sequence[Mapping[str, Any]]], Any]
     file: str | None = None  # the user's file, for line numbers
+    shape: str = "builtin"
+    wants: tuple[str, ...] = ()  # what it asks for by its parameters' names
 
 
 def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction:
     """Import what `spec` names. Raises RewardSpecError, with the line, for a file that fails or lacks the function."""
+    if spec.path is None and spec.function in SERVICES:
+        return _load_service(spec, kwargs)
     if spec.path is None:
         return _load_builtin(spec.function, kwargs)
     module = _import_file(spec.path)
@@ -50,13 +64,24 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction
         raise RewardSpecError(
             f"reward file {spec.path} has no function {spec.function!r}" + describe(spec.function, functions)
         )
-    if inspect.iscoroutinefunction(function):
-        raise RewardSpecError(f"reward function {spec.function} in {spec.path} is async; write it with a plain `def`")
+    if any(f"r1_rewards.{name}" in sys.modules for name in NEEDS_MATH_VERIFY):
+        with contextlib.suppress(ImportError):
+            _warm_algebra()
     reward_type = getattr(module, "REWARD_TYPE", "batch")
     if reward_type not in ("batch", "sequential"):
         raise RewardSpecError(f"{spec.path}: REWARD_TYPE is {reward_type!r}; it must be 'batch' or 'sequential'")
     name = str(getattr(module, "REWARD_NAME", spec.path.stem))
-    return _bind(function, name, reward_type == "batch", kwargs, spec.path)
+    signature = read_signature(
+        function,
+        kwargs,
+        sequential=reward_type == "sequential",
+        completions=getattr(module, "COMPLETIONS", None),
+        where=f"reward function {spec.function} in {spec.path}",
+    )
+    if inspect.iscoroutinefunction(function):
+        function = _to_plain(function)
+    call = make_call(function, signature, kwargs)
+    return RewardFunction(name, signature.shape != "sequential", call, str(spec.path), signature.shape, signature.wants)
 
 
 def score_samples(function: RewardFunction, samples: Sequence[Mapping[str, Any]]) -> list[Outcome] | Outcome:
@@ -64,7 +89,8 @@ def score_samples(function: RewardFunction, samples: Sequence[Mapping[str, Any]]
     try:
         scores = function.call(samples)
     except BaseException as error:  # SystemExit too, and the time limits of libraries: any of them fails the call only
-        return {"failure": ["exception", _describe_exception(error, function.file)]}
+        cause = "out_of_memory" if isinstance(error, MemoryError) else "exception"
+        return {"failure": [cause, _describe_exception(error, function.file)]}
     if isinstance(scores, (str, bytes, Mapping)) or not hasattr(scores, "__len__") or not hasattr(scores, "__iter__"):
         return {"failure": ["wrong_shape", f"returned {type(scores).__name__}, not a list of scores"]}
     if len(scores) != len(samples):
@@ -93,19 +119,83 @@ def read_score(score: Any) -> Outcome:
     return {"parts": parts}
 
 
-def _load_builtin(name: str, kwargs: Mapping[str, Any]) -> RewardFunction:
-    if kwargs:
-        raise RewardSpecError(f"the built-in reward {name!r} takes no reward_function_kwargs, got {sorted(kwargs)}")
-    score = importlib.import_module(f"r1_rewards.{name}").score
-    try:
-        score(r"<answer>\boxed{x+1}</answer>", r"\boxed{1+x}")  # imports what the verifier needs, before any deadline
-    except ImportError as error:
-        raise RewardSpecError(str(error)) from error
+def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
+    check_options(name, options)
+    if name == "combine":
+        return _load_sum(options["parts"])
+    if name == "code":
+        _try_sandbox(options.get("level", "isolated"))
+    module = importlib.import_module(f"r1_rewards.{name}")
+    score = module.score
+    keywords = inspect.signature(score).parameters
+    columns = [key for key in getattr(module, "TAKES", ()) if key not in options]
+    fills = [key for key in SAMPLE_KEYS if key in keywords and key not in options]
+    if name in NEEDS_MATH_VERIFY:
+        try:
+            _warm_algebra()
+        except ImportError as error:
+            raise RewardSpecError(str(error)) from error
 
     def call(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
-        return [score(sample["response"], sample["ground_truth"]).parts for sample in samples]
+        return [
+            score(
+                sample["response"], sample["ground_truth"], **options,
+                **{key: sample[key] for key in fills},
+                **{key: sample["metadata"][key] for key in columns if key in sample["metadata"]},
+            ).parts
+            for sample in samples
+        ]  # fmt: skip
 
     return RewardFunction(name, batch=False, call=call)
+
+
+def _try_sandbox(level: Literal["isolated", "open_files"]) -> None:
+    """Say which protections judged code runs behind; refuse before any answer what this system cannot protect."""
+    from r1_rewards import sandbox
+
+    try:
+        active = sandbox.describe(level)
+    except (KeyError, sandbox.SandboxError) as error:
+        raise RewardSpecError(f"the reward 'code': {error}") from error
+    print(f"r1-rewards: judged code runs at level {level!r}, protected by: {', '.join(active)}", file=sys.stderr)
+
+
+def _load_service(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction:
+    """Open a service inside this worker, as a part of a sum; alone it runs in the caller's process."""
+    verify = open_service(spec, kwargs, {})
+
+    def call(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
+        scores = verify([RewardInput(**{**sample, "images": ()}) for sample in samples])
+        for score in scores:
+            if score.error:
+                raise RuntimeError(f"{score.error.cause}: {score.error.message}")
+        return [{**score.parts, "overall": score.value} for score in scores]
+
+    return RewardFunction(spec.function, batch=True, call=call)
+
+
+def _load_sum(parts: Mapping[str, Any]) -> RewardFunction:
+    """Load every verifier of a sum; one that fails for a sample fails the sample, with the verifier's name."""
+    functions = {
+        name: load_function(parse_spec(part.reward), part.options) for name, part in combine.read_parts(parts).items()
+    }
+
+    def call(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
+        found = {name: _parts_of(name, function, samples) for name, function in functions.items()}
+        rows = ({name: scores[place] for name, scores in found.items()} for place in range(len(samples)))
+        return [combine.weighted_sum(row, parts).parts for row in rows]
+
+    return RewardFunction("combine", any(function.batch for function in functions.values()), call)
+
+
+def _parts_of(name: str, function: RewardFunction, samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, float]]:
+    outcomes = score_samples(function, samples)
+    rows = [outcomes] if isinstance(outcomes, dict) else outcomes
+    for row in rows:
+        if "failure" in row:
+            cause, message = row["failure"]
+            raise RuntimeError(f"{name}: {cause}: {message}")
+    return [row["parts"] for row in rows]
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -126,60 +216,28 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _bind(
-    function: Callable[..., Any], name: str, batch: bool, kwargs: Mapping[str, Any], path: Path
-) -> RewardFunction:
-    signature = inspect.signature(function)
-    by_columns = all(column in signature.parameters for column in COLUMNS)
-    _check_kwargs(function, signature, kwargs, by_columns, path)
+def _warm_algebra() -> None:
+    """Import what mathematical verifiers need and fill its caches, once here and not in every worker.
 
-    def call_columns(samples: Sequence[Mapping[str, Any]]) -> Any:
-        return function(
-            prompts=[sample["prompt"] for sample in samples],
-            responses=[sample["response"] for sample in samples],
-            answers=[sample["ground_truth"] for sample in samples],
-            **kwargs,
-        )
+    The first product, root or set costs a new process up to half a second, which would look like a hanging answer.
+    Raises ImportError without Math-Verify.
+    """
+    from r1_rewards import math as verifier
 
-    def call_batch(samples: Sequence[Mapping[str, Any]]) -> Any:
-        return function([_reward_input(sample) for sample in samples], **kwargs)
-
-    def call_each(samples: Sequence[Mapping[str, Any]]) -> Any:
-        return [function(_reward_input(sample), **kwargs) for sample in samples]
-
-    if by_columns:
-        return RewardFunction(name, True, call_columns, str(path))
-    return RewardFunction(name, batch, call_batch if batch else call_each, str(path))
+    for response, truth in WARM_UP:
+        verifier.score(rf"\boxed{{{response}}}", truth)
 
 
-def _check_kwargs(
-    function: Callable[..., Any],
-    signature: inspect.Signature,
-    kwargs: Mapping[str, Any],
-    by_columns: bool,
-    path: Path,
-) -> None:
-    where = f"reward function {getattr(function, '__name__', function)} in {path}"
-    parameters = list(signature.parameters.values())
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    accepted = [name for name in named if name not in COLUMNS] if by_columns else named[1:]
-    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    for key in kwargs:
-        if key not in accepted and not open_ended:
-            raise RewardSpecError(f"{where} does not accept reward_function_kwargs.{key}" + describe(key, accepted))
-    try:
-        if by_columns:
-            signature.bind(prompts=[], responses=[], answers=[], **kwargs)
-        else:
-            signature.bind([], **kwargs)
-    except TypeError as error:
-        raise RewardSpecError(
-            f"{where}: {error}; it is called with one list or mapping and reward_function_kwargs {sorted(kwargs)}"
-        ) from error
+def _to_plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an async function as one that waits for its result; a worker has no event loop of its own."""
 
+    import asyncio
 
-def _reward_input(sample: Mapping[str, Any]) -> dict[str, Any]:
-    return {**sample["metadata"], **{key: sample[key] for key in WIRE_KEYS}}
+    @functools.wraps(function)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        return asyncio.run(function(*args, **kwargs))
+
+    return wait
 
 
 def _describe_exception(error: BaseException, file: str | None) -> str:

@@ -1,5 +1,6 @@
 """Refuse answers that would keep a computer algebra system busy for ever, by looking at their text only."""
 
+import math
 import re
 
 MAX_CHARACTERS = 1_000
@@ -7,17 +8,20 @@ MAX_NESTING = 24
 MAX_DIGITS = 200  # of one number
 MAX_EXPONENT = 10_000
 MAX_STACKED_EXPONENT = 100_000  # product of the exponents that stand on brackets
-MAX_SYMBOLIC_EXPONENT = 50  # of a bracket or function, where expanding is the trouble
+MAX_SYMBOLIC_EXPONENT = 50  # of a bracket with one variable, where expanding is the trouble
+MAX_HARD_EXPONENT = 20  # of a bracket with several, and beside trigonometric functions
 MAX_FACTORIAL = 1_000
 
 _LONG_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
 _SCIENTIFIC = re.compile(r"[0-9.][eE][+-]?[0-9]{4}")
+_PRODUCT = re.compile(r"\*|\\cdot|\\times|[0-9]\s?[({]")
 _EXPONENT = re.compile(r"(?:\^|\*\*)")
 _TOWER = re.compile(r"(?:\^|\*\*)[\s{(]*-?[0-9!.\s]+[\s)}]*(?:\^|\*\*)")
 _ON_BRACKET = re.compile(r"[)}\]]\s{0,8}(?:\^|\*\*)[\s{(]{0,8}-?([0-9]{1,6})")
 _FACTORIAL = re.compile(r"([0-9]+)\s{0,8}!")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp)\b")
+_TRIGONOMETRIC = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)")
 _BIG_ARGUMENT = re.compile(r"\\(?:prod|sum|[dt]?binom)\b|(?<![A-Za-z\\])(?:prod|sum|binomial|factorial)\s?\(", re.I)
 
 
@@ -54,16 +58,19 @@ def _power_refusal(answer: str) -> str | None:
     for match in _EXPONENT.finditer(answer):
         exponent = _group_at(answer, match.end())
         digits = [int(number) for number in re.findall(r"[0-9]+", exponent)]
-        if any(number > MAX_EXPONENT for number in digits) or ("!" in exponent and digits):
+        product = math.prod(digits) if _PRODUCT.search(exponent) else 0
+        if any(number > MAX_EXPONENT for number in (*digits, product)) or ("!" in exponent and digits):
             return f"an exponent above {MAX_EXPONENT}"
-        if any(number > MAX_SYMBOLIC_EXPONENT for number in digits) and _FUNCTION.search(answer):
-            return f"a function to a power above {MAX_SYMBOLIC_EXPONENT}"
-    symbolic = any(character.isalpha() for character in _COMMAND.sub("", answer))
+        allowed = MAX_HARD_EXPONENT if _TRIGONOMETRIC.search(answer) else MAX_SYMBOLIC_EXPONENT
+        if any(number > allowed for number in digits) and _FUNCTION.search(answer):
+            return f"a function with a power above {allowed}"
+    variables = {character for character in _COMMAND.sub("", answer) if character.isalpha()}
+    allowed = MAX_SYMBOLIC_EXPONENT if len(variables) == 1 else MAX_HARD_EXPONENT
     stacked = 1
     for exponent in _ON_BRACKET.findall(answer):
         stacked *= max(int(exponent), 1)
-        if symbolic and int(exponent) > MAX_SYMBOLIC_EXPONENT:
-            return f"a bracket to a power above {MAX_SYMBOLIC_EXPONENT}"
+        if variables and int(exponent) > allowed:
+            return f"a bracket to a power above {allowed}"
         if stacked > MAX_STACKED_EXPONENT:
             return "exponents on brackets multiply to a huge one"
     if _BIG_ARGUMENT.search(answer) and any(len(number) > 4 for number in re.findall(r"[0-9]+", answer)):

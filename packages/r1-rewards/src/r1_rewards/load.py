@@ -1,25 +1,60 @@
-"""Turn `math` or `path/file.py:function` into a verifier that scores batches."""
+"""Turn `math`, `path/file.py:function`, a URL or a function into a verifier that scores batches."""
 
-from collections.abc import Mapping
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from r1_rewards.pool import PooledVerifier
+from r1_rewards.service import open_service
+from r1_rewards.source import write_function
+from r1_rewards.spec import SERVICES, parse_spec
+from r1_rewards.types import FailurePolicy, OpenVerifier
 
 
 def load(
-    spec: str,
+    spec: str | Callable[..., Any],
     kwargs: Mapping[str, Any] | None = None,
     *,
     timeout: float = 30.0,
     failure_score: float = 0.0,
+    failure_policy: FailurePolicy = "score",
     workers: int = 1,
-) -> PooledVerifier:
-    """Return a verifier that runs `spec` in worker processes; close it after use, or use it in a `with` block.
+    memory_mib: int | None = 4096,
+) -> OpenVerifier:
+    """Return a verifier that runs `spec`; close it after use, or use it in a `with` block.
 
-    `spec` is "math", "r1v", "gsm8k" or "path/file.py:function"; `kwargs` are passed to a user's function as keywords;
-    `timeout` is in seconds per sample; see `PooledVerifier` for how failures are scored. Raises RewardSpecError, with
-    the nearest name or what the file has, if the reward does not exist or does not take `kwargs`.
+    `spec` is a built-in verifier ("math", "gsm8k", …), "path/file.py:function" or a function, also one of a notebook or
+    script, which run in `workers` processes with `timeout` seconds per sample (see `PooledVerifier`); or "judge",
+    "reward_model", "remote" or the URLs of reward servers, which run in this process, with `timeout` seconds per
+    request. `kwargs` are its options, or its keywords; `failure_policy` and `failure_score` say what becomes of a
+    sample that cannot be scored; `memory_mib` bounds a worker. Raises RewardSpecError, with the nearest name or what
+    the file has, if the reward does not exist or does not take `kwargs`.
 
     Example: `with load("gsm8k") as verifier: scores = verifier([RewardInput("#### 18", "18")])`
     """
-    return PooledVerifier(spec, kwargs, timeout=timeout, failure_score=failure_score, workers=workers)
+    if isinstance(spec, str):
+        parsed = parse_spec(spec)
+        if parsed.path is None and parsed.function in SERVICES:
+            defaults = {"timeout": timeout, "failure_score": failure_score, "failure_policy": failure_policy}
+            return open_service(parsed, kwargs or {}, defaults)
+    folder = tempfile.mkdtemp(prefix="r1-reward-") if callable(spec) else None
+    try:
+        verifier = PooledVerifier(
+            write_function(spec, Path(str(folder))) if callable(spec) else spec,
+            kwargs,
+            timeout=timeout,
+            failure_score=failure_score,
+            failure_policy=failure_policy,
+            workers=workers,
+            memory_mib=memory_mib,
+        )
+    except BaseException:
+        if folder:
+            shutil.rmtree(folder)
+        raise
+    if folder:
+        weakref.finalize(verifier, shutil.rmtree, folder)
+    return verifier

@@ -1,6 +1,7 @@
 """Score an R1-V answer: `<think>…</think><answer>…</answer>`, and the answer in the tag must be right."""
 
 from r1_rewards import math
+from r1_rewards.format import has_r1v
 from r1_rewards.types import Score
 
 
@@ -9,33 +10,15 @@ def score(response: str, ground_truth: str) -> Score:
 
     `accuracy` is 1 if the body of the first `<answer>` equals that of the truth (`<answer> 3 </answer>`, or the bare
     answer), as mathematics or as exact text; a response without any tag is compared whole. Numbers outside the tag
-    never count, as they do in the original. `format` see `has_format`. `overall`, the value, is 0.5 of each.
+    never count, as they do in the original. `format` see `format.has_r1v`. `overall`, the value, is 0.5 of each.
 
     Example: `score("<think>1, 2, 3</think><answer>3</answer>", "<answer> 3 </answer>").value` is 1.0.
     """
     body, truth = answer_body(response), answer_body(ground_truth)
     accuracy = float(body is not None and truth is not None and (body == truth or math.equal(body, truth)))
-    format_score = float(has_format(response))
+    format_score = float(has_r1v(response))
     overall = 0.5 * accuracy + 0.5 * format_score
     return Score(overall, {"overall": overall, "accuracy": accuracy, "format": format_score})
-
-
-def has_format(response: str) -> bool:
-    """Return whether the whole response is a think block, optional blanks and an answer block.
-
-    Nothing may stand before or after, not even a newline; the blocks may repeat inside. Linear in the length.
-    """
-    if not response.startswith("<think>") or not response.endswith("</answer>"):
-        return False
-    position = len("<think>")
-    last_start = len(response) - len("<answer></answer>")
-    while (close := response.find("</think>", position)) >= 0:
-        position = close + len("</think>")
-        while position <= last_start and response[position].isspace():
-            position += 1
-        if response.startswith("<answer>", position) and position <= last_start:
-            return True
-    return False
 
 
 def answer_body(text: str) -> str | None:

@@ -1,11 +1,24 @@
-"""Which verifier a configuration names: a built-in one, or a function in a user's file."""
+"""Which verifier a configuration names: a built-in one, a service, or a function in a user's file."""
 
 import difflib
-from collections.abc import Iterable
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-BUILTINS = ("gsm8k", "math", "r1v")  # each a module of this package with a function `score`
+# Each a module of this package with a function `score`.
+BUILTINS = (
+    "box", "choice", "code", "combine", "dapo", "format", "geo3k", "gsm8k", "gsm8k_verl", "language", "length",
+    "lmm_r1", "math", "math_dapo", "math_easyr1", "math_verl", "numeric", "point", "prime_math", "r1v", "r1v_easyr1",
+    "repetition", "search_r1", "text",
+)  # fmt: skip
+SERVICES = {  # classes that run in the caller's process, because they run nobody's code
+    "judge": "r1_rewards.judge:JudgeVerifier",
+    "remote": "r1_rewards.remote:RemoteVerifier",
+    "reward_model": "r1_rewards.reward_model:RewardModelVerifier",
+}
 
 
 class RewardSpecError(ValueError):
@@ -14,23 +27,27 @@ class RewardSpecError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RewardSpec:
-    """A built-in verifier (`path` is None, `function` its name) or a function of a user's file."""
+    """A built-in verifier or a service (`path` is None, `function` its name), or a function of a user's file."""
 
     function: str
     path: Path | None = None  # absolute
+    urls: str | None = None  # of reward servers, with commas between
 
 
 def parse_spec(text: str) -> RewardSpec:
-    """Read "math" or "path/file.py:function", without running anything.
+    """Read "math", "path/file.py:function" or "http://host:5000/get_reward", without running anything.
 
     Raises RewardSpecError for an unknown name (with the nearest one) and for a missing file (with its neighbours).
     """
-    if text in BUILTINS:
+    if text in BUILTINS or text in SERVICES:
         return RewardSpec(text)
+    if text.startswith(("http://", "https://")):
+        return RewardSpec("remote", urls=text)
     path_text, colon, function = text.rpartition(":")
     if not colon and not text.endswith(".py"):
         raise RewardSpecError(
-            f"reward {text!r} is neither a built-in verifier nor file.py:function" + describe(text, BUILTINS)
+            f"reward {text!r} is neither a built-in verifier nor file.py:function"
+            + describe(text, [*BUILTINS, *SERVICES])
         )
     if not colon or not function.isidentifier():
         raise RewardSpecError(
@@ -41,6 +58,22 @@ def parse_spec(text: str) -> RewardSpec:
         neighbours = sorted(entry.name for entry in path.parent.glob("*.py")) if path.parent.is_dir() else []
         raise RewardSpecError(f"reward {text!r}: there is no file {path_text}" + describe(path.name, neighbours))
     return RewardSpec(function, path.resolve())
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise RewardSpecError for an option that the built-in verifier `name` does not have, or that it needs."""
+    module = importlib.import_module(f"r1_rewards.{name}")
+    signature = inspect.signature(module.score)
+    keywords = [key for key, parameter in signature.parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    for key in options:
+        if key not in keywords:
+            raise RewardSpecError(f"the built-in reward {name!r} takes no {key!r}" + describe(key, keywords))
+    try:
+        signature.bind("", "", **options)
+    except TypeError as error:
+        raise RewardSpecError(f"the built-in reward {name!r}: {error}") from error
+    if name == "combine":
+        module.check(**options)
 
 
 def describe(wanted: str, names: Iterable[str]) -> str:

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
 
-Cause = Literal["timeout", "exception", "crash", "non_finite", "wrong_shape"]
+Cause = Literal["timeout", "exception", "crash", "out_of_memory", "non_finite", "wrong_shape", "too_long", "remote"]
+FailurePolicy = Literal["score", "drop", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +19,12 @@ class RewardInput:
     response: str
     ground_truth: str
     response_length: int = 0  # tokens
-    prompt: str = ""
+    prompt: str = ""  # as the model read it
     metadata: Mapping[str, Any] = field(default_factory=dict)  # the data row's other columns; JSON values
+    messages: Sequence[Mapping[str, Any]] = ()  # the conversation that was answered, OpenAI style; JSON values
+    images: Sequence[Any] = ()  # the prompt's pictures: PIL images, encoded bytes or paths
+    step: int = 0  # of the training run
+    source: str = ""  # which of several data sources the prompt is from
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +45,24 @@ class Score:
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     error: Failure | None = None
+    keep: bool = True  # False: leave the sample out, as the failure policy "drop" wants
+
+
+class RewardFailure(RuntimeError):
+    """A sample could not be scored, and the failure policy is "stop"."""
 
 
 class Verifier(Protocol):
     """Scores a batch; returns one score per input, in order, and never raises because of an answer."""
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]: ...
+
+
+class OpenVerifier(Verifier, Protocol):
+    """A verifier that holds processes or connections until it is closed, as `load` returns it."""
+
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

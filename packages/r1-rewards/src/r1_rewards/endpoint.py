@@ -1,0 +1,265 @@
+"""Post JSON to one of several servers until one answers well: time limits, retries with back-off, fail-over.
+
+Needs `r1-rewards[http]`. What goes wrong is a `RequestFailed` with a cause, for the caller to keep as data.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from r1_rewards.spec import RewardSpecError
+from r1_rewards.types import Cause
+
+if TYPE_CHECKING:
+    import httpx
+
+MAX_ANSWER_BYTES = 64 * 2**20
+MAX_PAUSE = 30.0  # seconds between two tries, and that a server rests after a failure
+REFUSALS = (400, 413, 422, 500)  # statuses that can be the fault of what was sent
+
+Result = TypeVar("Result")
+
+
+class Unusable(Exception):
+    """A whole answer in which the caller does not find what it asked for; another try may do better."""
+
+
+class RequestFailed(Exception):
+    """No server gave a usable answer in time."""
+
+    def __init__(self, cause: Cause, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.cause: Cause = cause
+        self.refused = refused  # whether a server looked at what was sent and could not take it
+
+
+class Post(Protocol):
+    """Send `body` as JSON and return what `read` makes of the answer; `read` raises Unusable where it cannot."""
+
+    async def __call__(self, body: Any, read: Callable[[Any], Result]) -> Result: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for servers. Pauses double from `backoff` on, up to MAX_PAUSE, each cut by a random share."""
+
+    timeout: float = 180.0  # seconds per try
+    deadline: float = 600.0  # seconds per request, all tries and pauses together
+    tries: int = 5
+    backoff: float = 0.5  # seconds, the longest first pause
+
+    def __post_init__(self) -> None:
+        if self.timeout <= 0 or self.deadline <= 0 or self.tries < 1 or self.backoff < 0:
+            raise RewardSpecError(f"timeout, deadline and tries must be positive and backoff not negative, got {self}")
+
+
+class _TryFailed(Exception):
+    """One try at one server came to nothing."""
+
+    def __init__(self, cause: Cause, message: str, *, refused: bool = False, final: bool = False, pause: float = 0):
+        super().__init__(message)
+        self.cause: Cause = cause
+        self.refused = refused
+        self.final = final  # whether this server would say the same again
+        self.pause = pause  # seconds that the server asked for
+
+
+@dataclass(slots=True, eq=False)
+class _Server:
+    url: str
+    busy: int = 0
+    failures: int = 0  # in a row
+    rests_until: float = 0.0
+
+
+class Endpoint:
+    """One or several equal servers behind one verb.
+
+    A request goes to the least busy server that did not just fail; after a failure the others come first. Network
+    errors, time-outs, 408, 425, 429, 5xx and unusable answers are tried again, other 4xx only elsewhere. Redirects are
+    not followed. When as many requests in a row have failed as run at once, and at least three, with none answered
+    between, the rest of that `run` fails untried: servers that are gone do not cost a deadline for every request. A
+    request that was refused, which may be its own fault, counts an eighth.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        patience: Patience,
+        *,
+        headers: Mapping[str, str] | None = None,
+        concurrency: int = 8,
+    ) -> None:
+        """`concurrency` is requests at a time per server. Raises RewardSpecError for URLs and numbers of no use."""
+        try:
+            import httpx
+        except ImportError as error:
+            raise RewardSpecError('a reward over HTTP needs: pip install "r1-rewards[http]"') from error
+        if not urls or concurrency < 1:
+            raise RewardSpecError(f"needs a URL and at least one request at a time, got {list(urls)} and {concurrency}")
+        for url in urls:
+            if not url.startswith(("http://", "https://")) or not httpx.URL(url).host:
+                raise RewardSpecError(f"{url!r} is not a URL; write http://HOST:PORT/PATH")
+            if httpx.URL(url).userinfo:
+                raise RewardSpecError("a URL with a password ends up in logs; put the secret into the environment")
+        self.urls = tuple(urls)
+        self.patience = patience
+        self._servers = [_Server(url) for url in urls]
+        self._headers = {"content-type": "application/json", **(headers or {})}
+        self._concurrency = concurrency * len(urls)
+        self._tls = httpx.create_ssl_context()
+        self._cancels: set[Callable[[], Any]] = set()
+        self._lock = threading.Lock()
+        self._failed_in_a_row = 0.0
+
+    def run(self, work: Callable[[Post], Awaitable[Result]]) -> Result:
+        """Return what `work(post)` comes to. Its event loop has a thread of its own, so that any thread, notebook or
+        coroutine may call. One call at a time; raises RuntimeError if `close` ends it."""
+        with self._lock, ThreadPoolExecutor(1, thread_name_prefix="r1-http") as thread:
+            self._failed_in_a_row = 0.0
+            future = thread.submit(asyncio.run, self._session(work))
+            try:
+                return future.result()
+            except asyncio.CancelledError as error:
+                raise RuntimeError(f"the connection to {self} was closed while it was in use") from error
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """End what `run` is doing, from any thread."""
+        for cancel in tuple(self._cancels):
+            with contextlib.suppress(RuntimeError):  # its loop has just ended by itself
+                cancel()
+
+    def __str__(self) -> str:
+        return ", ".join(self.urls)
+
+    async def _session(self, work: Callable[[Post], Awaitable[Result]]) -> Result:
+        import httpx
+
+        task = asyncio.current_task()
+        assert task is not None
+        cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+        self._cancels.add(cancel)
+        for server in self._servers:
+            server.busy, server.rests_until = 0, 0.0
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._concurrency)
+        slots = asyncio.Semaphore(self._concurrency)
+        try:
+            async with httpx.AsyncClient(
+                headers=self._headers, timeout=None, limits=limits, verify=self._tls, follow_redirects=False
+            ) as client:
+                return await work(partial(self._post, client, slots))
+        finally:
+            self._cancels.discard(cancel)
+
+    async def _post(
+        self, client: "httpx.AsyncClient", slots: asyncio.Semaphore, body: Any, read: Callable[[Any], Result]
+    ) -> Result:
+        async with slots:
+            content = json.dumps(body).encode("ascii")
+            if self._failed_in_a_row >= max(3, self._concurrency):
+                raise RequestFailed("remote", f"not tried: none of the last requests to {self} came to anything")
+            try:
+                result = await self._insist(client, content, read)
+            except RequestFailed as error:
+                self._failed_in_a_row += 0.125 if error.refused else 1.0
+                raise
+            self._failed_in_a_row = 0.0
+            return result
+
+    async def _insist(self, client: "httpx.AsyncClient", content: bytes, read: Callable[[Any], Result]) -> Result:
+        """Try, wait and try again elsewhere, until an answer can be read or patience ends."""
+        now, patience = asyncio.get_running_loop().time, self.patience
+        end = now() + patience.deadline
+        candidates, tried = list(self._servers), Counter[_Server]()
+        failure = _TryFailed("timeout", "no time was left for a first try")
+        for attempt in range(patience.tries):
+            server = min(candidates, key=lambda s: (tried[s], s.rests_until > now(), s.busy))
+            if tried[server]:  # all have failed once: only now is it worth waiting
+                pause = min(patience.backoff * 2 ** (attempt - 1), MAX_PAUSE) * random.uniform(0.5, 1.0)
+                await asyncio.sleep(min(max(pause, failure.pause), max(end - now(), 0)))
+            limit = min(patience.timeout, end - now())
+            if limit <= 0:
+                break
+            tried[server] += 1
+            try:
+                return await self._try(client, server, content, read, limit)
+            except _TryFailed as error:
+                failure = error
+                if error.final:
+                    candidates.remove(server)
+                    if not candidates:
+                        break
+        total = tried.total()
+        message = f"{total} {'try' if total == 1 else 'tries'}, the last at {failure}"
+        raise RequestFailed(failure.cause, message, refused=failure.refused)
+
+    async def _try(
+        self, client: "httpx.AsyncClient", server: _Server, content: bytes, read: Callable[[Any], Result], limit: float
+    ) -> Result:
+        import httpx
+
+        loop = asyncio.get_running_loop()
+        server.busy += 1
+        try:
+            async with asyncio.timeout(limit):
+                status, headers, answer = await _exchange(client, server.url, content)
+            _check_status(status, headers, answer)
+            try:
+                result = read(json.loads(answer))
+            except (ValueError, RecursionError) as error:
+                raise Unusable(f"the answer is not JSON ({error}): {_excerpt(answer)}") from error
+        except TimeoutError:
+            failure = _TryFailed("timeout", f"{server.url}: no answer after {limit:.3g} s")
+        except (httpx.HTTPError, OSError) as error:
+            failure = _TryFailed("remote", f"{server.url}: {type(error).__name__} {error}".rstrip())
+        except Unusable as error:
+            failure = _TryFailed("wrong_shape", f"{server.url}: {error}", refused=True)
+        except _TryFailed as error:
+            failure = _TryFailed(
+                error.cause, f"{server.url}: {error}", refused=error.refused, final=error.final, pause=error.pause
+            )
+        else:
+            server.failures = 0
+            return result
+        finally:
+            server.busy -= 1
+        if not failure.refused:
+            server.failures += 1
+            server.rests_until = loop.time() + min(2.0**server.failures, MAX_PAUSE)
+        raise failure
+
+
+async def _exchange(client: "httpx.AsyncClient", url: str, content: bytes) -> tuple[int, Mapping[str, str], bytes]:
+    """Post and return status, headers and body, which is read no further than MAX_ANSWER_BYTES."""
+    async with client.stream("POST", url, content=content) as response:
+        answer = bytearray()
+        async for chunk in response.aiter_bytes():
+            answer += chunk
+            if len(answer) > MAX_ANSWER_BYTES:
+                raise Unusable(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+        return response.status_code, response.headers, bytes(answer)
+
+
+def _check_status(status: int, headers: Mapping[str, str], answer: bytes) -> None:
+    if status == 200:
+        return
+    message = f"HTTP {status}: {_excerpt(answer)}"
+    again = status in (408, 425, 429) or status >= 500
+    asked = headers.get("retry-after", "")
+    pause = min(float(asked), MAX_PAUSE) if asked.isascii() and asked.isdigit() else 0.0
+    raise _TryFailed("remote", message, refused=status in REFUSALS, final=not again, pause=pause)
+
+
+def _excerpt(answer: bytes) -> str:
+    return ascii(answer[:200].decode("utf-8", "replace"))

@@ -1,0 +1,27 @@
+"""The verdict of veRL's `gsm8k`, for comparison with published figures."""
+
+import re
+from typing import Literal
+
+from r1_rewards.types import Score
+
+TAIL = 300  # characters
+
+_HASHED = re.compile(r"#### (-?[0-9.,]+)")
+_NUMBER = re.compile(r"-?[0-9.,]+")
+
+
+def score(response: str, ground_truth: str, *, method: Literal["strict", "flexible"] = "strict") -> Score:
+    """Return 1 if the last `#### x` of the final 300 characters is the truth as text, else 0.
+
+    `flexible` takes the last number instead, and compares it as it stands: "5." is not "5" there.
+
+    Example: `score("#### 1,200", "1200").value` is 1.0.
+    """
+    tail = response[-TAIL:]
+    if method == "strict":
+        found = [number.replace(",", "") for number in _HASHED.findall(tail)]
+    else:
+        found = [number for number in _NUMBER.findall(tail) if number != "."]
+    right = bool(found) and found[-1] == ground_truth
+    return Score(float(right), {"overall": float(right), "accuracy": float(right)})

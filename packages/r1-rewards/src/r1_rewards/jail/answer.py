@@ -1,0 +1,106 @@
+"""Hold a judged solution and answer calls to it, one JSON line each; the expected results are never in this process.
+
+Whatever the solution does to this module, to `json` or to the pipes, it can only answer, and each answer is compared
+where it cannot reach.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, TextIO
+
+from . import values
+from .program import execute, new_module
+
+REQUESTS, RESPONSES = 3, 4  # descriptors
+_MAX_ITEMS = 1_000_000  # taken from an iterator
+
+
+def answer(request: dict[str, Any]) -> None:
+    """Execute the solution, say whether it loads, then answer until the pipe is closed."""
+    responses = os.fdopen(RESPONSES, "w", encoding="ascii")
+    with os.fdopen(REQUESTS, encoding="ascii") as requests:
+        try:
+            module = new_module("solution")
+            execute(request["source"], module)
+            solution = _Solution(vars(module))
+        except BaseException as error:
+            _write(responses, _raised(error))
+            return
+        _write(responses, {"value": None})
+        for line in requests:
+            try:
+                response = solution.respond(json.loads(line))
+            except BaseException as error:  # SystemExit too: an answer is missing, the next may come
+                response = _raised(error)
+            _write(responses, response)
+    os._exit(0)  # threads that the solution left do not matter
+
+
+class _Solution:
+    """The solution's names, and the objects that calls have returned and that are not plain values."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+        self._handles: list[Any] = []
+
+    def respond(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do one of `_ACTIONS` to a target: {"do": …, "target": {"name" | "handle": …}, "args": […], "kwargs": …}."""
+        target = self._find(request["target"])
+        args = values.decode(request["args"], self._find)
+        kwargs = values.decode(request["kwargs"], self._find)
+        result = _ACTIONS[request["do"]](target, *args, **kwargs)
+        return {"value": values.encode(result, self._hold)}
+
+    def _find(self, reference: dict[str, Any]) -> Any:
+        if "handle" in reference:
+            return self._handles[reference["handle"]]
+        name = reference["name"]
+        if name not in self._names and "Solution" in self._names:
+            return getattr(self._names["Solution"](), name)
+        if name not in self._names:
+            raise NameError(f"the solution defines no {name!r}")
+        return self._names[name]
+
+    def _hold(self, value: Any) -> dict[str, Any]:
+        if hasattr(value, "tolist"):  # arrays and scalars of numpy
+            return values.encode(value.tolist(), self._hold)
+        self._handles.append(value)
+        return {"handle": len(self._handles) - 1}
+
+
+def _call(target: Any, *args: Any, **kwargs: Any) -> Any:
+    return target(*args, **kwargs)
+
+
+_ACTIONS: dict[str, Callable[..., Any]] = {
+    "get": lambda target: target,
+    "call": _call,
+    "attribute": getattr,
+    "item": lambda target, key: target[key],
+    "length": len,
+    "items": lambda target: list(islice(target, _MAX_ITEMS)),
+    "text": str,
+}
+
+
+def _raised(error: BaseException) -> dict[str, Any]:
+    """Say which built-in exception an exception is, or derives from, and what it says."""
+    kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
+    try:
+        text = f"{type(error).__name__}: {error}"[:300]
+    except BaseException:
+        text = type(error).__name__
+    return {"raised": [kinds[0] if kinds else "Exception", text]}
+
+
+def _write(responses: TextIO, response: dict[str, Any]) -> None:
+    try:
+        text = json.dumps(response)
+    except BaseException as error:
+        text = json.dumps(_raised(error))
+    responses.write(text + "\n")
+    responses.flush()
+    sys.stdout.flush()

@@ -1,0 +1,92 @@
+"""The walls around one run: what the process that becomes the judged program does to itself first."""
+
+import os
+import resource
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import kernel, landlock, rooms, seccomp
+
+_FIRST_UID = 0x7000_0000  # of the users that root turns judged programs into: one per run, far from real ones
+_MEBIBYTE = 1 << 20
+
+
+def confine(limits: Mapping[str, Any], rooms_active: set[str], readable: Sequence[str], keeper: int) -> list[str]:
+    """Shut this process in, for good, and return the names of the protections that hold now.
+
+    A protection counts only after the kernel has accepted all that it takes; see PROTECTIONS in `sandbox.py` for
+    their meaning. `keeper` is the parent's process number in the outer world.
+    """
+    _limit(limits)
+    counted = _become_nobody(keeper, limits["module_paths"]) or ("user" in rooms_active and os.getuid() != 0)
+    kernel.die_with_parent(keeper)
+    kernel.set_dumpable(False)
+    kernel.drop_privileges()
+    active = {"limits", "privileges"}
+    if "root" in rooms_active:
+        active.add("files")
+    try:
+        landlock.restrict(readable, [rooms.WORK] if "root" in rooms_active else [])
+        active.add("files")
+    except OSError:
+        pass
+    try:
+        seccomp.install(threads=counted)
+        if _no_sockets():
+            active.update(("network", "processes"))
+    except OSError:
+        pass
+    return sorted(active)
+
+
+def _limit(limits: Mapping[str, Any]) -> None:
+    seconds = int(limits["cpu_seconds"]) + 1
+    bounds = {
+        resource.RLIMIT_AS: limits["memory_mib"] * _MEBIBYTE,
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_FSIZE: limits["files_mib"] * _MEBIBYTE,
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_NPROC: limits["threads"],
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    for kind, bound in bounds.items():
+        hard = resource.getrlimit(kind)[1]
+        if hard != resource.RLIM_INFINITY:
+            bound = min(bound, hard)
+        resource.setrlimit(kind, (bound, bound))
+
+
+def _become_nobody(keeper: int, module_paths: Sequence[str]) -> bool:
+    """As root, become a user that nobody else is, so that the kernel counts this run's threads alone.
+
+    Not where that user could not read the standard library, as with a Python in a home directory and no new root.
+    """
+    if os.getuid() != 0:
+        return False
+    nobody = _FIRST_UID + keeper
+    try:
+        os.setgroups([])
+        os.setresgid(nobody, nobody, nobody)
+        os.setresuid(nobody, nobody, 0)
+    except OSError:
+        return False
+    if not os.access(os.__file__, os.R_OK, effective_ids=True):
+        os.setresuid(0, 0, 0)
+        return False
+    os.setresuid(nobody, nobody, nobody)
+    for path in module_paths:
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise PermissionError(f"root's judged programs run as another user, who cannot read {path}: chmod o+rX it")
+    return True
+
+
+def _no_sockets() -> bool:
+    """Try whether the filter filters: some kernels only pretend to have one."""
+    try:
+        socket.socket().close()
+    except OSError:
+        return True
+    return False

@@ -1,0 +1,185 @@
+"""Execute tests against a solution that lives in another process, and report one verdict per test.
+
+The tests see proxies: calling one sends the arguments, by value, to the solution's process and brings a plain value
+back. Nothing of the solution runs here, so that no patch, no `__eq__` and no early exit of its can touch a verdict.
+"""
+
+import ast
+import builtins
+import contextlib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NoReturn
+
+from . import values
+from .program import execute, new_module
+
+REQUESTS, RESPONSES = 3, 4  # descriptors: what this process reads, and what it writes
+
+
+class Unsendable(TypeError):
+    """A test hands the solution something that cannot be sent to another process."""
+
+
+_TESTS_AT_FAULT = (Unsendable, SyntaxError, ModuleNotFoundError)
+
+
+def examine(request: dict[str, Any]) -> None:
+    """Execute the tests' set-up, `request["source"]`, then each of `request["units"]`, and write a verdict for each."""
+    wire = _Wire()
+    sys.modules["solution"] = _SolutionModule(wire)
+    tests = new_module("tests")
+    try:
+        for name in _foreign_names([request["source"], *request["units"]]):
+            _provide(name, tests, wire)
+        execute(request["source"], tests)
+    except _TESTS_AT_FAULT as error:
+        wire.write({"broken": _describe(error)})
+    except BaseException as error:  # of the solution's making, as where it lacks what the set-up uses
+        for _ in request["units"]:
+            wire.write({"verdict": False, "why": _describe(error)})
+    else:
+        _try_units(request["units"], tests, wire)
+    os._exit(0)
+
+
+def _try_units(units: list[str], tests: ModuleType, wire: "_Wire") -> None:
+    for unit in units:
+        wire.write({"begin": unit[:200]})
+        try:
+            execute(unit, tests)
+        except _TESTS_AT_FAULT as error:
+            wire.write({"broken": _describe(error)})
+            return
+        except BaseException as error:
+            wire.write({"verdict": False, "why": _describe(error)})
+        else:
+            wire.write({"verdict": True, "why": ""})
+
+
+class Proxy:
+    """Something of the solution's: a function, a class, or an object that is not a plain value.
+
+    It can be called, indexed, measured, iterated and turned to text, and its attributes read. It cannot be compared or
+    taken for true or false: the answer would be the solution's own word.
+    """
+
+    def __init__(self, wire: "_Wire", target: dict[str, Any]) -> None:
+        object.__setattr__(self, "_wire", wire)
+        object.__setattr__(self, "_target", target)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._wire.ask("call", self._target, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._wire.ask("attribute", self._target, (name,))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._wire.ask("item", self._target, (key,))
+
+    def __len__(self) -> Any:
+        return self._wire.ask("length", self._target)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._wire.ask("items", self._target))
+
+    def __str__(self) -> str:
+        return str(self._wire.ask("text", self._target))
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError("the solution's own objects cannot be compared by tests; compare plain values of them")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __contains__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _SolutionModule(ModuleType):
+    """What `from solution import f` finds in a test."""
+
+    def __init__(self, wire: "_Wire") -> None:
+        super().__init__("solution")
+        self.__dict__["_wire"] = wire
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return _fetch(name, self._wire)
+        except NameError as error:
+            raise AttributeError(name) from error
+
+
+class _Wire:
+    """The two pipes to whoever passes requests on to the solution."""
+
+    def __init__(self) -> None:
+        self._reader = os.fdopen(REQUESTS, encoding="ascii")
+        self._writer = os.fdopen(RESPONSES, "w", encoding="ascii")
+
+    def write(self, message: dict[str, Any]) -> None:
+        self._writer.write(json.dumps(message) + "\n")
+        self._writer.flush()
+
+    def ask(
+        self, do: str, target: dict[str, Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return the plain value, or the proxy, that the solution answers; raise the built-in exception it raises."""
+        request = {"do": do, "target": target, "args": values.encode(list(args), _send)}
+        self.write({"ask": {**request, "kwargs": values.encode(kwargs or {}, _send)}})
+        line = self._reader.readline()
+        if not line:
+            os._exit(1)
+        response = json.loads(line)
+        if "raised" in response:
+            kind, text = response["raised"]
+            raise _builtin_exception(kind)(text)
+        return values.decode(response["value"], lambda reference: Proxy(self, reference))
+
+
+def _builtin_exception(name: str) -> type[Exception]:
+    """Return the exception that the solution raised, for tests that expect it; never one that blames the tests."""
+    found = getattr(builtins, name, None)
+    if isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, _NEVER_RAISED):
+        return found
+    return RuntimeError
+
+
+_NEVER_RAISED = (*_TESTS_AT_FAULT, UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, ExceptionGroup)
+
+
+def _send(value: Any) -> dict[str, Any]:
+    if isinstance(value, Proxy):
+        return object.__getattribute__(value, "_target")
+    raise Unsendable(
+        f"a test passes a {type(value).__name__} to the solution; only plain values can be sent to its process "
+        "(None, bool, numbers, text, bytes, lists, tuples, sets, dicts)"
+    )
+
+
+def _foreign_names(sources: list[str]) -> list[str]:
+    """Return the names that the tests read and Python lacks; those that the tests define come later, and win."""
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return sorted(name for name in names if not hasattr(builtins, name))
+
+
+def _provide(name: str, tests: ModuleType, wire: _Wire) -> None:
+    """Define `name` for the tests: a standard module, lest the solution pass off its own, or what the solution has."""
+    if name in sys.stdlib_module_names:
+        vars(tests)[name] = importlib.import_module(name)
+        return
+    with contextlib.suppress(NameError):
+        vars(tests)[name] = _fetch(name, wire)
+
+
+def _fetch(name: str, wire: _Wire) -> Any:
+    found = wire.ask("get", {"name": name})
+    return Proxy(wire, {"name": name}) if isinstance(found, Proxy) else found
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:300]

@@ -1,0 +1,70 @@
+"""Plain values as JSON and back, keeping what JSON alone forgets: tuples, sets, bytes, keys that are not text, nan.
+
+This is all that passes between judged code and those who judge it: no pickles, no classes, nothing with methods of
+its own. Text, booleans, None, finite floats and integers below 2^53 stand for themselves; the rest is a tagged object.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+_EXACT = 1 << 53
+
+
+def encode(value: Any, other: Callable[[Any], Any]) -> Any:
+    """Return `value` as JSON; `other` gives the JSON of anything that is not plain.
+
+    Subclasses become what they derive from, a deque a list. Raises RecursionError for cycles.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value) if -_EXACT < value < _EXACT else {"int": hex(value)}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": repr(float(value))}
+    if isinstance(value, complex):
+        return {"complex": [repr(value.real), repr(value.imag)]}
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": value.hex()}
+    if isinstance(value, list | deque):
+        return [encode(item, other) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item, other) for item in value]}
+    if isinstance(value, set | frozenset):
+        return {"set": [encode(item, other) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[encode(key, other), encode(item, other)] for key, item in value.items()]}
+    return other(value)
+
+
+def decode(data: Any, other: Callable[[dict[str, Any]], Any]) -> Any:
+    """Return the value that `data` stands for; `other` reads objects with tags that are not of this module.
+
+    Makes plain values only. Raises TypeError or ValueError for what `encode` cannot have written.
+    """
+    if isinstance(data, list):
+        return [decode(item, other) for item in data]
+    if not isinstance(data, dict):
+        return data
+    if len(data) != 1:
+        raise ValueError("a tagged value has one tag")
+    ((tag, body),) = data.items()
+    match tag:
+        case "int":
+            return int(body, 16)
+        case "float":
+            return float(body)
+        case "complex":
+            return complex(float(body[0]), float(body[1]))
+        case "bytes":
+            return bytes.fromhex(body)
+        case "tuple":
+            return tuple(decode(item, other) for item in body)
+        case "set":
+            return {decode(item, other) for item in body}
+        case "dict":
+            return {decode(key, other): decode(item, other) for key, item in body}
+    return other(data)

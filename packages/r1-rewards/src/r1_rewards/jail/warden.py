@@ -1,0 +1,145 @@
+"""The warden: a process that runs judged programs one after another, each in a process, and pid namespace, of its own.
+
+    owner (sandbox.py) ── socket ── warden ── keeper ── judged program
+
+The warden prepares namespaces once. For each request it forks a keeper, which makes a pid namespace and a fresh working
+directory and forks the program as that namespace's first process: when the program ends, the kernel kills whatever it
+left. The program reports which protections hold over the socket, closes it, and only then reads a line of judged code.
+"""
+
+import builtins
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import channel, confine, kernel, rooms
+from .answer import answer
+from .examine import examine
+from .program import run_program
+
+_MODES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "program": run_program,
+    "answer": answer,
+    "examine": examine,
+}
+_FIRST_PASSED = 3  # judged processes find stdin, stdout, stderr and then the request's further pipes here
+_SAFE = 100  # the owner's socket; descriptors above this do not collide with those
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve runs until the owner closes the socket."""
+    kernel.die_with_parent(parent)
+    kernel.adopt_orphans()
+    owner = socket.socket(fileno=os.dup2(descriptor, _SAFE, inheritable=False))
+    if descriptor != _SAFE:
+        os.close(descriptor)
+    setup = channel.receive(owner)
+    os.environ.clear()
+    sys.path += setup["module_paths"]
+    readable = rooms.python_paths(setup["module_paths"])
+    active = rooms.move_in(readable) if kernel.SUPPORTED else set()
+    gc.freeze()  # so that the end of each forked interpreter does not visit what it never touched
+    while True:
+        word, descriptors, _, _ = socket.recv_fds(owner, 1, 8)
+        if not word:
+            return
+        if not descriptors:  # an order to kill what had just ended by itself
+            continue
+        request = channel.receive(owner)
+        if run := _keep(owner, request, descriptors, active, readable):
+            run()
+            return
+
+
+def _keep(
+    owner: socket.socket, request: dict[str, Any], descriptors: list[int], active: set[str], readable: list[str]
+) -> Callable[[], None] | None:
+    """Run one request to its end and report how it ended; in the judged process, return what it has to do."""
+    watch, held = os.pipe()
+    status_read, status_write = os.pipe()
+    keeper = os.fork()
+    if keeper == 0:
+        os.close(watch)
+        os.close(status_read)
+        keeper = os.getpid()
+        child = _start(request["limits"], active)
+        if child == 0:
+            return _become(owner, request | {"keeper": keeper}, descriptors, active, readable)
+        owner.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        _, status = os.waitpid(child, 0)
+        os.write(status_write, b"%d" % os.waitstatus_to_exitcode(status))
+        os._exit(0)
+    for descriptor in (held, status_write, *descriptors):
+        os.close(descriptor)
+    killed = _wait(owner, watch, keeper)
+    _reap(keeper)
+    status_text = os.read(status_read, 16)
+    os.close(watch)
+    os.close(status_read)
+    channel.send(owner, {"killed": killed, "code": int(status_text) if status_text else None})
+    return None
+
+
+def _start(limits: dict[str, Any], active: set[str]) -> int:
+    """Fork the judged process in a pid namespace of its own, where that is allowed."""
+    kernel.die_with_parent(os.getppid())
+    os.setsid()
+    if "root" in active:
+        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
+        rooms.mount_work(limits["files_mib"] << 20)
+    return os.fork()
+
+
+def _become(
+    owner: socket.socket, request: dict[str, Any], descriptors: list[int], active: set[str], readable: list[str]
+) -> Callable[[], None]:
+    """Turn this process into the judged one: its pipes, its walls, its report. Return the harness to run."""
+    high = [os.dup2(descriptor, _SAFE + 1 + index) for index, descriptor in enumerate(descriptors)]
+    for index, descriptor in enumerate(high):
+        os.dup2(descriptor, index)
+    os.closerange(len(high), _SAFE)
+    os.closerange(_SAFE + 1, _SAFE + 1 + len(high))
+    os.umask(0o077)
+    with owner as last_word:
+        try:
+            if "root" in active:
+                os.chdir(rooms.WORK)
+            holding = confine.confine(request["limits"], active, [*readable, *rooms.DEVICES], request["keeper"])
+        except OSError as error:
+            channel.send(last_word, {"failed": str(error)})
+            os._exit(1)
+        channel.send(last_word, {"active": holding})
+    if not set(request["required"]) <= set(holding):
+        os._exit(1)
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # which `site` would have defined
+    return lambda: _MODES[request["mode"]](request)
+
+
+def _wait(owner: socket.socket, watch: int, keeper: int) -> bool:
+    """Wait for the keeper to end; kill it, and all with it, if the owner says so. Return whether it was killed."""
+    killed = False
+    while True:
+        ready, _, _ = select.select([watch] if killed else [watch, owner], [], [])
+        if watch in ready:
+            return killed
+        killed = True
+        if not owner.recv(1):
+            os._exit(0)  # the owner is gone, and the children die with this process
+        os.killpg(keeper, signal.SIGKILL)
+
+
+def _reap(keeper: int) -> None:
+    """Kill what is left of the keeper's group and wait for all of it: orphans are this process's own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(keeper, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)

@@ -1,0 +1,81 @@
+"""Write a function from a notebook cell or a script to a file, so that worker processes can load it.
+
+A notebook has no file to import, and importing a running script again would run it again. So the function's source is
+taken, and with it what it uses of its surroundings: imports, other functions and classes, plain constants.
+"""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from r1_rewards.spec import RewardSpecError
+
+_SETTINGS = ("REWARD_TYPE", "REWARD_NAME")  # of a reward file, see `functions`
+
+
+def write_function(function: Callable[..., Any], folder: Path) -> str:
+    """Return `file.py:function` for a function; one that is defined in `__main__` is first written to `folder`.
+
+    Raises RewardSpecError for what has no source (a lambda, a method, a nested function with variables of its
+    surroundings), and for a variable in use that cannot be written down.
+    """
+    name = getattr(function, "__name__", str(function))
+    if not inspect.isfunction(function) or name == "<lambda>" or function.__closure__:
+        raise RewardSpecError(f"reward {name!r}: pass a function written with `def`, using no variables around it")
+    if function.__module__ != "__main__" and function.__qualname__ == name:
+        return f"{inspect.getsourcefile(function)}:{name}"
+    parts: dict[str, str] = {}
+    for setting in _SETTINGS:
+        if setting in function.__globals__:
+            _add(setting, function.__globals__[setting], function, parts)
+    _add(name, function, function, parts)
+    file = folder / f"{name}.py"
+    file.write_text("\n\n".join(parts.values()) + "\n", encoding="utf-8")
+    return f"{file}:{name}"
+
+
+def _add(name: str, value: Any, function: Any, parts: dict[str, str]) -> None:
+    """Add to `parts` the source that defines `name` as `value`, after that of all it uses."""
+    if name in parts:
+        return
+    if isinstance(value, ModuleType):
+        parts[name] = f"import {value.__name__} as {name}"
+    elif inspect.isroutine(value) or inspect.isclass(value):
+        if value.__module__ == function.__module__:
+            parts[name] = ""  # keeps its place where functions use one another
+            source = _source(name, value)
+            for used in _names(source):
+                if used in function.__globals__:
+                    _add(used, function.__globals__[used], function, parts)
+            parts[name] = parts.pop(name) + source
+        else:
+            parts[name] = f"from {value.__module__} import {value.__qualname__} as {name}"
+    else:
+        parts[name] = f"{name} = {_literal(name, value)}"
+
+
+def _source(name: str, value: Any) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(value))
+    except (OSError, TypeError) as error:
+        raise RewardSpecError(f"reward: the source of {name!r} cannot be found; write it to a file") from error
+
+
+def _names(source: str) -> list[str]:
+    return sorted({node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)})
+
+
+def _literal(name: str, value: Any) -> str:
+    try:
+        if ast.literal_eval(repr(value)) == value:
+            return repr(value)
+    except (ValueError, SyntaxError, TypeError):
+        pass
+    raise RewardSpecError(
+        f"reward: it uses {name!r}, a {type(value).__name__}, which cannot be handed to another process; make it "
+        "inside the function, or write the reward to a file"
+    )

@@ -1,0 +1,131 @@
+"""Verifiers of texts, choices, numbers, boxes and points."""
+
+import pytest
+
+from r1_rewards import box, choice, numeric, point, text
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "options", "value"),
+    [
+        ("<answer>The Eiffel Tower.</answer>", "eiffel tower", {}, 1),
+        ("so, Answer: PARIS", "paris", {}, 1),
+        ("Paris", ["London", "Paris"], {}, 1),
+        ("Paris", "paris", {"exact": True}, 0),
+        (" Paris\n", "Paris", {"exact": True}, 1),
+        ("Not Paris", "Paris", {}, 0),
+        ("", "", {}, 1),
+    ],
+)
+def test_text_compares_normalised_or_exact_text(response, truth, options, value):
+    assert text.score(response, truth, **options).value == value
+
+
+CITIES = ["London", "Paris", "Rome"]
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "options", "value"),
+    [
+        ("The answer is (B) Paris.", "B", {}, 1),
+        ("**B**", "(B)", {}, 1),
+        ("b", "B. Paris", {}, 1),
+        (r"\boxed{\text{(D)}}", "D", {}, 1),
+        ("<answer>Paris</answer>", "B", {"choices": CITIES}, 1),
+        ("<answer>B</answer>", "Paris", {"choices": CITIES}, 1),
+        ("<answer>rome</answer>", "X", {"choices": {"X": "Rome", "Y": "Oslo"}}, 1),
+        ("I think option C is right", "C", {}, 1),
+        ("so it must be\nD", "D", {}, 1),
+        ("A cat sat there", "A", {}, 0),
+        ("A, B, C or D", "A", {}, 0),
+        ("Answer: A or B", "A", {}, 0),
+        ("Answer: C and A", "A, C", {}, 1),
+        ("Answer: AC", "A, C", {}, 1),
+        ("Answer: A", "A, C", {}, 0),
+        ("Answer: A", "A, C", {"partial": True}, 0.5),
+        ("Answer: A, B", "A, C", {"partial": True}, 0),
+        ("", "A", {}, 0),
+    ],
+)
+def test_choice_reads_letters_texts_and_lists(response, truth, options, value):
+    assert choice.score(response, truth, **options).value == value
+
+
+def test_choice_refuses_a_truth_that_is_no_option():
+    with pytest.raises(ValueError, match="no letter"):
+        choice.score("A", "Paris")
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "options", "value"),
+    [
+        ("about 9.8 m/s", "35.4 km/h", {"relative": 0.01}, 1),
+        ("about 9.8 m/s", "35.4 km/h", {}, 0),
+        ("150 cm", "1.5 m", {}, 1),
+        (r"\boxed{5\ \mathrm{m/s}}", "18 km/h", {}, 1),
+        ("3 m^2", "30000 cm²", {}, 1),
+        (r"3\times 10^4 km", "30000 km", {}, 1),
+        ("5 kg", "5 m", {}, 0),
+        ("5", "5 m", {}, 1),
+        ("5", "5 m", {"unit_required": True}, 0),
+        ("50%", "0.5", {}, 1),
+        ("it is 50 percent.", "50", {}, 1),
+        ("50", "0.5", {}, 0),
+        ("0.1", "1/10", {}, 1),
+        ("$1,200.50", "1200.5", {}, 1),
+        ("9.9", "10", {"absolute": 0.1}, 1),
+        ("9.89", "10", {"absolute": 0.1}, 0),
+        ("it is -5", "5", {}, 0),
+        ("5 apples", "5", {}, 1),
+        ("no idea", "5", {}, 0),
+        ("1e400", "5", {}, 0),
+        ("nan", "5", {"relative": 0.5}, 0),
+    ],
+)
+def test_numeric_knows_tolerance_units_and_percent(response, truth, options, value):
+    assert numeric.score(response, truth, **options).value == value
+
+
+def test_numeric_refuses_a_truth_that_is_no_number():
+    with pytest.raises(ValueError, match="not a number"):
+        numeric.score("5", "five")
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "iou"),
+    [
+        ("<answer>[0, 0, 10, 10]</answer>", "[0, 0, 10, 5]", 0.5),
+        ('```json\n[{"bbox_2d": [0, 0, 10, 10], "label": "cat"}]\n```', "[0,0,10,10]", 1.0),
+        ("first [1, 1, 2, 2], no: (0,0),(10,10)", "(0, 0, 10, 10)", 1.0),
+        ("[20, 20, 30, 30]", "[0, 0, 10, 10]", 0.0),
+        ("[10, 10, 0, 0]", "[0, 0, 10, 10]", 0.0),
+        ("[0, 0, 0, 0]", "[0, 0, 10, 10]", 0.0),
+        ("[1, 2, 3]", "[0, 0, 10, 10]", 0.0),
+        ("[nan, 0, 10, 10]", "[0, 0, 10, 10]", 0.0),
+        ("no box", "[0, 0, 10, 10]", 0.0),
+    ],
+)
+def test_box_is_worth_its_overlap(response, truth, iou):
+    assert box.score(response, truth).value == pytest.approx(iou)
+    assert box.score(response, truth, threshold=0.5).value == float(iou >= 0.5)
+
+
+@pytest.mark.parametrize(
+    ("response", "value"),
+    [
+        ("Click at (5, 3).", 1),
+        ("[10, 10]", 1),
+        ("(11, 3)", 0),
+        ("[0, 0, 10, 10]", 0),
+        ("(1,1) or (50, 50)", 0),
+        ("", 0),
+    ],
+)
+def test_point_must_lie_in_the_box(response, value):
+    assert point.score(response, "[0, 0, 10, 10]").value == value
+
+
+@pytest.mark.parametrize("verifier", [box, point])
+def test_a_truth_without_a_box_is_an_error(verifier):
+    with pytest.raises(ValueError, match="no box"):
+        verifier.score("[0, 0, 1, 1]", "left")
