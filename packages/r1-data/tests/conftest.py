@@ -1,10 +1,13 @@
 """What the tests of r1-data share: tiny tokenizers and processors of each family, and real pictures."""
 
 import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -20,6 +23,7 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 
+sys.path.insert(0, str(Path(__file__).parent))  # for helpers that worker processes import, too
 torch.set_num_threads(1)
 
 SPECIAL_TOKENS = (
@@ -36,7 +40,8 @@ CHAT_TEMPLATE = """\
 {%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}
 {%- if message.content is string %}{{ message.content }}
 {%- else %}{% for item in message.content %}
-{%- if item.type == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ item.text }}{% endif %}
+{%- if item.type == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- elif item.type == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}{% else %}{{ item.text }}{% endif %}
 {%- endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% if thinking %}{{ '<think>' }}{% endif %}{% endif %}"""
 
@@ -93,6 +98,25 @@ def picture() -> Callable[..., bytes]:
         vertical = Image.linear_gradient("L").rotate(90).resize((width, height))
         buffer = io.BytesIO()
         Image.merge("RGB", (horizontal, vertical, horizontal)).save(buffer, kind, **options)
+        return buffer.getvalue()
+
+    return encode
+
+
+@pytest.fixture(scope="session")
+def movie() -> Callable[..., bytes]:
+    """Encodes a video of (width, height, frames), the frames growing brighter: `movie(64, 48, 20, fps=10)`."""
+
+    def encode(width: int, height: int, frames: int, *, fps: int = 10, kind: str = "mp4") -> bytes:
+        buffer = io.BytesIO()
+        with av.open(buffer, "w", format=kind) as container:
+            stream = container.add_stream("mpeg4", rate=fps)
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            for index in range(frames):
+                pixels = np.full((height, width, 3), 20 + index * 200 // frames, np.uint8)
+                pixels[: height // 2, : width // 2, 0] = 255
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
+            container.mux(stream.encode())
         return buffer.getvalue()
 
     return encode

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from r1_data.dataset import PromptDataset, Summary
-from r1_data.messages import Columns, compile_format_prompt
+from r1_data.formats import Columns
+from r1_data.messages import compile_format_prompt
 from r1_data.render import Renderer
 from r1_data.sources import read_rows
 from r1_data.types import DataError
@@ -162,7 +163,7 @@ def test_the_use_in_the_readme_runs(fresh_processor, picture, tmp_path, monkeypa
     import pyarrow.parquet
 
     readme = Path(__file__).parents[1] / "README.md"
-    code = readme.read_text().split("```python\n")[1].split("```")[0]
+    code = "\n".join(block.split("```")[0] for block in readme.read_text().split("```python\n")[1:])
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -172,5 +173,6 @@ def test_the_use_in_the_readme_runs(fresh_processor, picture, tmp_path, monkeypa
     ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), "data/train.parquet")
     (tmp_path / "use.py").write_text(code)
-    assert len(runpy.run_path("use.py")["prompts"]) == 32
+    used = runpy.run_path("use.py")
+    assert (len(used["prompts"]), len(used["mine"])) == (32, 16)
     assert "Summary(read=40, kept=40, overlong=0" in capsys.readouterr().out

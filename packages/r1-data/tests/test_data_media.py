@@ -3,13 +3,12 @@
 import io
 import struct
 import zlib
-from pathlib import Path
 
 import PIL.Image
 import pytest
 from PIL import Image, ImageChops
 
-from r1_data.media import image_size, load_image, resolve_reference
+from r1_data.media import image_size, load_image
 from r1_data.types import DataError
 
 
@@ -66,36 +65,6 @@ def test_picture_in_memory_stays_open_and_unchanged():
     assert image_size(image) == (4, 5)
     assert load_image(image).getpixel((0, 0)) == (7, 7, 7)
     assert image.mode == "L"
-
-
-def test_references_of_every_shape_resolve(picture):
-    data, image = picture(4, 4), Image.new("RGB", (4, 4))
-    assert resolve_reference(data, None) == data
-    assert resolve_reference(bytearray(data), None) == data
-    assert resolve_reference({"bytes": data, "path": "x.png"}, "/nowhere") == data
-    assert resolve_reference({"bytes": None, "path": "a/x.png"}, "/pictures") == Path("/pictures/a/x.png")
-    assert resolve_reference("./a/../x.png", "/pictures/") == Path("/pictures/x.png")
-    assert resolve_reference("/pictures/x.png", "/pictures") == Path("/pictures/x.png")
-    assert resolve_reference("x.png", None) == Path("x.png")
-    assert resolve_reference(image, None) is image
-
-
-@pytest.mark.parametrize("path", ["../secret.png", "a/../../secret.png", "/etc/secret.png", "/pictures-2/x.png", ".."])
-def test_paths_out_of_the_picture_folder_are_refused(path):
-    with pytest.raises(DataError, match="leads out of the picture folder"):
-        resolve_reference(path, "/pictures")
-
-
-@pytest.mark.parametrize("value", ["https://host/x.png", "data:image/png;base64,AAAA", "file:///x.png"])
-def test_urls_are_refused_by_name(value):
-    with pytest.raises(DataError, match="URLs are not read in this version"):
-        resolve_reference(value, None)
-
-
-@pytest.mark.parametrize("value", [None, 3, {}, {"bytes": None, "path": None}, ["x.png"]])
-def test_cells_that_are_no_picture_are_refused(value):
-    with pytest.raises(DataError, match="must be bytes, a path or a PIL image"):
-        resolve_reference(value, None)
 
 
 def png_header(width: int, height: int) -> bytes:

@@ -1,9 +1,13 @@
 """Tests of messages: layouts, format prompts, markers, and rows that must be refused."""
 
+from pathlib import Path
+
 import pytest
 from PIL import Image
 
-from r1_data.messages import Columns, compile_format_prompt, detect_columns, to_example
+from r1_data.formats import Columns, detect_columns
+from r1_data.messages import compile_format_prompt, to_example
+from r1_data.references import Video
 from r1_data.types import DataError
 
 EASYR1 = Columns("problem", "answer", "images", "videos")
@@ -30,9 +34,11 @@ def test_known_layouts_are_detected(keys, expected):
     assert detect_columns(keys, Columns(), explicit=False) == expected
 
 
-def test_explicit_columns_are_never_replaced():
+def test_explicit_prompt_and_answer_columns_are_never_replaced():
     configured = Columns("ask", "reply")
-    assert detect_columns(["problem", "answer", "image"], configured, explicit=True) == configured
+    assert detect_columns(["problem", "answer", "image"], configured, explicit=True) == Columns(
+        "ask", "reply", images="image"
+    )
 
 
 def test_easyr1_row_becomes_content_items_with_media_in_order():
@@ -145,8 +151,9 @@ USER = {"role": "user", "content": "?"}
         ({"prompt": "<image>?", "answer": "2"}, "1 <image> markers but 0 pictures in column 'images'"),
         ({"prompt": "?", "answer": "2", "images": [None]}, "a picture must be bytes"),
         ({"prompt": "?", "answer": "2", "images": ["../x.png"]}, "leads out of the picture folder"),
-        ({"prompt": "?", "answer": "2", "videos": ["x.mp4"]}, "video rows .* not available in this version"),
-        ({"prompt": "<video>?", "answer": "2"}, "video rows .* not available in this version"),
+        ({"prompt": "<video>?", "answer": "2"}, "1 <video> markers but 0 videos in column 'videos'"),
+        ({"prompt": "<video>?", "answer": "2", "videos": ["a.mp4", "b.mp4"]}, "1 <video> markers but 2 videos"),
+        ({"prompt": "?", "answer": "2", "videos": [[]]}, "a video of no frames"),
         (
             {
                 "prompt": [{"role": "user", "content": [{"type": "image", "image": b"1"}]}],
@@ -177,3 +184,26 @@ def test_format_prompt_without_a_user_message_is_refused():
     row = {"prompt": [{"role": "system", "content": "s"}], "answer": "2"}
     with pytest.raises(DataError, match="no user message"):
         to_example(ROW, row, Columns(), format_prompt=compile_format_prompt("{{ content }}"))
+
+
+def test_pictures_and_videos_stand_where_their_markers_do():
+    row = {"prompt": "a<video>b<image>c<video>", "answer": "1", "images": [b"p"], "videos": ["v.mp4", [b"f", b"g"]]}
+    example = to_example("t:1", row, Columns())
+    assert example.media == (Video(Path("v.mp4")), b"p", Video((b"f", b"g")))
+    kinds = [item.get("text", item["type"]) for item in example.messages[0]["content"]]
+    assert kinds == ["a", "video", "b", "image", "c", "video"]
+
+
+def test_media_without_markers_come_first_pictures_before_videos():
+    example = to_example("t:1", {"prompt": "?", "answer": "1", "images": [b"p"], "videos": "v.mp4"}, Columns())
+    assert example.media == (b"p", Video(Path("v.mp4")))
+
+
+def test_video_parts_of_messages_are_read_where_they_stand():
+    parts = [
+        {"type": "video_url", "video_url": {"url": "file:///v.mp4"}},
+        {"type": "video", "video": [b"f"], "fps": 2.0},
+        {"type": "text", "text": "?"},
+    ]
+    example = to_example("t:1", {"prompt": [{"role": "user", "content": parts}], "answer": "1"}, Columns())
+    assert example.media == (Video(Path("/v.mp4")), Video((b"f",), 2.0))

@@ -5,6 +5,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig
 
+from r1_data.media import load_image
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example
 
@@ -57,8 +58,9 @@ def test_pixel_budget_is_applied_once_by_the_processors_own_resize(fresh_process
     prompt = Renderer(fresh_processor("qwen2_5_vl"), min_pixels=low, max_pixels=high).render(make_example(data))
     configured = fresh_processor("qwen2_5_vl").image_processor
     configured.size = {"shortest_edge": low, "longest_edge": high}
-    expected = configured(prompt.images, return_tensors="pt")
-    assert prompt.images[0].size == (600, 400)  # given to the processor whole: nothing else resized it
+    expected = configured(load_image(data), return_tensors="pt")
+    grid = prompt.model_inputs["image_grid_thw"][0]
+    assert prompt.images[0].size == (14 * grid[2], 14 * grid[1])  # what is kept are the pixels that the model sees
     assert torch.equal(prompt.model_inputs["pixel_values"], expected["pixel_values"])
     assert torch.equal(prompt.model_inputs["image_grid_thw"], expected["image_grid_thw"])
     assert low <= int(prompt.model_inputs["image_grid_thw"].prod()) * 14 * 14 <= high
@@ -132,7 +134,7 @@ def test_tokens_a_tokenizer_adds_by_itself_are_not_added(tokenizer):
 
 def test_picture_for_a_text_model_is_refused(tokenizer, picture):
     for use in (Renderer(tokenizer).render, Renderer(tokenizer).prompt_length):
-        with pytest.raises(DataError, match="t:1: the row has pictures, but the model reads text only"):
+        with pytest.raises(DataError, match="t:1: the row has pictures or videos, but the model reads text only"):
             use(make_example(picture(9, 9)))
 
 
@@ -141,7 +143,7 @@ def test_picture_for_a_text_model_is_refused(tokenizer, picture):
     ("text", "message"),
     [
         ("see <|image_pad|>", "2 picture placeholders in the prompt for 1 pictures"),
-        ("see <|video_pad|>", "spells <|video_pad|>"),
+        ("see <|video_pad|>", "1 video placeholders in the prompt for 0 videos"),
     ],
 )
 def test_media_tokens_written_out_in_the_text_are_refused(processor, picture, use, text, message):
@@ -205,3 +207,9 @@ def test_processor_of_an_unknown_family_is_refused(tokenizer):
     other.tokenizer = tokenizer
     with pytest.raises(DataError, match="Other cannot be used: it has no image_token_id"):
         Renderer(other)
+
+
+def test_an_argument_that_the_chat_template_never_reads_is_refused(tokenizer):
+    Renderer(tokenizer, chat_template_kwargs={"thinking": True})
+    with pytest.raises(DataError, match=r"the chat template has no argument 'thinkin'; it reads .*thinking"):
+        Renderer(tokenizer, chat_template_kwargs={"thinkin": True})

@@ -1,25 +1,39 @@
 """Prompts for language and vision-language models from any dataset."""
 
 from r1_data.dataset import PromptDataset, Summary
-from r1_data.messages import Columns, compile_format_prompt, detect_columns, to_example
+from r1_data.formats import Columns, Detected, detect, detect_columns
+from r1_data.messages import compile_format_prompt, to_example
+from r1_data.mixture import Mixture, WeightedStream
+from r1_data.names import answers_per_prompt, name_source
+from r1_data.references import Downloads, Video
 from r1_data.render import Renderer
-from r1_data.sources import Rows, count_rows, read_rows
+from r1_data.sources import Rows, count_rows, read_rows, read_sources
 from r1_data.stream import Stream
-from r1_data.types import DataError, Example, Prompt
+from r1_data.types import DataError, Example, MediaError, Prompt
 
 __all__ = [
     "Columns",
     "DataError",
+    "Detected",
+    "Downloads",
     "Example",
+    "MediaError",
+    "Mixture",
     "Prompt",
     "PromptDataset",
     "Renderer",
     "Rows",
     "Stream",
     "Summary",
+    "Video",
+    "WeightedStream",
+    "answers_per_prompt",
     "compile_format_prompt",
     "count_rows",
+    "detect",
     "detect_columns",
+    "name_source",
     "read_rows",
+    "read_sources",
     "to_example",
 ]

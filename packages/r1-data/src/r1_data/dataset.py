@@ -1,18 +1,31 @@
-"""The prompts of a run: every row is checked before training starts, and rendered when it is asked for."""
+"""The prompts of a run: every row is checked before training starts, and rendered when it is asked for or before."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from r1_data.messages import Columns, detect_columns, to_example
+from r1_data.ahead import Ahead
+from r1_data.formats import Columns, detect_columns
+from r1_data.lengths import measure_all, open_known
+from r1_data.messages import to_example
+from r1_data.references import Downloads
 from r1_data.render import Renderer
-from r1_data.types import DataError, Example, Prompt
+from r1_data.types import DataError, Example, MediaError, Prompt
+from r1_data.workers import WorkerDied, Workers
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
+BadRows = Literal["refuse", "skip_media", "skip"]
+
 _SHOWN = 10  # rows that an error lists
+_MANY = 1000  # rows; fewer are checked before a file of known lengths would be opened
+_MANY_TEXTS = 20_000  # rows without media; fewer are checked before workers have started
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +36,7 @@ class Summary:
     kept: int  # rows
     overlong: int  # rows left out because their prompt is over the limit
     longest: int  # tokens of the longest prompt kept
+    bad: tuple[str, ...] = ()  # why rows were left out that cannot be used
 
 
 class PromptDataset:
@@ -35,43 +49,82 @@ class PromptDataset:
         *,
         max_prompt_length: int,
         filter_overlong: bool = True,
+        bad_rows: BadRows = "refuse",
         columns: Columns | None = None,
         explicit_columns: bool = False,
         format_prompt: "Template | None" = None,
         system_prompt: str | None = None,
         image_dir: str | None = None,
+        downloads: Downloads | None = None,
+        source: str = "",
         progress: Callable[[int, int], None] | None = None,
         cache_bytes: int = 256 * 2**20,
+        workers: Workers | None = None,
+        known_lengths: str | Path | None = None,
     ) -> None:
-        """Check every row: its columns, its pictures' headers, its prompt's length.
+        """Check every row: its columns, its media's headers, its prompt's length.
 
         Args:
             rows: (row id, row), as `read_rows` gives them.
-            max_prompt_length: tokens, pictures included; longer rows are left out with `filter_overlong`, else refused.
+            max_prompt_length: tokens, media included; longer rows are left out with `filter_overlong`, else refused.
+            bad_rows: what becomes of rows that cannot be used: all are refused ("refuse"), those whose pictures or
+                videos cannot be read are left out ("skip_media"), or all are ("skip").
+            source: the name under which the rows are reported, as `Prompt.source` and `data_source`.
             explicit_columns: the user named `columns`, so known layouts are not tried (see `detect_columns`).
+            downloads: how http and https are fetched; None: they are not.
             progress: called with (rows checked, rows in all) after every row.
-            cache_bytes: memory for renderings kept.
+            cache_bytes: memory for renderings kept, and as much again for those made ahead.
+            workers: processes that hold `renderer`, shared by several datasets; None: all is done in this one.
+            known_lengths: folder in which the lengths of 1,000 and more rows are remembered; None: nowhere.
 
         Raises:
             DataError: rows that cannot be used (up to ten are listed, with reasons and the total), or no row is left.
         """
-        self._rows, self._renderer = rows, renderer
+        self._rows, self._renderer, self._workers = rows, renderer, workers
         self._columns, self._explicit = columns or Columns(), explicit_columns
-        self._format_prompt, self._system_prompt, self._image_dir = format_prompt, system_prompt, image_dir
+        self._format_prompt, self._system_prompt = format_prompt, system_prompt
+        self._image_dir, self._downloads, self._source = image_dir, downloads, source
         self._cache = _PromptCache(cache_bytes)
-        self._kept, self.summary = self._check(max_prompt_length, filter_overlong, progress)
+        self._ahead = Ahead(self._start, cache_bytes)
+        lengths = self._measure(known_lengths if len(rows) >= _MANY else None, progress)
+        if not filter_overlong:
+            lengths = [self._within(max_prompt_length, row, length) for row, length in enumerate(lengths)]
+        self._kept, self.summary = _choose(lengths, max_prompt_length, bad_rows)
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def __getitem__(self, index: int) -> Prompt:
         """Render the prompt of the i-th row kept. Raises DataError that names the row if a picture does not decode."""
-        row = self._kept[index]
+        row, _ = self._kept[index]
         prompt = self._cache.get(row)
         if prompt is None:
-            prompt = self._renderer.render(self._example(row))
+            try:
+                prompt = self._ahead.take(row).result()
+            except WorkerDied as error:
+                raise MediaError(f"{self._rows[row][0]}: {error}") from error
             self._cache.put(row, prompt)
         return prompt
+
+    def prefetch(self, indices: Iterable[int]) -> None:
+        """Let workers render these prompts, in this order, as far ahead as the memory for it goes."""
+        if self._workers is not None:
+            wanted = (self._kept[index] for index in indices)
+            self._ahead.plan((row, tokens) for row, tokens in wanted if row not in self._cache)
+
+    def _start(self, row: int) -> "Future[Prompt]":
+        """Begin to render a row: in a worker if it has media, else at once."""
+        future: Future[Prompt] = Future()
+        try:
+            example = self._example(row)
+            if example.media and self._workers is not None:
+                # Pixels of 8 bits travel; the model's inputs, eight times as large, are made from them here.
+                slim = replace(example, metadata={})
+                return self._workers.submit("load", slim, then=partial(self._renderer.render, example))
+            future.set_result(self._renderer.render(example))
+        except DataError as error:
+            future.set_exception(error)
+        return future
 
     def _example(self, row_index: int) -> Example:
         row_id, row = self._rows[row_index]
@@ -82,41 +135,61 @@ class PromptDataset:
             format_prompt=self._format_prompt,
             system_prompt=self._system_prompt,
             image_dir=self._image_dir,
+            downloads=self._downloads,
+            source=self._source,
         )
 
-    def _check(
-        self, limit: int, filter_overlong: bool, progress: Callable[[int, int], None] | None
-    ) -> tuple[list[int], Summary]:
-        total, kept, refused, longest, overlong, longest_overlong = len(self._rows), [], [], 0, 0, 0
-        for index in range(total):
+    def _examples(self) -> Iterator[tuple[int, Example | DataError]]:
+        for index in range(len(self._rows)):
             try:
-                example = self._example(index)
-                length = self._renderer.prompt_length(example)
-                if length <= limit:
-                    kept.append(index)
-                    longest = max(longest, length)
-                elif filter_overlong:
-                    overlong += 1
-                    longest_overlong = max(longest_overlong, length)
-                else:
-                    raise DataError(f"{example.id}: the prompt has {length} tokens, max_prompt_length is {limit}")
+                yield index, self._example(index)
             except DataError as error:
-                refused.append(str(error))
-            if progress is not None:
-                progress(index + 1, total)
-        if refused:
-            raise DataError(_list_refused(refused, total))
-        if total == 0:
-            raise DataError("the dataset is empty: its files hold no rows")
-        if not kept:
-            raise DataError(
-                f"the dataset is empty: all {overlong} rows were filtered out because their prompts are over "
-                f"max_prompt_length={limit} tokens (the longest has {longest_overlong})"
-            )
-        return kept, Summary(total, len(kept), overlong, longest)
+                yield index, error
+
+    def _measure(self, folder: str | Path | None, progress: Callable[[int, int], None] | None) -> list[int | DataError]:
+        """The prompt length of every row, or why it cannot be used."""
+        total = len(self._rows)
+        lengths: list[int | DataError] = [0] * total
+        with ExitStack() as stack:
+            known = open_known(folder, self._renderer)
+            if known is not None:
+                stack.enter_context(closing(known))
+            found = measure_all(self._examples(), self._renderer, self._workers, known, many=total >= _MANY_TEXTS)
+            for done, (index, length) in enumerate(found, start=1):
+                lengths[index] = length
+                if progress is not None:
+                    progress(done, total)
+        return lengths
+
+    def _within(self, limit: int, row: int, length: int | DataError) -> int | DataError:
+        if isinstance(length, DataError) or length <= limit:
+            return length
+        return DataError(f"{self._rows[row][0]}: the prompt has {length} tokens, max_prompt_length is {limit}")
 
 
-def _list_refused(reasons: list[str], total: int) -> str:
+def _choose(lengths: Sequence[int | DataError], limit: int, bad_rows: BadRows) -> tuple[list[tuple[int, int]], Summary]:
+    """The rows to use, each with its length, and the summary. Raises DataError."""
+    total = len(lengths)
+    skipped = {"refuse": (), "skip_media": (MediaError,), "skip": (DataError,)}[bad_rows]
+    kept = [(row, length) for row, length in enumerate(lengths) if isinstance(length, int) and length <= limit]
+    overlong = [length for length in lengths if isinstance(length, int) and length > limit]
+    bad = [str(error) for error in lengths if isinstance(error, skipped)]
+    refused = [str(error) for error in lengths if isinstance(error, DataError) and not isinstance(error, skipped)]
+    if refused:
+        raise DataError(_list_bad(refused, total))
+    if total == 0:
+        raise DataError("the dataset is empty: its files hold no rows")
+    if not kept and bad:
+        raise DataError(f"the dataset is empty: {_list_bad(bad, total)}")
+    if not kept:
+        raise DataError(
+            f"the dataset is empty: all {len(overlong)} rows were filtered out because their prompts are over "
+            f"max_prompt_length={limit} tokens (the longest has {max(overlong)})"
+        )
+    return kept, Summary(total, len(kept), len(overlong), max(length for _, length in kept), tuple(bad))
+
+
+def _list_bad(reasons: list[str], total: int) -> str:
     more = len(reasons) - _SHOWN
     lines = [f"{len(reasons)} of {total} rows cannot be used:", *(f"  {reason}" for reason in reasons[:_SHOWN])]
     return "\n".join([*lines, f"  ... and {more} more"] if more > 0 else lines)
@@ -128,6 +201,9 @@ class _PromptCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._bytes = max_bytes, 0
         self._prompts: OrderedDict[int, Prompt] = OrderedDict()
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._prompts
 
     def get(self, key: int) -> Prompt | None:
         prompt = self._prompts.get(key)
@@ -145,6 +221,6 @@ class _PromptCache:
 
 def _size(prompt: Prompt) -> int:
     """About how many bytes a prompt holds: its tensors, its pictures' pixels (RGB), its tokens."""
-    tensors = sum(tensor.nbytes for tensor in (prompt.position_ids, *prompt.model_inputs.values()))
+    tensors = sum(tensor.nbytes for tensor in (prompt.position_ids, *prompt.videos, *prompt.model_inputs.values()))
     pixels = sum(3 * image.width * image.height for image in prompt.images)
     return tensors + pixels + 16 * len(prompt.token_ids) + len(prompt.text)

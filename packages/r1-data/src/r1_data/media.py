@@ -1,19 +1,17 @@
-"""Pictures: what a row says about them, their size from the header, and their pixels.
+"""Pictures: their size from the header, and their pixels.
 
-A picture reference is encoded bytes, a path, or a PIL image. Data is not trusted: only common formats are opened,
-the pixel limit of PIL is an error, and a path may not leave its folder.
+Data is not trusted: only common formats are opened, and the pixel limit of PIL is an error.
 """
 
 import io
 import os
-import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from r1_data.types import DataError
+from r1_data.references import Url, describe, is_pil, open_file
+from r1_data.types import MediaError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,34 +19,18 @@ if TYPE_CHECKING:
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _ORIENTATION = 0x0112  # EXIF tag
 _ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9"}
+_BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, MemoryError)  # what PIL raises for broken files
 _TAIL = 64  # bytes at the end of a file in which its end mark is looked for
-
-
-def resolve_reference(value: Any, image_dir: str | None) -> Any:
-    """Turn a cell into a picture reference: bytes, a Path, or the PIL image itself.
-
-    Takes bytes, a path, a PIL image, or a dict with "bytes" and "path" as `datasets` stores pictures. Paths are
-    relative to `image_dir` when it is given, and then may not lead out of it. Raises DataError otherwise.
-    """
-    if isinstance(value, Mapping):
-        value = value.get("bytes") or value.get("path")
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, str | os.PathLike):
-        return _resolve_path(os.fspath(value), image_dir)
-    if _is_pil(value):
-        return value
-    raise DataError(f"a picture must be bytes, a path or a PIL image, found {type(value).__name__}")
 
 
 def image_size(reference: Any) -> tuple[int, int]:
     """(height, width) of a picture as `load_image` will give it, read from its header.
 
-    Raises DataError for a file that is cut off: its end is looked at, and only if it looks wrong is it decoded.
+    Raises MediaError for a file that is cut off: its end is looked at, and only if it looks wrong is it decoded.
     """
-    with _opened(reference) as image:
+    with _opened(reference) as (image, source):
         width, height = image.size
-        if not _is_whole(reference, image.format):
+        if source is not None and not _is_whole(source, image.format):
             image.load()
         return (width, height) if _orientation(image) >= 5 else (height, width)
 
@@ -69,7 +51,7 @@ def load_image(reference: Any) -> "Image":
         7: Transpose.TRANSVERSE,
         8: Transpose.ROTATE_90,
     }
-    with _opened(reference) as image:
+    with _opened(reference) as (image, _):
         turn = upright.get(_orientation(image))
         picture = image.convert("RGB")
         if turn is not None:
@@ -79,37 +61,42 @@ def load_image(reference: Any) -> "Image":
 
 
 @contextmanager
-def _opened(reference: Any) -> "Iterator[Image]":
-    """The opened, not yet decoded picture; anything PIL cannot read becomes a DataError that names the reference."""
+def _opened(reference: Any) -> "Iterator[tuple[Image, BinaryIO | None]]":
+    """The opened, not yet decoded picture and its file; anything PIL cannot read becomes a MediaError with its name."""
     import PIL.Image
 
+    name = describe(reference)
     try:
-        if _is_pil(reference):
+        if is_pil(reference):
             _check_pixels(reference)
-            yield reference
+            yield reference, None
             return
-        source = io.BytesIO(reference) if isinstance(reference, bytes) else reference
-        with PIL.Image.open(source, formats=_FORMATS) as image:
+        data = reference.fetch() if isinstance(reference, Url) else reference
+        source = io.BytesIO(data) if isinstance(data, bytes) else open_file(data)
+        with source as file, PIL.Image.open(file, formats=_FORMATS) as image:
             _check_pixels(image)
-            yield image
-    except DataError as error:
-        raise DataError(f"{_describe(reference)}: {error}") from error
-    except FileNotFoundError as error:
-        raise DataError(f"{_describe(reference)}: no such file (working directory: {Path.cwd()})") from error
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, PIL.Image.DecompressionBombError) as error:
-        raise DataError(f"{_describe(reference)}: the picture cannot be read ({error})") from error
+            yield image, file
+    except MediaError as error:
+        raise MediaError(str(error) if str(reference) in str(error) else f"{name}: {error}") from error
+    except _BROKEN as error:
+        raise MediaError(f"{name}: the picture cannot be read ({error})") from error
+    except PIL.Image.DecompressionBombError as error:
+        raise MediaError(f"{name}: {error}") from error
 
 
-def _is_whole(reference: Any, image_format: str | None) -> bool:
+def _is_whole(file: BinaryIO, image_format: str | None) -> bool:
     """Whether the file ends as its format says; false when that cannot be told."""
-    end = _ENDS.get(image_format or "")
-    if end is None or _is_pil(reference):
-        return _is_pil(reference)
-    if isinstance(reference, bytes):
-        return end in reference[-_TAIL:]
-    with open(reference, "rb") as file:
-        file.seek(-min(_TAIL, os.path.getsize(reference)), os.SEEK_END)
-        return end in file.read()
+    place = file.tell()
+    try:
+        length = file.seek(0, os.SEEK_END)
+        if image_format == "WEBP":
+            file.seek(4)
+            return int.from_bytes(file.read(4), "little") + 8 <= length
+        end = _ENDS.get(image_format or "")
+        file.seek(-min(_TAIL, length), os.SEEK_END)
+        return end is not None and end in file.read()
+    finally:
+        file.seek(place)
 
 
 def _check_pixels(image: "Image") -> None:
@@ -117,9 +104,9 @@ def _check_pixels(image: "Image") -> None:
 
     limit, (width, height) = PIL.Image.MAX_IMAGE_PIXELS, image.size
     if limit is not None and width * height > limit:
-        raise DataError(f"{width}x{height} pixels are over the limit of {limit} (PIL.Image.MAX_IMAGE_PIXELS)")
+        raise MediaError(f"{width}x{height} pixels are over the limit of {limit} (PIL.Image.MAX_IMAGE_PIXELS)")
     if width < 1 or height < 1:
-        raise DataError(f"a picture of {width}x{height} pixels is empty")
+        raise MediaError(f"a picture of {width}x{height} pixels is empty")
 
 
 def _orientation(image: "Image") -> int:
@@ -133,30 +120,3 @@ def _orientation(image: "Image") -> int:
     exif.load(data)
     value = exif.get(_ORIENTATION, 1)
     return value if value in range(1, 9) else 1
-
-
-def _resolve_path(path: str, image_dir: str | None) -> Path:
-    if re.match(r"(https?|ftp|file|s3|gs)://|data:", path):
-        raise DataError(f"{path[:80]!r}: pictures behind URLs are not read in this version; give a file or bytes")
-    if "\0" in path:
-        raise DataError(f"{path[:80]!r}: a path holds no zero byte")
-    if image_dir is None:
-        return Path(path)
-    # Compared as written, not through links: a link that the owner of the folder put there may lead elsewhere.
-    folder = os.path.abspath(image_dir)
-    full = os.path.normpath(os.path.join(folder, path))
-    if os.path.commonpath([folder, full]) != folder:
-        raise DataError(f"{path!r} leads out of the picture folder {image_dir!r}")
-    return Path(full)
-
-
-def _is_pil(value: Any) -> bool:
-    from PIL.Image import Image
-
-    return isinstance(value, Image)
-
-
-def _describe(reference: Any) -> str:
-    if isinstance(reference, bytes):
-        return f"picture of {len(reference)} bytes"
-    return f"picture {reference}" if isinstance(reference, str | os.PathLike) else "picture in memory"

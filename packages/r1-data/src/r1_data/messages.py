@@ -1,11 +1,13 @@
-"""A row becomes chat messages: columns found, format prompt applied, `<image>` markers turned into content items."""
+"""A row becomes chat messages: columns found, format prompt applied, `<image>` and `<video>` made content items."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import json
+import re
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from r1_data.media import resolve_reference
-from r1_data.types import DataError, Example
+from r1_data.formats import Columns
+from r1_data.references import Downloads, resolve_picture, resolve_video
+from r1_data.types import DataError, EmptyCell, Example, MarkerMismatch, MissingColumn
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -13,38 +15,12 @@ if TYPE_CHECKING:
 IMAGE_MARKER = "<image>"
 VIDEO_MARKER = "<video>"
 
-_LAYOUTS = (("problem", "answer"), ("question", "answer"), ("prompt", "answer"))  # (prompt column, answer column)
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The names of the columns that are read; every other column of a row becomes metadata."""
-
-    prompt: str = "prompt"
-    answer: str = "answer"
-    images: str = "images"
-    videos: str = "videos"
-
-
-def detect_columns(row_keys: Iterable[str], configured: Columns, explicit: bool) -> Columns:
-    """Return the columns to read of a row that has `row_keys`.
-
-    With `explicit` (the user named the columns) that is `configured`, found or not. Otherwise a prompt or answer column
-    that is absent gives way to the first known layout that is there, and `images` to `image`.
-    """
-    keys = set(row_keys)
-    if explicit:
-        return configured
-    found = configured
-    if not {configured.prompt, configured.answer} <= keys:
-        layout = next((layout for layout in _LAYOUTS if keys.issuperset(layout)), None)
-        if layout is not None:
-            found = replace(found, prompt=layout[0], answer=layout[1])
-    if configured.images not in keys and "image" in keys:
-        found = replace(found, images="image")
-    if configured.videos not in keys and "video" in keys:
-        found = replace(found, videos="video")
-    return found
+Media = dict[str, list[Any]]  # marker -> the cells that stand for it, in order
+_NAMES = {IMAGE_MARKER: "pictures", VIDEO_MARKER: "videos"}
+_MARKERS = re.compile(f"({IMAGE_MARKER}|{VIDEO_MARKER})")
+_PARTS = {  # type of a content part -> marker
+    "image": IMAGE_MARKER, "image_url": IMAGE_MARKER, "video": VIDEO_MARKER, "video_url": VIDEO_MARKER,
+}  # fmt: skip
 
 
 def compile_format_prompt(text: str, name: str = "format prompt") -> "Template":
@@ -69,52 +45,60 @@ def to_example(
     format_prompt: "Template | None" = None,
     system_prompt: str | None = None,
     image_dir: str | None = None,
+    downloads: Downloads | None = None,
+    source: str = "",
 ) -> Example:
-    """Turn a row into messages, picture references and an answer.
+    """Turn a row into messages, references to pictures and videos, and an answer.
 
-    The prompt is text or a list of OpenAI messages; the format prompt is applied to the last user message. Pictures
-    stand where `<image>` markers or image parts are; without either they come first. A system message of the row's own
-    wins over `system_prompt`. An answer that is a list or a mapping is kept as JSON text.
+    The prompt is text or a list of OpenAI messages, as a list or as JSON text; the format prompt is applied to the last
+    user message. Pictures and videos stand where `<image>` and `<video>` markers or parts are; without any they come
+    first. A system message of the row's own wins over `system_prompt`. An answer that is a list or a mapping is kept as
+    JSON text. `source` becomes the row's `data_source` unless it has one of its own.
 
-    Raises DataError that opens with `row_id`: a column missing, markers and pictures not equal in number, a video.
+    Raises DataError that opens with `row_id`: a column missing, markers and media not equal in number.
     """
     try:
         answer = _answer_text(_require(row, columns.answer, "answer"))
-        embedded: list[Any] = []
+        embedded: Media = {IMAGE_MARKER: [], VIDEO_MARKER: []}
         messages = _read_messages(_require(row, columns.prompt, "prompt"), embedded)
-        _refuse_videos(row, columns, messages)
         if format_prompt is not None:
             _apply_format(messages, format_prompt, row)
         if system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system_prompt})
-        pictures = _pictures(row, columns, embedded)
-        _match_markers(messages, len(pictures), columns)
-        media = tuple(resolve_reference(picture, image_dir) for picture in pictures)
+        media = _find_media(row, columns, embedded)
+        _match_markers(messages, media, columns)
+        references = tuple(_resolve(messages, media, image_dir, downloads))
     except DataError as error:
-        raise DataError(f"{row_id}: {error}") from error
+        raise type(error)(f"{row_id}: {error}") from error
     read = {columns.prompt, columns.answer, columns.images, columns.videos}
     metadata = {name: value for name, value in row.items() if name not in read}
-    return Example(row_id, [_split_markers(message) for message in messages], media, answer, metadata)
+    if source:
+        own = metadata.get("data_source") or metadata.get("datasource")  # LMM-R1 writes it in one word
+        metadata["data_source"] = str(own or source)
+    return Example(row_id, [_split_markers(message) for message in messages], references, answer, metadata, source)
 
 
 def _require(row: Mapping[str, Any], column: str, role: str) -> Any:
-    if column not in row:
-        raise DataError(f"no {role} column {column!r}; columns found: {', '.join(map(str, row))}")
-    if row[column] is None:
-        raise DataError(f"the {role} column {column!r} is empty")
-    return row[column]
+    """The value of a column, or of an entry of the mapping in it (`column.entry`)."""
+    value: Any = row
+    for name in [column] if column in row else column.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            raise MissingColumn(f"no {role} column {column!r}; columns found: {', '.join(map(str, row))}")
+        value = value[name]
+    if value is None:
+        raise EmptyCell(f"the {role} column {column!r} is empty")
+    return value
 
 
 def _answer_text(value: Any) -> str:
-    import json
-
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False, default=str)
     return str(value)
 
 
-def _read_messages(prompt: Any, embedded: list[Any]) -> list[dict[str, Any]]:
-    """Messages whose content is text with markers; pictures that stand inside them are added to `embedded`."""
+def _read_messages(prompt: Any, embedded: Media) -> list[dict[str, Any]]:
+    """Messages whose content is text with markers; media that stand inside them are added to `embedded`."""
+    prompt = _parse_messages(prompt) if isinstance(prompt, str) else prompt
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list) or not prompt:
@@ -130,7 +114,18 @@ def _read_messages(prompt: Any, embedded: list[Any]) -> list[dict[str, Any]]:
     return messages
 
 
-def _flatten_content(content: Any, embedded: list[Any]) -> str:
+def _parse_messages(text: str) -> Any:
+    """The list of messages that is written out as JSON (LMM-R1's way), or the text itself."""
+    opening = text[:40].replace(" ", "").replace("\n", "")
+    if not opening.startswith(('[{"role":', '[{"content":', "[{'role':", "[{'content':")):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"the prompt looks like a list of messages but is no JSON ({error})") from error
+
+
+def _flatten_content(content: Any, embedded: Media) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -140,23 +135,16 @@ def _flatten_content(content: Any, embedded: list[Any]) -> str:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text" and isinstance(part.get("text"), str):
             text += part["text"]
-        elif kind in ("image", "image_url"):
-            picture = part.get(kind)
-            if kind == "image_url" and isinstance(picture, Mapping):
-                picture = picture.get("url")
-            if picture is not None:
-                embedded.append(picture)
-            text += IMAGE_MARKER
-        elif kind in ("video", "video_url"):
-            text += VIDEO_MARKER
+        elif kind in _PARTS:
+            item = part.get(kind)
+            if isinstance(item, Mapping) and "url" in item:
+                item = item["url"]
+            if item is not None:
+                embedded[_PARTS[kind]].append({**part, "video": item} if kind == "video" else item)
+            text += _PARTS[kind]
         else:
-            raise DataError(f"a content part must be of type text, image or image_url, found {_brief(part)}")
+            raise DataError(f"a content part must be of type text, {', '.join(_PARTS)}, found {_brief(part)}")
     return text
-
-
-def _refuse_videos(row: Mapping[str, Any], columns: Columns, messages: list[dict[str, Any]]) -> None:
-    if row.get(columns.videos) or any(VIDEO_MARKER in message["content"] for message in messages):
-        raise DataError(f"video rows (column {columns.videos!r} or {VIDEO_MARKER}) are not available in this version")
 
 
 def _apply_format(messages: list[dict[str, Any]], template: "Template", row: Mapping[str, Any]) -> None:
@@ -171,34 +159,50 @@ def _apply_format(messages: list[dict[str, Any]], template: "Template", row: Map
         raise DataError(f"the format prompt cannot be filled ({error}); columns found: {', '.join(row)}") from error
 
 
-def _pictures(row: Mapping[str, Any], columns: Columns, embedded: list[Any]) -> list[Any]:
-    value = row.get(columns.images)
-    listed = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
-    if listed and embedded:
-        raise DataError(f"pictures stand both in the messages and in column {columns.images!r}; keep one of them")
-    return listed or embedded
+def _find_media(row: Mapping[str, Any], columns: Columns, embedded: Media) -> Media:
+    """The cells of the row's pictures and videos, from its columns or from inside its messages."""
+    found: Media = {}
+    for marker, column in ((IMAGE_MARKER, columns.images), (VIDEO_MARKER, columns.videos)):
+        value = row.get(column)
+        listed = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+        if listed and embedded[marker]:
+            raise DataError(f"{_NAMES[marker]} stand both in the messages and in column {column!r}; keep one of them")
+        found[marker] = listed or embedded[marker]
+    return found
 
 
-def _match_markers(messages: list[dict[str, Any]], pictures: int, columns: Columns) -> None:
-    """Check one marker a picture; where there are pictures and no marker at all, put them first."""
-    markers = sum(message["content"].count(IMAGE_MARKER) for message in messages)
-    if markers == 0 and pictures:
-        asked = next((message for message in messages if message["role"] == "user"), messages[-1])
-        asked["content"] = IMAGE_MARKER * pictures + asked["content"]
-    elif markers != pictures:
-        raise DataError(f"{markers} {IMAGE_MARKER} markers but {pictures} pictures in column {columns.images!r}")
+def _match_markers(messages: list[dict[str, Any]], media: Media, columns: Columns) -> None:
+    """Check one marker an item; items of a kind that has no marker at all are put first, pictures before videos."""
+    asked = next((message for message in messages if message["role"] == "user"), messages[-1])
+    for marker, column in ((VIDEO_MARKER, columns.videos), (IMAGE_MARKER, columns.images)):
+        markers, items = sum(message["content"].count(marker) for message in messages), len(media[marker])
+        if markers == 0 and items:
+            asked["content"] = marker * items + asked["content"]
+        elif markers != items:
+            raise MarkerMismatch(f"{markers} {marker} markers but {items} {_NAMES[marker]} in column {column!r}")
+
+
+def _resolve(
+    messages: list[dict[str, Any]], media: Media, image_dir: str | None, downloads: Downloads | None
+) -> Iterator[Any]:
+    """References in the order in which their markers stand."""
+    cells = {marker: iter(listed) for marker, listed in media.items()}
+    for message in messages:
+        for marker in _MARKERS.findall(message["content"]):
+            resolve = resolve_picture if marker == IMAGE_MARKER else resolve_video
+            yield resolve(next(cells[marker]), image_dir, downloads)
 
 
 def _split_markers(message: dict[str, Any]) -> dict[str, Any]:
-    """Content with markers as a list of image and text items; content without any stays text."""
-    if IMAGE_MARKER not in message["content"]:
+    """Content with markers as a list of image, video and text items; content without any stays text."""
+    pieces = _MARKERS.split(message["content"])
+    if len(pieces) == 1:
         return message
-    items: list[dict[str, str]] = []
-    for position, text in enumerate(message["content"].split(IMAGE_MARKER)):
-        if position:
-            items.append({"type": "image"})
-        if text:
-            items.append({"type": "text", "text": text})
+    items = [
+        {"type": piece[1:-1]} if _MARKERS.fullmatch(piece) else {"type": "text", "text": piece}
+        for piece in pieces
+        if piece
+    ]
     return {**message, "content": items}
 
 

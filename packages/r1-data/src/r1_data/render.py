@@ -1,14 +1,19 @@
 """An example becomes a `Prompt`: one rendering, used by the length filter, the engine and the learner alike."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from r1_data.media import image_size, load_image
-from r1_data.types import DataError, Example, Prompt
+from r1_data.media_cache import MediaCache
+from r1_data.references import Video
+from r1_data.types import DataError, Example, MediaError, Prompt
+from r1_data.videos import FrameRules
+from r1_data.vision import Pixels, Vision
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_RULES = "1"  # goes up when the same example gets another length than before
 # What the processor returns a value per token for; a forward that is given position ids needs none of it.
 _PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
@@ -16,8 +21,8 @@ _PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_id
 class Renderer:
     """Renders examples for one model: a tokenizer for text models, a processor for vision-language models.
 
-    Pictures go through the processor's own resize, once, into `min_pixels` to `max_pixels`. The same rule, applied to
-    the size in a picture's header, gives the prompt's length without decoding it.
+    Pictures and videos go through the processor's own resize, once, into `min_pixels` to `max_pixels`. The same rule,
+    applied to the size in a header, gives the prompt's length without decoding it.
     """
 
     def __init__(
@@ -29,38 +34,97 @@ class Renderer:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         position_ids: "Callable[[Tensor, Mapping[str, Tensor]], Tensor] | None" = None,
+        video_min_pixels: int | None = None,
+        video_max_pixels: int | None = None,
+        frames: FrameRules | None = None,
+        cache: MediaCache | None = None,
     ) -> None:
-        """Raises DataError for a processor of an unknown family, a missing chat template, or a pixel range upside down.
+        """Raises DataError for a processor of an unknown family, a missing chat template, an argument that it does not
+        read, or a pixel range upside down.
 
         Args:
             processor: a Hugging Face tokenizer, or a processor with an image processor.
             min_pixels, max_pixels: height × width of a resized picture; None: as the processor is configured.
             chat_template: Jinja text that replaces the model's own chat template.
             chat_template_kwargs: further arguments of the template, e.g. `enable_thinking`.
+            video_min_pixels, video_max_pixels: as `Vision` says.
+            frames: which frames of a video are looked at; None: two a second, as many as the processor allows.
+            cache: where resized media are kept; None: nowhere.
             position_ids: (token ids [L], everything the processor returned for the row, `mm_token_type_ids` [1, L]
                 among it) -> int64 [axes, L]; None: one axis that counts tokens.
         """
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self._processor: Any = processor if hasattr(processor, "image_processor") else None
-        self._budget = {} if self._processor is None else _pixel_budget(self._processor, min_pixels, max_pixels)
+        self._vision: Vision | None = None
+        if self._processor is not None:
+            pixels = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+            video_pixels = {"video_min_pixels": video_min_pixels, "video_max_pixels": video_max_pixels}
+            self._vision = Vision(processor, **pixels, **video_pixels, frames=frames, cache=cache)
         self._template = chat_template or getattr(processor, "chat_template", None)
         if not (self._template or self.tokenizer.chat_template):
             raise DataError("the model has no chat template; give one (data.override_chat_template)")
         self._template_kwargs = dict(chat_template_kwargs or {})
+        _check_template_kwargs(self._template or self.tokenizer.chat_template, self._template_kwargs)
         self._position_ids = position_ids or _count_tokens
 
     def prompt_length(self, example: Example) -> int:
-        """The number of tokens of `render(example)`, from picture headers alone. Raises DataError as `render` does."""
-        _, token_ids = self._tokenize(example)
-        return len(token_ids) + sum(count - 1 for count in self._placeholder_counts(example))
+        """The number of tokens of `render(example)`, from media headers alone. Raises DataError as `render` does."""
+        text, token_ids = self._tokenize(example)
+        pictures = [reference for reference in example.media if not isinstance(reference, Video)]
+        videos = [reference for reference in example.media if isinstance(reference, Video)]
+        if self._vision is None or not example.media:
+            return len(token_ids)
+        try:
+            placeholders = [self._vision.video_text(video) for video in videos]
+            added = sum(self._vision.picture_tokens(picture) - 1 for picture in pictures)
+        except ValueError as error:  # a MediaError, or the processor's own: a picture 200 times as wide as high
+            raise MediaError(f"{example.id}: {error}") from error
+        if videos:
+            pieces = text.split(self._vision.tokens["video"][0])
+            text = "".join(part for pair in zip(pieces, [*placeholders, ""], strict=True) for part in pair)
+            token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return len(token_ids) + added
 
-    def render(self, example: Example) -> Prompt:
-        """Render, tokenize and decode. Raises DataError that names the row: an unreadable picture, a picture for a
-        text model, media tokens written out in the text, or placeholders that do not match the features."""
+    def measure(self, examples: Sequence[Example]) -> list[int | DataError]:
+        """The prompt length of each example, or why it has none."""
+        lengths: list[int | DataError] = []
+        for example in examples:
+            try:
+                lengths.append(self.prompt_length(example))
+            except DataError as error:
+                lengths.append(error)
+        return lengths
+
+    def fingerprint(self) -> str:
+        """A hash of everything that decides a prompt's length beside its example."""
+        import transformers
+
+        parts = [_RULES, transformers.__version__, repr(self._template or self.tokenizer.chat_template)]
+        parts += [repr(sorted(self._template_kwargs.items())), self._vision.describe() if self._vision else ""]
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        parts.append(backend.to_str() if backend is not None else repr(self.tokenizer))
+        return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+    def load(self, example: Example) -> Pixels:
+        """Decode and resize the media of an example, which is all that its data can do harm to. Raises MediaError."""
+        if self._vision is None:
+            return Pixels([], [], [])
+        try:
+            return self._vision.load(example.media)
+        except ValueError as error:
+            raise MediaError(f"{example.id}: {error}") from error
+
+    def render(self, example: Example, pixels: Pixels | None = None) -> Prompt:
+        """Render, tokenize and decode, unless the pixels are given as `load` made them.
+
+        Raises DataError that names the row: unreadable media, media for a text model, media tokens written out in the
+        text, or placeholders that do not match the features.
+        """
         import torch
 
         text, engine_token_ids = self._tokenize(example)
-        images, inputs = self._process(example, text)
+        pixels = self.load(example) if pixels is None else pixels
+        inputs = self._process(example, text, pixels)
         token_ids = inputs["input_ids"][0].tolist() if inputs else list(engine_token_ids)
         try:
             position_ids = self._position_ids(torch.tensor(token_ids), inputs)
@@ -73,17 +137,20 @@ class Renderer:
             engine_token_ids=engine_token_ids,
             position_ids=position_ids.long(),
             answer=example.answer,
-            images=images,
+            images=tuple(map(to_pil, pixels.images)),
+            videos=tuple(pixels.videos),
             model_inputs={name: value for name, value in inputs.items() if name not in _PER_TOKEN},
             metadata=example.metadata,
+            messages=example.messages,
+            source=example.source,
         )
 
     def _tokenize(self, example: Example) -> tuple[str, list[int]]:
-        """The rendered chat, and its tokens with one placeholder a picture."""
+        """The rendered chat, and its tokens with one placeholder a picture or video."""
         from jinja2 import TemplateError
 
         if example.media and self._processor is None:
-            raise DataError(f"{example.id}: the row has pictures, but the model reads text only")
+            raise DataError(f"{example.id}: the row has pictures or videos, but the model reads text only")
         try:
             text = self.tokenizer.apply_chat_template(
                 example.messages,
@@ -102,66 +169,62 @@ class Renderer:
         return text, token_ids
 
     def _check_placeholders(self, example: Example, token_ids: list[int]) -> None:
-        found, wanted = token_ids.count(self._processor.image_token_id), len(example.media)
-        if found != wanted:
-            raise DataError(
-                f"{example.id}: {found} picture placeholders in the prompt for {wanted} pictures; the text must not "
-                f"spell {self._processor.image_token}, and the chat template must place each picture once"
-            )
-        video_token_id = getattr(self._processor, "video_token_id", None)
-        if video_token_id is not None and video_token_id in token_ids:
-            raise DataError(f"{example.id}: the text spells {self._processor.video_token}, which stands for a video")
+        assert self._vision is not None
+        videos = sum(isinstance(reference, Video) for reference in example.media)
+        wanted = {"picture": len(example.media) - videos, "video": videos}
+        for kind, (token, token_id) in self._vision.tokens.items():
+            found = token_ids.count(token_id)
+            if found != wanted[kind]:
+                raise DataError(
+                    f"{example.id}: {found} {kind} placeholders in the prompt for {wanted[kind]} {kind}s; the text "
+                    f"must not spell {token}, and the chat template must place each {kind} once"
+                )
 
-    def _placeholder_counts(self, example: Example) -> list[int]:
-        """Tokens that each picture will take, by the image processor's own rule."""
-        if not example.media:
-            return []
-        image_processor = self._processor.image_processor
-        limits = {"min_pixels": self._budget["shortest_edge"], "max_pixels": self._budget["longest_edge"]}
+    def _process(self, example: Example, text: str, pixels: Pixels) -> "dict[str, Tensor]":
+        """The processor's output for one row; empty for text models."""
+        if self._vision is None:
+            return {}
         try:
-            sizes = [image_size(reference) for reference in example.media]
-            patches = [image_processor.get_number_of_image_patches(*size, limits) for size in sizes]
-        except ValueError as error:  # a DataError, or the processor's own: a picture 200 times as wide as high
-            raise DataError(f"{example.id}: {error}") from error
-        return [count // image_processor.merge_size**2 for count in patches]
-
-    def _process(self, example: Example, text: str) -> "tuple[tuple[Any, ...], dict[str, Tensor]]":
-        """Decoded pictures and the processor's output for one row; both empty for text models."""
-        if self._processor is None:
-            return (), {}
-        try:
-            images = tuple(load_image(reference) for reference in example.media)
             output = self._processor(
                 text=[text],
-                images=list(images) or None,
-                images_kwargs={"size": self._budget},
                 text_kwargs={"add_special_tokens": False},
                 return_tensors="pt",
+                **self._vision.processor_arguments(pixels),
             )
         except ValueError as error:
-            raise DataError(f"{example.id}: {error}") from error
-        inputs = dict(output)
-        if images:
-            placeholders = int((inputs["input_ids"] == self._processor.image_token_id).sum())
-            features = int(inputs["image_grid_thw"].prod(-1).sum()) // self._processor.image_processor.merge_size**2
-            if placeholders != features:
-                raise DataError(f"{example.id}: {placeholders} picture placeholders but {features} picture features")
-        return images, inputs
+            raise MediaError(f"{example.id}: {error}") from error
+        inputs = {name: value for name, value in output.items() if hasattr(value, "nbytes")}
+        features = self._vision.count_features(inputs)
+        for kind, (_, token_id) in self._vision.tokens.items():
+            placeholders = int((inputs["input_ids"] == token_id).sum())
+            if placeholders != features[kind]:
+                found = f"{placeholders} {kind} placeholders but {features[kind]} {kind} features"
+                raise DataError(f"{example.id}: {found}")
+        return inputs
 
 
-def _pixel_budget(processor: Any, min_pixels: int | None, max_pixels: int | None) -> dict[str, int]:
-    """The range as image processors of the Qwen-VL families take it: areas, though they are called edges."""
-    image_processor = processor.image_processor
-    for owner, name in ((processor, "image_token_id"), (image_processor, "get_number_of_image_patches")):
-        if not hasattr(owner, name):
-            raise DataError(
-                f"{type(processor).__name__} cannot be used: it has no {name}; Qwen2-VL, Qwen2.5-VL and Qwen3-VL have"
-            )
-    low = image_processor.size["shortest_edge"] if min_pixels is None else min_pixels
-    high = image_processor.size["longest_edge"] if max_pixels is None else max_pixels
-    if not 0 < low <= high:
-        raise DataError(f"min_pixels must be above 0 and at most max_pixels, got {low} and {high}")
-    return {"shortest_edge": low, "longest_edge": high}
+def to_pil(pixels: "Tensor") -> Any:
+    """The PIL image of pixels, uint8 [3, height, width]."""
+    from PIL.Image import fromarray
+
+    return fromarray(pixels.permute(1, 2, 0).numpy())
+
+
+def _check_template_kwargs(template: Any, kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that the chat template never reads: it would ignore a mistyped one."""
+    if not kwargs or not isinstance(template, str):
+        return
+    from jinja2 import TemplateSyntaxError, meta
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        read = meta.find_undeclared_variables(environment.parse(template))
+    except TemplateSyntaxError:  # a tag that only transformers knows, or a broken template: said when it is filled
+        return
+    for name in kwargs:
+        if name not in read:
+            raise DataError(f"the chat template has no argument {name!r}; it reads {', '.join(sorted(read))}")
 
 
 def _count_tokens(token_ids: "Tensor", model_inputs: "Mapping[str, Tensor]") -> "Tensor":

@@ -4,7 +4,8 @@ A source is written as
     data/train.jsonl          a file (json, jsonl, parquet, csv)
     data/gsm8k@test           a folder, and the split whose files to take (default: train)
     json@./data               every json file of a folder, whatever its name (also jsonl, parquet, csv)
-    hiyouga/geometry3k@train  a hub name and a split; `name:configuration@split` where the hub asks for one
+    hiyouga/geometry3k@train  a hub name and a split; `name:configuration#revision@split` in full
+    …@train[:1000]            of any of these, a slice in rows or percent
 """
 
 import difflib
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from r1_data.files import KINDS, Table, count_table, open_table
+from r1_data.slices import Slice, split_slice
 from r1_data.types import DataError
 
 _SUPPORTED = ", ".join(suffix[1:] for suffix in KINDS)
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(:[\w.-]+)?")
+_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?::([\w.-]+))?(?:#([\w./-]+))?")
 _NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # what the hub adds
 _SPLIT_WORDS = {
     "train": ("train", "training"),
@@ -42,6 +44,10 @@ class _File:
     def open(self) -> Table:
         return open_table(self.path, self.kind)
 
+    @property
+    def identity(self) -> str:
+        return str(self.path.resolve())
+
     def relabel(self, depth: int) -> "_File":
         return replace(self, label="/".join(self.path.resolve().parts[-depth:]))
 
@@ -50,20 +56,70 @@ class _File:
 class _Hub:
     name: str
     configuration: str | None
+    revision: str | None
     split: str
+    label: str
 
     @property
-    def label(self) -> str:
-        return f"{self.name}{':' if self.configuration else ''}{self.configuration or ''}@{self.split}"
+    def identity(self) -> str:
+        return f"{self.name}:{self.configuration}#{self.revision}@{self.split}"
 
     def count(self) -> None:
         return None
 
     def open(self) -> Table:
-        return HubTable(self.name, self.configuration, self.split)
+        return HubTable(self.name, self.configuration, self.split, self.revision)
 
     def relabel(self, depth: int) -> "_Hub":
         return self  # hub names are apart already
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What one name stands for: files or a hub split, one after the other, and the slice that is taken of all."""
+
+    spec: str
+    parts: tuple[_File | _Hub, ...]
+    cut: Slice | None
+
+    def count(self) -> int | None:
+        counts = [part.count() for part in self.parts]
+        if None in counts:
+            return None
+        total = sum(count for count in counts if count is not None)
+        return total if self.cut is None else len(self._taken(total))
+
+    def open(self) -> list[tuple[str, Table]]:
+        tables = [(part.label, part.open()) for part in self.parts]
+        if self.cut is None:
+            return tables
+        taken, start, windows = self._taken(sum(len(table) for _, table in tables)), 0, list[tuple[str, Table]]()
+        for label, table in tables:
+            rows = range(max(taken.start - start, 0), min(taken.stop - start, len(table)))
+            windows += [(label, Window(table, rows))] if rows else []
+            start += len(table)
+        return windows
+
+    def _taken(self, total: int) -> range:
+        assert self.cut is not None
+        taken = self.cut.rows(total)
+        if not taken:
+            raise DataError(f"{self.spec!r}: the slice {self.cut} holds none of the {total} rows")
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Some rows of a table, which keep their numbers."""
+
+    table: Table
+    rows: range
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+        return self.table[self.rows[index]]
 
 
 class Rows(Sequence[tuple[str, dict[str, Any]]]):
@@ -95,11 +151,11 @@ class Rows(Sequence[tuple[str, dict[str, Any]]]):
 class HubTable:
     """A split of a hub dataset, read through `datasets`; pictures stay the encoded bytes they are stored as."""
 
-    def __init__(self, name: str, configuration: str | None, split: str) -> None:
+    def __init__(self, name: str, configuration: str | None, split: str, revision: str | None = None) -> None:
         import datasets
 
         try:
-            dataset = datasets.load_dataset(name, configuration, split=split)
+            dataset = datasets.load_dataset(name, configuration, split=split, revision=revision)
         except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
             raise DataError(
                 f"{name!r} is no file or folder under {Path.cwd()}{_near(Path(name))}, and as a hub dataset "
@@ -120,42 +176,55 @@ def read_rows(spec: str | list[str]) -> Rows:
     Raises DataError naming the path, the working directory and near names for a missing file, and the supported
     kinds for an unknown one.
     """
-    return Rows([(source.label, source.open()) for source in _resolve_all(spec)])
+    return read_sources([spec])[0]
+
+
+def read_sources(specs: Sequence[str | list[str]]) -> list[Rows]:
+    """Open several sources, each as a sequence of its own; row ids differ over all of them. Raises as `read_rows`."""
+    groups = [[spec] if isinstance(spec, str) else spec for spec in specs]
+    sources = iter(_resolve_all([spec for group in groups for spec in group]))
+    return [Rows([table for _ in group for table in next(sources).open()]) for group in groups]
 
 
 def count_rows(spec: str | list[str]) -> int | None:
     """The number of rows of local sources, read cheaply and without torch; None where a hub name is among them."""
-    counts = [source.count() for source in _resolve_all(spec)]
+    counts = [source.count() for source in _resolve_all([spec] if isinstance(spec, str) else spec)]
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
-def _resolve_all(spec: str | list[str]) -> list[_File | _Hub]:
-    sources = [source for one in ([spec] if isinstance(spec, str) else spec) for source in _resolve(one)]
-    if not sources:
+def _resolve_all(specs: list[str]) -> list[_Source]:
+    if not specs:
         raise DataError("no data source is given; name a file, a folder or a hub dataset")
-    return _label_apart(sources)
+    return _label_apart([_resolve(spec) for spec in specs])
 
 
-def _resolve(spec: str) -> list[_File | _Hub]:
+def _resolve(spec: str) -> _Source:
+    if Path(spec).expanduser().exists():  # a name may end in brackets
+        return _Source(spec, tuple(_parts(spec)), None)
+    source, cut = split_slice(spec)
+    return _Source(spec, tuple(_parts(source)), cut)
+
+
+def _parts(spec: str) -> list[_File] | list[_Hub]:
     path = Path(spec).expanduser()
     if path.is_file():
         return [_as_file(path)]
     if path.is_dir():
-        return [*_split_files(path, "train")]
+        return _split_files(path, "train")
     head, at, tail = spec.rpartition("@")
     if not at:
         head, tail = spec, "train"
     elif f".{head}" in KINDS:
-        return [*_folder_of_kind(Path(tail).expanduser(), KINDS[f".{head}"])]
+        return _folder_of_kind(Path(tail).expanduser(), KINDS[f".{head}"])
     path = Path(head).expanduser()
     if path.is_dir():
-        return [*_split_files(path, tail)]
+        return _split_files(path, tail)
     if path.is_file():
         raise DataError(f"{spec!r}: {head} is one file and has no splits; write it without '@{tail}'")
-    if not _HUB_NAME.fullmatch(head) or path.suffix.lower() in KINDS:
+    hub = _HUB_NAME.fullmatch(head)
+    if hub is None or path.suffix.lower() in KINDS:
         raise DataError(f"{head!r} does not exist (working directory: {Path.cwd()}){_near(path)}")
-    name, _, configuration = head.partition(":")
-    return [_Hub(name, configuration or None, tail)]
+    return [_Hub(hub[1], hub[2], hub[3], tail, f"{head}@{tail}")]
 
 
 def _as_file(path: Path) -> _File:
@@ -217,17 +286,26 @@ def _split_of(path: Path, wanted: str) -> str | None:
     return None
 
 
-def _label_apart(sources: list[_File | _Hub]) -> list[_File | _Hub]:
-    """Give files of the same name longer labels, so that row ids differ; the shortest that tell them apart."""
-    seen = Counter(str(source.path.resolve()) if isinstance(source, _File) else source.label for source in sources)
-    twice = [name for name, count in seen.items() if count > 1]
+def _label_apart(sources: list[_Source]) -> list[_Source]:
+    """Give files of the same name longer labels, so that row ids differ; the shortest that tell them apart.
+
+    Slices of one file are told apart by themselves: `train.jsonl[:100]`.
+    """
+    cuts = Counter((part.identity, source.cut) for source in sources for part in source.parts)
+    twice = [identity for (identity, _), count in cuts.items() if count > 1]
     if twice:
         raise DataError(f"{twice[0]} is given twice; a source may stand in the list once")
-    depth, labelled = 1, sources
-    while len({source.label for source in labelled}) < len(sources):
+    shared = Counter(identity for identity, _ in cuts)
+    depth, labels = 1, {part.identity: part.label for source in sources for part in source.parts}
+    while len(set(labels.values())) < len(labels):
         depth += 1
-        labelled = [source.relabel(depth) for source in sources]
-    return labelled
+        labels = {part.identity: part.relabel(depth).label for source in sources for part in source.parts}
+
+    def relabel(part: _File | _Hub, cut: Slice | None) -> _File | _Hub:
+        own = str(cut) if cut and shared[part.identity] > 1 else ""
+        return replace(part, label=labels[part.identity] + own)
+
+    return [replace(source, parts=tuple(relabel(part, source.cut) for part in source.parts)) for source in sources]
 
 
 def _near(path: Path) -> str:

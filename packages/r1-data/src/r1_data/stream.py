@@ -22,18 +22,39 @@ class Stream:
         self.batches_per_epoch = size // batch_size
         self._order: tuple[int, list[int]] | None = None  # (epoch, its order): the latest, to sort once an epoch
 
-    def batch(self, index: int) -> list[int]:
-        """The row indices of batch `index`, counted from 0 over all epochs; [batch_size]."""
-        if index < 0:
-            raise DataError(f"batch index must be at least 0, got {index}")
-        epoch, position = divmod(index, self.batches_per_epoch)
+    def batch(self, index: int, rank: int = 0, world: int = 1) -> list[int]:
+        """The row indices of batch `index`, counted from 0 over all epochs; [batch_size].
+
+        Of `world` readers the one of `rank` gets its share, see `share`.
+        """
+        epoch, position = divmod(require_index(index), self.batches_per_epoch)
         start = position * self.batch_size
-        return self._epoch_order(epoch)[start : start + self.batch_size]
+        return share(self._epoch_order(epoch)[start : start + self.batch_size], rank, world)
 
     def _epoch_order(self, epoch: int) -> list[int]:
         if self._order is None or self._order[0] != epoch:
-            rows = list(range(self.size))
-            if self.shuffle:
-                rows.sort(key=lambda row: hashlib.blake2b(f"{self.seed}:{epoch}:{row}".encode()).digest())
+            rows = shuffled(self.size, f"{self.seed}:{epoch}") if self.shuffle else list(range(self.size))
             self._order = (epoch, rows)
         return self._order[1]
+
+
+def shuffled(size: int, key: str) -> list[int]:
+    """The numbers below `size` in an order that depends on `key` alone, whatever the machine or the libraries."""
+    return sorted(range(size), key=lambda row: hashlib.blake2b(f"{key}:{row}".encode()).digest())
+
+
+def share(batch: list[int], rank: int, world: int) -> list[int]:
+    """One reader's part of a batch: contiguous, and at most one row longer than another's.
+
+    The parts of ranks 0 to world - 1, one after the other, are the batch: readers agree whatever their number.
+    Raises DataError for a rank that is not below `world`.
+    """
+    if not 0 <= rank < world:
+        raise DataError(f"rank must be at least 0 and below world={world}, got {rank}")
+    return batch[rank * len(batch) // world : (rank + 1) * len(batch) // world]
+
+
+def require_index(index: int) -> int:
+    if index < 0:
+        raise DataError(f"batch index must be at least 0, got {index}")
+    return index

@@ -1,6 +1,6 @@
 """The two containers of a question: `Example` as the row says it, `Prompt` as a model reads it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,32 @@ if TYPE_CHECKING:
 
 class DataError(ValueError):
     """A row, file or picture that cannot be used; the message names the file, the row and what to do."""
+
+    kind = "row"  # what sort of thing is wrong, for counts
+
+
+class MissingColumn(DataError):
+    """A row without the column of its prompt or answer."""
+
+    kind = "missing column"
+
+
+class EmptyCell(DataError):
+    """A row whose prompt or answer is null."""
+
+    kind = "empty"
+
+
+class MarkerMismatch(DataError):
+    """A row whose markers and media are not equal in number."""
+
+    kind = "markers"
+
+
+class MediaError(DataError):
+    """A picture or a video that cannot be used; the rest of its row may be sound."""
+
+    kind = "media"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +49,32 @@ class Example:
 
     id: str  # stable over runs and machines: "file name:row number"
     messages: list[dict[str, Any]]  # OpenAI style; media items stand where the pictures belong
-    media: tuple[Any, ...]  # one reference per media item, in order: bytes, path or PIL image; not decoded
+    media: tuple[Any, ...]  # one reference per media item, in order, not decoded: see `r1_data.references`
     answer: str
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # the row's other columns
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # the row's other columns, and its data_source
+    source: str = ""  # which of several sources the row is from
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One question as the learner and the engine both read it; stored once, shared by its whole group.
 
-    The learner takes `token_ids`, in which each picture already stands as its full run of placeholders; an engine
-    with a processor of its own takes `engine_token_ids` (one placeholder per picture) and `images`.
+    The learner takes `token_ids`, in which each picture or video already stands as its full run of placeholders; an
+    engine with a processor of its own takes `engine_token_ids` (one placeholder each), `images` and `videos`.
     """
 
     id: str
     text: str  # the rendered chat, for logs
     token_ids: list[int]  # [prompt_length], placeholders expanded
-    engine_token_ids: list[int]  # [<= prompt_length], one placeholder per picture
+    engine_token_ids: list[int]  # [<= prompt_length], one placeholder per picture or video
     position_ids: "Tensor"  # int64 [axes, prompt_length]; one axis for text models, four for M-RoPE
     answer: str
-    images: "tuple[Image, ...]" = ()  # decoded, within the pixel budget
+    images: "tuple[Image, ...]" = ()  # decoded and resized into the pixel budget: what the model sees
     model_inputs: "Mapping[str, Tensor]" = field(default_factory=dict)  # further forward arguments, e.g. pixel_values
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] = ()  # the chat before rendering, for rewards that read conversations
+    source: str = ""  # which of several sources the row is from
+    videos: "tuple[Tensor, ...]" = ()  # likewise, uint8 [frames, 3, height, width] each
 
     def __post_init__(self) -> None:
         if self.position_ids.shape[-1] != len(self.token_ids):

@@ -1,0 +1,110 @@
+"""Row formats of the field: which columns hold the prompt and the answer, found out from the columns' names."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from r1_data.types import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The names of the columns that are read; every other column of a row becomes metadata.
+
+    `reward_model.ground_truth` is the entry `ground_truth` of the mapping in column `reward_model`.
+    """
+
+    prompt: str = "prompt"
+    answer: str = "answer"
+    images: str = "images"
+    videos: str = "videos"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A known format: the columns that may hold the prompt and the answer, and those that tell it from others."""
+
+    name: str
+    prompts: tuple[str, ...]
+    answers: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+
+    def find(self, keys: set[str]) -> tuple[str, str] | None:
+        """Return the prompt and answer columns of a row with these columns, None if it has another format."""
+        prompt = next((name for name in self.prompts if name in keys), None)
+        answer = next((name for name in self.answers if name.partition(".")[0] in keys), None)
+        return (prompt, answer) if prompt and answer and keys.issuperset(self.needs) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """The columns that are read, and the format they are known under ("" where they follow none)."""
+
+    columns: Columns
+    format: str
+
+
+_ANSWERS = ("answer", "solution", "ground_truth", "label", "target")
+_VERL_ANSWER = "reward_model.ground_truth"
+
+# The first that fits is taken.
+FORMATS = (
+    Format("rlpr", ("prompt",), (_VERL_ANSWER,), ("reward_model", "scoreA")),
+    Format("verl", ("prompt",), (_VERL_ANSWER,), ("reward_model",)),
+    Format("trl", ("prompt",), _ANSWERS),
+    Format("easyr1", ("problem",), ("answer",)),
+    Format("r1v", ("problem",), ("solution",)),
+    Format("gsm8k", ("question",), ("answer",)),
+    Format("messages", ("messages",), _ANSWERS),
+    Format("lmm_r1", ("message", "input"), ("answer", "label")),
+)
+NAMES = tuple(form.name for form in FORMATS)
+
+
+def detect_columns(row_keys: Iterable[str], configured: Columns, explicit: bool) -> Columns:
+    """Return the columns to read of a row that has `row_keys`; see `detect`."""
+    return detect(row_keys, configured, explicit=explicit).columns
+
+
+def detect(
+    row_keys: Iterable[str], configured: Columns, *, explicit: bool = False, row_format: str | None = None
+) -> Detected:
+    """Find the columns to read of a row that has `row_keys`.
+
+    `row_format` names one of `FORMATS` and is then the only one looked for. Otherwise columns that the user named
+    (`explicit`) are taken, found or not; else the configured ones where both are there, else the first known format's.
+    Only the places of pictures, videos and veRL's answers are looked for in any case: `image` where there are no
+    `images`, `video` where there are no `videos`, `reward_model.ground_truth` where there is no answer column.
+
+    Raises DataError for an unknown `row_format`, and for a row that does not have its columns.
+    """
+    keys = set(row_keys)
+    prompt, answer, name = configured.prompt, configured.answer, ""
+    fitting = [(form.name, *found) for form in FORMATS if (found := form.find(keys))]
+    if row_format is not None:
+        name, prompt, answer = _named(row_format, fitting, keys)
+    elif not explicit and not {prompt, answer} <= keys:
+        name, prompt, answer = fitting[0] if fitting else (name, prompt, answer)
+    elif answer.partition(".")[0] not in keys and "reward_model" in keys:
+        answer = _VERL_ANSWER
+    name = name or next((entry[0] for entry in fitting if entry[1:] == (prompt, answer)), "")
+    columns = replace(configured, prompt=prompt, answer=answer)
+    if columns.images not in keys and "image" in keys:
+        columns = replace(columns, images="image")
+    if columns.videos not in keys and "video" in keys:
+        columns = replace(columns, videos="video")
+    return Detected(columns, name)
+
+
+def _named(row_format: str, fitting: list[tuple[str, str, str]], keys: set[str]) -> tuple[str, str, str]:
+    wanted = next((form for form in FORMATS if form.name == row_format), None)
+    if wanted is None:
+        raise DataError(f"there is no row format {row_format!r}; there are {', '.join(NAMES)}")
+    found = next((entry for entry in fitting if entry[0] == row_format), None)
+    if found is None:
+        prompts, answers = " or ".join(wanted.prompts), " or ".join(wanted.answers)
+        more = f" and {', '.join(wanted.needs)}" if wanted.needs else ""
+        raise DataError(
+            f"not of row format {row_format} (prompt in {prompts}, answer in {answers}{more}); "
+            f"columns found: {', '.join(sorted(keys))}"
+        )
+    return found

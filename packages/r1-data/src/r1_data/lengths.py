@@ -1,0 +1,177 @@
+"""How long every prompt is, without decoding anything: from what earlier runs found, else measured by workers.
+
+A length is known by a hash of the example and of all that decides how it is rendered, not by the file's name. A data
+set that grew is therefore checked in its new rows only, and no change can be overlooked.
+"""
+
+import hashlib
+import json
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from r1_data.references import Video, is_pil
+from r1_data.render import Renderer
+from r1_data.types import DataError, Example, MediaError
+from r1_data.workers import WorkerDied, Workers
+
+log = logging.getLogger("r1_data")
+
+_CHUNK = 32  # examples sent to a worker at a time
+_AHEAD = 4  # chunks under way for each worker
+_COMMIT = 10_000  # lengths written at a time
+_MOST = 5_000_000  # lengths kept, about 200 MB
+
+Length = tuple[int, int | DataError]  # (index of the row, tokens or why it cannot be used)
+
+
+class KnownLengths:
+    """The lengths that earlier runs found, in an SQLite file that several runs may use at once."""
+
+    def __init__(self, path: str | Path, fingerprint: str) -> None:
+        """Open or make the file. `fingerprint` is the renderer's. Raises OSError or sqlite3.Error if that fails."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fingerprint, self._path = fingerprint.encode(), path
+        self._new: dict[bytes, int] = {}
+        self._file = sqlite3.connect(path, timeout=30)
+        self._file.execute("CREATE TABLE IF NOT EXISTS lengths (key BLOB PRIMARY KEY, tokens INTEGER NOT NULL)")
+
+    def key(self, example: Example) -> bytes | None:
+        """What an example is known by; None where a medium may change unseen."""
+        digest = hashlib.blake2b(self._fingerprint, digest_size=16)
+        digest.update(json.dumps(example.messages, sort_keys=True, default=str).encode())
+        for reference in example.media:
+            identity = _identity(reference)
+            if identity is None:
+                return None
+            digest.update(identity)
+        return digest.digest()
+
+    def get(self, key: bytes) -> int | None:
+        if key in self._new:
+            return self._new[key]
+        found = self._file.execute("SELECT tokens FROM lengths WHERE key = ?", (key,)).fetchone()
+        return None if found is None else int(found[0])
+
+    def put(self, key: bytes, tokens: int) -> None:
+        self._new[key] = tokens
+        if len(self._new) >= _COMMIT:
+            self._save()
+
+    def close(self) -> None:
+        self._save()
+        self._file.close()
+
+    def _save(self) -> None:
+        """Write what is new, and drop the oldest lengths of a file over its bound; a full disk is no error of a run."""
+        oldest = "SELECT max(rowid) FROM lengths"  # row ids grow with time
+        try:
+            with self._file:
+                self._file.executemany("INSERT OR REPLACE INTO lengths VALUES (?, ?)", self._new.items())
+                self._file.execute(f"DELETE FROM lengths WHERE rowid <= ({oldest}) - ?", (_MOST,))
+        except sqlite3.Error as error:
+            log.warning("%s cannot be written (%s): this check will not be remembered", self._path, error)
+        self._new = {}
+
+
+def open_known(folder: str | Path | None, renderer: Renderer) -> KnownLengths | None:
+    """The file of known lengths in `folder`; None without a folder, or where it cannot be used, which is logged."""
+    if folder is None:
+        return None
+    path = Path(folder).expanduser() / "lengths.sqlite"
+    try:
+        return KnownLengths(path, renderer.fingerprint())
+    except (OSError, sqlite3.Error) as error:
+        log.warning("%s cannot be used (%s): the check of this run will not be remembered", path, error)
+        return None
+
+
+def measure_all(
+    examples: Iterable[tuple[int, Example | DataError]],
+    renderer: Renderer,
+    workers: Workers | None,
+    known: KnownLengths | None,
+    *,
+    many: bool = True,
+) -> Iterator[Length]:
+    """Yield the length of every example, not always in order; examples that could not be made are passed on.
+
+    Unless there are `many`, examples without media are measured here, which takes less time than workers to start.
+    """
+    chunk: list[tuple[int, Example, bytes | None]] = []
+    running: deque[tuple[list[tuple[int, Example, bytes | None]], Future[Any]]] = deque()
+    for index, example in examples:
+        if isinstance(example, DataError):
+            yield index, example
+            continue
+        key = known.key(example) if known else None
+        tokens = known.get(key) if known and key else None
+        if tokens is not None:
+            yield index, tokens
+        elif workers is None or not (many or example.media):
+            yield from _remember([(index, example, key)], renderer.measure([example]), known)
+        else:
+            chunk.append((index, example, key))
+            if len(chunk) == _CHUNK:
+                running.append((chunk, _submit(workers, chunk)))
+                chunk = []
+            if len(running) > _AHEAD * workers.count:
+                yield from _collect(workers, *running.popleft(), known)
+    if workers is not None and chunk:
+        running.append((chunk, _submit(workers, chunk)))
+    while workers is not None and running:
+        yield from _collect(workers, *running.popleft(), known)
+
+
+def _submit(workers: Workers, chunk: Sequence[tuple[int, Example, bytes | None]]) -> "Future[Any]":
+    return workers.submit("measure", [replace(example, metadata={}) for _, example, _ in chunk])
+
+
+def _collect(
+    workers: Workers,
+    chunk: list[tuple[int, Example, bytes | None]],
+    running: "Future[Any]",
+    known: KnownLengths | None,
+) -> Iterator[Length]:
+    try:
+        yield from _remember(chunk, running.result(), known)
+    except WorkerDied as error:
+        if len(chunk) == 1:
+            index, example, _ = chunk[0]
+            yield index, MediaError(f"{example.id}: {error}")
+            return
+        for one in chunk:  # which of them it was shows when each goes alone
+            yield from _collect(workers, [one], _submit(workers, [one]), known)
+
+
+def _remember(
+    chunk: Sequence[tuple[int, Example, bytes | None]], lengths: Sequence[int | DataError], known: KnownLengths | None
+) -> Iterator[Length]:
+    for (index, _, key), length in zip(chunk, lengths, strict=True):
+        if known and key and isinstance(length, int):
+            known.put(key, length)
+        yield index, length
+
+
+def _identity(reference: Any) -> bytes | None:
+    """What tells a picture or video from others as far as its tokens go; None where that cannot be told."""
+    if isinstance(reference, Video):
+        source = reference.source if isinstance(reference.source, tuple) else (reference.source,)
+        parts = [_identity(part) for part in source]
+        known = [part for part in parts if part is not None]
+        return repr(("video", reference.fps, known)).encode() if len(known) == len(parts) else None
+    if isinstance(reference, bytes):
+        return hashlib.blake2b(reference, digest_size=16).digest()
+    if isinstance(reference, Path):
+        try:
+            status = reference.stat()
+        except OSError:
+            return None
+        return repr((str(reference.absolute()), status.st_size, status.st_mtime_ns)).encode()
+    return repr(reference.size).encode() if is_pil(reference) else None

@@ -1,0 +1,125 @@
+"""Several sources as one: their prompts one after the other, and batches that hold a share of each.
+
+A batch of B prompts holds B·w_i of source i, where w_i is its weight over the sum of weights. Where that is no whole
+number it is rounded up or down by a draw that leaves the mean exact (systematic sampling: source i gets the integers
+between B·(w_1 + … + w_{i-1}) + u and B·(w_1 + … + w_i) + u, for one u in [0, 1) a batch). A source that has been read
+to its end begins again, in another order.
+"""
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from math import ceil, floor
+from typing import Literal
+
+from r1_data.dataset import PromptDataset
+from r1_data.stream import require_index, share, shuffled
+from r1_data.types import DataError, Prompt
+
+Exhaustion = Literal["all_exhausted", "first_exhausted"]
+
+
+class Mixture:
+    """The prompts of several datasets, one dataset after the other."""
+
+    def __init__(self, parts: Sequence[PromptDataset]) -> None:
+        self.parts = list(parts)
+        self._ends = list(accumulate(len(part) for part in self.parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Prompt:
+        """Render a prompt. Raises DataError as `PromptDataset` does."""
+        which, own = self._place(index)
+        return self.parts[which][own]
+
+    def prefetch(self, indices: Iterable[int]) -> None:
+        """Let workers render these prompts, as `PromptDataset.prefetch` does; a part without any forgets its plan."""
+        wanted: list[list[int]] = [[] for _ in self.parts]
+        for index in indices:
+            which, own = self._place(index)
+            wanted[which].append(own)
+        for part, own_indices in zip(self.parts, wanted, strict=True):
+            part.prefetch(own_indices)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The part that holds a prompt, and the prompt's index in it."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"prompt {index} of {len(self)}")
+        which = bisect_right(self._ends, index)
+        return which, index - self._ends[which] + len(self.parts[which])
+
+
+class WeightedStream:
+    """Endless batches of row indices, each with its share of every source; a pure function of (seed, batch number).
+
+    Row indices count the sources one after the other, as `Mixture` does. An epoch, which only tells how long a run
+    lasts, is over when every source has been read once (`all_exhausted`) or the first one has (`first_exhausted`).
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        weights: Sequence[float],
+        batch_size: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        until: Exhaustion = "all_exhausted",
+    ) -> None:
+        """`sizes` rows and `weights` of the sources. Raises DataError for an empty source or a weight not above 0."""
+        if batch_size < 1:
+            raise DataError(f"batch_size must be at least 1, got {batch_size}")
+        if not sizes or len(sizes) != len(weights) or min(sizes) < 1 or not all(weight > 0 for weight in weights):
+            raise DataError(f"each source needs rows and a weight above 0, got sizes {sizes} and weights {weights}")
+        self.sizes, self.batch_size, self.seed, self.shuffle = list(sizes), batch_size, seed, shuffle
+        self.size = sum(sizes)
+        self._starts = [0, *accumulate(sizes)]
+        self._bounds = [batch_size * part / sum(weights) for part in accumulate(weights)]
+        self._bounds[-1] = batch_size  # whatever the rounding
+        self.batches_per_epoch = self._epoch(until)
+        self._drawn: tuple[int, list[int]] = (0, [0] * len(self.sizes))  # (batch, rows drawn of each source before it)
+        self._orders: dict[int, tuple[int, list[int]]] = {}  # source -> (epoch, its order): the latest
+
+    def batch(self, index: int, rank: int = 0, world: int = 1) -> list[int]:
+        """The row indices of batch `index`, counted from 0; [batch_size], or one of `world` readers' share of them."""
+        before = self._drawn_before(require_index(index))
+        rows = [
+            self._starts[source] + self._row(source, position)
+            for source, count in enumerate(self._counts(index))
+            for position in range(before[source], before[source] + count)
+        ]
+        if self.shuffle:
+            rows = [rows[place] for place in shuffled(len(rows), f"{self.seed}:places:{index}")]
+        return share(rows, rank, world)
+
+    def _epoch(self, until: Exhaustion) -> int:
+        shares = [high - low for low, high in zip([0.0, *self._bounds], self._bounds, strict=False)]
+        needed = [size / portion for size, portion in zip(self.sizes, shares, strict=True)]
+        return ceil(max(needed) - 1e-9) if until == "all_exhausted" else max(1, floor(min(needed) + 1e-9))
+
+    def _counts(self, index: int) -> list[int]:
+        """How many rows batch `index` takes of each source."""
+        digest = hashlib.blake2b(f"{self.seed}:shares:{index}".encode(), digest_size=8).digest()
+        offset = (int.from_bytes(digest, "big") >> 32) / 2**32  # in [0, 1), and so that a bound can be added exactly
+        ends = [floor(bound + offset) for bound in self._bounds]
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _drawn_before(self, index: int) -> list[int]:
+        """How many rows of each source all batches before `index` take; the last answer is where the next goes on."""
+        at, drawn = self._drawn if self._drawn[0] <= index else (0, [0] * len(self.sizes))
+        for earlier in range(at, index):
+            drawn = [total + count for total, count in zip(drawn, self._counts(earlier), strict=True)]
+        self._drawn = (index, drawn)
+        return drawn
+
+    def _row(self, source: int, position: int) -> int:
+        """The row at `position` of a source that is read again and again."""
+        epoch, place = divmod(position, self.sizes[source])
+        if not self.shuffle:
+            return place
+        if source not in self._orders or self._orders[source][0] != epoch:
+            self._orders[source] = (epoch, shuffled(self.sizes[source], f"{self.seed}:{source}:{epoch}"))
+        return self._orders[source][1][place]

@@ -1,0 +1,207 @@
+"""What a row says about a picture or a video: bytes, a file, a URL, frames. Nothing is decoded here.
+
+Data is not trusted: a path may not leave its folder, and the network is asked only where that is allowed.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from r1_data.types import MediaError
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):(//)?", re.IGNORECASE)
+_BLOCK = 2**16  # bytes read at a time from the network
+
+
+@dataclass(frozen=True, slots=True)
+class Downloads:
+    """How pictures and videos behind http and https URLs are fetched."""
+
+    max_bytes: int = 64 * 2**20  # of one file
+    timeout: float = 20.0  # seconds for one file
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """A picture or video on the network, fetched each time it is read."""
+
+    address: str
+    downloads: Downloads
+
+    def __str__(self) -> str:
+        return self.address
+
+    def fetch(self) -> bytes:
+        """Download it. Raises MediaError: no answer, too many bytes, too slow, or a redirect away from http and https.
+
+        The network module is imported here because it takes long and few rows need it.
+        """
+        from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+        class WebOnly(HTTPRedirectHandler):
+            def redirect_request(self, *args: Any) -> Any:
+                if urlsplit(args[-1]).scheme not in ("http", "https"):
+                    raise MediaError(f"{address}: redirected to {args[-1][:80]!r}, which is not http or https")
+                return super().redirect_request(*args)
+
+        address, limits = self.address, self.downloads
+        end, data = time.monotonic() + limits.timeout, bytearray()
+        try:
+            request = Request(address, headers={"User-Agent": "r1-data"})
+            with build_opener(WebOnly).open(request, timeout=limits.timeout) as response:
+                while block := response.read(_BLOCK):
+                    data += block
+                    if len(data) > limits.max_bytes or time.monotonic() > end:
+                        raise MediaError(f"{address}: over {limits.max_bytes:,} bytes or {limits.timeout:g} seconds")
+        except (OSError, ValueError) as error:
+            raise error if isinstance(error, MediaError) else MediaError(f"{address}: not fetched ({error})") from error
+        return bytes(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """A video: an encoded file, or its frames as picture references.
+
+    Example: `Video(Path("clips/7.mp4"))`, `Video((b"\\x89PNG…", b"\\x89PNG…"), fps=2.0)`
+    """
+
+    source: Any  # bytes, Path, Url, or a tuple of picture references
+    fps: float | None = None  # of frames: how many make a second; None: as many as are sampled
+
+
+def resolve_picture(value: Any, image_dir: str | None, downloads: Downloads | None = None) -> Any:
+    """Turn a cell into a picture reference: bytes, a Path, a Url, or the PIL image itself.
+
+    Relative paths begin in `image_dir`, out of which no path leads; without `downloads` nothing is fetched.
+    Takes bytes, a path, a `data:`, `file://` or (where allowed) http URL, a PIL image, or a dict with "bytes" and
+    "path" as `datasets` stores pictures. Raises MediaError otherwise.
+    """
+    if isinstance(value, Mapping):
+        value = next((value[name] for name in ("bytes", "path", "image", "url") if value.get(name)), None)
+    if is_pil(value):
+        return value
+    return _resolve_file(value, image_dir, downloads, "a picture must be bytes, a path, a URL or a PIL image")
+
+
+def resolve_video(value: Any, image_dir: str | None, downloads: Downloads | None = None) -> Video:
+    """Turn a cell into a video: what a picture can be, a list of frames, or a dict of "frames" (or "video") and "fps".
+
+    Raises MediaError otherwise.
+    """
+    fps = None
+    if isinstance(value, Mapping):
+        fps = value.get("fps")
+        if fps is not None and not (isinstance(fps, int | float) and 0 < fps < 1000):
+            raise MediaError(f"the fps of a video must be above 0 and below 1000, found {fps!r}")
+        value = next((value[name] for name in ("frames", "bytes", "path", "video", "url") if value.get(name)), None)
+    if isinstance(value, list | tuple):
+        if not value:
+            raise MediaError("a video of no frames")
+        return Video(tuple(resolve_picture(frame, image_dir, downloads) for frame in value), fps)
+    return Video(_resolve_file(value, image_dir, downloads, "a video must be bytes, a path, a URL or a list of frames"))
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open a file. Raises MediaError if there is none, or if it is a folder, a pipe or a device."""
+    try:
+        if path.exists() and not path.is_file():
+            raise MediaError(f"{path}: not a file")
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise MediaError(f"{path}: no such file (working directory: {Path.cwd()})") from error
+    except OSError as error:
+        raise MediaError(f"{path}: cannot be opened ({error})") from error
+
+
+def digest_content(reference: Any) -> bytes:
+    """A hash of the encoded content, 16 bytes: of bytes the same as of the file that holds them, of a Url its address.
+
+    Raises MediaError for a file that cannot be read.
+    """
+    if isinstance(reference, Video):
+        parts = reference.source if isinstance(reference.source, tuple) else (reference.source,)
+        content = repr((reference.fps, len(parts))).encode() + b"".join(map(digest_content, parts))
+    elif is_pil(reference):
+        content = repr((reference.mode, reference.size)).encode() + reference.tobytes()
+    elif isinstance(reference, Path):
+        try:
+            with open_file(reference) as file:
+                return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).digest()
+        except OSError as error:
+            raise MediaError(f"{reference}: cannot be read ({error})") from error
+    else:
+        content = reference if isinstance(reference, bytes) else reference.address.encode()
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def describe(reference: Any, kind: str = "picture") -> str:
+    """A reference as an error names it."""
+    if isinstance(reference, bytes):
+        return f"{kind} of {len(reference)} bytes"
+    return f"{kind} {reference}" if isinstance(reference, str | os.PathLike | Url) else f"{kind} in memory"
+
+
+def _resolve_file(value: Any, image_dir: str | None, downloads: Downloads | None, wanted: str) -> bytes | Path | Url:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if not isinstance(value, str | os.PathLike):
+        raise MediaError(f"{wanted}, found {type(value).__name__}")
+    text = os.fspath(value)
+    found = _SCHEME.match(text)
+    scheme = found[1].lower() if found and (found[2] or found[1].lower() == "data") else None
+    if scheme is None:
+        return _resolve_path(text, image_dir)
+    if scheme == "data":
+        return _decode_data_url(text)
+    if scheme == "file":
+        parts = urlsplit(text)
+        if parts.netloc not in ("", "localhost"):
+            raise MediaError(f"{text[:80]!r}: a file on another machine; write file:///folder/name")
+        return _resolve_path(unquote(parts.path), image_dir)
+    if scheme not in ("http", "https"):
+        raise MediaError(f"{text[:80]!r}: URLs of kind {scheme} are not read; give a file, bytes or an http URL")
+    if downloads is None:
+        raise MediaError(f"{text[:80]!r}: pictures and videos are fetched only with data.allow_urls=true")
+    return Url(text, downloads)
+
+
+def _decode_data_url(text: str) -> bytes:
+    header, comma, body = text.partition(",")
+    if not comma or not header.lower().endswith(";base64"):
+        raise MediaError(f"{text[:40]!r}: a data URL must read data:<type>;base64,<data>")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaError(f"{text[:40]!r}: a data URL with broken base64 ({error})") from error
+
+
+def _resolve_path(path: str, image_dir: str | None) -> Path:
+    if not path:
+        raise MediaError("an empty path")
+    if "\0" in path:
+        raise MediaError(f"{path[:80]!r}: a path holds no zero byte")
+    if image_dir is None:
+        return Path(path)
+    # Compared as written, not through links: a link that the owner of the folder put there may lead elsewhere.
+    folder = os.path.abspath(image_dir)
+    full = os.path.normpath(os.path.join(folder, path))
+    if os.path.commonpath([folder, full]) != folder:
+        raise MediaError(f"{path!r} leads out of the picture folder {image_dir!r}")
+    return Path(full)
+
+
+def is_pil(value: Any) -> bool:
+    """Whether a value is a PIL image; importing PIL costs little, and torch nothing here."""
+    from PIL.Image import Image
+
+    return isinstance(value, Image)

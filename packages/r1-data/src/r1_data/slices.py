@@ -1,0 +1,52 @@
+"""Slices of a source, written as the hub writes them: `[:1000]`, `[-200:]`, `[10%:20%]`."""
+
+import re
+from dataclasses import dataclass
+
+from r1_data.types import DataError
+
+_SLICE = re.compile(r"(?P<source>.*)\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Where a slice begins and ends, in rows or in percent of them; negative numbers count from the end.
+
+    Example: `Slice("10%", "20%").rows(50) == range(5, 10)`
+    """
+
+    start: str = ""
+    stop: str = ""
+
+    def __str__(self) -> str:
+        return f"[{self.start}:{self.stop}]"
+
+    def rows(self, size: int) -> range:
+        """Return the rows taken of `size`, numbered from 0; bounds beyond the ends are cut to them, as in Python."""
+        return range(size)[_bound(self.start, size) : _bound(self.stop, size)]
+
+
+def split_slice(spec: str) -> tuple[str, Slice | None]:
+    """Separate `name@train[:1000]` into its source and its slice.
+
+    Raises DataError for brackets that are no slice, and for more than 100 percent.
+    """
+    if not spec.endswith("]"):
+        return spec, None
+    found = _SLICE.fullmatch(spec)
+    if found is None:
+        raise DataError(f"{spec!r}: a slice is written [start:stop], in rows or percent, such as [:1000] or [10%:20%]")
+    cut = Slice(found["start"] or "", found["stop"] or "")
+    for bound in (cut.start, cut.stop):
+        if bound.endswith("%") and abs(int(bound[:-1])) > 100:
+            raise DataError(f"{spec!r}: {bound} is more than all rows")
+    return found["source"], cut
+
+
+def _bound(text: str, size: int) -> int | None:
+    if not text:
+        return None
+    if not text.endswith("%"):
+        return int(text)
+    rows = round(abs(int(text[:-1])) * size / 100)
+    return size - rows if text.startswith("-") else rows

@@ -1,0 +1,170 @@
+"""Videos: what their headers say, which frames are looked at, and the pixels of those frames.
+
+Data is not trusted: a container is recognised by its first bytes and read as that and nothing else, because FFmpeg
+would follow a playlist to other files and to the network; frames are counted before any is decoded, and may take so
+many bytes and no more.
+"""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from r1_data.media import image_size, load_image
+from r1_data.references import Url, Video, describe, open_file
+from r1_data.types import MediaError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BRANDS = {b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip"}  # the first box of an MP4 or QuickTime file
+_MAX_SIDE = 16_384  # pixels; larger frames are of no use, and some decoders reserve memory before they fail
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRules:
+    """Which frames of a video the model sees.
+
+    The number is that of qwen-vl-utils, with which these models were trained: duration × `fps`, at least `min_frames`
+    and at most `max_frames`, no more than there are, and a multiple of `multiple`; they stand evenly from the first
+    frame to the last. A video of fewer frames than `multiple` repeats its last one.
+    """
+
+    fps: float = 2.0
+    min_frames: int = 4
+    max_frames: int = 768
+    multiple: int = 2  # frames that become one token in time
+    max_bytes: int = 2**30  # of the decoded frames, as RGB
+
+    def sample(self, total: int, source_fps: float) -> list[int]:
+        """The indices of the frames to look at among `total`, of which `source_fps` make a second."""
+        wanted = total / source_fps * self.fps
+        count = int(min(max(wanted, self.min_frames), self.max_frames, total)) // self.multiple * self.multiple
+        if count == 0:
+            return [*range(min(total, self.multiple)), *[total - 1] * max(0, self.multiple - total)]
+        if count == 1:
+            return [0]
+        return [round(index * (total - 1) / (count - 1)) for index in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """The frames of a video that the model sees, as known without decoding them."""
+
+    total: int  # frames in the video
+    fps: float  # of the video
+    indices: list[int]  # the frames that are looked at
+    height: int
+    width: int
+
+
+def probe_video(video: Video, rules: FrameRules) -> Clip:
+    """Read a video's headers and count its frames without decoding one.
+
+    Raises MediaError: no video, cut off, frames of several sizes, or decoded frames of more than `rules.max_bytes`.
+    """
+    if isinstance(video.source, tuple):
+        return _bounded(_probe_frames(video, rules), rules, "video of frames")
+    with _opened(video.source) as (container, stream):
+        rate = stream.average_rate or stream.guessed_rate
+        fps = float(rate) if rate else 0.0
+        total = sum(1 for packet in container.demux(stream) if packet.size)
+        if total < 1 or not 0 < fps <= 1000:
+            raise MediaError(f"{total} frames at {fps:g} frames a second")
+        clip = Clip(total, fps, rules.sample(total, fps), stream.height, stream.width)
+        return _bounded(clip, rules, "video")
+
+
+def load_frames(video: Video, clip: Clip) -> "Tensor":
+    """Decode the frames of `clip`; uint8 [frames, 3, height, width]. Raises MediaError if one of them does not."""
+    import torch
+
+    if isinstance(video.source, tuple):
+        pictures = [load_image(video.source[index]) for index in clip.indices]
+        frames = [torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8) for picture in pictures]
+    else:
+        frames = _decode(video.source, clip)
+    return torch.stack(frames).view(len(frames), clip.height, clip.width, 3).permute(0, 3, 1, 2)
+
+
+def _probe_frames(video: Video, rules: FrameRules) -> Clip:
+    sizes = {image_size(frame) for frame in video.source}
+    if len(sizes) > 1:
+        shown = ", ".join(f"{width}x{height}" for height, width in sorted(sizes)[:3])
+        raise MediaError(f"the frames of a video must have one size, found {shown}")
+    total, fps = len(video.source), video.fps or rules.fps
+    return Clip(total, fps, rules.sample(total, fps), *sizes.pop())
+
+
+def _bounded(clip: Clip, rules: FrameRules, name: str) -> Clip:
+    size, count = f"{clip.width}x{clip.height}", len(clip.indices)
+    if not 1 <= clip.height <= _MAX_SIDE or not 1 <= clip.width <= _MAX_SIDE:
+        raise MediaError(f"{name}: frames of {size} pixels; a side may have 1 to {_MAX_SIDE:,}")
+    if 3 * clip.height * clip.width * count > rules.max_bytes:
+        raise MediaError(
+            f"{name}: {count} frames of {size} pixels are over the limit of {rules.max_bytes:,} bytes decoded; "
+            "lower data.video_fps or data.video_max_frames"
+        )
+    return clip
+
+
+def _decode(source: Any, clip: Clip) -> "list[Tensor]":
+    import torch
+
+    wanted, found = set(clip.indices), {}
+    with _opened(source) as (container, stream):
+        stream.thread_count = 1  # one video a worker: threads would only compete
+        for index, frame in enumerate(container.decode(stream)):
+            if index in wanted:
+                if (frame.height, frame.width) != (clip.height, clip.width):
+                    raise MediaError(f"frame {index} has another size, {frame.width}x{frame.height}")
+                pixels = frame.to_ndarray(format="rgb24")
+                found[index] = torch.from_numpy(pixels).reshape(-1)
+            if len(found) == len(wanted):
+                break
+    if len(found) < len(wanted):
+        missing = min(wanted - found.keys())
+        raise MediaError(f"{describe(source, 'video')}: cut off, frame {missing} of {clip.total} does not decode")
+    return [found[index] for index in clip.indices]
+
+
+@contextmanager
+def _opened(source: Any) -> Iterator[tuple[Any, Any]]:
+    """The container and its video stream; whatever FFmpeg cannot read becomes a MediaError that names the source."""
+    import av
+
+    try:
+        if isinstance(source, Url):
+            source, named = source.fetch(), source
+        else:
+            named = source
+        with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
+            kind = _container_kind(file)
+            with av.open(file, format=kind, metadata_errors="replace") as container:
+                if not container.streams.video:
+                    raise MediaError("it has no pictures, only sound or text")
+                yield container, container.streams.video[0]
+    except MediaError as error:
+        text = str(error)
+        name = describe(source, "video")
+        raise MediaError(text if name in text else f"{name}: {text}") from error
+    except (av.error.FFmpegError, OSError, ValueError, MemoryError) as error:
+        raise MediaError(f"{describe(named, 'video')}: cannot be read ({error})") from error
+
+
+def _container_kind(file: BinaryIO) -> str:
+    """FFmpeg's name of the container, by its first bytes."""
+    head = file.read(12)
+    file.seek(0)
+    if not head:
+        raise MediaError("it is empty")
+    if head[4:8] in _BRANDS:
+        return "mov"
+    if head.startswith(b"\x1a\x45\xdf\xa3"):
+        return "matroska"
+    if head.startswith(b"RIFF") and head[8:12] == b"AVI ":
+        return "avi"
+    if head.startswith(b"GIF8"):
+        return "gif"
+    raise MediaError("not a video that is read here: MP4, QuickTime, Matroska, WebM, AVI or GIF")

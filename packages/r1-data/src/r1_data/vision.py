@@ -1,0 +1,204 @@
+"""The media side of a model's processor: how many tokens a picture or video takes, and its pixels, resized once.
+
+Nothing here names a model family. Asked are the processor's own public parts: `get_number_of_image_patches` and
+`get_num_of_video_patches` of a size, `resize`, and `replace_video_token`, which writes a video's placeholders.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from r1_data.media import image_size, load_image
+from r1_data.media_cache import MediaCache
+from r1_data.references import Video, digest_content
+from r1_data.types import DataError, MediaError
+from r1_data.videos import Clip, FrameRules, load_frames, probe_video
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """The media of one prompt, resized, in the order of their placeholders."""
+
+    images: "list[Tensor]"  # uint8 [3, height, width]
+    videos: "list[Tensor]"  # uint8 [frames, 3, height, width]
+    clips: list[Clip]  # one a video
+
+
+class Vision:
+    """Resizes and counts media as one processor does.
+
+    `min_pixels` and `max_pixels` bound height × width of a picture. `video_min_pixels` and `video_max_pixels` bound
+    what the model's video processor bounds: height × width of a frame for Qwen2-VL and Qwen2.5-VL, of all frames
+    together for Qwen3-VL.
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        video_min_pixels: int | None = None,
+        video_max_pixels: int | None = None,
+        frames: FrameRules | None = None,
+        cache: MediaCache | None = None,
+    ) -> None:
+        """None stands for what the processor is configured to. Raises DataError: unknown family, range upside down."""
+        self._processor, self._cache = processor, cache or MediaCache(0)
+        self._image: Any = processor.image_processor
+        self._video: Any = getattr(processor, "video_processor", None)
+        for owner, name in ((processor, "image_token_id"), (self._image, "get_number_of_image_patches")):
+            if not hasattr(owner, name):
+                known = "Qwen2-VL, Qwen2.5-VL and Qwen3-VL have"
+                raise DataError(f"{type(processor).__name__} cannot be used: it has no {name}; {known}")
+        self.budget = _budget(self._image, min_pixels, max_pixels, "")
+        if self._video is not None:
+            self.video_budget = _budget(self._video, video_min_pixels, video_max_pixels, "video_")
+            chosen = frames or FrameRules(min_frames=self._video.min_frames, max_frames=self._video.max_frames)
+            self.frames = replace(chosen, multiple=self._video.temporal_patch_size)
+
+    @property
+    def tokens(self) -> dict[str, tuple[str, int]]:
+        """The placeholder token of each kind of media, with its id."""
+        kinds = {"picture": "image_token", "video": "video_token"}
+        named = {kind: (getattr(self._processor, name, None), name) for kind, name in kinds.items()}
+        return {kind: (token, getattr(self._processor, f"{name}_id")) for kind, (token, name) in named.items() if token}
+
+    def picture_tokens(self, reference: Any) -> int:
+        """Tokens that a picture takes, from its header. Raises MediaError, or ValueError as the processor does."""
+        limits = {"min_pixels": self.budget["shortest_edge"], "max_pixels": self.budget["longest_edge"]}
+        return int(self._image.get_number_of_image_patches(*image_size(reference), limits)) // self._image.merge_size**2
+
+    def video_text(self, video: Video) -> str:
+        """The placeholders, and whatever text the family puts between them, that stand for a video."""
+        import torch
+
+        clip = self.probe(video)
+        count, size = len(clip.indices), (clip.height, clip.width)
+        patches = self._video.get_num_of_video_patches(count, *size, {"size": self.video_budget})
+        moments = -(-count // self._video.temporal_patch_size)
+        # Families read of a grid its first number and the product of the others, which are not known apart.
+        grid = torch.tensor([[moments, 1, patches // moments]])
+        inputs = {"video_grid_thw": grid, "video_metadata": [_metadata(clip)]}
+        return str(self._processor.replace_video_token(inputs, 0))
+
+    def probe(self, video: Video) -> Clip:
+        """The frames of a video that the model sees. Raises MediaError."""
+        if self._video is None:
+            raise MediaError(f"{type(self._processor).__name__} reads pictures but no videos")
+        return probe_video(video, self.frames)
+
+    def load(self, media: Sequence[Any]) -> Pixels:
+        """Decode and resize, or take from the cache. Raises MediaError, or ValueError as the processor does."""
+        pixels = Pixels([], [], [])
+        for reference in media:
+            if isinstance(reference, Video):
+                pixels.clips.append(clip := self.probe(reference))
+                pixels.videos.append(self._resized(reference, clip))
+            else:
+                pixels.images.append(self._resized(reference, None))
+        return pixels
+
+    def processor_arguments(self, pixels: Pixels) -> dict[str, Any]:
+        """What the processor is called with, beside the text, so that it resizes and samples nothing again."""
+        arguments: dict[str, Any] = {"images_kwargs": {"do_resize": False}}
+        if pixels.images:
+            arguments["images"] = [image.contiguous() for image in pixels.images]
+        if pixels.videos:
+            arguments["videos"] = [video.contiguous() for video in pixels.videos]
+            arguments["videos_kwargs"] = {
+                "do_resize": False,
+                "do_sample_frames": False,
+                "video_metadata": list(map(_metadata, pixels.clips)),
+                "return_metadata": True,
+                **self._uncapped(),
+            }
+        return arguments
+
+    def count_features(self, inputs: "Mapping[str, Tensor]") -> dict[str, int]:
+        """How many features the model will make of what the processor returned, for each kind of media."""
+        owners = {"picture": ("image_grid_thw", self._image), "video": ("video_grid_thw", self._video)}
+        return {
+            kind: int(inputs[name].prod(-1).sum()) // owner.merge_size**2 if name in inputs else 0
+            for kind, (name, owner) in owners.items()
+        }
+
+    def describe(self) -> str:
+        """Everything that decides token counts and pixels, as text; what a cache of them must be keyed by."""
+        parts = [self._image.to_json_string(), self.budget]
+        if self._video is not None:
+            parts += [self._video.to_json_string(), self.video_budget, asdict(self.frames)]
+        return repr([type(self._processor).__name__, *parts])
+
+    def _resized(self, reference: Any, clip: Clip | None) -> "Tensor":
+        import torch
+
+        key = self._key(reference, clip)
+        array = self._cache.get(key)
+        if array is None:
+            pixels = self._resize_picture(reference) if clip is None else self._resize_video(reference, clip)
+            array = pixels.movedim(-3, -1).contiguous().numpy()
+            self._cache.put(key, array)
+        return torch.from_numpy(array).movedim(-1, -3)
+
+    def _resize_picture(self, reference: Any) -> "Tensor":
+        import numpy
+        import torch
+
+        # Channels stay last in memory, where pictures have them: resizing so is faster, and nothing is laid out anew.
+        pixels = torch.from_numpy(numpy.array(load_image(reference))).permute(2, 0, 1)[None]
+        owner = self._image
+        factor = owner.patch_size * owner.merge_size
+        resized = owner.resize(pixels, size=_size_dict(self.budget), resample=owner.resample, factor=factor)
+        return resized[0]
+
+    def _resize_video(self, video: Video, clip: Clip) -> "Tensor":
+        owner = self._video
+        resized = owner.resize(
+            load_frames(video, clip)[None],
+            size=_size_dict(self.video_budget),
+            resample=owner.resample,
+            factor=owner.patch_size * owner.merge_size,
+            temporal_factor=owner.temporal_patch_size,
+            **self._uncapped(),
+        )
+        return resized[0]
+
+    def _uncapped(self) -> dict[str, bool]:
+        """The budgets here are the user's, so the processor's own guess of a total is not wanted beside them."""
+        return {"cap_pixels_per_frame": False} if hasattr(self._video, "cap_pixels_per_frame") else {}
+
+    def _key(self, reference: Any, clip: Clip | None) -> str:
+        """A hash of the encoded content and of what is done to it."""
+        budget, owner = (self.budget, self._image) if clip is None else (self.video_budget, self._video)
+        how = [budget, owner.patch_size, owner.merge_size, owner.resample, clip and asdict(clip)]
+        digest = hashlib.blake2b(repr(how).encode(), digest_size=16)
+        digest.update(digest_content(reference))
+        return digest.hexdigest()
+
+
+def _metadata(clip: Clip) -> Any:
+    from transformers.video_utils import VideoMetadata
+
+    return VideoMetadata(
+        total_num_frames=clip.total, fps=clip.fps, height=clip.height, width=clip.width, frames_indices=[*clip.indices]
+    )
+
+
+def _size_dict(budget: Mapping[str, int]) -> Any:
+    from transformers.image_utils import SizeDict
+
+    return SizeDict(**budget)
+
+
+def _budget(processor: Any, low: int | None, high: int | None, prefix: str) -> dict[str, int]:
+    """The range as processors of the Qwen-VL families take it: areas, though they are called edges."""
+    low = processor.size["shortest_edge"] if low is None else low
+    high = processor.size["longest_edge"] if high is None else high
+    if not 0 < low <= high:
+        raise DataError(f"{prefix}min_pixels must be above 0 and at most {prefix}max_pixels, got {low} and {high}")
+    return {"shortest_edge": low, "longest_edge": high}

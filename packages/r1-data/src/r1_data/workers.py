@@ -1,0 +1,191 @@
+"""Worker processes for media that nobody vouches for: bounded memory, a deadline a task, and a death costs one task.
+
+Decoders are C code that reads what strangers wrote. A file that makes one crash, hang or swell takes a worker with it
+and not the run; the worker is started again, and the caller learns which task it was.
+"""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import connection, get_context
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from queue import LifoQueue
+from typing import Any
+
+# What every worker needs and takes long to import; the server that workers are forked from has it ready.
+_PRELOAD = [
+    "r1_data.render",
+    "torch",
+    "torchvision.transforms.v2.functional",
+    "transformers.image_processing_backends",
+    "transformers.video_processing_utils",
+    "transformers.tokenization_utils_tokenizers",
+]
+_START = 300.0  # seconds until a worker has loaded what it needs
+_PAGE = 4096  # bytes, the unit of /proc/self/statm
+
+
+class WorkerDied(Exception):
+    """A worker crashed, or was ended because its task took too long; the message says which."""
+
+
+class Workers:
+    """Processes that hold a copy of one object and call its methods.
+
+    The object travels to each worker once, as multiprocessing does it. A script that makes workers must guard its own
+    start with `if __name__ == "__main__":`.
+    """
+
+    def __init__(self, target: Any, count: int, *, memory_bytes: int = 4 * 2**30, seconds: float = 120.0) -> None:
+        """Start nothing yet.
+
+        Args:
+            target: what the workers work with; it must survive pickling.
+            count: processes at most, each started when first needed.
+            memory_bytes: how much each may take beyond what it has after loading.
+            seconds: how long one task may take.
+        """
+        self.count, self._target, self._memory_bytes, self._seconds = count, target, memory_bytes, seconds
+        self._threads = ThreadPoolExecutor(count, "r1-data", initializer=_compute_alone)
+        self._idle: LifoQueue[_Process | None] = LifoQueue()  # None: one that is not running
+        for _ in range(count):
+            self._idle.put(None)
+
+    def submit(self, method: str, *arguments: Any, then: Callable[[Any], Any] | None = None) -> "Future[Any]":
+        """Call a method of the target in a worker, and `then` in a thread of this process with what it returned.
+
+        The future raises what the method raised, WorkerDied, or RuntimeError where no worker can be started.
+        """
+        return self._threads.submit(self._run, method, arguments, then)
+
+    def close(self) -> None:
+        """Forget what waits, let what runs end, and stop the processes."""
+        self._threads.shutdown(cancel_futures=True)
+        while not self._idle.empty():
+            if (process := self._idle.get()) is not None:
+                process.stop()
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _run(self, method: str, arguments: tuple[Any, ...], then: Callable[[Any], Any] | None) -> Any:
+        process = self._idle.get()
+        try:
+            process = process or _Process(self._target, self._memory_bytes)
+            good, result = process.ask((method, arguments), self._seconds)
+        except WorkerDied:
+            process = None
+            raise
+        finally:
+            self._idle.put(process)
+        if not good:
+            raise result
+        return then(result) if then else result
+
+
+class _Process:
+    """One worker, as its thread in the parent sees it."""
+
+    def __init__(self, target: Any, memory_bytes: int) -> None:
+        context = get_context("forkserver")  # forked from a process without threads, which fork would break
+        context.set_forkserver_preload(_PRELOAD)
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, target, memory_bytes), daemon=True)
+        self._process.start()
+        theirs.close()
+        try:
+            if not self._connection.poll(_START):
+                raise EOFError
+            self._connection.recv()
+        except (EOFError, OSError):
+            self.stop()
+            raise RuntimeError(
+                "a worker process for media did not start; what it said stands above. A script that starts workers "
+                'must do so below `if __name__ == "__main__":`'
+            ) from None
+
+    def ask(self, request: Any, seconds: float) -> tuple[bool, Any]:
+        """Send a request and wait for (whether it went well, result or exception). Raises WorkerDied."""
+        try:
+            self._connection.send(request)
+            if self._connection.poll(seconds):
+                reply: tuple[bool, Any] = self._connection.recv()
+                return reply
+        except (EOFError, OSError):
+            self.stop()
+            raise WorkerDied(f"its worker process ended by itself (exit code {self._process.exitcode})") from None
+        self.stop()
+        raise WorkerDied(f"it took longer than {seconds:g} seconds")
+
+    def stop(self) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.join()
+
+
+def _compute_alone() -> None:
+    """Let torch use no further threads for what this thread computes.
+
+    Threads that each have a team of their own outnumber the processors. OpenMP's waiting threads then sleep at once
+    instead of spinning a little, and a training step of a small model takes twice as long.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # of this thread, and of all that start later: those get back what they had
+    restoring = threading.Thread(target=torch.set_num_threads, args=(before,))
+    restoring.start()
+    restoring.join()
+
+
+def _serve(pipe: "connection.Connection[Any, Any]", target: Any, memory_bytes: int) -> None:
+    """Answer requests until the pipe closes."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
+    torch.set_num_threads(1)
+    # Tensors go as plain arrays; torch's own way would keep a shared memory file open for each.
+    ForkingPickler.register(torch.Tensor, _reduce_tensor)
+    _limit_memory(memory_bytes)
+    pipe.send("ready")
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            method, arguments = pipe.recv()
+            try:
+                reply = (True, getattr(target, method)(*arguments))
+            except MemoryError:
+                reply = (False, WorkerDied(f"it needs more than {memory_bytes:,} bytes of memory"))
+            except Exception as error:
+                reply = (False, error)
+            pipe.send(reply)
+
+
+def _reduce_tensor(tensor: Any) -> tuple[Any, ...]:
+    """A tensor as the array that lies in memory, and the order of its axes there: nothing is laid out anew."""
+    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    return _restore_tensor, (tensor.permute(order).contiguous().numpy(), order)
+
+
+def _restore_tensor(array: Any, order: list[int]) -> Any:
+    import torch
+
+    return torch.from_numpy(array).permute([order.index(axis) for axis in range(len(order))])
+
+
+def _limit_memory(more: int) -> None:
+    if not sys.platform.startswith("linux"):
+        return
+    import resource
+
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

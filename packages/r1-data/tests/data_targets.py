@@ -1,0 +1,45 @@
+"""What worker processes are made to hold in the tests; a module of its own, because they have to import it."""
+
+import os
+import time
+
+import torch
+
+from r1_data.render import Renderer
+from r1_data.types import Example, MediaError
+
+MEGABYTE = 2**20
+
+
+class Target:
+    """What a worker can be made to do. It crashes, hangs or swells where an example says so."""
+
+    def add(self, a: int, b: int) -> int:
+        return a + b
+
+    def refuse(self) -> None:
+        raise MediaError("t:1: no such picture")
+
+    def tensor(self) -> torch.Tensor:
+        return torch.arange(24).view(2, 3, 4).permute(2, 0, 1)
+
+    def act(self, text: str) -> None:
+        if "crash" in text:
+            os._exit(7)
+        if "hang" in text:
+            time.sleep(600)
+        if "swell" in text:
+            bytearray(600 * MEGABYTE)
+
+    def measure(self, examples: list[Example]) -> list[int]:
+        for example in examples:
+            self.act(str(example.messages))
+        return [len(str(example.messages)) for example in examples]
+
+
+class Frail(Renderer):
+    """A renderer with a decoder that some rows break."""
+
+    def measure(self, examples):
+        Target().measure(examples)
+        return super().measure(examples)

@@ -1,0 +1,46 @@
+"""Test of memory: it does not grow with the steps taken, neither here nor in the workers."""
+
+import multiprocessing
+import sys
+from pathlib import Path
+
+import pytest
+
+from r1_data.dataset import PromptDataset
+from r1_data.media_cache import MediaCache
+from r1_data.render import Renderer
+from r1_data.stream import Stream
+from r1_data.workers import Workers
+
+ROWS, BATCH, WARM, STEPS = 48, 6, 30, 100
+PAGE = 4096
+
+
+def resident(process: int | str) -> int:
+    """Bytes of memory that a process has in use."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("count", [0, 1])
+def test_memory_grows_by_less_than_a_hundredth_of_what_is_rendered(processor, picture, count):
+    rows = [
+        (f"t:{i}", {"prompt": "<image>?", "answer": "1", "images": [picture(300, 200 + i)], "bulk": bytes(50_000)})
+        for i in range(ROWS)
+    ]
+    renderer = Renderer(processor, cache=MediaCache(2**20))
+    workers = Workers(renderer, count) if count else None
+    dataset = PromptDataset(rows, renderer, max_prompt_length=2000, cache_bytes=4 * 2**20, workers=workers)
+    stream, rendered, before = Stream(ROWS, BATCH, seed=1, shuffle=True), 0, {}
+    for step in range(STEPS):
+        dataset.prefetch(stream.batch(step))
+        for index in stream.batch(step):
+            prompt = dataset[index]
+            rendered += prompt.model_inputs["pixel_values"].nbytes if step >= WARM else 0
+        if step == WARM:
+            before = {pid: resident(pid) for pid in ("self", *(p.pid for p in multiprocessing.active_children()))}
+    grown = {pid: resident(pid) - size for pid, size in before.items()}
+    if workers:
+        workers.close()
+    assert len(before) == 1 + count
+    assert max(grown.values()) < rendered / 100, (grown, rendered)

@@ -1,0 +1,129 @@
+"""Tests of references: every form of a picture or video that a row may hold, and those that are refused."""
+
+import base64
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from r1_data.media import image_size
+from r1_data.references import Downloads, Url, Video, open_file, resolve_picture, resolve_video
+from r1_data.types import MediaError
+
+
+def test_pictures_of_every_form_resolve(picture):
+    data, image = picture(4, 4), Image.new("RGB", (4, 4))
+    assert resolve_picture(data, None) == data
+    assert resolve_picture(bytearray(data), None) == data
+    assert resolve_picture({"bytes": data, "path": "x.png"}, "/nowhere") == data
+    assert resolve_picture({"bytes": None, "path": "a/x.png"}, "/pictures") == Path("/pictures/a/x.png")
+    assert resolve_picture("./a/../x.png", "/pictures/") == Path("/pictures/x.png")
+    assert resolve_picture("/pictures/x.png", "/pictures") == Path("/pictures/x.png")
+    assert resolve_picture("x.png", None) == Path("x.png")
+    assert resolve_picture(image, None) is image
+    assert resolve_picture(f"data:image/png;base64,{base64.b64encode(data).decode()}", None) == data
+    assert resolve_picture("file:///a/my%20x.png", None) == Path("/a/my x.png")
+    assert resolve_picture("file://localhost/pictures/x.png", "/pictures") == Path("/pictures/x.png")
+    assert resolve_picture("HTTPS://host/x.png", None, Downloads()) == Url("HTTPS://host/x.png", Downloads())
+
+
+def test_videos_of_every_form_resolve(picture, movie):
+    frame, film = picture(4, 4), movie(32, 32, 4)
+    assert resolve_video(film, None) == Video(film)
+    assert resolve_video("a.mp4", "/videos") == Video(Path("/videos/a.mp4"))
+    assert resolve_video({"path": "a.mp4", "bytes": None}, "/videos") == Video(Path("/videos/a.mp4"))
+    assert resolve_video([frame, "b.png"], "/videos") == Video((frame, Path("/videos/b.png")))
+    assert resolve_video({"frames": [frame, frame], "fps": 4}, None) == Video((frame, frame), 4)
+    assert resolve_video({"type": "video", "video": [frame]}, None) == Video((frame,))
+    assert resolve_video(f"data:video/mp4;base64,{base64.b64encode(film).decode()}", None) == Video(film)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../secret.png", "a/../../secret.png", "/etc/secret.png", "/pictures-2/x.png", "..", "file:///etc/%2e%2e/secret"],
+)
+@pytest.mark.parametrize("resolve", [resolve_picture, resolve_video])
+def test_paths_out_of_the_folder_are_refused(resolve, path):
+    with pytest.raises(MediaError, match="leads out of the picture folder"):
+        resolve(path, "/pictures")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("https://host/x.png", "only with data.allow_urls=true"),
+        ("s3://bucket/x.png", "URLs of kind s3 are not read"),
+        ("file://other/x.png", "a file on another machine"),
+        ("data:image/png,%89PNG", "a data URL must read"),
+        ("data:image/png;base64,AAA", "broken base64"),
+        ("a\0b.png", "no zero byte"),
+        ("", "an empty path"),
+    ],
+)
+def test_addresses_that_are_not_read_are_refused_by_name(value, message):
+    with pytest.raises(MediaError, match=message):
+        resolve_picture(value, None)
+
+
+@pytest.mark.parametrize("value", [None, 3, {}, {"bytes": None, "path": None}, ["x.png"]])
+def test_cells_that_are_no_picture_are_refused(value):
+    with pytest.raises(MediaError, match="a picture must be bytes, a path, a URL or a PIL image"):
+        resolve_picture(value, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "a video of no frames"),
+        (3, "a video must be bytes, a path, a URL or a list of frames"),
+        ([["x.png"]], "a picture must be"),
+        ({"frames": ["x.png"], "fps": 0}, "fps of a video must be above 0"),
+        ({"frames": ["x.png"], "fps": "2"}, "fps of a video must be above 0"),
+    ],
+)
+def test_cells_that_are_no_video_are_refused(value, message):
+    with pytest.raises(MediaError, match=message):
+        resolve_video(value, None)
+
+
+def test_pipes_and_folders_are_not_opened(tmp_path):
+    for path in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(MediaError, match="not a file"):
+            open_file(path)
+
+
+@pytest.fixture
+def server(picture):
+    """The address of a web server with a picture, one that has no end, and one that leads elsewhere."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(302 if self.path == "/away" else 200 if self.path != "/gone" else 404)
+            if self.path == "/away":
+                self.send_header("Location", "file:///etc/passwd")
+            self.end_headers()
+            self.wfile.write(picture(60, 40) if self.path == "/picture" else bytes(100_000))
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_allowed_pictures_are_fetched_within_limits(server, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    limits = Downloads(max_bytes=50_000, timeout=20)
+    assert image_size(resolve_picture(f"{server}/picture", None, limits)) == (40, 60)
+    for page, message in (
+        ("large", "over 50,000 bytes"), ("gone", "not fetched.*404"), ("away", "(redirected to|not fetched).*file:"),
+    ):  # fmt: skip
+        with pytest.raises(MediaError, match=f"{server}/{page}.*{message}"):
+            image_size(resolve_picture(f"{server}/{page}", None, limits))

@@ -1,0 +1,125 @@
+"""Tests of worker processes: bounded memory and time, deaths that cost one task, and the same result as without."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import torch
+from data_targets import MEGABYTE, Frail, Target
+
+from r1_data.ahead import Ahead
+from r1_data.dataset import PromptDataset
+from r1_data.render import Renderer
+from r1_data.types import DataError, MediaError
+from r1_data.workers import WorkerDied, Workers
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(Target(), 1, memory_bytes=300 * MEGABYTE, seconds=3.0) as started:
+        yield started
+
+
+def test_results_and_errors_come_back_as_they_are(workers):
+    assert workers.submit("add", 1, 2).result() == 3
+    assert torch.equal(workers.submit("tensor").result(), Target().tensor())
+    with pytest.raises(MediaError, match="t:1: no such picture"):
+        workers.submit("refuse").result()
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        ("crash", r"ended by itself \(exit code 7\)"),
+        ("hang", "took longer than 3 seconds"),
+        ("swell", "needs more than 314,572,800 bytes"),
+    ],
+)
+def test_a_death_costs_one_task_and_says_why(workers, act, message):
+    broken, sound = workers.submit("act", act), workers.submit("add", 1, 2)
+    with pytest.raises(WorkerDied, match=message):
+        broken.result()
+    assert sound.result() == 3
+
+
+def test_what_follows_a_task_computes_on_one_thread_and_nothing_else_does():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with Workers(Target(), 1) as fresh:
+            assert fresh.submit("add", 1, 2, then=lambda _: torch.get_num_threads()).result() == 1
+        with ThreadPoolExecutor(1) as another:
+            assert another.submit(torch.get_num_threads).result() == torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_row_that_breaks_its_worker_is_named_and_the_others_are_kept(processor, picture):
+    images = [picture(30, 30)]
+    texts = ["crash" if number == 40 else "?" for number in range(1, 71)]
+    rows = [(f"t:{n}", {"prompt": text, "answer": "1", "images": images}) for n, text in enumerate(texts, start=1)]
+    renderer = Frail(processor)
+    with Workers(renderer, 2, seconds=60.0) as workers:
+        dataset = PromptDataset(rows, renderer, max_prompt_length=200, bad_rows="skip_media", workers=workers)
+        assert dataset.summary.bad == ("t:40: its worker process ended by itself (exit code 7)",)
+        assert [dataset[i].id for i in (38, 39)] == ["t:39", "t:41"]
+        with pytest.raises(DataError, match=r"1 of 70 rows cannot be used:\n  t:40: its worker"):
+            PromptDataset(rows, renderer, max_prompt_length=200, workers=workers)
+
+
+def test_prompts_of_workers_equal_those_made_here(processor, picture, movie):
+    rows = [
+        (f"t:{i}", {"prompt": "<image>?", "answer": "1", "images": [picture(60, 40 + i)], "kept": object()})
+        for i in range(5)
+    ]
+    rows.append(("t:5", {"prompt": "<video>?", "answer": "1", "videos": [movie(64, 48, 8)], "kept": None}))
+    renderer = Renderer(processor)
+    expected = PromptDataset(rows, renderer, max_prompt_length=2000, cache_bytes=0)
+    with Workers(renderer, 1) as workers:
+        dataset = PromptDataset(rows, renderer, max_prompt_length=2000, workers=workers)
+        assert dataset.summary == expected.summary
+        dataset.prefetch(range(6))
+        dataset.prefetch([5, 4, 3, 2, 1, 0])
+        for index in (0, 5, 3, 1, 2, 4):
+            own, made = expected[index], dataset[index]
+            assert (own.id, own.answer) == (made.id, made.answer)
+            assert (own.token_ids, own.metadata, own.text) == (made.token_ids, made.metadata, made.text)
+            assert [image.tobytes() for image in own.images] == [image.tobytes() for image in made.images]
+            assert all(torch.equal(a, b) for a, b in zip(own.videos, made.videos, strict=True))
+            assert own.model_inputs.keys() == made.model_inputs.keys()
+            assert all(torch.equal(own.model_inputs[name], made.model_inputs[name]) for name in own.model_inputs)
+
+
+class Unloadable(Target):
+    """What a worker cannot load."""
+
+    def __setstate__(self, state: object) -> None:
+        raise ImportError("no such module here")
+
+    def __reduce_ex__(self, protocol: object) -> tuple:
+        return (Unloadable, (), {"some": "state"})
+
+
+def test_workers_that_cannot_start_are_an_error_of_the_run_not_of_a_row():
+    with Workers(Unloadable(), 1) as workers, pytest.raises(RuntimeError, match="did not start"):
+        workers.submit("add", 1, 2).result()
+
+
+def test_what_is_made_ahead_stays_within_its_memory():
+    started: list[int] = []
+
+    def start(row: int) -> Future:
+        started.append(row)
+        return Future()
+
+    ahead = Ahead(start, 10 * 25_000)
+    ahead.plan([(row, 4) for row in range(6)])
+    assert started == [0, 1]
+    ahead.take(0)
+    assert started == [0, 1, 2]
+    ahead.take(4)  # not in order: started at once, and not again
+    assert started == [0, 1, 2, 4]
+    ahead.plan([(7, 4), (2, 4)])  # row 1 is forgotten
+    assert started == [0, 1, 2, 4, 7]
+    ahead.take(2)
+    assert started == [0, 1, 2, 4, 7]
