@@ -13,7 +13,7 @@ from r1_core.advantages import ESTIMATORS
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES
 
 STEP = [*SMALL, "trainer.max_steps=1", "trainer.val_before_train=false", "trainer.val_freq=-1", "trainer.save_freq=-1"]
-NOT_YET = {"gae", "gdpo"}  # they need a critic, or rewards in several parts
+NOT_YET = {"gae"}  # it needs a critic
 
 MINE = """
 import torch
@@ -47,17 +47,68 @@ def test_a_loss_takes_a_step(r1: R1, tmp_path: Path, name: str) -> None:
     assert abs(record["actor/pg_loss"]) < 10
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "algorithm.norm_adv_by_std=false algorithm.adv_eps=1e-3",
+        "algorithm.adv_estimator=grpo_passk algorithm.norm_adv_by_std=false",
+        "algorithm.adv_estimator=reinforce_plus_plus algorithm.adv_unbiased_std=false algorithm.gamma=0.9",
+        "algorithm.adv_estimator=reinforce_plus_plus algorithm.norm_adv_by_std=false",
+        "algorithm.adv_estimator=reinforce_baseline algorithm.adv_baseline=leave_one_out algorithm.adv_whiten=false",
+        "algorithm.adv_estimator=reinforce_baseline algorithm.reward_clip_range=[-0.1,0.1]",
+        "algorithm.adv_estimator=gpg algorithm.gpg_f_norm=2 algorithm.gpg_counted=nonzero",
+        "algorithm.adv_estimator=reinforce",
+        "algorithm.adv_estimator=group_norm",
+        "worker.actor.loss_type=clip_cov worker.actor.clip_cov_ratio=0.1 worker.actor.clip_cov_lb=0.1",
+        "worker.actor.loss_type=kl_cov worker.actor.kl_cov_ratio=0.1 worker.actor.kl_cov_coef=2",
+        "worker.actor.loss_type=vespo worker.actor.vespo_k_pos=1 worker.actor.vespo_lambda_neg=3",
+        "worker.actor.loss_type=sapo worker.actor.tau_positive=2",
+        "worker.actor.loss_avg_mode=seq-mean-token-sum-norm worker.actor.loss_scale_factor=10",
+    ],
+)
+def test_settings_of_single_estimators_and_losses_take_a_step(r1: R1, tmp_path: Path, words: str) -> None:
+    record = step(r1, tmp_path, *words.split(), "worker.actor.ppo_epochs=2")
+    assert record["actor/grad_norm"] > 0
+    assert record["critic/advantages/max"] > record["critic/advantages/min"]
+
+
 @pytest.mark.parametrize("name", get_args(Aggregation))
 def test_an_aggregation_takes_a_step(r1: R1, tmp_path: Path, name: str) -> None:
     assert step(r1, tmp_path, f"worker.actor.loss_avg_mode={name}")["actor/grad_norm"] > 0
 
 
-@pytest.mark.parametrize("name", [name for name in get_args(KLPenalty) if name != "full"])
+@pytest.mark.parametrize("name", get_args(KLPenalty))
 def test_the_kl_may_stand_in_the_reward(r1: R1, tmp_path: Path, name: str) -> None:
     inside = ["algorithm.disable_kl=false", "algorithm.use_kl_loss=false", f"algorithm.kl_penalty={name}"]
     record = step(r1, tmp_path, *inside, "algorithm.adv_estimator=reinforce_plus_plus")
     assert record["actor/grad_norm"] > 0
     assert "actor/kl_loss" not in record
+
+
+def test_the_full_kl_in_the_loss_grows_as_the_policy_moves_and_pulls_it_back(r1: R1, tmp_path: Path) -> None:
+    inside = ["algorithm.disable_kl=false", "algorithm.kl_penalty=full", "trainer.max_steps=2"]
+    norms = []
+    for coef in ("0", "100"):
+        step(r1, tmp_path / coef, *inside, "worker.actor.optim.lr_warmup_steps=0", f"algorithm.kl_coef={coef}")
+        first, second = read_log(tmp_path / coef)
+        assert 0 < first["actor/kl_loss"] < second["actor/kl_loss"]
+        norms.append(second["actor/grad_norm"])
+    assert norms[1] > 2 * norms[0]
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_baseline"])
+def test_every_estimator_takes_the_kl_in_the_reward(r1: R1, tmp_path: Path, name: str) -> None:
+    inside = ["algorithm.disable_kl=false", "algorithm.use_kl_loss=false", "algorithm.kl_penalty=k1"]
+    moved = [f"algorithm.adv_estimator={name}", "trainer.max_steps=2", "worker.actor.optim.lr_warmup_steps=0"]
+    spreads = []
+    for coef in ("0", "1000"):
+        step(r1, tmp_path / coef, *inside, *moved, f"algorithm.kl_coef={coef}")
+        first, second = read_log(tmp_path / coef)
+        assert "actor/kl_loss" not in second
+        spreads.append((first["critic/advantages/max"], second["critic/advantages/max"]))
+    # The policy is its own reference at first, and has moved from it by the second step.
+    assert spreads[0][0] == pytest.approx(spreads[1][0], rel=0.05, abs=0.05)
+    assert spreads[0][1] != pytest.approx(spreads[1][1], rel=1e-3)
 
 
 def test_an_adaptive_coefficient_moves_and_is_gone_on_with(r1: R1, tmp_path: Path) -> None:
@@ -102,8 +153,7 @@ def test_a_function_that_is_not_there_is_named(r1: R1, tmp_path: Path, key: str)
 
 
 def test_the_configuration_names_what_the_registries_hold() -> None:
-    # optimal_token_baseline needs probabilities of the whole vocabulary, which no step computes yet.
-    assert set(get_args(Estimator)) - {"gdpo"} == set(ESTIMATORS) - {"optimal_token_baseline"}
+    assert set(get_args(Estimator)) == set(ESTIMATORS)
     assert set(get_args(PolicyLoss)) == set(POLICY_LOSSES)
     assert set(get_args(Aggregation)) == set(AGGREGATIONS)
-    assert set(get_args(KLPenalty)) - {"full"} == set(kl.KL_ESTIMATORS)
+    assert set(get_args(KLPenalty)) == {*kl.KL_ESTIMATORS, kl.FULL}

@@ -70,6 +70,36 @@ def test_a_failing_reward_is_counted_and_the_run_goes_on(
         assert record["critic/score/mean"] == -1
 
 
+HALF_RAISES = """
+REWARD_TYPE = "sequential"
+
+def compute_score(reward_input):
+    compute_score.calls = getattr(compute_score, "calls", 0) + 1
+    if compute_score.calls % 2:
+        raise ValueError("no such answer")
+    return 0.5
+"""
+
+
+def test_a_failed_answer_can_be_dropped(r1: R1, tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(HALF_RAISES)
+    reward = f"worker.reward.reward_function={tmp_path / 'reward.py'}:compute_score"
+    train(r1, tmp_path / "run", reward, "worker.reward.failure_policy=drop", "worker.reward.failure_score=-9")
+    record = read_log(tmp_path / "run")[-1]
+    assert record["reward/failures/exception"] > 0
+    assert record["critic/score/min"] == 0.5
+
+
+def test_a_failed_answer_can_end_the_run_with_a_checkpoint_and_its_name(r1: R1, tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(HALF_RAISES)
+    reward = f"worker.reward.reward_function={tmp_path / 'reward.py'}:compute_score"
+    ended = train(r1, tmp_path / "run", reward, "worker.reward.failure_policy=stop", ok=False)
+    assert ended.exit_code == 2
+    assert "could not score answer" in ended.output
+    assert "ValueError: no such answer" in ended.output
+    assert (tmp_path / "run" / "global_step_0" / "actor").is_dir()
+
+
 def rows() -> list[dict]:  # type: ignore[type-arg]
     return pq.read_table(FOLDER / "train.parquet").to_pylist()[:40]
 
@@ -100,7 +130,7 @@ def lengthen(table: list[dict]) -> None:  # type: ignore[type-arg]
 @pytest.mark.parametrize(
     ("spoil", "settings", "said"),
     [
-        (cut_picture, [], ["rows.parquet:7", "picture"]),
+        (cut_picture, ["data.bad_rows=refuse"], ["rows.parquet:7", "picture"]),
         (drop_answer, [], ["rows.parquet:1", "answer", "label"]),
         (null_answer, [], ["rows.parquet:3", "answer"]),
         (lengthen, ["data.filter_overlong_prompts=false"], ["rows.parquet:5", "max_prompt_length"]),

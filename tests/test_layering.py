@@ -30,9 +30,9 @@ def test_a_leaf_imports_no_other_package_of_r1(leaf: str) -> None:
     assert not guilty
 
 
-def test_rewards_never_import_torch() -> None:
-    guilty = [path for path in sources("r1_rewards") if imported_roots(path) & {"torch", "transformers"}]
-    assert not guilty
+def test_rewards_never_import_torch_but_for_reward_models() -> None:
+    guilty = {path.name for path in sources("r1_rewards") if imported_roots(path) & {"torch", "transformers"}}
+    assert guilty == {"reward_model.py"}  # inside functions: see the light imports below
 
 
 def test_core_needs_torch_and_safetensors_only() -> None:
@@ -46,6 +46,7 @@ def test_core_needs_torch_and_safetensors_only() -> None:
     [
         "import r1_rewards",
         "from r1_rewards import math",
+        "import r1_rewards.reward_model, r1_rewards.main",
         "import r1_data",
         "import r1_data.sources",
         "import r1_cli.main",
@@ -53,8 +54,8 @@ def test_core_needs_torch_and_safetensors_only() -> None:
     ],
 )
 def test_light_imports_load_nothing_heavy(statement: str) -> None:
-    heavy = "[m for m in ('torch', 'transformers', 'datasets', 'sympy', 'ray', 'vllm') if m in sys.modules]"
-    code = f"import sys; {statement}; found = {heavy}; assert not found, found"
+    heavy = {"torch", "transformers", "datasets", "sympy", "ray", "vllm", "fastapi", "httpx"}
+    code = f"import sys; {statement}; found = {heavy} & set(sys.modules); assert not found, found"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -58,7 +58,7 @@ def test_how_the_work_is_cut_does_not_change_what_is_learned(
     ]
 
 
-@pytest.mark.parametrize("penalty", ["kl", "abs", "mse", "low_var_kl"])
+@pytest.mark.parametrize("penalty", ["kl", "abs", "mse", "low_var_kl", "full"])
 def test_a_kl_term_starts_at_zero_and_is_logged(r1: R1, tmp_path: Path, penalty: str) -> None:
     overrides = ["algorithm.disable_kl=false", f"algorithm.kl_penalty={penalty}", "algorithm.kl_coef=0.1"]
     first = train(r1, tmp_path, *overrides, "worker.actor.global_batch_size=4")[0]

@@ -29,11 +29,11 @@ DRIVER = textwrap.dedent(
 
     sampled, collect = Path(sys.argv.pop(1)), loop.collect
 
-    def noting(run, cursor, watch):
-        batch = collect(run, cursor, watch)
+    def noting(run, at, watch):
+        batch = collect(run, at, watch)
         tokens = [c.token_ids for group in batch.groups for c in group.completions]
         with sampled.open("a") as file:
-            file.write(json.dumps([cursor, tokens]) + "\\n")
+            file.write(json.dumps([at.cursor, tokens]) + "\\n")
         return batch
 
     loop.collect = noting

@@ -4,17 +4,12 @@ from typing import Any
 
 from r1_rewards import math
 from r1_rewards.extract import stated
+from r1_rewards.length import overlong_punishment
 
 REWARD_NAME = "dapo"
 REWARD_TYPE = "batch"
 
 TAIL = 300  # characters; an answer stated before them does not count
-
-
-def overlong_punishment(length: int, max_length: int, buffer: int, factor: float) -> float:
-    """Equation 13: 0 up to max_length - buffer tokens, then falling linearly to -factor at max_length."""
-    room = max_length - buffer - length
-    return factor * min(max(room / buffer, -1.0), 0.0)
 
 
 def compute_score(
@@ -23,11 +18,6 @@ def compute_score(
     overlong_buffer_length: int,
     overlong_penalty_factor: float,
 ) -> list[dict[str, float]]:
-    if not 0 < overlong_buffer_length <= max_response_length:
-        raise ValueError(
-            f"overlong_buffer_length must be above 0 and at most max_response_length, "
-            f"got {overlong_buffer_length} and {max_response_length}"
-        )
     scores = []
     for reward_input in reward_inputs:
         answer = stated(reward_input["response"][-TAIL:])

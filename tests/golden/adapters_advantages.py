@@ -1,10 +1,8 @@
 """From golden case names to our advantages, KL terms, filters and length punishment.
 
-`ALGOS` maps a function to a callable (inputs, params, case) -> mapping; `EXPLAINED` maps it to a function that says
-why ours differs from the reference in a case, where it follows the paper instead.
+`ALGOS` maps a function to a callable (inputs, params, case) -> mapping. Where ours differs from a reference because it
+follows the paper, `explained_advantages.py` says why, and what the paper's formula gives.
 """
-
-from collections import Counter
 
 import torch
 
@@ -66,17 +64,17 @@ def outcome(build):
 
 
 def grpo(params):
-    return GRPO(params["eps"]) if params["norm_by_std"] else DrGRPO()
+    return GRPO(params.get("eps", 1e-6)) if params.get("norm_by_std", True) else DrGRPO()
 
 
 def gae(inputs, params, case):
-    data, estimator = token_inputs(inputs), GAE(params["gamma"], params["lam"])
+    data, estimator = token_inputs(inputs), GAE(params.get("gamma", 1.0), params.get("lam", 1.0))
     return {"advantages": estimator(data), "returns": estimator.estimate(data)[1]}
 
 
 def reinforce_plus_plus(inputs, params, case):
-    data = token_inputs(inputs)
-    return {"advantages": ReinforcePlusPlus(params["gamma"])(data), "returns": returns_of(data, params["gamma"])}
+    data, gamma = token_inputs(inputs), params.get("gamma", 1.0)
+    return {"advantages": ReinforcePlusPlus(gamma)(data), "returns": returns_of(data, gamma)}
 
 
 def remax(inputs, params, case):
@@ -87,26 +85,30 @@ def remax(inputs, params, case):
 def optimal_token(by_column):
     def adapter(inputs, params, case):
         data = token_inputs(inputs)
-        estimator = OptimalTokenBaseline(params["handle_zero_tail"], by_column, params["eps"])
+        estimator = OptimalTokenBaseline(params.get("handle_zero_tail", True), by_column, params.get("eps", 1e-8))
         return {"advantages": estimator(data), "returns": returns_of(data)}
 
     return adapter
+
+
+def at_last_token(scores, mask):
+    last = mask & (mask.cumsum(-1) == mask.sum(-1, keepdim=True))
+    return torch.where(last, scores[:, None], 0.0)
 
 
 def pipeline(build):
     """OpenRLHF's whole step: scores [N] and the KL per token to advantages and returns."""
 
     def adapter(inputs, params, case):
-        mask = inputs["response_mask"].bool()
-        last = mask & (mask.cumsum(-1) == mask.sum(-1, keepdim=True))
+        mask, scores = inputs["response_mask"].bool(), torch.as_tensor(inputs["scores"]).double()
         data = AdvantageInputs(
-            torch.where(last, inputs["scores"].double()[:, None], 0.0),
+            at_last_token(scores, mask),
             group_ids(inputs["group_index"]),
             mask,
             token_penalties=max(params["kl_coef"], 0.0) * inputs["kl"].double(),
             values=inputs.get("values"),
         )
-        return build(data, params, inputs["scores"].double())
+        return build(data, params, scores)
 
     return adapter
 
@@ -179,7 +181,7 @@ def soft_overlong(inputs, params, case):
 
 def whitened(inputs, params, case):
     """Ours is 0 off the mask; the references scale those values along, so the adapter does too."""
-    values, mask = inputs["values"], inputs["mask"].bool()
+    values, mask = inputs["values"].double(), inputs["mask"].bool()
     shift = params.get("shift_mean", True)
     eps = params.get("eps", 1e-8)
     mean, variance = masked_mean(values, mask), masked_variance(values, mask)
@@ -188,18 +190,19 @@ def whitened(inputs, params, case):
 
 
 def mean_of_rows(inputs, params, case):
-    return {"out": torch.vmap(masked_mean)(inputs["values"], inputs["mask"])}
+    values, mask = (inputs[name].movedim(params.get("dim", -1), -1) for name in ("values", "mask"))
+    return {"out": torch.vmap(masked_mean)(values, mask)}
 
 
 ALGOS = {
     "adv.gae": gae,
     "adv.grpo": outcome(grpo),
     "adv.grpo_vectorized": outcome(grpo),
-    "adv.grpo_passk": outcome(lambda params: GRPOPassK(params["norm_by_std"], params["eps"])),
+    "adv.grpo_passk": outcome(lambda params: GRPOPassK(params.get("norm_by_std", True), params.get("eps", 1e-6))),
     "adv.rloo": outcome(lambda params: RLOO()),
     "adv.rloo_vectorized": outcome(lambda params: RLOO()),
     "adv.opo": outcome(lambda params: OPO()),
-    "adv.gpg": outcome(lambda params: GPG(params["f_norm"], counted="nonzero")),
+    "adv.gpg": outcome(lambda params: GPG(params.get("f_norm", 1.0), counted="nonzero")),
     "adv.reinforce_plus_plus": reinforce_plus_plus,
     "adv.reinforce_plus_plus_baseline": outcome(lambda params: ReinforcePlusPlusBaseline()),
     "adv.remax": remax,
@@ -223,106 +226,4 @@ ALGOS = {
     },
     "stats.masked_whiten": whitened,
     "stats.masked_whiten_noshift": whitened,
-}
-
-
-def has_singleton(case):
-    return 1 in Counter(case["inputs"]["index"]).values()
-
-
-def has_gap(case):
-    mask = torch.tensor(case["inputs"]["response_mask"])
-    return bool((mask[:, 1:] > mask[:, :-1]).any())
-
-
-def differs_in_float32_digits(case):
-    from golden import replay  # here, so that ALGOS can be used without this folder on the path
-
-    # 200 float64 tolerances are one of float32.
-    slack = 200.0 if case["dtype"] == "float64" else 10.0
-    return not replay.differences(case, ALGOS[case["fn"]], slack)
-
-
-def singleton(case):
-    if has_singleton(case):
-        return "a group of one has nothing to compare with and gets 0; the reference leaves its reward as it is"
-    return None
-
-
-def floored_variance(case):
-    rewards = torch.tensor(case["inputs"]["token_level_rewards"], dtype=torch.float64).sum(-1)
-    groups = group_ids(case["inputs"]["index"])
-    low = min(float(rewards[groups == group].var()) for group in groups.unique())
-    if low < 1e-4 or (case["dtype"] == "float64" and differs_in_float32_digits(case)):
-        return "the reference takes moments in one float32 pass, variance floored at 1e-6; ours keeps its digits"
-    return None
-
-
-def reset_at_gaps(case):
-    if has_gap(case):
-        return "the reference's return starts anew at an observation, so earlier turns get no credit for later ones"
-    return None
-
-
-def gaps_as_steps(case):
-    if has_gap(case):
-        return "the reference counts observations as steps of value 0; ours goes on to the next trained token"
-    return None
-
-
-def float32_pipeline(case):
-    equal_scores = len(set(case["inputs"]["scores"])) == 1
-    if (case["dtype"] == "float64" or equal_scores) and differs_in_float32_digits(case):
-        return "the reference whitens in float32, ours in float64; they differ by float32's rounding"
-    return None
-
-
-def whole_reward(case):
-    rewards, mask = (torch.tensor(case["inputs"][name]) for name in ("token_level_rewards", "response_mask"))
-    if ((rewards != 0) & (mask.cumsum(-1) < mask.sum(-1, keepdim=True))).any():
-        return "the reference credits a token with rewards that came before it; ours counts what is still to come"
-    return None
-
-
-def clamped_kl(case):
-    name = case["params"]["kl_type"]
-    names = ("old_log_probs" if "old_log_probs" in case["inputs"] else "log_probs", "ref_log_probs")
-    policy, reference = (torch.tensor(case["inputs"][key], dtype=torch.float64) for key in names)
-    if name != "full" and kl.get(name)(policy, reference).abs().max() > 10:
-        return "the reference clamps its estimate at 10, where the gradient is then 0; ours keeps on pulling"
-    return None
-
-
-def no_floor(case):
-    if case["inputs"]["response_length"] > case["params"]["max_response_length"]:
-        return "the reference goes below -factor past the maximum; DAPO equation 13 is -1 there"
-    return None
-
-
-def float32_moments(case):
-    values, mask = (torch.tensor(case["inputs"][name], dtype=torch.float64) for name in ("values", "mask"))
-    if case["dtype"] == "float32" and masked_mean(values, mask).abs() > 30 * masked_variance(values, mask).sqrt():
-        return "the reference loses the variance of values far from 0 to float32; ours is taken in float64"
-    return None
-
-
-EXPLAINED = {
-    "adv.grpo": singleton,
-    "adv.grpo_vectorized": lambda case: singleton(case) or floored_variance(case),
-    "adv.rloo": singleton,
-    "adv.opo": singleton,
-    "adv.gpg": singleton,
-    "adv.reinforce_plus_plus_baseline": singleton,
-    "adv.optimal_token_baseline": singleton,
-    "adv.tir_optimal_token_baseline": singleton,
-    "adv.reinforce_plus_plus": reset_at_gaps,
-    "adv.remax@easyr1": whole_reward,
-    "adv_pipeline.gae": lambda case: gaps_as_steps(case) or float32_pipeline(case),
-    "adv_pipeline.reinforce": lambda case: gaps_as_steps(case) or float32_pipeline(case),
-    "adv_pipeline.reinforce_baseline": float32_pipeline,
-    "kl": clamped_kl,
-    "kl_in_reward": clamped_kl,
-    "soft_overlong@verl": no_floor,
-    "stats.masked_whiten": float32_moments,
-    "stats.masked_whiten_noshift": float32_moments,
 }

@@ -30,4 +30,3 @@ def response_mask(inputs, params, case):
 
 
 ALGOS = {"partition": partition, "response_mask": response_mask}
-EXPLAINED = {}

@@ -1,7 +1,7 @@
 """Golden cases of policy losses, value loss, averages, entropy and rollout correction, told in r1-core's words.
 
-ALGOS maps "fn" or "fn@variant" to a callable (inputs, params, case) -> dict. EXPLAINED maps the same names to a
-function of the case that says why ours differs, or None where it does not.
+ALGOS maps "fn" or "fn@variant" to a callable (inputs, params, case) -> dict. Where ours differs from a reference
+because it follows the paper, `explained_policy.py` says why, and what the paper's formula gives.
 
 Where references average otherwise than the papers (empty rows counted, a missing division by the batch), the case is
 replayed with the totals that their average amounts to: which counts to divide by is the caller's to say.
@@ -16,11 +16,9 @@ from r1_core import losses
 from r1_core.logprobs import token_logprobs
 from r1_core.losses import Correction, Rejection, ValueLoss, aggregate
 from r1_core.losses.correction import diagnose, effective_sample_size, importance_weights, log_gap
-from r1_core.losses.policy import row_mean
 from r1_core.objective import Objective
 from r1_core.types import LossInputs, Totals
 
-LOG_RATIO_LIMIT = 20.0
 # The `max_completion_length` that TRL's cases were made with; they do not state it.
 TRL_COMPLETION_LENGTH = 16
 
@@ -167,6 +165,13 @@ def rejections(kinds, bounds):
     return tuple(found)
 
 
+def weighing(level, threshold, **more):
+    """veRL's threshold: an upper bound to clamp at, or "lower_upper", outside of which a weight is 0 (IcePop)."""
+    lower, _, upper = str(threshold or "2.0").rpartition("_")
+    outside = "zero" if lower else "clamp"
+    return Correction(level, upper=float(upper), lower=float(lower or 0.0), outside=outside, **more)
+
+
 def gap_of(inputs):
     mask = mask_of(inputs)
     return log_gap(inputs["old_log_probs"], inputs["rollout_log_probs"], mask), mask
@@ -191,7 +196,7 @@ def divergence_metrics(gap, mask):
 
 def correction_weights(inputs, params, case):
     gap, mask = gap_of(inputs)
-    correction = Correction(params["level"], upper=params["threshold"], normalize=params.get("batch_normalize", False))
+    correction = weighing(params["level"], params["threshold"], normalize=params.get("batch_normalize", False))
     return {"weights": correction.weights(gap, mask), "metrics": weight_metrics(gap, mask, correction)}
 
 
@@ -210,7 +215,7 @@ def correction_metrics(inputs, params, case):
 def correction_full(inputs, params, case):
     gap, mask = gap_of(inputs)
     found = rejections(params["rollout_rs"], params["rs_threshold"])
-    correction = Correction(params["rollout_is"], upper=params["threshold"], rejections=found)
+    correction = weighing(params["rollout_is"], params["threshold"], rejections=found)
     metrics = weight_metrics(gap, mask, correction) | divergence_metrics(gap, mask)
     return {
         "weights": correction.weights(gap, mask),
@@ -223,15 +228,15 @@ def bypass_mode(inputs, params, case):
     """veRL's loss where the rollout's log-probs stand in for the old ones: weights from the current policy."""
     mask = mask_of(inputs)
     gap = log_gap(inputs["log_probs"], inputs["old_log_probs"], mask)
-    correction = Correction(
+    correction = weighing(
         params["rollout_is"],
-        upper=params["rollout_is_threshold"],
+        params["rollout_is_threshold"],
         normalize=params["rollout_is_batch_normalize"],
         rejections=rejections(params["rollout_rs"], params["rollout_rs_threshold"]),
     )
     kept = correction.keep(gap, mask)
     totals, scale = verl_totals(kept, params["agg"], params)
-    if params["loss_type"] == "reinforce":
+    if params["loss_type"] != "ppo_clip":
         loss, weights = losses.get("reinforce")(), correction.weights(gap, mask)
     else:
         # PPO's own ratio is the weight.
@@ -282,8 +287,10 @@ def trl(inputs, params, case):
         loss = losses.get("cispo")(clip_low=1.0, clip_high=high - 1.0)
     elif kind in ("sapo", "vespo"):
         loss = losses.get(kind)()
-    elif params.get("level") == "sequence":
+    elif kind == "luspo" or params.get("level") == "sequence":
         loss = losses.get("luspo" if kind == "luspo" else "gspo")(clip_low=low, clip_high=high)
+    elif params.get("level") == "sequence_token":
+        loss = losses.get("gspo_token")(clip_low=low, clip_high=high)
     else:
         loss = losses.get("default")(low, high, params.get("delta") or math.inf)
     ways = {"grpo": "seq", "luspo": "seq", "sapo": "seq", "dr_grpo": "seq-mean-token-sum-norm"}
@@ -299,11 +306,11 @@ def average(inputs, params, case):
 
 
 def value_loss(inputs, params, case):
-    mask = mask_of(inputs)
-    totals = every_row(mask) if case["variant"] == "easyr1" else own_totals(mask)
+    mask, mode = mask_of(inputs), params["agg"]
+    totals, scale = (every_row(mask), 1) if case["variant"] == "easyr1" else verl_totals(mask, mode, params)
     values, metrics = ValueLoss(params["cliprange_value"])(inputs["vpreds"], inputs["values"], inputs["returns"], mask)
-    means = {name: aggregate(value, mask, "token", totals) for name, value in metrics.items()}
-    return {"loss": aggregate(values, mask, params["agg"], totals), "metrics": means}
+    means = {name: aggregate(value, mask, "token", own_totals(mask)) for name, value in metrics.items()}
+    return {"loss": aggregate(values, mask, mode, totals) * scale, "metrics": means}
 
 
 def entropies(logits):
@@ -324,8 +331,9 @@ def entropy_from_logits(inputs, params, case):
 
 
 def entropy_loss(inputs, params, case):
-    mask = mask_of(inputs)
-    return {"loss": aggregate(entropies(inputs["logits"]), mask, params["agg"], own_totals(mask))}
+    mask, mode = mask_of(inputs), params["agg"]
+    totals, scale = verl_totals(mask, mode, params)
+    return {"loss": aggregate(entropies(inputs["logits"]), mask, mode, totals) * scale}
 
 
 CLIP = ("clip_low", "clip_high")
@@ -343,17 +351,19 @@ ALGOS = {
     "policy_loss.gspo@verl": verl("gspo_token", *CLIP, mode="seq-mean-token-mean"),
     "policy_loss.sapo@verl": verl("sapo", *TAUS, mode="seq-mean-token-mean"),
     "policy_loss.cispo@verl": verl("cispo", *CLIP),
+    "policy_loss.dppo_tv@verl": verl("dppo_tv", *DUAL),
+    "policy_loss.dppo_kl@verl": verl("dppo_kl", *DUAL),
     "policy_loss.gpg@verl": verl("gpg", names={}),
     "policy_loss.reinforce@verl": verl("reinforce", names={}),
     "policy_loss.geo_mean@verl": verl_geo_mean,
     "policy_loss.kl_cov@verl": verl_kl_cov,
     "policy_loss.clip_cov@verl": verl_clip_cov,
     "policy_loss.bypass_mode@verl": bypass_mode,
-    "policy_loss.gspo@openrlhf": openrlhf("gspo", *CLIP),
-    "policy_loss.vanilla@openrlhf": openrlhf("default", *CLIP),
-    "policy_loss.vanilla+tis@openrlhf": openrlhf("default", *CLIP),
-    "policy_loss.vanilla+icepop@openrlhf": openrlhf("default", *CLIP),
-    "policy_loss.vanilla+seq-mask-tis@openrlhf": openrlhf("default", *CLIP),
+    **{
+        f"policy_loss.{theirs}{correction}@openrlhf": openrlhf(ours, *CLIP)
+        for theirs, ours in (("vanilla", "default"), ("gspo", "gspo"))
+        for correction in ("", "+tis", "+icepop", "+seq-mask-tis")
+    },
     **{
         f"policy_loss_trl.{kind}@trl": trl
         for kind in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo")
@@ -367,40 +377,4 @@ ALGOS = {
     "rollout_correction.rejection@verl": correction_rejection,
     "rollout_correction.offpolicy_metrics@verl": correction_metrics,
     "rollout_correction.full@verl": correction_full,
-}
-
-
-def widest(case, first, second, *, rows=False):
-    """The largest |first − second| among the case's trained tokens, or of the mean over a row's."""
-    inputs = case["inputs"]
-    mask = torch.tensor(inputs["response_mask"]).bool()
-    gap = log_gap(*(torch.tensor(inputs[name], dtype=torch.float64) for name in (first, second)), mask)
-    return float((row_mean(gap, mask) if rows else gap).abs().max())
-
-
-def unclamped(first="log_probs", second="old_log_probs", *, limit=LOG_RATIO_LIMIT, rows=False):
-    """An explanation for cases whose log-ratios pass `limit`, where ours and theirs stop exp at different points."""
-
-    def explain(case):
-        if widest(case, first, second, rows=rows) <= limit:
-            return None
-        return (
-            f"log-ratios pass {limit:g}: ours are clamped to ±20 everywhere, so that a loss stays finite; the "
-            "reference clamps them elsewhere or not at all"
-        )
-
-    return explain
-
-
-EXPLAINED = {
-    # No clamp: losses near 1e21 at log-ratios of ±50.
-    "policy_loss.kl_cov@verl": unclamped(),
-    "policy_loss.clip_cov@verl": unclamped(),
-    "policy_loss.geo_mean@verl": unclamped(rows=True),
-    "policy_loss.gspo@openrlhf": unclamped(rows=True),
-    # The sequence's log-ratio is clamped at 10 there.
-    "policy_loss.gspo@verl": unclamped(limit=10.0, rows=True),
-    # The statistic k3 is not clamped; the weights and masks of the same cases are compared.
-    "rollout_correction.offpolicy_metrics@verl": unclamped("old_log_probs", "rollout_log_probs"),
-    "rollout_correction.full@verl": unclamped("old_log_probs", "rollout_log_probs"),
 }

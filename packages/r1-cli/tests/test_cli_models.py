@@ -1,5 +1,6 @@
 """What r1 asks of a model before and after loading it, on the quickstart's model and on tiny text models."""
 
+import pickle
 import shutil
 from pathlib import Path
 
@@ -102,3 +103,31 @@ def test_a_device_is_known_by_its_longest_name() -> None:
 def test_flops_count_what_is_multiplied(model) -> None:  # type: ignore[no-untyped-def]
     parameters = sum(p.numel() for p in model.parameters())
     assert 0.8 * 6 * parameters < flops_per_token(model) < 6 * parameters
+
+
+def vision_tokens(config, *kinds: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # type: ignore[no-untyped-def]
+    """Two text tokens around a picture of 2 × 3 tokens and a video of 2 moments of 2 × 2, in the order of `kinds`."""
+    lengths, codes = {"image": 6, "video": 8}, {"image": 1, "video": 2}
+    token_ids, types = [5, 6], [0, 0]
+    for kind in kinds:
+        token_ids += [getattr(config, f"{kind}_token_id")] * lengths[kind] + [7, 8]
+        types += [codes[kind]] * lengths[kind] + [0, 0]
+    media = {"mm_token_type_ids": torch.tensor([types])}
+    if "image" in kinds:
+        media["image_grid_thw"] = torch.tensor([[1, 4, 6]])
+    if "video" in kinds:
+        media |= {"video_grid_thw": torch.tensor([[2, 4, 4]]), "second_per_grid_ts": torch.tensor([1.0])}
+    return torch.tensor(token_ids), media
+
+
+@pytest.mark.parametrize("kinds", [("image", "video"), ("video", "image"), ("video",)])
+def test_positions_of_videos_are_the_models_own_here_and_in_a_worker(config, model, kinds) -> None:  # type: ignore[no-untyped-def]
+    token_ids, media = vision_tokens(config, *kinds)
+    position_ids = models.position_ids_of(config)
+    copied = pickle.loads(pickle.dumps(position_ids))
+    own, _ = model.model.get_rope_index(token_ids[None], **media)
+    for rule in (position_ids, copied):
+        assert torch.equal(rule(token_ids, media)[1:], own[:, 0])
+    moments = own[0, 0][media["mm_token_type_ids"][0] == 2].unique()
+    assert len(moments) == 2
+    assert moments[1] - moments[0] == config.vision_config.tokens_per_second  # a second lies between them

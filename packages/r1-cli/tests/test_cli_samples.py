@@ -4,27 +4,12 @@ import dataclasses
 
 import pytest
 import torch
+from cli_groups import group
 
 from r1_cli.evaluate import is_correct, majority_is_correct, pass_at_k, summarise
 from r1_cli.metrics import agreement, mean_of, reward_metrics, spread
-from r1_cli.samples import Group, extend_positions, to_samples
-from r1_data.types import Prompt
+from r1_cli.samples import drop_failures, extend_positions, to_samples
 from r1_rewards.types import Failure, Score
-from r1_rollout.types import Completion
-
-
-def group(responses: list[str], values: list[float], prompt_tokens: int = 3) -> Group:
-    prompt = Prompt(
-        id="file:0",
-        text="?",
-        token_ids=list(range(prompt_tokens)),
-        engine_token_ids=list(range(prompt_tokens)),
-        position_ids=torch.arange(prompt_tokens)[None],
-        answer="1",
-    )
-    completions = [Completion([7] * (i + 1), [-0.5] * (i + 1), "stop", 0) for i in range(len(responses))]
-    scores = [Score(value, {"overall": value, "accuracy": value}) for value in values]
-    return Group(prompt, completions, responses, scores)
 
 
 def test_samples_keep_order_and_mask_the_prompt() -> None:
@@ -84,6 +69,19 @@ def test_failures_are_counted_by_cause() -> None:
     assert record["reward/accuracy"] == 1.0  # the failed answer reported none
 
 
+def test_a_dropped_answer_leaves_its_group_and_is_still_counted() -> None:
+    whole = group(["a", "b", "c"], [1.0, 0.5, 0.0])
+    whole.scores[1] = Score(-1.0, {}, Failure("timeout", "30 s"), keep=False)
+    left = drop_failures(whole)
+    assert left.responses == ["a", "c"]
+    assert [len(completion.token_ids) for completion in left.completions] == [1, 3]
+    assert [score.value for score in left.scores] == [1.0, 0.0]
+    record = reward_metrics([left])
+    assert record["reward/failures/timeout"] == 1.0
+    assert record["reward/overall"] == 0.5
+    assert drop_failures(left) is left
+
+
 def test_agreement_is_perfect_when_engine_and_learner_say_the_same() -> None:
     samples = [
         dataclasses.replace(s, old_logprobs=s.rollout_logprobs) for s in to_samples([group(["a", "b"], [0.0, 1.0])])
@@ -91,6 +89,9 @@ def test_agreement_is_perfect_when_engine_and_learner_say_the_same() -> None:
     assert agreement(samples) == {
         "rollout/logprob_gap_mean": 0.0,
         "rollout/logprob_gap_max": 0.0,
+        "rollout/kl": 0.0,
+        "rollout/kl_k3": 0.0,
+        "rollout/chi2": 0.0,
         "rollout/effective_sample_size": 1.0,
     }
 

@@ -9,6 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from r1_cli.config import load_config, lookup
+from r1_cli.config.options import LOSS_OPTIONS
+from r1_cli.config.schema import schema
 from r1_cli.main import main
 
 ROOT = Path(__file__).parents[3]
@@ -69,6 +71,14 @@ def test_the_example_file_holds_the_values_that_people_copy(repository: Path) ->
     config, _ = load_config(["examples/config.yaml"])
     for key, value in EASYR1["defaults"].items():
         assert lookup(config, key) == value, key
+
+
+def test_the_example_file_lists_every_key_of_the_algorithm(repository: Path) -> None:
+    _, provenance = load_config(["examples/config.yaml"])
+    of_the_algorithm = ("algorithm.", "worker.actor.optim.", "worker.reward.overlong_buffer.")
+    keys = {key for key in schema().values if key.startswith(of_the_algorithm)}
+    keys |= {option.key for option in LOSS_OPTIONS} | {"worker.actor.loss_scale_factor"}
+    assert keys - provenance.origins.keys() == set()
 
 
 def test_a_dry_run_lists_what_is_not_available_and_succeeds(repository: Path) -> None:

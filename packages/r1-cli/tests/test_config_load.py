@@ -68,6 +68,11 @@ def file(tmp_path: Path) -> Path:
         ("data.system_prompt=Think: then # answer", "Think: then # answer"),
         ("worker.rollout.dtype=bfloat16", "bf16"),
         ("worker.actor.fsdp.torch_dtype=float32", "fp32"),
+        ("algorithm.reward_clip_range=[-10,10]", (-10, 10)),
+        ("algorithm.rollout_correction.rollout_is_threshold=2", 2.0),
+        ("algorithm.rollout_correction.rollout_is_threshold=0.5_5.0", "0.5_5.0"),
+        ("algorithm.rollout_correction.rollout_rs_threshold=0_2.0,1e-2", ["0_2.0", 0.01]),
+        ("algorithm.rollout_correction.rollout_rs_threshold=[2, 0.5_2.0]", [2.0, "0.5_2.0"]),
     ],
 )
 def test_a_value_is_read_as_it_was_meant(word: str, value: object) -> None:
@@ -254,6 +259,27 @@ def test_secrets_in_free_form_options_are_masked(tmp_path: Path) -> None:
         ("actor_rollout_ref.model.use_remove_padding=false", {"worker.actor.padding_free": False}),
         ("critic.optim.lr=1e-5", {"worker.critic.optim.lr": 1e-5}),
         ("trainer.resume_mode=disable", {"trainer.find_last_checkpoint": False}),
+        ("algorithm.norm_adv_by_std_in_grpo=false", {"algorithm.norm_adv_by_std": False}),
+        ("algorithm.filter_target=reward_std", {"algorithm.filter_mode": "default"}),
+        ("actor_rollout_ref.actor.policy_loss.clip_cov_ub=4.0", {"worker.actor.clip_cov_ub": 4.0}),
+        (
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+            {"worker.actor.loss_avg_mode": "seq-mean-token-sum"},
+        ),
+        ("actor_rollout_ref.actor.clip_ratio_c=10", {"worker.actor.clip_ratio_dual": 10}),
+        ("reward_model.overlong_buffer.penalty_factor=0.5", {"worker.reward.overlong_buffer.penalty_factor": 0.5}),
+        (
+            "algorithm.adv_estimator=reinforce",
+            {"algorithm.adv_estimator": "reinforce_plus_plus", "algorithm.adv_unbiased_std": False},
+        ),
+        (
+            "algorithm.adv_estimator=group_norm",
+            {
+                "algorithm.adv_estimator": "reinforce_baseline",
+                "algorithm.adv_baseline": "group_norm",
+                "algorithm.adv_whiten": False,
+            },
+        ),
     ],
 )
 def test_a_name_of_an_earlier_release_works_with_one_notice(old: str, today: dict[str, object]) -> None:
@@ -307,6 +333,48 @@ def test_example_files_that_moved_are_found(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "examples" / "reward_function" / "math.py").write_text("def compute_score(x): ...\n", encoding="utf-8")
     config, _ = load_config([*BASE[:2], "worker.reward.score_function=./examples/score_function/math.py:compute_score"])
     assert config.worker.reward.reward_function == "./examples/reward_function/math.py:compute_score"
+
+
+@pytest.mark.parametrize(
+    ("rules", "canonical"),
+    [
+        ("token_k1", ["token_k1"]),
+        ("geometric,seq_max_k2", ["seq_mean_k1", "seq_max_k2"]),
+        ("[token, sequence]", ["token_k1", "seq_sum_k1"]),
+        ("null", None),
+    ],
+)
+def test_rejections_are_one_or_several_and_older_names_are_known(rules: str, canonical: object) -> None:
+    section = "algorithm.rollout_correction"
+    config, _ = load(f"{section}.rollout_rs={rules}", f"{section}.rollout_rs_threshold=2.0")
+    assert config.algorithm.rollout_correction.rollout_rs == canonical
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "5_2", "high", "1_2_3", "true"])
+@pytest.mark.parametrize("key", ["rollout_is_threshold", "rollout_rs_threshold"])
+def test_a_threshold_that_bounds_nothing_says_what_it_may_be(key: str, value: str) -> None:
+    text = message_of(f"algorithm.rollout_correction.{key}={value}")
+    assert f"algorithm.rollout_correction.{key}={value}" in text
+    assert "must be an upper bound above 0 such as 2.0, or a lower and an upper one such as 0.5_5.0" in text
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("algorithm.rollout_correction.rollout_rs=token_k4", "did you mean token_k"),
+        ("algorithm.rollout_correction.rollout_is=sequences", "did you mean sequence?"),
+        ("algorithm.rollout_correction.rollout_si=token", "did you mean algorithm.rollout_correction.rollout_is?"),
+        ("algorithm.filter_mode=ema", "did you mean ema_std?"),
+        ("algorithm.filter_ema_ration=0.9", "did you mean algorithm.filter_ema_ratio?"),
+        ("algorithm.adv_baseline=leave_one", "did you mean leave_one_out?"),
+        ("algorithm.adv_estimator=reinforce_base", "did you mean reinforce_baseline?"),
+        ("worker.actor.vespo_lambda_neg=-1", "must be at least 0"),
+        ("worker.reward.overlong_buffer.length=3", "did you mean worker.reward.overlong_buffer.len?"),
+        ("algorithm.reward_clip_range=3", "must be a list"),
+    ],
+)
+def test_a_wrong_setting_of_an_algorithm_is_met_with_the_right_one(word: str, hint: str) -> None:
+    assert hint in message_of(word)
 
 
 def test_the_configuration_is_frozen_and_survives_json() -> None:

@@ -103,7 +103,7 @@ def test_too_few_rows_for_one_batch_are_refused() -> None:
 def test_local_rows_are_counted_and_hub_rows_are_not(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1", "answer": "1"}\n' * 7, encoding="utf-8")
-    assert count(config_of(f"data.train_files={rows}", f"data.val_files=[{rows}]")) == (7, 7)
+    assert count(config_of(f"data.train_files={rows}", f"data.val_files=[{rows}]")) == ([7], 7)
     assert count(config_of(f"data.val_files={rows}")) == (None, 7)
     config = config_of()
     assert "not downloaded" in text_of(config, make_plan(config, *count(config)))
@@ -134,7 +134,11 @@ def test_memory_is_read_off_the_headers_of_a_local_model(tmp_path: Path) -> None
     strategy = "worker.actor.optim.strategy=adamw_bf16"
     memory = make_plan(config_of(model, "trainer.n_gpus_per_node=1", strategy), 512).memory
     assert memory is not None
-    assert (memory.weights, memory.gradients, memory.optimizer, memory.reference) == (240, 240, 720, 240)
+    assert (memory.weights, memory.gradients, memory.optimizer, memory.reference) == (240, 720, 720, 240)
+    one = ["worker.actor.global_batch_size=1", "worker.actor.micro_batch_size_per_device_for_update=5"]
+    memory = make_plan(config_of(model, "trainer.n_gpus_per_node=1", strategy, *one), 512).memory
+    assert memory is not None
+    assert memory.gradients == 240  # a single micro-batch has nothing to add up
 
 
 def test_memory_of_a_hub_model_or_a_broken_file_is_unknown(tmp_path: Path) -> None:

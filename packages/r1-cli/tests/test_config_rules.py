@@ -67,6 +67,47 @@ def message_of(*words: str) -> str:
         ),
         ("data.min_pixels=5000000", "data.min_pixels", "must be at most data.max_pixels (4194304)"),
         ("algorithm.online_filtering=true algorithm.filter_low=0.99", "algorithm.filter_low", "filter_high (0.99)"),
+        (
+            "algorithm.online_filtering=true algorithm.filter_mode=ema_std algorithm.filter_start_step=6",
+            "algorithm.filter_start_step",
+            "must be more than algorithm.filter_ema_start_step (6)",
+        ),
+        (
+            "algorithm.online_filtering=true algorithm.filter_mode=ema_std worker.rollout.n=1 "
+            "algorithm.adv_estimator=reinforce_plus_plus",
+            "worker.rollout.n",
+            "compares the answers to one prompt",
+        ),
+        ("algorithm.reward_clip_range=[1,-1]", "algorithm.reward_clip_range", "the lower and then the upper end"),
+        ("worker.actor.clip_cov_lb=9", "worker.actor.clip_cov_lb", "must be less than worker.actor.clip_cov_ub (5.0)"),
+        (
+            "algorithm.rollout_correction.rollout_rs=token_k1",
+            "algorithm.rollout_correction.rollout_rs_threshold",
+            "is missing: the bound of rollout_rs",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_rs=token_k1,seq_mean_k3,seq_max_k2 "
+            "algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0,0.01",
+            "algorithm.rollout_correction.rollout_rs_threshold",
+            "one for each of the 3 in rollout_rs",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_rs=seq_mean_k3 "
+            "algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0",
+            "algorithm.rollout_correction.rollout_rs_threshold",
+            "must be a single upper bound for seq_mean_k3",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_rs=geometric algorithm.rollout_correction.rollout_rs_threshold=0.5",
+            "algorithm.rollout_correction.rollout_rs_threshold",
+            "must be at least 1 for seq_mean_k1",
+        ),
+        ("worker.reward.overlong_buffer.enable=true", "worker.reward.overlong_buffer.len", "is missing: how many"),
+        (
+            "worker.reward.overlong_buffer.enable=true worker.reward.overlong_buffer.len=4096",
+            "worker.reward.overlong_buffer.len",
+            "at most data.max_response_length (2048)",
+        ),
         ("worker.actor.clip_ratio_low=1.5", "worker.actor.clip_ratio_low", "must be at most 1"),
         ("worker.actor.optim.betas=[0.9,1.0]", "worker.actor.optim.betas", "must be below 1"),
         (
@@ -80,7 +121,8 @@ def message_of(*words: str) -> str:
         ("worker.actor.model.model_path=null", "worker.actor.model.model_path", "is missing"),
         ("worker.reward.reward_function=null", "worker.reward.reward_function", "is missing"),
         ("worker.reward.reward_function=maths", "worker.reward.reward_function", "did you mean 'math'?"),
-        ("worker.reward.reward_function_kwargs.x=1", "worker.reward.reward_function_kwargs", "takes none"),
+        ("worker.reward.reward_function_kwargs.x=1", "worker.reward.reward_function_kwargs", "takes no 'x'"),
+        ("worker.reward.reward_function=judge", "worker.reward.reward_function_kwargs", "argument: 'url'"),
         ("worker.reward.reward_function=./no.py:f", "worker.reward.reward_function", "there is no file ./no.py"),
         ("data.format_prompt=no.jinja", "data.format_prompt", "no such file"),
         ("data.format_prompt={{content}}!", "data.format_prompt", "save it in a file"),
@@ -112,6 +154,9 @@ def test_what_cannot_run_is_refused_by_name(words: str, key: str, message: str) 
         "worker.rollout.val_override_config.temperature=0",
         "data.max_response_length=20480",
         "algorithm.filter_low=0.99",
+        "algorithm.online_filtering=true algorithm.filter_mode=zero_variance algorithm.filter_low=0.99",
+        "algorithm.rollout_correction.rollout_rs=token_k1,seq_max_k2 "
+        "algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0,0.1",
         "data.min_pixels=null",
     ],
 )
@@ -154,7 +199,6 @@ def test_an_old_sequential_reward_must_say_so_in_its_file(tmp_path: Path) -> Non
     "word",
     [
         "algorithm.adv_estimator=gae",
-        "algorithm.kl_penalty=full",
         "worker.actor.fsdp.enable_cpu_offload=True",
         "worker.actor.fsdp.torch_dtype=fp16",
         "worker.actor.fsdp.mp_param_dtype=fp16",
@@ -178,7 +222,7 @@ def test_more_than_one_device_is_named_with_what_depends_on_it() -> None:
     [
         "",
         "algorithm.online_filtering=true",
-        "algorithm.kl_penalty=kl",
+        "algorithm.kl_penalty=full",
         "algorithm.disable_kl=true algorithm.use_kl_loss=false",
         "worker.actor.loss_avg_mode=seq",
         "worker.actor.optim.lr_scheduler_type=cosine",
@@ -200,6 +244,28 @@ def test_options_without_effect_are_those_changed_from_their_default() -> None:
     ]
     limits = without_effect(*load_config([*PLAIN, *words]))
     assert [limit.key for limit in limits] == [word.partition("=")[0] for word in words[:2]]
+
+
+@pytest.mark.parametrize(
+    ("word", "owner"),
+    [
+        ("worker.actor.vespo_k_pos=1", "worker.actor.loss_type=vespo"),
+        ("algorithm.gamma=0.9", "algorithm.adv_estimator=reinforce_plus_plus"),
+        ("algorithm.std_filter_beta=1", "algorithm.online_filtering=true algorithm.filter_mode=ema_std"),
+        ("algorithm.filter_low=0.1", "algorithm.online_filtering=true"),
+        ("algorithm.rollout_correction.rollout_is_threshold=3", "algorithm.rollout_correction.rollout_is=token"),
+        ("worker.actor.loss_scale_factor=100", "worker.actor.loss_avg_mode=seq-mean-token-sum-norm"),
+        ("worker.actor.optim.num_cycles=1", "worker.actor.optim.lr_scheduler_type=cosine"),
+        ("worker.reward.overlong_buffer.len=100", "worker.reward.overlong_buffer.enable=true"),
+    ],
+)
+def test_an_option_that_only_some_have_is_shown_to_the_others(word: str, owner: str) -> None:
+    assert [limit.key for limit in without_effect(*load_config([*PLAIN, word]))] == [word.partition("=")[0]]
+    assert without_effect(*load_config([*PLAIN, word, *owner.split()])) == []
+
+
+def test_rewards_are_clipped_for_every_estimator() -> None:
+    assert without_effect(*load_config([*PLAIN, "algorithm.reward_clip_range=[-1,1]"])) == []
 
 
 def test_an_option_that_is_on_by_default_but_does_nothing_is_shown_where_the_user_sets_it() -> None:

@@ -1,12 +1,20 @@
 """What a run says before it starts, and all that a dry run says: the table of its plan, and what to know about it."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from r1_cli.config import Limit, Provenance, RunConfig, unavailable, without_effect
 from r1_cli.memory import Memory
 from r1_cli.plan import Plan
+
+if TYPE_CHECKING:
+    from r1_cli.prompts import OpenSource
+    from r1_data.dataset import PromptDataset
 
 UNITS = ("B", "KB", "MB", "GB", "TB")
 
@@ -28,8 +36,8 @@ def render(plan: Plan) -> Table:
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     at_most = "at most " if plan.is_upper_bound else ""
     rows = [
-        ("rows", _number(plan.rows, "not downloaded"), "in train_files"),
-        ("validation rows", _validation(plan), "in val_files"),
+        ("rows", _number(plan.rows, "not downloaded"), "in train_files or sources"),
+        ("validation rows", _validation(plan), "in val_files or val_sources"),
         ("steps per epoch", _number(plan.steps_per_epoch), "rows ÷ prompts per step"),
         ("steps in all", _number(plan.total_steps), "total_epochs or max_steps"),
         ("devices", _number(plan.devices), "nnodes × n_gpus_per_node"),
@@ -56,6 +64,27 @@ def render(plan: Plan) -> Table:
             table.add_row(f"[bold]{next(headings)}[/bold]", "", "")
         else:
             table.add_row(*row)
+    return table
+
+
+def render_sources(opened: "Sequence[OpenSource]", datasets: "Sequence[PromptDataset]") -> Table:
+    """Return where the rows come from, which row format was found in them, and what is special about each source."""
+    table = Table("source", "rows", "kept", "format", "prompt and answer", "", box=box.SIMPLE_HEAD, pad_edge=False)
+    for one, dataset in zip(opened, datasets, strict=True):
+        source, columns = one.source, one.detected.columns
+        own = [
+            "" if source.weight is None else f"weight {source.weight:g}",
+            "" if source.n is None else f"{source.n} answers",
+            source.reward_function or "",
+        ]
+        table.add_row(
+            escape(source.name),
+            _number(dataset.summary.read),
+            _number(dataset.summary.kept),
+            one.detected.format or "as named",
+            escape(f"{columns.prompt}, {columns.answer}"),
+            escape(", ".join(filter(None, own))),
+        )
     return table
 
 

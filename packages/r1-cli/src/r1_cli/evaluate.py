@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import comb
 from statistics import fmean
 
 from r1_cli.collect import read_prompts, sample_groups
-from r1_cli.metrics import length_metrics, reward_metrics
+from r1_cli.metrics import by_source, length_metrics, reward_metrics, source_metrics
 from r1_cli.roles import Dataset, Progress, Run, Scorer
 from r1_cli.samples import Group
 from r1_cli.stopwatch import Stopwatch
@@ -21,21 +22,42 @@ def validate(run: Run, step: int) -> tuple[dict[str, float], list[Generation]]:
 
     The noise is the same at every step, so that two validations differ by their weights alone.
     """
-    if not run.val_dataset:
+    if not run.validation:
         raise ValueError("there is nothing to validate on: data.val_files is null")
     with run.scorer.generator.awake(run.learner.weights(), step):
-        groups = list(
-            answer(
-                run.scorer, run.val_dataset, run.val_sampling, run.schedule.val_batch_size, run.progress, "validation"
+        groups = [
+            group
+            for one in run.validation
+            for group in answer(
+                run.scorer, one.dataset, one.sampling, run.schedule.val_batch_size, run.progress, "validation"
             )
-        )
-    record = {"val/reward_score": fmean(score.value for group in groups for score in group.scores)}
-    record |= reward_metrics(groups, "val/", "_reward")
-    record |= {f"val/{name}": value for name, value in length_metrics(groups, run.val_sampling.max_tokens).items()}
+        ]
+    longest = run.validation[0].sampling.max_tokens
+    record = reward_metrics(groups, "val/", "_reward") | source_metrics(groups, "val/", "_reward")
+    for prefix, share in {
+        "val/": groups,
+        **{f"val/{name}/": share for name, share in by_source(groups).items()},
+    }.items():
+        record[f"{prefix}reward_score"] = mean_score(share)
+        record |= {f"{prefix}{name}": value for name, value in average_at_k(share).items()}
+    record |= {f"val/{name}": value for name, value in length_metrics(groups, longest).items()}
     shown = groups[: run.schedule.val_generations_to_log]
     return record, [
         Generation(g.prompt.id, g.prompt.text, g.responses[0], g.prompt.answer, g.scores[0].value) for g in shown
     ]
+
+
+def mean_score(groups: Sequence[Group]) -> float:
+    """Return the mean over prompts of the mean score of their answers."""
+    return fmean(fmean(score.value for score in group.scores) for group in groups)
+
+
+def average_at_k(groups: Sequence[Group]) -> dict[str, float]:
+    """Return `avg@k`, the share of right answers over prompts with k answers each, for each k there is."""
+    marks: dict[int, list[float]] = {}
+    for group in groups:
+        marks.setdefault(len(group.scores), []).append(fmean(is_correct(score) for score in group.scores))
+    return {f"avg@{k}": fmean(means) for k, means in sorted(marks.items())}
 
 
 def answer(
@@ -58,12 +80,14 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
 
     `accuracy` is the share of right first answers; `avg@n` that of all answers; `pass@k` the unbiased estimate of
     at least one right in k (arXiv 2107.03374, eq. 1); `maj@n` counts a prompt if its most frequent final answer is
-    right. Raises ValueError on no groups.
+    right. Where prompts have different numbers of answers, the first n of each count, n being the smallest. Raises
+    ValueError on no groups.
     """
     if not groups:
         raise ValueError("no answers to summarise")
+    n = min(len(group.scores) for group in groups)
+    groups = [replace(group, responses=group.responses[:n], scores=group.scores[:n]) for group in groups]
     right = [[is_correct(score) for score in group.scores] for group in groups]
-    n = min(len(marks) for marks in right)
     sizes = sorted({2**i for i in range(n.bit_length()) if 2**i <= n} | {n})
     return {
         "accuracy": fmean(marks[0] for marks in right),

@@ -10,11 +10,12 @@ from r1_cli.collect import collect
 from r1_cli.evaluate import validate
 from r1_cli.metrics import divergence, step_metrics, update_metrics
 from r1_cli.roles import Position, Run, Schedule
-from r1_cli.samples import baselines, to_samples
+from r1_cli.samples import baselines, part_rewards, to_samples
 from r1_cli.stop import Stopped
 from r1_cli.stopwatch import Stopwatch
 from r1_cli.track import Generation
 from r1_core.types import Sample
+from r1_rewards.types import RewardFailure
 
 log = logging.getLogger("r1")
 
@@ -25,42 +26,46 @@ def train(run: Run, at: Position) -> Position:
     With the learner's own state, a position is all that a checkpoint holds: everything else is a function of it.
     """
     try:
-        if run.val_dataset and run.schedule.val_before_train and not run.tracker.has(at.step):
+        if run.validation and run.schedule.val_before_train and not run.tracker.has(at.step):
             with run.stop.interruptible():
                 run.tracker.log(at.step, *validate(run, at.step))
         while at.step < run.schedule.total_steps:
-            at = take_step(run, at)
+            at, record = take_step(run, at)
+            conclude_step(run, at, record)
             run.stop.check()
-    except Stopped as request:
+    except (Stopped, RewardFailure) as request:
         log.warning("%s: leaving after step %d", request, at.step)
         if at.step not in run.store.steps():
             run.store.publish(write_checkpoint(run, at, {}))
+        if isinstance(request, RewardFailure):
+            raise
     return at
 
 
-def take_step(run: Run, at: Position) -> Position:
-    """Improve the policy once, then validate, log and save where due; return the new position."""
+def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
+    """Improve the policy once; return the new position and the step's metrics."""
     watch = Stopwatch()
     with watch("step"):
         with run.stop.interruptible(), run.scorer.generator.awake(run.learner.weights(), at.step):
-            batch = collect(run, at.cursor, watch)
-        samples = to_samples(batch.groups)
+            batch = collect(run, at, watch)
+        groups, rewards = run.shaping.finish(batch.groups, at.rewards)
+        samples = to_samples(groups)
         with watch("old"):
-            samples = run.learner.annotate_old(samples)
+            samples = run.learner.annotate_old(samples, squared_probs=run.squared_probs, full_kl=run.full_kl)
         with watch("ref"):
             samples = run.learner.annotate_ref(samples)
         with watch("adv"):
-            samples = run.estimate(samples, baselines=baselines(batch.groups), kl_coef=at.kl.coef)
+            parts = part_rewards(groups, run.part_names)
+            samples = run.estimate(samples, baselines=baselines(groups), parts=parts, kl_coef=at.kl.coef)
         with watch("update_actor"):
             objective = replace(run.objective, kl_coef=at.kl.coef)
             updates = [
                 run.learner.forward_backward(minibatch, objective) | run.learner.optim_step()
                 for minibatch in minibatches(samples, run.schedule)
             ]
-    record = step_metrics(run, batch, samples, watch.lap()) | update_metrics(updates)
-    at = Position(at.step + 1, batch.cursor, at.kl.update(divergence(samples), len(samples)))
-    conclude_step(run, at, record)
-    return at
+    record = step_metrics(run, at, batch, samples, watch.lap()) | update_metrics(updates)
+    kl = at.kl.update(divergence(samples), len(samples))
+    return Position(at.step + 1, batch.cursor, kl, batch.next_filter, rewards), record
 
 
 def conclude_step(run: Run, at: Position, record: dict[str, float]) -> None:
@@ -71,9 +76,13 @@ def conclude_step(run: Run, at: Position, record: dict[str, float]) -> None:
     """
     watch = Stopwatch()
     generations: list[Generation] = []
-    if run.val_dataset and run.schedule.validates(at.step):
-        with watch("validation"):
-            scores, generations = validate(run, at.step)
+    if run.validation and run.schedule.validates(at.step):
+        try:
+            with watch("validation"):
+                scores, generations = validate(run, at.step)
+        except RewardFailure:
+            run.tracker.log(at.step, record)
+            raise
         record |= scores
     draft = None
     if run.schedule.saves(at.step):
@@ -101,9 +110,7 @@ def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> Draft:
         run.save_assets(folder / "actor")
 
     state = {
-        "step": at.step,
-        "cursor": at.cursor,
-        "kl_coef": at.kl.coef,
+        **at.state(),
         "val_reward_score": record.get("val/reward_score"),
         "model_only": run.schedule.save_model_only,
     }

@@ -2,8 +2,10 @@
 
 import click
 
+from r1_cli.commands.data import data
 from r1_cli.commands.eval import evaluate
 from r1_cli.commands.merge import merge
+from r1_cli.commands.reward import reward
 from r1_cli.commands.train import train
 
 
@@ -16,6 +18,8 @@ def main() -> None:
 main.add_command(train)
 main.add_command(evaluate)
 main.add_command(merge)
+main.add_command(reward)
+main.add_command(data)
 
 if __name__ == "__main__":
     main()

@@ -40,12 +40,15 @@ def estimate(config: RunConfig) -> Memory | None:
     trained = parameters - frozen
     kept = BYTES[actor.kept_dtype]
     devices = config.trainer.devices
+    accumulates = actor.global_batch_size * rollout.n > devices * actor.micro_batch_size_per_device_for_update
+    # Gradients in half precision are added up in float32 (`r1_core.gradient_sums`).
+    gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
     shards = devices if actor.fsdp.enable_full_shard else 1
     has_reference = not config.algorithm.disable_kl
     return Memory(
         parameters=parameters,
         weights=parameters * kept // shards,
-        gradients=trained * kept // shards,
+        gradients=trained * gradient // shards,
         optimizer=trained * kept * OPTIMIZER_STATES[actor.optim.strategy] // shards,
         reference=parameters * kept // shards if has_reference else 0,
         engine=parameters * BYTES[rollout.dtype] // min(devices, rollout.tensor_parallel_size),

@@ -8,18 +8,22 @@ import psutil
 import torch
 
 from r1_cli.collect import Batch
-from r1_cli.roles import Run
+from r1_cli.roles import Position, Run
 from r1_cli.samples import Group
+from r1_core.losses import correction
 from r1_core.types import Sample
 
 
-def step_metrics(run: Run, batch: Batch, samples: Sequence[Sample], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return everything but the update's own metrics."""
+def step_metrics(
+    run: Run, at: Position, batch: Batch, samples: Sequence[Sample], seconds: Mapping[str, float]
+) -> dict[str, float]:
+    """Return everything but the update's own metrics, of the step that begins at `at`."""
     tokens = [len(sample.token_ids) for sample in samples]
     return {
         **{f"timing_s/{stage}": value for stage, value in seconds.items()},
         **reward_metrics(batch.groups),
-        **spread("critic/score", [sample.reward for sample in samples]),
+        **source_metrics(batch.groups, "reward/"),
+        **spread("critic/score", [score.value for group in batch.groups for score in group.scores]),
         **spread("critic/rewards", [sample.reward for sample in samples]),
         **advantage_metrics(samples),
         **length_metrics(batch.groups, run.sampling.max_tokens),
@@ -27,6 +31,9 @@ def step_metrics(run: Run, batch: Batch, samples: Sequence[Sample], seconds: Map
         **spread("global_seqlen", tokens),
         "rollout/groups_sampled": float(batch.sampled),
         "rollout/groups_trained": float(len(batch.groups)),
+        "filter/rate": 1 - batch.passed / batch.sampled,
+        **{f"filter/{name}": value for name, value in at.filter.metrics.items()},
+        **(run.shaping.overlong.metrics(batch.groups) if run.shaping.overlong else {}),
         **performance(run, sum(tokens), seconds),
     }
 
@@ -52,12 +59,34 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str = "") -> dict[str, float]:
-    """Return the mean of each part of the rewards, and how many answers could not be scored, by cause."""
+    """Return the mean of each part of the rewards, and how many answers could not be scored, by cause.
+
+    Every prompt counts the same, however many answers it has.
+    """
     scores = [score for group in groups for score in group.scores]
-    record = {f"{prefix}{name}{suffix}": value for name, value in mean_of([s.parts for s in scores]).items()}
+    means = mean_of([mean_of([score.parts for score in group.scores]) for group in groups])
+    record = {f"{prefix}{name}{suffix}": value for name, value in means.items()}
+    scores += [score for group in groups for score in group.dropped]
     failures = Counter(score.error.cause for score in scores if score.error)
     record |= {f"{prefix}failures/{cause}": float(count) for cause, count in failures.items()}
     return record | {f"{prefix}failures": float(failures.total())}
+
+
+def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Return the groups of each data source; empty where all are of one, whose numbers are the overall ones."""
+    shares: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        shares[group.data_source].append(group)
+    return dict(shares) if len(shares) > 1 else {}
+
+
+def source_metrics(groups: Sequence[Group], prefix: str, suffix: str = "") -> dict[str, float]:
+    """Return the mean rewards of each source, `{prefix}{source}/{part}`, and how many prompts it gave."""
+    record: dict[str, float] = {}
+    for source, share in by_source(groups).items():
+        record |= reward_metrics(share, f"{prefix}{source}/", suffix)
+        record[f"{prefix}{source}/prompts"] = float(len(share))
+    return record
 
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -77,22 +106,27 @@ def length_metrics(groups: Sequence[Group], max_tokens: int) -> dict[str, float]
 
 
 def agreement(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return how far the engine's log-probs lie from the learner's, over trained tokens.
+    """Return how far the engine's log-probs lie from the learner's, over trained tokens, before any correction.
 
-    The effective sample size, (Σw)² / (N Σw²) with w = exp(learner − engine), is 1 where they agree.
+    Mean and largest gap in nats; KL(engine, learner) by k1 and k3 and the χ² divergence; and the effective sample size
+    of the tokens' importance weights, which is 1 where the two agree.
     """
-    gap = torch.cat(
-        [
-            (s.old_logprobs - s.rollout_logprobs)[s.loss_mask]
-            for s in samples
-            if s.old_logprobs is not None and s.rollout_logprobs is not None
-        ]
-    ).double()
-    weights = gap.clamp(-20, 20).exp()
+    columns = [
+        (s.old_logprobs - s.rollout_logprobs)[s.loss_mask].double()
+        for s in samples
+        if s.old_logprobs is not None and s.rollout_logprobs is not None
+    ]
+    gap = torch.cat(columns)[None]
+    tokens = torch.ones_like(gap, dtype=torch.bool)
+    found = correction.diagnose(gap, tokens)
+    weights = correction.importance_weights(gap, tokens, "token")
     return {
-        "rollout/logprob_gap_mean": float(gap.abs().mean()),
-        "rollout/logprob_gap_max": float(gap.abs().max()),
-        "rollout/effective_sample_size": float(weights.sum() ** 2 / (len(weights) * weights.square().sum())),
+        "rollout/logprob_gap_mean": float(found["rollout_gap_mean"]),
+        "rollout/logprob_gap_max": float(found["rollout_gap_max"]),
+        "rollout/kl": float(found["rollout_kl"]),
+        "rollout/kl_k3": float(found["rollout_kl_k3"]),
+        "rollout/chi2": float(found["rollout_chi2"]),
+        "rollout/effective_sample_size": float(correction.effective_sample_size(weights, tokens)),
     }
 
 

@@ -122,31 +122,38 @@ def load_tokenizer(path: str, *, vision_language: bool, trust_remote_code: bool 
     return tokenizer, tokenizer
 
 
-def position_ids_of(config: Any) -> PositionIds | None:
-    """Return the model's own rule for positions, or None where they simply count tokens.
+class RotaryPositions:
+    """The model's own rule for positions, M-RoPE (arXiv 2409.12191, section 2.1), from a copy without weights.
 
-    M-RoPE models (arXiv 2409.12191, section 2.1) have three rotary axes; the text axis in front of them tells packed
-    sequences apart. The rule is taken from a copy of the model without weights.
-
-    Returns:
-        A function (token_ids [L], media inputs with `mm_token_type_ids` [L]) -> int64 [4, L].
+    Worker processes get the configuration and make that copy themselves.
     """
-    if not is_vision_language(config):
-        return None
-    with torch.device("meta"):
-        skeleton = AutoModelForImageTextToText.from_config(config)
-    inner = skeleton.model
-    if not hasattr(inner, "get_rope_index"):
-        return None
 
-    def position_ids(token_ids: Tensor, media: Mapping[str, Tensor]) -> Tensor:
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        with torch.device("meta"):
+            self.model = AutoModelForImageTextToText.from_config(config).model
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RotaryPositions, (self.config,)
+
+    def __call__(self, token_ids: Tensor, media: Mapping[str, Tensor]) -> Tensor:
+        """Return int64 [4, L] for token ids [L] and media inputs with `mm_token_type_ids` [L].
+
+        M-RoPE has three rotary axes; the text axis in front of them tells packed sequences apart.
+        """
         kinds = media.get("mm_token_type_ids")
         kinds = torch.zeros_like(token_ids) if kinds is None else kinds.reshape(-1)
         grids = {name: media[name] for name in MEDIA_GRIDS if name in media}
-        rotary, _ = inner.get_rope_index(token_ids[None], mm_token_type_ids=kinds[None], **grids)
+        rotary, _ = self.model.get_rope_index(token_ids[None], mm_token_type_ids=kinds[None], **grids)
         return torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
 
-    return position_ids
+
+def position_ids_of(config: Any) -> PositionIds | None:
+    """Return the model's own rule for positions, or None where they simply count tokens."""
+    if not is_vision_language(config):
+        return None
+    positions = RotaryPositions(config)
+    return positions if hasattr(positions.model, "get_rope_index") else None
 
 
 def media_token_ids(config: Any, tokenizer: Any) -> frozenset[int]:

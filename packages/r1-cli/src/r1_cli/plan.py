@@ -1,11 +1,14 @@
 """How a configuration cuts a run into steps, optimizer steps and forward passes: numbers only, nothing loaded."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.rows import count_rows
+from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.memory import Memory, estimate
+from r1_data.mixture import WeightedStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +41,23 @@ class Plan:
     memory: Memory | None  # per device; None if the model is not a local folder
 
 
-def make_plan(config: RunConfig, rows: int | None, val_rows: int | None = None) -> Plan:
-    """Return the plan of a run on `rows` training rows (None: not known yet).
+def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int | None = None) -> Plan:
+    """Return the plan of a run on `rows` training rows, in all or of each source (None: not known yet).
 
     Raises:
         ConfigError: the rows do not fill one batch.
     """
     data, actor, n = config.data, config.worker.actor, config.worker.rollout.n
-    if rows is not None and rows < data.rollout_batch_size:
-        raise ConfigError(
-            [
-                Problem(
-                    "data.rollout_batch_size",
-                    f"is more than the {rows} rows of data.train_files ({data.train_files}), so no batch is ever full",
-                    str(data.rollout_batch_size),
-                )
-            ]
-        )
+    sizes = [rows] if isinstance(rows, int) else rows
+    steps_per_epoch = None if sizes is None else _steps_per_epoch(config, sizes)
     replicas = max(1, config.trainer.devices // actor.ulysses_size)
     step = data.rollout_batch_size * n
     update = actor.global_batch_size * n
-    steps_per_epoch = None if rows is None else rows // data.rollout_batch_size
     longest = data.max_prompt_length + data.max_response_length
     return Plan(
-        rows=rows,
+        rows=None if sizes is None else sum(sizes),
         val_rows=val_rows,
-        has_validation=bool(data.val_files),
+        has_validation=bool(validation_sources(data)),
         devices=config.trainer.devices,
         prompts_per_step=data.rollout_batch_size,
         steps_per_epoch=steps_per_epoch,
@@ -83,10 +77,25 @@ def make_plan(config: RunConfig, rows: int | None, val_rows: int | None = None) 
     )
 
 
-def count(config: RunConfig) -> tuple[int | None, int | None]:
-    """Return the number of training and validation rows, None where it takes a download to know or there are none."""
-    train, val = config.data.train_files, config.data.val_files
-    return (count_rows(train) if train else None), (count_rows(val) if val else None)
+def count(config: RunConfig) -> tuple[list[int] | None, int | None]:
+    """Return the rows of each training source and of validation, None where it takes a download to know or has none."""
+    train, val = training_sources(config.data), validation_sources(config.data)
+    val_rows = count_rows(val) if val else None
+    return (count_rows(train) if train else None), None if val_rows is None else sum(val_rows)
+
+
+def _steps_per_epoch(config: RunConfig, sizes: Sequence[int]) -> int:
+    data, sources = config.data, training_sources(config.data)
+    weights = [source.weight for source in sources if source.weight]
+    if weights:
+        until = data.stopping_strategy
+        stream = WeightedStream(sizes, weights, data.rollout_batch_size, seed=data.seed, shuffle=False, until=until)
+        return stream.batches_per_epoch
+    if sum(sizes) < data.rollout_batch_size:
+        named = ", ".join(source.label for source in sources)
+        message = f"is more than the {sum(sizes)} rows of {named}, so no batch is ever full"
+        raise ConfigError([Problem("data.rollout_batch_size", message, str(data.rollout_batch_size))])
+    return sum(sizes) // data.rollout_batch_size
 
 
 def _total_steps(config: RunConfig, steps_per_epoch: int | None) -> int | None:

@@ -3,16 +3,19 @@
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
 
 from r1_cli import assemble
 from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.sources import validation_sources
 from r1_cli.console import ConsoleReporter, configure_logging
-from r1_cli.evaluate import answer, summarise
-from r1_cli.metrics import length_metrics, reward_metrics
+from r1_cli.evaluate import answer, mean_score, summarise
+from r1_cli.media import open_media
+from r1_cli.metrics import by_source, length_metrics, reward_metrics
+from r1_cli.prompts import build_prompts, build_validation, open_sources
+from r1_cli.verifiers import open_verifier, require_columns
 
 
 def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None) -> dict[str, float]:
@@ -25,7 +28,8 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
     Raises:
         ConfigError, DataError, ModelError: something cannot work.
     """
-    if not config.data.val_files:
+    sources = validation_sources(config.data)
+    if not sources:
         raise ConfigError([Problem("data.val_files", "names no rows to evaluate on; set it", "null")])
     console = Console()
     configure_logging(console)
@@ -34,25 +38,32 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
     _, sampling = assemble.build_sampling(config)
     with ExitStack() as stack:
         reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
-        dataset = assemble.build_dataset(config, "val_files", files, reporter.counter("checking val_files"))
+        media = stack.enter_context(open_media(config, assemble.build_renderer(config, files)))
+        prompts = build_prompts(config, open_sources(sources), media, reporter.counter)
         weights = assemble.load_engine_weights(config, files)
-        verifier = stack.enter_context(assemble.build_verifier(config))
+        verifier = open_verifier(config, sources, stack)
+        require_columns(verifier, sources, prompts.parts)
         scorer = assemble.build_scorer(config, files, weights, verifier)
         with scorer.generator.awake(weights.state_dict().items(), 0):
-            groups = list(
-                answer(scorer, dataset, sampling, config.data.val_batch_size, reporter.progress, "evaluation")
-            )
+            groups = [
+                group
+                for one in build_validation(prompts, sources, sampling)
+                for group in answer(
+                    scorer, one.dataset, one.sampling, config.data.val_batch_size, reporter.progress, "evaluation"
+                )
+            ]
     result = {
         **summarise(groups),
-        "reward_score": fmean(score.value for group in groups for score in group.scores),
+        "reward_score": mean_score(groups),
         **reward_metrics(groups, prefix="", suffix="_reward"),
         **length_metrics(groups, sampling.max_tokens),
     }
-    console.print(render(model, len(groups), sampling.n, result))
+    for source, share in by_source(groups).items():
+        result |= {f"{source}/{name}": value for name, value in summarise(share).items()}
+    n = min(len(group.scores) for group in groups)
+    console.print(render(model, len(groups), n, result))
     if json_path:
-        json_path.write_text(
-            json.dumps({"model": model, "prompts": len(groups), "n": sampling.n, **result}, indent=2) + "\n"
-        )
+        json_path.write_text(json.dumps({"model": model, "prompts": len(groups), "n": n, **result}, indent=2) + "\n")
     return result
 
 

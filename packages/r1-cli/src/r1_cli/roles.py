@@ -1,18 +1,21 @@
 """The parts of a run as the loop sees them: protocols and settings, so that ranks and actors fit behind them later."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from r1_cli.checkpoints import CheckpointStore
-from r1_cli.samples import Decoder, Group
+from r1_cli.rewards import Shaping
+from r1_cli.samples import Decoder
 from r1_cli.stop import StopRequest
 from r1_cli.track import Tracker
+from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
 from r1_core.objective import Objective
+from r1_core.reward_normalization import RewardNormalizer
 from r1_core.types import Sample
 from r1_data.types import Prompt
 from r1_rewards.types import Verifier
@@ -24,8 +27,13 @@ Item = TypeVar("Item")
 class Learner(Protocol):
     """The policy that is being trained; one process or many ranks."""
 
-    def annotate_old(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Add the log-probs of the policy before the step."""
+    def annotate_old(
+        self, samples: Sequence[Sample], *, squared_probs: bool = False, full_kl: bool = False
+    ) -> list[Sample]:
+        """Add the log-probs of the policy before the step, and what of its distributions is asked for.
+
+        `squared_probs` is their sum over the vocabulary, `full_kl` the KL from the reference's, where there is one.
+        """
 
     def annotate_ref(self, samples: Sequence[Sample]) -> list[Sample]:
         """Add the log-probs of the reference, where there is one."""
@@ -44,8 +52,19 @@ class Learner(Protocol):
 class Estimate(Protocol):
     """Gives samples their advantages."""
 
-    def __call__(self, samples: Sequence[Sample], *, baselines: Sequence[float] | None, kl_coef: float) -> list[Sample]:
-        """`baselines` are the rewards of the prompts' greedy answers, one per sample, where they were sampled."""
+    def __call__(
+        self,
+        samples: Sequence[Sample],
+        *,
+        baselines: Sequence[float] | None,
+        parts: Sequence[Sequence[float]] | None,
+        kl_coef: float,
+    ) -> list[Sample]:
+        """Give the samples their advantages.
+
+        `baselines` are the rewards of the prompts' greedy answers, one per sample, where they were sampled; `parts`
+        the rewards of each sample one by one, for an estimator that judges them apart.
+        """
 
 
 class Progress(Protocol):
@@ -60,6 +79,8 @@ class Dataset(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Prompt: ...
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Begin to render these, which will be asked for next."""
 
 
 class Stream(Protocol):
@@ -109,11 +130,41 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run is."""
+    """How far a run is, with all that it has learned beside the weights."""
 
     step: int  # steps taken; the version of the weights
     cursor: int  # prompt batches drawn from the stream
     kl: KLController
+    filter: GroupFilter
+    rewards: RewardNormalizer
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold, as JSON can."""
+        return {
+            "step": self.step,
+            "cursor": self.cursor,
+            "kl_coef": self.kl.coef,
+            "filter": self.filter.state(),
+            "rewards": asdict(self.rewards),
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> "Position":
+        """Return the position that a checkpoint holds, under this one's settings."""
+        return Position(
+            state["step"],
+            state["cursor"],
+            self.kl.resume(state["kl_coef"]),
+            self.filter.resume(state.get("filter", {})),
+            RewardNormalizer(**state.get("rewards", {})),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Prompts to validate on, and how they are answered."""
+
+    dataset: Dataset
+    sampling: SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +175,16 @@ class Run:
     scorer: Scorer
     dataset: Dataset
     stream: Stream
-    val_dataset: Dataset | None
+    validation: Sequence[Validation]
     sampling: SamplingParams
-    val_sampling: SamplingParams
     estimate: Estimate
     baseline_sampling: SamplingParams | None  # of one more answer a prompt, whose reward is the baseline
+    part_names: Sequence[str] | None  # the rewards that the estimator judges apart, () for all; None: it does not
+    squared_probs: bool  # whether the estimator asks for sums of squared probabilities
+    full_kl: bool  # whether the KL in the reward is taken over the whole vocabulary
     objective: Objective
-    keep: Callable[[Group], bool]  # dynamic sampling: whether a group is worth training on
+    shaping: Shaping
+    filter_key: str  # what the filter looks at: `overall`, the reward, or a part of the scores
     schedule: Schedule
     store: CheckpointStore
     tracker: Tracker

@@ -8,19 +8,23 @@ from typing import Any
 
 from rich.console import Console
 
-from r1_cli import assemble, loop
-from r1_cli.announce import announce
+from r1_cli import algorithm, assemble, loop
+from r1_cli.announce import announce, render_sources
 from r1_cli.checkpoints import CheckpointStore, read_state
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
+from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.console import ConsoleReporter, configure_logging
 from r1_cli.device import flops_per_token, peak_flops
 from r1_cli.evaluate import validate
+from r1_cli.media import open_media
 from r1_cli.plan import Plan, make_plan
+from r1_cli.prompts import build_prompts, build_stream, build_validation, open_sources
 from r1_cli.roles import Position, Run, Schedule
 from r1_cli.stop import StopRequest
 from r1_cli.track import RunInfo, Tracker
 from r1_cli.track.files import read_settings
-from r1_core.kl_control import KLController
+from r1_cli.verifiers import open_verifier, require_columns
+from r1_core.kl import FULL
 from r1_core.learner import Learner
 
 log = logging.getLogger("r1")
@@ -39,15 +43,17 @@ def train(config: RunConfig, provenance: Provenance) -> None:
     model = assemble.open_model(config)
     with ExitStack() as stack:
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
-        dataset = assemble.build_dataset(config, "train_files", model, reporter.counter("checking train_files"))
-        validation = None
-        if config.data.val_files:
-            validation = assemble.build_dataset(config, "val_files", model, reporter.counter("checking val_files"))
-        plan = make_plan(config, len(dataset), len(validation) if validation else None)
+        sources, val_sources = training_sources(config.data), validation_sources(config.data)
+        opened, val_opened = open_sources(sources), open_sources(val_sources)
+        media = stack.enter_context(open_media(config, assemble.build_renderer(config, model)))
+        prompts = build_prompts(config, opened, media, reporter.counter)
+        val_prompts = build_prompts(config, val_opened, media, reporter.counter)
+        plan = make_plan(config, [len(part) for part in prompts.parts], len(val_prompts) if val_sources else None)
         announce(console, config, provenance, plan)
+        console.print(render_sources([*opened, *val_opened], [*prompts.parts, *val_prompts.parts]))
         schedule = build_schedule(config, plan)
         learner = assemble.build_learner(config, model, schedule)
-        at = load_start(learner, start, assemble.build_kl_controller(config))
+        at = load_start(learner, start, algorithm.build_start(config))
         reporter.begin(at.step, schedule.total_steps)
         names = config.trainer.project_name, config.trainer.experiment_name
         info = RunInfo(*names, store.root, printable(config), at.step)
@@ -55,21 +61,25 @@ def train(config: RunConfig, provenance: Provenance) -> None:
             report_changes(read_settings(store.root), info.config)
         tracker = Tracker(config.trainer.logger, info, reporter)
         stack.callback(tracker.close)
-        verifier = stack.enter_context(assemble.build_verifier(config))
+        verifier = open_verifier(config, [*sources, *val_sources], stack)
+        require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
         scorer = assemble.build_scorer(config, model, assemble.load_engine_weights(config, model), verifier)
         sampling, val_sampling = assemble.build_sampling(config)
         run = Run(
             learner=learner,
             scorer=scorer,
-            dataset=dataset,
-            stream=assemble.build_stream(config, len(dataset)),
-            val_dataset=validation,
+            dataset=prompts,
+            stream=build_stream(config, prompts, sources),
+            validation=build_validation(val_prompts, val_sources, val_sampling),
             sampling=sampling,
-            val_sampling=val_sampling,
-            estimate=assemble.build_estimate(config),
-            baseline_sampling=assemble.build_baseline_sampling(config),
-            objective=assemble.build_objective(config),
-            keep=assemble.build_filter(config),
+            estimate=algorithm.build_estimate(config),
+            baseline_sampling=algorithm.build_baseline_sampling(config),
+            part_names=algorithm.build_part_names(config),
+            squared_probs=config.algorithm.adv_estimator == "optimal_token_baseline",
+            full_kl=algorithm.kl_in_reward(config) == FULL,
+            objective=algorithm.build_objective(config),
+            shaping=algorithm.build_shaping(config),
+            filter_key=config.algorithm.filter_key if config.algorithm.online_filtering else "overall",
             schedule=schedule,
             store=store,
             tracker=tracker,
@@ -108,16 +118,16 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     return latest
 
 
-def load_start(learner: Learner, start: Path | None, kl: KLController) -> Position:
+def load_start(learner: Learner, start: Path | None, begin: Position) -> Position:
     """Load the checkpoint, if there is one, into the learner; return the position to go on from."""
     if start is None:
-        return Position(0, 0, kl)
+        return begin
     state = read_state(start)
     if state["model_only"]:
         log.warning("%s was saved without the optimizer (save_model_only): its moments start at zero", start)
     learner.load(start / "actor", model_only=state["model_only"])
     log.info("going on from %s", start)
-    return Position(state["step"], state["cursor"], kl.resume(state["kl_coef"]))
+    return begin.resume(state)
 
 
 def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -1,12 +1,13 @@
 """Where the packages' types meet: prompts, completions and scores become the learner's samples."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from r1_cli.columns import is_json, json_columns
 from r1_core.types import Sample
 from r1_data.types import Prompt
 from r1_rewards.types import RewardInput, Score
@@ -27,7 +28,29 @@ class Group:
     completions: list[Completion]
     responses: list[str]  # decoded completions
     scores: list[Score]
-    baseline: float | None = None  # the score of the prompt's greedy answer, where one was sampled
+    rewards: list[float]  # what an estimator sees: the scores' values, and what was done to them
+    baseline: float | None = None  # the reward of the prompt's greedy answer, where one was sampled
+    dropped: tuple[Score, ...] = ()  # of answers that could not be scored and have left the group
+
+    @property
+    def data_source(self) -> str:
+        """What the row's results are reported under."""
+        return str(self.prompt.metadata.get("data_source", self.prompt.source))
+
+
+def drop_failures(group: Group) -> Group:
+    """Return the group without the answers that the failure policy wants left out."""
+    kept = [place for place, score in enumerate(group.scores) if score.keep]
+    if len(kept) == len(group.scores):
+        return group
+    return replace(
+        group,
+        completions=[group.completions[place] for place in kept],
+        responses=[group.responses[place] for place in kept],
+        scores=[group.scores[place] for place in kept],
+        rewards=[group.rewards[place] for place in kept],
+        dropped=tuple(score for score in group.scores if not score.keep),
+    )
 
 
 def decode(completions: Sequence[Completion], tokenizer: Decoder, *, skip_special_tokens: bool = True) -> list[str]:
@@ -37,7 +60,7 @@ def decode(completions: Sequence[Completion], tokenizer: Decoder, *, skip_specia
 
 def reward_inputs(prompt: Prompt, completions: Sequence[Completion], responses: Sequence[str]) -> list[RewardInput]:
     """Return what the verifier sees of each answer; columns that JSON cannot carry to a worker process stay behind."""
-    metadata = {name: value for name, value in prompt.metadata.items() if is_json(value)}
+    metadata = json_columns(prompt.metadata)
     return [
         RewardInput(
             response=response,
@@ -45,18 +68,13 @@ def reward_inputs(prompt: Prompt, completions: Sequence[Completion], responses: 
             response_length=len(completion.token_ids),
             prompt=prompt.text,
             metadata=metadata,
+            messages=prompt.messages if is_json(prompt.messages) else (),
+            images=prompt.images,
+            step=completion.weight_version,
+            source=prompt.source,
         )
         for completion, response in zip(completions, responses, strict=True)
     ]
-
-
-def is_json(value: Any) -> bool:
-    """Whether a column's value can be written as JSON; bytes and dates cannot."""
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and is_json(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(is_json, value))
-    return value is None or isinstance(value, str | int | float | bool)
 
 
 def extend_positions(position_ids: Tensor, length: int) -> Tensor:
@@ -80,9 +98,9 @@ def extend_positions(position_ids: Tensor, length: int) -> Tensor:
 def to_samples(groups: Sequence[Group]) -> list[Sample]:
     """Return one sample per completion, group after group; `group_id` is the group's place in `groups`."""
     return [
-        _to_sample(group.prompt, completion, score.value, group_id)
+        _to_sample(group.prompt, completion, reward, group_id)
         for group_id, group in enumerate(groups)
-        for completion, score in zip(group.completions, group.scores, strict=True)
+        for completion, reward in zip(group.completions, group.rewards, strict=True)
     ]
 
 
@@ -90,6 +108,19 @@ def baselines(groups: Sequence[Group]) -> list[float] | None:
     """Return each sample's baseline, in the order of `to_samples`; None where none were sampled."""
     found = [group.baseline for group in groups for _ in group.completions if group.baseline is not None]
     return found or None
+
+
+def part_rewards(groups: Sequence[Group], names: Sequence[str] | None) -> list[list[float]] | None:
+    """Return the parts `names` of each sample's score, in the order of `to_samples`; all parts if `names` is empty.
+
+    The value of the score stands for a part that it lacks, as one of an answer that could not be scored does. None asks
+    for none.
+    """
+    if names is None:
+        return None
+    scores = [score for group in groups for score in group.scores]
+    names = names or sorted({name for score in scores for name in score.parts} - {"overall"})
+    return [[score.parts.get(name, score.value) for name in names] for score in scores]
 
 
 def _to_sample(prompt: Prompt, completion: Completion, reward: float, group_id: int) -> Sample:

@@ -41,8 +41,9 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         share_processors()
         from r1_cli.models import ModelError
         from r1_cli.run import train as run_training
+        from r1_rewards.types import RewardFailure
 
-        with told_plainly(ModelError, RewardSpecError):
+        with told_plainly(ModelError, RewardSpecError, RewardFailure):
             run_training(config, provenance)
 
 

@@ -1,8 +1,11 @@
-"""Configuration section `algorithm`: advantages, the KL term, and dynamic sampling."""
+"""Configuration section `algorithm`: advantages, the KL term, dynamic sampling, and the gap to the engine."""
 
-from typing import Literal
+from math import inf
+from typing import Annotated, Any, Literal
 
-from r1_cli.config.section import FileFunction, NonNegative, Positive, Ratio, Section
+from pydantic import BeforeValidator, Field
+
+from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Ratio, Section
 
 Estimator = Literal[
     "grpo",
@@ -10,16 +13,82 @@ Estimator = Literal[
     "grpo_passk",
     "gdpo",
     "rloo",
-    "reinforce",
+    "reinforce_baseline",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "remax",
     "opo",
     "gpg",
     "maxrl",
+    "optimal_token_baseline",
+    "lite_ppo",
     "gae",
 ]
 KLPenalty = Literal["kl", "abs", "mse", "low_var_kl", "full", "k1", "k2", "k3", "k1+", "k3+"]
+Rejection = Literal[
+    "token_k1",
+    "token_k2",
+    "token_k3",
+    "seq_sum_k1",
+    "seq_sum_k2",
+    "seq_sum_k3",
+    "seq_mean_k1",
+    "seq_mean_k2",
+    "seq_mean_k3",
+    "seq_max_k2",
+    "seq_max_k3",
+]
+# veRL's names before there were measures other than the ratio.
+OLDER_REJECTIONS = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+
+
+def _by_commas(value: Any) -> Any:
+    """`a,b` and a single word or number mean a list."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return value if isinstance(value, list) or value is None else [value]
+
+
+def _rejections(value: Any) -> Any:
+    names = _by_commas(value)
+    return names and [OLDER_REJECTIONS.get(name, name) if isinstance(name, str) else name for name in names]
+
+
+def bounds(threshold: float | str) -> tuple[float | None, float]:
+    """Return the lower and upper bound. Examples: `bounds(2.0) == (None, 2.0)`, `bounds("0.5_5") == (0.5, 5.0)`."""
+    if isinstance(threshold, str):
+        lower, upper = threshold.split("_")
+        return float(lower), float(upper)
+    return None, threshold
+
+
+def _threshold(value: Any) -> Any:
+    """Turn a number that is written as text into one; refuse what is neither a bound nor two."""
+    try:
+        if isinstance(value, str) and "_" not in value:
+            value = float(value)
+        lower, upper = (None, value) if isinstance(value, bool) else bounds(value)
+        if 0 < upper < inf and (lower is None or 0 <= lower < upper):
+            return value
+    except (TypeError, ValueError):
+        pass
+    raise ValueError("must be an upper bound above 0 such as 2.0, or a lower and an upper one such as 0.5_5.0")
+
+
+Threshold = Annotated[float | str, BeforeValidator(_threshold)]
+
+
+class RolloutCorrectionConfig(Section):
+    """What is done about the gap between the engine's log-probs and the learner's; the names are veRL's.
+
+    A threshold is an upper bound such as 2.0, or two such as 0.5_5.0.
+    """
+
+    rollout_is: Literal["token", "sequence", "geometric"] | None = None  # importance weights of what; null: none
+    rollout_is_threshold: Threshold = 2.0  # one bound: weights are cut to it (TIS); two: 0 outside (IcePop)
+    rollout_is_batch_normalize: bool = False  # weights have mean 1 over an optimizer step
+    rollout_rs: Annotated[list[Rejection], BeforeValidator(_rejections)] | None = None  # what to reject by; a,b: both
+    rollout_rs_threshold: Annotated[list[Threshold], BeforeValidator(_by_commas)] | None = None  # for each, or for all
 
 
 class AlgorithmConfig(Section):
@@ -28,6 +97,19 @@ class AlgorithmConfig(Section):
     adv_estimator: Estimator | FileFunction = "grpo"  # a name, or `file.py:function` from AdvantageInputs to [N, R]
     gamma: Ratio = 1.0
     lam: Ratio = 1.0
+    norm_adv_by_std: bool = True
+    adv_unbiased_std: bool = True  # false: the variance over n, as OpenRLHF has it
+    adv_eps: Positive | None = None  # added to a std; null: the estimator's own
+    adv_baseline: Literal["mean", "leave_one_out", "group_norm"] = "mean"  # of reinforce_baseline
+    adv_whiten: bool = True  # over the batch, in reinforce_baseline
+    gpg_f_norm: Positive = 1.0
+    gpg_counted: Literal["informative", "nonzero"] = "informative"
+    gdpo_reward_keys: Annotated[tuple[str, ...], Field(strict=False)] | None = None  # parts of the scores; null: all
+    gdpo_reward_weights: Annotated[tuple[float, ...], Field(strict=False)] | None = None  # of the parts; null: 1 each
+    otb_free_tail: bool = False
+    otb_by_column: bool = False
+    normalize_reward: bool = False  # by mean and std of the rewards so far
+    reward_clip_range: Annotated[tuple[float, float], Field(strict=False)] | None = None
     disable_kl: bool = False
     use_kl_loss: bool = True
     kl_penalty: KLPenalty = "low_var_kl"
@@ -35,7 +117,16 @@ class AlgorithmConfig(Section):
     kl_type: Literal["fixed", "adaptive"] = "fixed"
     kl_horizon: Positive = 10000.0  # adaptive controller
     kl_target: Positive = 0.1  # adaptive controller
-    online_filtering: bool = False  # keep groups whose mean score lies strictly between filter_low and filter_high
-    filter_key: str = "overall"
+    online_filtering: bool = False  # keep only groups that can teach something
+    # default: the mean lies strictly between filter_low and filter_high; zero_variance: answers differ;
+    # ema_std: the std is at least std_filter_beta times its moving average
+    filter_mode: Literal["default", "zero_variance", "ema_std"] = "default"
+    filter_key: str = "overall"  # overall: the reward; else one of the parts that the reward function reports
     filter_low: float = 0.01
     filter_high: float = 0.99
+    filter_ema_ratio: Ratio = 0.99  # what the average keeps of itself in a step
+    filter_ema_start_step: Count = 6  # steps from here on are averaged
+    filter_start_step: Count = 11  # steps from here on are filtered
+    std_filter_beta: NonNegative = 0.5
+    off_policy_mask_threshold: NonNegative | None = None  # nats per token: drops bad answers that the policy has left
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()

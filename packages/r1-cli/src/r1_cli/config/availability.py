@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option
 from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup
 from r1_cli.config.schema import schema
+from r1_cli.config.sources import training_sources
 
 Applies = Callable[[Any, RunConfig], bool]  # (the key's value, the configuration)
 
@@ -31,13 +33,8 @@ class UnavailableError(ValueError):
         super().__init__("\n".join(f"{limit} is not available in this version ({limit.reason})" for limit in limits))
 
 
-def _uses_kl(config: RunConfig) -> bool:
-    return not config.algorithm.disable_kl
-
-
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
-    ("algorithm.adv_estimator", lambda v, c: v in ("gae", "gdpo"), "there is no critic, set another estimator"),
-    ("algorithm.kl_penalty", lambda v, c: v == "full" and _uses_kl(c), "set kl, abs, mse, low_var_kl, k1+ or k3+"),
+    ("algorithm.adv_estimator", lambda v, c: v == "gae", "there is no critic, set another estimator"),
     ("worker.actor.ulysses_size", lambda v, c: v > 1, "one device, set 1"),
     ("worker.actor.fsdp.enable_cpu_offload", lambda v, c: v, "one device, set false"),
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
@@ -52,10 +49,7 @@ NOT_YET: tuple[tuple[str, Applies, str], ...] = (
 NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
     ("worker.rollout.tensor_parallel_size", lambda v, c: v > 1, "the engine runs on one device, set 1"),
 )
-DISCOUNTED = ("gae", "reinforce_plus_plus")
 NO_EFFECT: dict[str, str] = {
-    "data.filter_overlong_prompts_workers": "lengths are checked in one process",
-    "data.video_fps": "videos are not read",
     "worker.hybrid_engine": "one process both samples and trains",
     "worker.actor.strategy": "one device, nothing to shard",
     "worker.actor.fsdp.enable_full_shard": "one device, nothing to shard",
@@ -80,20 +74,68 @@ NO_EFFECT_WHEN_SET: dict[str, str] = {
     "worker.actor.offload.offload_optimizer": "optimizer states stay on the device while the engine samples",
     "worker.actor.use_torch_compile": "log-probs are computed eagerly",
 }
-CONDITIONAL: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
-    ("worker.critic", lambda c: c.algorithm.adv_estimator != "gae", "only gae has a critic"),
-    ("trainer.critic_warmup", lambda c: c.algorithm.adv_estimator != "gae", "only gae has a critic"),
-    (
-        "algorithm.gamma",
-        lambda c: c.algorithm.adv_estimator not in DISCOUNTED,
-        "only gae and reinforce_plus_plus discount",
+
+
+def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
+    return lambda config: config.algorithm.online_filtering and config.algorithm.filter_mode == mode
+
+
+# Keys that are read in some configurations only: when, and the reason to give otherwise.
+READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
+    ("data.stopping_strategy", lambda c: any(s.weight for s in training_sources(c.data)), "no source has a weight"),
+    ("worker.critic", lambda c: c.algorithm.adv_estimator == "gae", "only gae has a critic"),
+    ("trainer.critic_warmup", lambda c: c.algorithm.adv_estimator == "gae", "only gae has a critic"),
+    ("algorithm.gdpo_reward_keys", lambda c: c.algorithm.adv_estimator == "gdpo", "only gdpo uses it"),
+    ("algorithm.kl_horizon", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),
+    ("algorithm.kl_target", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),
+    *(
+        (f"algorithm.{name}", lambda c: c.algorithm.online_filtering, "only online_filtering=true uses it")
+        for name in ("filter_mode", "filter_key")
     ),
-    ("algorithm.lam", lambda c: c.algorithm.adv_estimator != "gae", "only gae uses it"),
-    ("algorithm.kl_horizon", lambda c: c.algorithm.kl_type == "fixed", "only kl_type=adaptive uses it"),
-    ("algorithm.kl_target", lambda c: c.algorithm.kl_type == "fixed", "only kl_type=adaptive uses it"),
-    ("worker.actor.tau_positive", lambda c: c.worker.actor.loss_type != "sapo", "only loss_type=sapo uses it"),
-    ("worker.actor.tau_negative", lambda c: c.worker.actor.loss_type != "sapo", "only loss_type=sapo uses it"),
+    *(
+        (f"algorithm.{name}", _filters_by("default"), "only online_filtering=true with filter_mode=default uses it")
+        for name in ("filter_low", "filter_high")
+    ),
+    *(
+        (f"algorithm.{name}", _filters_by("ema_std"), "only online_filtering=true with filter_mode=ema_std uses it")
+        for name in ("filter_ema_ratio", "filter_ema_start_step", "filter_start_step", "std_filter_beta")
+    ),
+    (
+        "worker.actor.loss_scale_factor",
+        lambda c: c.worker.actor.loss_avg_mode == "seq-mean-token-sum-norm",
+        "only loss_avg_mode=seq-mean-token-sum-norm uses it",
+    ),
+    (
+        "worker.actor.optim.num_cycles",
+        lambda c: c.worker.actor.optim.lr_scheduler_type == "cosine",
+        "only lr_scheduler_type=cosine uses it",
+    ),
+    (
+        "algorithm.rollout_correction.rollout_is_threshold",
+        lambda c: c.algorithm.rollout_correction.rollout_is is not None,
+        "only rollout_is uses it",
+    ),
+    (
+        "algorithm.rollout_correction.rollout_rs_threshold",
+        lambda c: bool(c.algorithm.rollout_correction.rollout_rs),
+        "only rollout_rs uses it",
+    ),
+    ("worker.reward.overlong_buffer", lambda c: c.worker.reward.overlong_buffer.enable, "set its enable to true"),
 )
+
+
+def _not_read(config: RunConfig) -> dict[str, str]:
+    """Return the keys and sections that this configuration never looks at, and why."""
+    estimator, loss = config.algorithm.adv_estimator, config.worker.actor.loss_type
+    unread = {key: why for key, read, why in READ_WHEN if not read(config)}
+    unread |= {option.key: _only(option) for option in ESTIMATOR_OPTIONS if estimator not in option.owners}
+    unread |= {option.key: _only(option) for option in LOSS_OPTIONS if loss not in option.owners}
+    unread.pop("algorithm.reward_clip_range", None)  # other estimators see clipped rewards
+    return unread
+
+
+def _only(option: Option) -> str:
+    return f"only {', '.join(option.owners)} {'uses' if len(option.owners) == 1 else 'use'} it"
 
 
 def unavailable(config: RunConfig, provenance: Provenance) -> list[Limit]:
@@ -120,7 +162,7 @@ def require_available(config: RunConfig, provenance: Provenance) -> None:
 def without_effect(config: RunConfig, provenance: Provenance) -> list[Limit]:
     """Return the options that ask for something although nothing reads them here; they are shown, not refused."""
     default = RunConfig()
-    reasons = dict(NO_EFFECT) | {key: why for key, applies, why in CONDITIONAL if applies(config)}
+    reasons = NO_EFFECT | _not_read(config)
     changed = [
         (key, reason)
         for section, reason in reasons.items()

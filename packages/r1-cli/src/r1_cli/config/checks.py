@@ -1,17 +1,32 @@
 """What the types cannot say: values that do not fit one another, and things that are missing."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
+from r1_cli.config.algorithm import bounds
 from r1_cli.config.errors import Problem
 from r1_cli.config.files import file_problems
 from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup
+from r1_cli.config.sources import Source, training_sources, validation_sources
 
-Command = Literal["train", "eval"]
+Command = Literal["train", "eval", "data"]
 Finding = tuple[str, str]  # a key and what is wrong with its value
 
-GROUPED = ("grpo", "dr_grpo", "grpo_passk", "gdpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "maxrl")
+GROUPED = (
+    "grpo",
+    "dr_grpo",
+    "grpo_passk",
+    "gdpo",
+    "rloo",
+    "reinforce_baseline",
+    "reinforce_plus_plus_baseline",
+    "opo",
+    "gpg",
+    "maxrl",
+    "lite_ppo",
+    "optimal_token_baseline",
+)
 
 
 def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:
@@ -20,13 +35,22 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
     Batch rules are those of EasyR1: `rollout_batch_size` prompts are sampled a step, cut into optimizer steps of
     `global_batch_size` prompts, spread over the devices and cut again into micro-batches.
     """
-    findings = [*_required(config, command), *_sampling(config), *_pixels(config), *file_problems(config, command)]
+    findings = [
+        *_required(config, command),
+        *_sources(config),
+        *_sampling(config),
+        *_pixels(config),
+        *file_problems(config, command),
+    ]
     if command == "train":
         findings += [
             *_batches(config),
             *_micro_batches(config),
             *_parallel(config, provenance),
             *_algorithm(config),
+            *_filter(config),
+            *_rejections(config),
+            *_overlong_buffer(config),
             *_optimizer(config),
             *_trainer(config),
         ]
@@ -35,19 +59,55 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
 
 def _problem(config: RunConfig, provenance: Provenance, key: str, message: str) -> Problem:
     value = lookup(config, key)
-    if value is None:
+    if value is None or key.endswith("sources"):  # sections, whose message names the entry
         return Problem(key, message)
     return Problem(key, message, str(value), provenance.origins.get(key, "default"))
 
 
 def _required(config: RunConfig, command: Command) -> Iterator[Finding]:
-    rows = "data.train_files" if command == "train" else "data.val_files"
-    if not lookup(config, rows):
+    train, validation = training_sources(config.data), validation_sources(config.data)
+    if not (validation if command == "eval" else train if command == "train" else train + validation):
+        rows = "data.val_files" if command == "eval" else "data.train_files"
         yield rows, "is missing: name a hub dataset (name@split), a folder or a .json, .jsonl, .parquet or .csv file"
     if not config.worker.actor.model.model_path:
         yield "worker.actor.model.model_path", "is missing: name a Hugging Face folder or hub model"
-    if not config.worker.reward.reward_function:
+    judged = validation if command == "eval" else train + validation
+    if command != "data" and not (config.worker.reward.reward_function or _all_name_a_reward(judged)):
         yield "worker.reward.reward_function", "is missing: name math, r1v, gsm8k or ./file.py:function"
+
+
+def _all_name_a_reward(sources: list[Source]) -> bool:
+    judged = {source.name for source in sources if source.reward_function}
+    return bool(sources) and all(source.name in judged for source in sources)
+
+
+def _sources(config: RunConfig) -> Iterator[Finding]:
+    data = config.data
+    for sections, files in (("sources", "train_files"), ("val_sources", "val_files")):
+        if getattr(data, sections) is not None and getattr(data, files) is not None:
+            yield f"data.{sections}", f"stands in place of data.{files}; set one of them"
+    if data.train_probs is not None:
+        entries = len(data.train_files) if isinstance(data.train_files, list) else int(data.train_files is not None)
+        if len(data.train_probs) != entries:
+            yield "data.train_probs", f"must have one number for each of the {entries} entries of data.train_files"
+        elif abs(sum(data.train_probs) - 1) > 1e-6:
+            yield "data.train_probs", f"must add up to 1, not to {sum(data.train_probs):g}"
+    weights = [source.weight for source in training_sources(data)]
+    if None in weights and any(weights):
+        yield "data.sources", "must all have a weight, or none of them"
+    for key, named in (("sources", training_sources(data)), ("val_sources", validation_sources(data))):
+        if any(not source.files for source in named):
+            yield f"data.{key}", "has a source whose files are an empty list"
+        if len({source.name for source in named}) < len(named):
+            yield f"data.{key}", "has two sources of one name"
+    own = {source.name: _reward_of(source) for source in training_sources(data) if source.reward_function}
+    for source in validation_sources(data):
+        if source.reward_function and own.get(source.name, _reward_of(source)) != _reward_of(source):
+            yield "data.val_sources", f"has a source {source.name!r} with another reward than in training; rename it"
+
+
+def _reward_of(source: Source) -> tuple[str | None, dict[str, Any]]:
+    return source.reward_function, source.reward_function_kwargs
 
 
 def _batches(config: RunConfig) -> Iterator[Finding]:
@@ -73,6 +133,13 @@ def _batches(config: RunConfig) -> Iterator[Finding]:
             "worker.rollout.n",
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} compares the answers to one prompt: at least 2",
         )
+    algorithm = config.algorithm
+    if algorithm.adv_estimator == "gdpo":
+        keys, weights = algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights
+        if not (algorithm.use_kl_loss or algorithm.disable_kl):
+            yield "algorithm.use_kl_loss", "adv_estimator=gdpo has no place for a KL in the reward, set true"
+        if weights is not None and (keys is None or len(keys) != len(weights)):
+            yield "algorithm.gdpo_reward_weights", "needs algorithm.gdpo_reward_keys, as many as there are weights"
     if data.val_batch_size == 0 or data.val_batch_size < -1:
         yield "data.val_batch_size", "must be at least 1, or -1 for all at once"
 
@@ -143,13 +210,61 @@ def _pixels(config: RunConfig) -> Iterator[Finding]:
 
 
 def _algorithm(config: RunConfig) -> Iterator[Finding]:
-    algorithm, actor = config.algorithm, config.worker.actor
-    if algorithm.online_filtering and algorithm.filter_low >= algorithm.filter_high:
-        yield "algorithm.filter_low", f"must be less than algorithm.filter_high ({algorithm.filter_high})"
+    actor, clip = config.worker.actor, config.algorithm.reward_clip_range
+    if clip is not None and clip[0] > clip[1]:
+        yield "algorithm.reward_clip_range", "must be the lower and then the upper end"
     if config.worker.rollout.temperature == 0:
         yield "worker.rollout.temperature", "must be above 0 in training: greedy answers to one prompt are all the same"
     if actor.loss_type == "default" and actor.clip_ratio_low > 1:
         yield "worker.actor.clip_ratio_low", "must be at most 1: the ratio is clipped to [1 - low, 1 + high]"
+    if actor.clip_cov_lb >= actor.clip_cov_ub:
+        yield "worker.actor.clip_cov_lb", f"must be less than worker.actor.clip_cov_ub ({actor.clip_cov_ub})"
+
+
+def _filter(config: RunConfig) -> Iterator[Finding]:
+    algorithm = config.algorithm
+    if not algorithm.online_filtering:
+        return
+    if algorithm.filter_mode == "default" and algorithm.filter_low >= algorithm.filter_high:
+        yield "algorithm.filter_low", f"must be less than algorithm.filter_high ({algorithm.filter_high})"
+    if algorithm.filter_mode == "ema_std" and algorithm.filter_start_step <= algorithm.filter_ema_start_step:
+        yield (
+            "algorithm.filter_start_step",
+            f"must be more than algorithm.filter_ema_start_step ({algorithm.filter_ema_start_step}): "
+            "without a step to go by there is no threshold",
+        )
+    if algorithm.filter_mode != "default" and config.worker.rollout.n < 2:
+        yield (
+            "worker.rollout.n",
+            f"algorithm.filter_mode={algorithm.filter_mode} compares the answers to one prompt: at least 2",
+        )
+
+
+def _rejections(config: RunConfig) -> Iterator[Finding]:
+    correction, key = config.algorithm.rollout_correction, "algorithm.rollout_correction.rollout_rs_threshold"
+    rules, thresholds = correction.rollout_rs, correction.rollout_rs_threshold
+    if not rules:
+        return
+    if not thresholds:
+        yield key, "is missing: the bound of rollout_rs, such as 0.5_2.0 for a k1 and 0.01 for a k3"
+    elif len(thresholds) not in (1, len(rules)):
+        yield key, f"must be one threshold for all, or one for each of the {len(rules)} in rollout_rs"
+    else:
+        for rule, threshold in zip(rules, thresholds * (len(rules) // len(thresholds)), strict=True):
+            lower, upper = bounds(threshold)
+            if not rule.endswith("k1") and lower is not None:
+                yield key, f"must be a single upper bound for {rule}, which is never negative"
+            if rule.endswith("k1") and lower is None and upper < 1:
+                yield key, f"must be at least 1 for {rule}: the ratio is kept within [1 / threshold, threshold]"
+
+
+def _overlong_buffer(config: RunConfig) -> Iterator[Finding]:
+    buffer, longest = config.worker.reward.overlong_buffer, config.data.max_response_length
+    key = "worker.reward.overlong_buffer.len"
+    if buffer.enable and buffer.len is None:
+        yield key, f"is missing: how many of data.max_response_length ({longest}) tokens begin to cost; DAPO: a fifth"
+    elif buffer.enable and buffer.len is not None and buffer.len > longest:
+        yield key, f"must be at most data.max_response_length ({longest})"
 
 
 def _optimizer(config: RunConfig) -> Iterator[Finding]:
@@ -166,7 +281,7 @@ def _optimizer(config: RunConfig) -> Iterator[Finding]:
 
 def _trainer(config: RunConfig) -> Iterator[Finding]:
     trainer = config.trainer
-    if trainer.val_only and not config.data.val_files:
+    if trainer.val_only and not validation_sources(config.data):
         yield "trainer.val_only", "needs data.val_files"
     if trainer.max_try_make_batch == 0 or trainer.max_try_make_batch < -1:
         yield "trainer.max_try_make_batch", "must be at least 1, or -1 for no limit"

@@ -1,26 +1,30 @@
 """Whether the files that a configuration names are there: templates, reward functions, rows, models."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
+from r1_cli.config.data import DataConfig
 from r1_cli.config.root import RunConfig
 from r1_cli.config.rows import count_rows
+from r1_cli.config.sources import Source, training_sources, validation_sources
 from r1_data.types import DataError
-from r1_rewards.spec import RewardSpecError, describe, parse_spec
+from r1_rewards.service import check_settings
+from r1_rewards.spec import SERVICES, RewardSpec, RewardSpecError, check_options, describe, parse_spec
 
 
 def file_problems(config: RunConfig, command: str) -> Iterator[tuple[str, str]]:
     """Yield (key, message) for each named file that cannot be used; nothing is imported or run."""
-    data, model = config.data, config.worker.actor.model
+    data, model, reward = config.data, config.worker.actor.model, config.worker.reward
     yield from _template("data.format_prompt", data.format_prompt)
-    yield from _template("data.override_chat_template", data.override_chat_template)
-    if data.image_dir and not Path(data.image_dir).is_dir():
-        yield "data.image_dir", f"no such folder{_hint(data.image_dir)}"
-    for key, spec in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
-        if spec and (command == "train" or key == "data.val_files"):
-            yield from _rows(key, spec)
+    if not _is_template(data.override_chat_template):
+        yield from _template("data.override_chat_template", data.override_chat_template)
+    yield from _folder("data.image_dir", data.image_dir)
+    for sources in ([] if command == "eval" else training_sources(data), validation_sources(data)):
+        for source in sources:
+            yield from _source(source, data)
     for key, name in (
         ("worker.actor.model.model_path", model.model_path),
         ("worker.actor.model.tokenizer_path", model.tokenizer_path),
@@ -30,7 +34,10 @@ def file_problems(config: RunConfig, command: str) -> Iterator[tuple[str, str]]:
     checkpoint = config.trainer.load_checkpoint_path
     if checkpoint and not Path(checkpoint).is_dir():
         yield "trainer.load_checkpoint_path", f"no such folder{_hint(checkpoint)}"
-    yield from _reward(config)
+    keys = "worker.reward.reward_function", "worker.reward.reward_function_kwargs"
+    yield from _reward(keys, reward.reward_function, reward.reward_function_kwargs)
+    if reward.reward_type == "sequential" and reward.reward_function:
+        yield from _sequential(reward.reward_function)
     yield from _function("algorithm.adv_estimator", config.algorithm.adv_estimator)
     yield from _function("worker.actor.loss_type", config.worker.actor.loss_type)
 
@@ -52,40 +59,79 @@ def _function(key: str, name: str) -> Iterator[tuple[str, str]]:
         yield key, f"{path} defines no {function}" + describe(function, [n for n in names if not n.startswith("_")])
 
 
+def _source(source: Source, data: DataConfig) -> Iterator[tuple[str, str]]:
+    """Check what one source names of its own. Findings name the key that exists, and the entry in the message."""
+    key = source.key.partition("[")[0]
+    where = "" if source.key == key else f"{source.key.removeprefix(key)}: "
+    findings: list[tuple[str, str]] = [*_rows(key, source)]
+    if source.format_prompt != data.format_prompt:
+        findings += _template(key, source.format_prompt)
+    if source.image_dir != data.image_dir:
+        findings += _folder(key, source.image_dir)
+    findings += _reward((key, key), source.reward_function, source.reward_function_kwargs)
+    yield from ((key, where + message) for key, message in findings)
+
+
+def _rows(key: str, source: Source) -> Iterator[tuple[str, str]]:
+    try:
+        count_rows([source])
+    except DataError as error:
+        yield key, str(error)
+
+
+def _folder(key: str, name: str | None) -> Iterator[tuple[str, str]]:
+    if name and not Path(name).is_dir():
+        yield key, f"no such folder{_hint(name)}"
+
+
+def _is_template(name: str | None) -> bool:
+    return bool(name) and any(mark in str(name) for mark in ("{{", "{%", "\n"))
+
+
 def _template(key: str, name: str | None) -> Iterator[tuple[str, str]]:
-    if name and ("{{" in name or "\n" in name):
+    if _is_template(name):
         yield key, "is the text of a template; save it in a file and name the file"
     elif name and not Path(name).is_file():
         yield key, f"no such file{_hint(name)}"
 
 
-def _rows(key: str, spec: str | list[str]) -> Iterator[tuple[str, str]]:
-    try:
-        count_rows(spec)
-    except DataError as error:
-        yield key, str(error)
-
-
-def _reward(config: RunConfig) -> Iterator[tuple[str, str]]:
-    reward, key = config.worker.reward, "worker.reward.reward_function"
-    if not reward.reward_function:
+def _reward(keys: tuple[str, str], name: str | None, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if not name:
         return
     try:
-        spec = parse_spec(reward.reward_function)
+        spec = parse_spec(name)
         tree = ast.parse(spec.path.read_bytes()) if spec.path else None
     except (RewardSpecError, SyntaxError, ValueError) as error:
-        yield key, str(error)
+        yield keys[0], str(error)
         return
     if tree is None:
-        if reward.reward_function_kwargs:
-            yield "worker.reward.reward_function_kwargs", f"the built-in reward {spec.function} takes none"
+        yield from _reward_settings(spec, keys[1], kwargs)
         return
     names, is_complete = _top_level_names(tree)
     if spec.function not in names and is_complete:
         functions = [name for name in names if not name.startswith("_") and not name.isupper()]
-        yield key, f"{spec.path} defines no {spec.function}" + describe(spec.function, functions)
-    if reward.reward_type == "sequential" and "REWARD_TYPE" not in names:
-        yield "worker.reward.reward_type", f'add the line REWARD_TYPE = "sequential" to {spec.path}'
+        yield keys[0], f"{spec.path} defines no {spec.function}" + describe(spec.function, functions)
+
+
+def _sequential(name: str) -> Iterator[tuple[str, str]]:
+    """An older configuration calls the reward sequential; today its file says so."""
+    try:
+        path = parse_spec(name).path
+        names = _top_level_names(ast.parse(path.read_bytes()))[0] if path else {"REWARD_TYPE"}
+    except (RewardSpecError, SyntaxError, ValueError):
+        return  # said where the reward itself is checked
+    if "REWARD_TYPE" not in names:
+        yield "worker.reward.reward_type", f'add the line REWARD_TYPE = "sequential" to {path}'
+
+
+def _reward_settings(spec: RewardSpec, key: str, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    try:
+        if spec.function in SERVICES:
+            check_settings(spec, kwargs)
+        else:
+            check_options(spec.function, kwargs)
+    except RewardSpecError as error:
+        yield key, str(error)
 
 
 def _top_level_names(tree: ast.Module) -> tuple[set[str], bool]:

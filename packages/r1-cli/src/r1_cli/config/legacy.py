@@ -10,13 +10,25 @@ from r1_cli.config.settings import Setting
 # Whole keys that have another name today.
 RENAMED = {
     "data.train_batch_size": "data.rollout_batch_size",
+    "data.chat_template": "data.override_chat_template",
+    "data.prompt_data": "data.train_files",
+    "data.prompt_data_probs": "data.train_probs",
     "algorithm.kl_ctrl.type": "algorithm.kl_type",
     "algorithm.kl_ctrl.kl_coef": "algorithm.kl_coef",
     "algorithm.kl_ctrl.horizon": "algorithm.kl_horizon",
     "algorithm.kl_ctrl.target_kl": "algorithm.kl_target",
     "worker.actor.use_kl_loss": "algorithm.use_kl_loss",
+    "algorithm.norm_adv_by_std_in_grpo": "algorithm.norm_adv_by_std",
     "worker.actor.kl_loss_coef": "algorithm.kl_coef",
     "worker.actor.kl_loss_type": "algorithm.kl_penalty",
+    "worker.actor.clip_ratio_c": "worker.actor.clip_ratio_dual",
+    "worker.actor.loss_agg_mode": "worker.actor.loss_avg_mode",
+    "worker.actor.policy_loss.loss_mode": "worker.actor.loss_type",
+    "worker.actor.policy_loss.clip_cov_ratio": "worker.actor.clip_cov_ratio",
+    "worker.actor.policy_loss.clip_cov_lb": "worker.actor.clip_cov_lb",
+    "worker.actor.policy_loss.clip_cov_ub": "worker.actor.clip_cov_ub",
+    "worker.actor.policy_loss.kl_cov_ratio": "worker.actor.kl_cov_ratio",
+    "worker.actor.policy_loss.ppo_kl_coef": "worker.actor.kl_cov_coef",
     "worker.actor.entropy_coeff": "worker.actor.entropy_coef",
     "worker.rollout.log_prob_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_experience",
     "worker.ref.log_prob_micro_batch_size_per_gpu": "worker.actor.micro_batch_size_per_device_for_experience",
@@ -69,10 +81,14 @@ MOVED = {
     "actor_rollout_ref.ref.": "worker.ref.",
     "actor_rollout_ref.rollout.": "worker.rollout.",
     "critic.": "worker.critic.",
+    "reward_model.overlong_buffer.": "worker.reward.overlong_buffer.",
     "worker.reward.score_function_kwargs.": "worker.reward.reward_function_kwargs.",
 }
 # Keys without a successor, by their beginning, and why nothing is lost.
 DROPPED = {
+    "algorithm.filter_target": "algorithm.filter_mode says by what groups are chosen",
+    "worker.reward.overlong_buffer.log": "the punishment is always logged",
+    "worker.rollout.calculate_log_probs": "the engine always returns the log-probs that it sampled with",
     "trainer.remove_ckpt_after_load": "a checkpoint is never deleted by loading it; trainer.save_limit prunes",
     "trainer.del_local_ckpt_after_load": "a checkpoint is never deleted by loading it; trainer.save_limit prunes",
     "trainer.default_hdfs_dir": "checkpoints go to trainer.save_checkpoint_path",
@@ -118,6 +134,15 @@ DAPO = {
     "worker.actor.clip_ratio_low": 0.2,
     "worker.actor.clip_ratio_high": 0.28,
     "worker.actor.loss_avg_mode": "token",
+}
+# The estimators of OpenRLHF and LMM-R1 that have another name here, or settings of their own.
+OPENRLHF = {
+    "reinforce": {"algorithm.adv_estimator": "reinforce_plus_plus", "algorithm.adv_unbiased_std": False},
+    "group_norm": {
+        "algorithm.adv_estimator": "reinforce_baseline",
+        "algorithm.adv_baseline": "group_norm",
+        "algorithm.adv_whiten": False,
+    },
 }
 
 
@@ -183,9 +208,13 @@ def _convert(setting: Setting, typed: str, given: dict[str, Any]) -> Iterator[tu
     elif key == "worker.reward.reward_type":
         yield from _reward_type(setting)
     elif key == "algorithm.adv_estimator" and value == "dapo":
-        yield from _dapo(setting, given)
+        yield from _several(setting, given, {key: "grpo", **DAPO})
+    elif key == "algorithm.adv_estimator" and value in OPENRLHF:
+        yield from _several(setting, given, OPENRLHF[value])
     elif key in KL_LOSS and given.get("worker.actor.use_kl_loss") is False:
         yield None, "is ignored, because use_kl_loss is false"
+    elif key == "data.prompt_data" and isinstance(value, str) and "," in value:  # LMM-R1 lists files with commas
+        yield replace(setting, key="data.train_files", value=value.split(",")), "is now data.train_files, a list"
     elif key in RENAMED:
         yield _with_file_moved(replace(setting, key=RENAMED[key])), f"is now {RENAMED[key]}"
     elif (why := _dropped(key)) is not None:
@@ -203,10 +232,15 @@ def _reward_type(setting: Setting) -> Iterator[tuple[Setting | None, str]]:
         yield setting, "is now the constant REWARD_TYPE in the file of worker.reward.reward_function"
 
 
-def _dapo(setting: Setting, given: dict[str, Any]) -> Iterator[tuple[Setting | None, str]]:
-    added = {key: value for key, value in DAPO.items() if key not in given}
+def _several(setting: Setting, given: dict[str, Any], meant: dict[str, Any]) -> Iterator[tuple[Setting, str]]:
+    """Yield an estimator that stands for another one with settings, those that the user gave excepted."""
+    estimator = str(meant[setting.key])
+    added = {key: value for key, value in meant.items() if key != setting.key and key not in given}
     shown = ", ".join(f"{key}={value}" for key, value in added.items())
-    yield replace(setting, value="grpo", raw="grpo"), f"dapo is grpo with {shown or 'your own settings'}"
+    yield (
+        replace(setting, value=estimator, raw=estimator),
+        f"{setting.value} is {estimator} with {shown or 'your own settings'}",
+    )
     for key, value in added.items():
         yield replace(setting, key=key, value=value, raw=str(value)), ""
 

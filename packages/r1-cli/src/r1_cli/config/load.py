@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from r1_cli.config.checks import Command, find_problems
+from r1_cli.config.data import SourceConfig
 from r1_cli.config.errors import ConfigError, Problem
 from r1_cli.config.legacy import translate
 from r1_cli.config.provenance import Provenance
@@ -138,6 +139,10 @@ def _validate(settings: Mapping[str, Setting]) -> tuple[RunConfig | None, list[P
             key = _key_of(detail["loc"])
             setting = settings.get(key)
             raw, origin = (setting.raw, setting.origin) if setting else (str(detail["input"]), "")
+            if inside := _place_inside(key, detail["loc"]):
+                problem = Problem(key + inside, _inner_message(detail), str(detail["input"]), origin)
+                found.setdefault(key + inside, problem)
+                continue
             found.setdefault(key, Problem(key, _type_message(key, raw, detail), raw, origin))
         return None, list(found.values())
 
@@ -163,6 +168,24 @@ def _key_of(location: tuple[int | str, ...]) -> str:
     return str(location[0])
 
 
+def _place_inside(key: str, location: tuple[int | str, ...]) -> str:
+    """Return where in a list of sections an error is, such as `[1].weight`; "" for an error of the key itself."""
+    if not key.endswith("sources") or len(location) < 3:
+        return ""
+    index, *rest = location[2:]
+    return f"[{index}]" + "".join(f".{part}" for part in rest[:1])
+
+
+def _inner_message(detail: ErrorDetails) -> str:
+    if detail["type"] == "extra_forbidden":
+        known, typed = list(SourceConfig.model_fields), str(detail["loc"][-1])
+        near = get_close_matches(typed, known, n=1, cutoff=0.5)
+        return f"unknown key; did you mean {near[0]}?" if near else f"unknown key; there are {', '.join(known)}"
+    if detail["type"] == "missing":
+        return "is missing"
+    return detail["msg"][:1].lower() + detail["msg"][1:]
+
+
 def _type_message(key: str, raw: str, detail: ErrorDetails) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "literal_error":
@@ -173,7 +196,8 @@ def _type_message(key: str, raw: str, detail: ErrorDetails) -> str:
         return f"must be {BOUNDS[kind]} {next(iter(context.values()))}"
     if kind in WANTED:
         return f"must be {WANTED[kind]}" + (" or null" if _may_be_null(key) else "")
-    return detail["msg"][:1].lower() + detail["msg"][1:]
+    message = detail["msg"].removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
 
 
 def _may_be_null(key: str) -> bool:

@@ -35,6 +35,8 @@ def printable(config: RunConfig) -> dict[str, Any]:
     reward, model = values["worker"]["reward"], values["worker"]["actor"]["model"]
     reward["reward_function_kwargs"] = _masked(reward["reward_function_kwargs"])
     model["override_config"] = _masked(model["override_config"])
+    for source in [*(values["data"]["sources"] or []), *(values["data"]["val_sources"] or [])]:
+        source["reward_function_kwargs"] = _masked(source["reward_function_kwargs"])
     return values
 
 

@@ -35,7 +35,7 @@ class Schema:
 
 
 def _takes_text(annotation: Any) -> bool:
-    if get_origin(annotation) in (Annotated, Union, UnionType):
+    if get_origin(annotation) in (Annotated, Union, UnionType, list):
         return any(_takes_text(part) for part in get_args(annotation))
     return annotation is str
 

@@ -96,7 +96,7 @@ def read_words(words: Sequence[str]) -> list[Setting]:
 
 def _read_word(key: str, text: str) -> list[Setting]:
     added, name = key.startswith("+"), key.lstrip("+")
-    if text.lstrip().startswith("{{"):  # a Jinja template, not a mapping
+    if text.lstrip().startswith(("{{", "{%")):  # a Jinja template, not a mapping
         return [Setting(name, text, text, COMMAND_LINE, added)]
     loader = Loader(text)
     try:

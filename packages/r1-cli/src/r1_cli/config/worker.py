@@ -20,6 +20,8 @@ PolicyLoss = Literal[
     "gpg",
     "reinforce",
     "vespo",
+    "dppo_tv",
+    "dppo_kl",
 ]
 Aggregation = Literal[
     "token", "seq", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
@@ -52,6 +54,7 @@ class OptimConfig(Section):
     lr_warmup_steps: Annotated[int, Field(ge=0)] | None = None  # wins over lr_warmup_ratio
     min_lr_ratio: Ratio | None = None
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
+    num_cycles: Positive = 0.5  # waves of the cosine
 
 
 class FSDPConfig(Section):
@@ -105,6 +108,16 @@ class ActorConfig(UpdateConfig):
     entropy_coef: NonNegative = 0.0  # of an entropy bonus
     tau_positive: Positive = 1.0  # sapo
     tau_negative: Positive = 1.05  # sapo
+    clip_cov_ratio: Ratio = 2e-4  # clip_cov: share of the tokens that it holds
+    clip_cov_lb: float = 1.0  # clip_cov: from covariances above this
+    clip_cov_ub: float = 5.0  # clip_cov: and below this
+    kl_cov_ratio: Ratio = 2e-4  # kl_cov
+    kl_cov_coef: NonNegative = 1.0  # kl_cov
+    vespo_k_pos: NonNegative = 2.0
+    vespo_lambda_pos: NonNegative = 3.0
+    vespo_k_neg: NonNegative = 3.0
+    vespo_lambda_neg: NonNegative = 2.0
+    loss_scale_factor: Count | None = None  # seq-mean-token-sum-norm divides by it; null: data.max_response_length
     use_torch_compile: bool = True
 
 
@@ -155,6 +168,14 @@ def _with_function(value: Any) -> Any:
     return f"{value}:main" if isinstance(value, str) and value.endswith(".py") else value
 
 
+class OverlongBufferConfig(Section):
+    """DAPO's soft overlong punishment: the last `len` tokens before data.max_response_length cost reward."""
+
+    enable: bool = False
+    len: Count | None = None
+    penalty_factor: NonNegative = 1.0  # taken off an answer that fills them all
+
+
 class RewardConfig(Section):
     reward_function: Annotated[str, BeforeValidator(_with_function)] | None = None  # `math` or `file.py:function`
     reward_function_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -163,6 +184,8 @@ class RewardConfig(Section):
     num_cpus: Count = 1  # worker processes
     timeout: Positive = 30.0  # seconds per sample
     failure_score: float = 0.0  # of a sample that could not be scored
+    failure_policy: Literal["score", "drop", "stop"] = "score"  # what becomes of it: that score, left out, or the end
+    overlong_buffer: OverlongBufferConfig = OverlongBufferConfig()
 
 
 class WorkerConfig(Section):

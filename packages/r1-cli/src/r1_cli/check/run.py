@@ -1,0 +1,96 @@
+"""Checking all rows: in worker processes, then the answers by the rewards that will judge them."""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from r1_cli.assemble import build_renderer, open_model
+from r1_cli.check.report import Report
+from r1_cli.config import RunConfig
+from r1_cli.config.sources import training_sources, validation_sources
+from r1_cli.evaluate import is_correct
+from r1_cli.prompts import OpenSource, open_sources
+from r1_cli.roles import Progress
+from r1_cli.threads import share_processors
+from r1_cli.verifiers import open_verifier
+from r1_data.check import Examined, Examiner, examine_all
+from r1_rewards.spec import BUILTINS
+from r1_rewards.types import RewardInput, Verifier
+
+BATCH = 256  # answers that a reward is given at a time
+# Ways in which a right answer may be written; a reward that reads answers accepts one of them.
+FORMS = (
+    r"<think>So.</think><answer>\boxed{{{}}}</answer>",
+    "<think>So.</think><answer>{}</answer>",
+    r"<think>So.</think>\boxed{{{}}}",
+    "<think>So.</think>{}",
+    "{}",
+)
+
+
+def open_all(config: RunConfig) -> tuple[list[OpenSource], int]:
+    """Open training and validation sources; return them in this order, and how many are for training."""
+    training = open_sources(training_sources(config.data))
+    return training + open_sources(validation_sources(config.data)), len(training)
+
+
+def open_examiners(config: RunConfig) -> list[Examiner]:
+    """Open every source to be examined; runs in each worker process."""
+    share_processors()
+    renderer = build_renderer(config, open_model(config))
+    return [
+        Examiner(one.source.label, one.rows, one.to_example(), renderer, config.data.max_prompt_length)
+        for one in open_all(config)[0]
+    ]
+
+
+def check(config: RunConfig, progress: Progress) -> Report:
+    """Examine every row of every source.
+
+    Raises:
+        DataError, ModelError, RewardSpecError: nothing can be examined at all.
+    """
+    opened, training = open_all(config)
+    report = Report(config, opened, training)
+    sizes = [len(one.rows) for one in opened]
+    workers = min(config.data.filter_overlong_prompts_workers, os.cpu_count() or 1)
+    rows = examine_all(partial(open_examiners, config), sizes, workers=workers)
+    for row in progress(rows, "rows", sum(sizes)):
+        report.take(row)
+    check_answers(config, opened, report, progress)
+    return report
+
+
+def check_answers(config: RunConfig, opened: Sequence[OpenSource], report: Report, progress: Progress) -> None:
+    """Ask each reward for the score of the ground truths it will be given, written as answers in several forms.
+
+    A built-in reward that refuses all of them cannot read the truth: an error. A user's own may want another form or
+    columns that are not there in this check: a warning.
+    """
+    sources = [one.source for one in opened]
+    named = {source.name: source.reward_function for source in sources if source.reward_function}
+    rewards = [named.get(source.name) or config.worker.reward.reward_function for source in sources]
+    judged = [source for source, reward in zip(sources, rewards, strict=True) if reward]
+    rows = [row for (index, _), row in report.answers.items() if rewards[index]]
+    if not judged or not rows:
+        return
+    batches = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
+    with ExitStack() as stack:
+        verifier = open_verifier(config, judged, stack)
+        for batch in progress(batches, "answers", len(batches)):
+            for row in _refused(verifier, batch, [source.name for source in sources]):
+                reward = rewards[row.source]
+                reason = f"{row.id}: {reward} gives the ground truth {str(row.answer)[:60]!r} itself no credit"
+                report.add("reward", reason, row, "error" if reward in BUILTINS else "warning")
+
+
+def _refused(verifier: Verifier, rows: list[Examined], names: Sequence[str]) -> list[Examined]:
+    """Return the rows whose ground truth is not right in any form; most need only the first."""
+    for form in FORMS:
+        inputs = [
+            RewardInput(form.format(row.answer), row.answer or "", metadata={}, source=names[row.source])
+            for row in rows
+        ]
+        rows = [row for row, score in zip(rows, verifier(inputs), strict=True) if not is_correct(score)]
+    return rows

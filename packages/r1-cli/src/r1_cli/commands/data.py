@@ -1,0 +1,78 @@
+"""`r1 data`: look at the rows of a configuration before it is run."""
+
+from pathlib import Path
+
+import click
+
+from r1_cli.commands.errors import ANY_WORDS, told_plainly
+from r1_cli.threads import share_processors
+
+
+@click.group(short_help="Check the rows of a configuration, or show one.")
+def data() -> None:
+    """Look at the rows of a configuration without a GPU, and without a model beyond its processor."""
+
+
+@data.command(short_help="Check every row; exit code 1 if some cannot be used.", context_settings=ANY_WORDS)
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with thumbnails here, too.")
+def check(settings: tuple[str, ...], html: Path | None) -> None:
+    """Check every training and validation row as a run would read it.
+
+    Finds missing columns, empty answers, broken media, markers without media, prompts that are too long, duplicates
+    within and between training and validation, and answers that the reward cannot read:
+
+    \b
+      r1 data check config=run.yaml
+      r1 data check run.yaml data.val_files=null --html report.html
+    """
+    from r1_cli.config import ConfigError, load_config
+    from r1_data.types import DataError
+    from r1_rewards.spec import RewardSpecError
+
+    with told_plainly(ConfigError, DataError, RewardSpecError):
+        config, _ = load_config(settings, command="data")
+
+        share_processors()
+        from rich.console import Console
+
+        from r1_cli.check.page import write_page
+        from r1_cli.check.run import check as check_rows
+        from r1_cli.check.tables import show as show_tables
+        from r1_cli.console import ConsoleReporter, configure_logging
+        from r1_cli.models import ModelError
+
+        console = Console()
+        configure_logging(console)
+        with told_plainly(ModelError), ConsoleReporter(console, step_lines=False) as reporter:
+            report = check_rows(config, reporter.progress)
+            show_tables(console, report)
+            if html:
+                html.write_text(write_page(report), encoding="utf-8")
+    if report.failed:
+        raise SystemExit(1)
+
+
+@data.command(short_help="Show one row as the model will see it.", context_settings=ANY_WORDS)
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
+@click.option("--row", required=True, help="Its number, counted from 1 over all sources, or its id (train.parquet:12).")
+@click.option("--val", "validation", is_flag=True, help="Among the validation rows.")
+def show(settings: tuple[str, ...], row: str, validation: bool) -> None:
+    """Show one row: columns, messages, media, rendered text, tokens.
+
+    \b
+      r1 data show config=run.yaml --row 12
+      r1 data show run.yaml --row train.parquet:12
+    """
+    from r1_cli.config import ConfigError, load_config
+    from r1_data.types import DataError
+
+    with told_plainly(ConfigError, DataError):
+        config, _ = load_config(settings, command="data")
+
+        share_processors()
+        from r1_cli.check.show import describe_row
+        from r1_cli.models import ModelError
+
+        with told_plainly(ModelError):
+            click.echo(describe_row(config, row, validation=validation))

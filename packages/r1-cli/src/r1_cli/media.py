@@ -1,0 +1,53 @@
+"""How a run reads pictures and videos: one renderer and its worker processes, shared by all data sets."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from r1_cli.config import RunConfig
+from r1_data.media_cache import MediaCache
+from r1_data.render import Renderer
+from r1_data.videos import FrameRules
+from r1_data.workers import Workers
+
+GIGABYTE = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """What data sets of one run share."""
+
+    renderer: Renderer
+    workers: Workers | None
+
+
+@contextmanager
+def open_media(config: RunConfig, renderer: Renderer) -> Iterator[Media]:
+    """Give the renderer its worker processes, which start when they are first needed and end with the block."""
+    count = min(config.data.filter_overlong_prompts_workers, os.cpu_count() or 1)
+    if config.data.filter_overlong_prompts_workers == 1:
+        yield Media(renderer, None)
+        return
+    with Workers(renderer, count) as workers:
+        yield Media(renderer, workers)
+
+
+def media_settings(config: RunConfig, processor: Any) -> dict[str, Any]:
+    """How `Renderer` resizes media and chooses frames, and where it keeps them."""
+    data, limits = config.data, getattr(processor, "video_processor", None)
+    settings: dict[str, Any] = {
+        "min_pixels": data.min_pixels,
+        "max_pixels": data.max_pixels,
+        "video_min_pixels": data.video_min_pixels,
+        "video_max_pixels": data.video_max_pixels,
+    }
+    if limits is not None:
+        most = data.video_max_frames or limits.max_frames
+        settings["frames"] = FrameRules(data.video_fps, min_frames=min(limits.min_frames, most), max_frames=most)
+    if data.media_cache_gb and data.cache_dir:
+        folder = Path(data.cache_dir).expanduser() / "media"
+        settings["cache"] = MediaCache(0, folder, int(data.media_cache_gb * GIGABYTE))
+    return settings

@@ -1,0 +1,88 @@
+"""What a check of the data gathers: counts, comparisons, lengths, and the tokens of a step."""
+
+import pytest
+
+from r1_cli.check.report import Report
+from r1_cli.config import load_config
+from r1_cli.config.sources import training_sources, validation_sources
+from r1_cli.prompts import OpenSource
+from r1_data.check import Examined
+from r1_data.formats import Columns, Detected
+
+WORDS = [
+    "worker.actor.model.model_path=owner/model",
+    "worker.reward.reward_function=math",
+    "data.train_files=[owner/a,owner/b]",
+    "data.val_files=owner/c",
+    "data.rollout_batch_size=4",
+    "data.max_response_length=10",
+    "worker.rollout.n=2",
+]
+
+
+def report_of(*words: str) -> Report:
+    config, _ = load_config([*WORDS, *words], command="data")
+    training = training_sources(config.data)
+    opened = [
+        OpenSource(source, ["row"], Detected(Columns(), "trl"))  # type: ignore[arg-type]
+        for source in [*training, *validation_sources(config.data)]
+    ]
+    return Report(config, opened, len(training))
+
+
+def row(source: int, number: int, tokens: int = 8, asks: str = "", answer: str = "1") -> Examined:
+    return Examined(source, number, f"s{source}:{number}", tokens, 0, answer, (asks or f"{source}:{number}").encode())
+
+
+def told(report: Report) -> dict[str, tuple[str, int]]:
+    return {finding.kind: (finding.level, finding.count) for finding in report.ordered()}
+
+
+def test_rows_are_compared_within_their_set_and_with_training() -> None:
+    report = report_of()
+    asked = [(0, "x", "1"), (1, "x", "1"), (0, "x", "2"), (0, "y", "1"), (2, "x", "1"), (2, "z", "1")]
+    for number, (source, asks, answer) in enumerate(asked):
+        report.take(row(source, number, asks=asks, answer=answer))
+    assert told(report) == {"duplicate": ("warning", 1), "contradiction": ("warning", 1), "leak": ("warning", 1)}
+    assert not report.failed
+    assert report.findings["leak"].examples[0][0] == "s2:4: is training row s0:0"
+
+
+@pytest.mark.parametrize(("filtered", "level"), [("true", "warning"), ("false", "error")])
+def test_a_prompt_over_the_limit_is_an_error_unless_it_is_filtered(filtered: str, level: str) -> None:
+    report = report_of(f"data.filter_overlong_prompts={filtered}")
+    report.take(Examined(0, 0, "s0:0", 9000, kind="overlong", reason="s0:0: the prompt has 9000 tokens"))
+    assert told(report) == {"overlong": (level, 1)}
+    assert (report.failed, report.sources[0].usable) == (level == "error", 0)
+
+
+def test_errors_come_first_and_only_some_rows_are_named() -> None:
+    report = report_of()
+    for number in range(9):
+        report.take(row(0, number, asks="same"))
+    report.take(Examined(0, 9, "s0:9", kind="empty", reason="s0:9: the answer is empty"))
+    first, second = report.ordered()
+    assert (first.kind, second.kind, second.count, len(second.examples)) == ("empty", "duplicate", 8, 3)
+    assert report.failed
+
+
+def test_the_histogram_counts_every_training_row_once() -> None:
+    report = report_of()
+    for number, tokens in enumerate([5, 6, 40, 40, 99]):
+        report.take(row(number % 2, number, tokens))
+    report.take(row(2, 9, 500))
+    bins = report.histogram()
+    assert sum(rows for _, _, rows in bins) == 5
+    assert (bins[0][0], bins[-1][1] > 99) == (5, True)
+    assert [low for low, _, _ in bins[1:]] == [high for _, high, _ in bins[:-1]]
+    assert report_of().histogram() == []
+
+
+def test_a_steps_tokens_follow_the_weights() -> None:
+    for words, mean in ([], 50 / 3), (["data.train_probs=[0.25,0.75]"], 25):
+        report = report_of(*words)
+        for number, source in enumerate([0, 0, 1]):
+            report.take(row(source, number, 10 if source == 0 else 30))
+        prompts, answers = report.tokens_per_step() or (0, 0)
+        assert prompts == pytest.approx(4 * 2 * mean, abs=1)
+        assert answers == 4 * 2 * 10
