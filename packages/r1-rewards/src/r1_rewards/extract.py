@@ -6,6 +6,8 @@ Each function returns the answer without surrounding blanks, or None where the r
 import re
 from collections import deque
 
+from r1_rewards.units import UNITS
+
 TAIL = 200_000  # characters; a final answer stands at the end, so only the end of a huge response is searched
 
 # A backslash pair that is not the start of \boxed is a line break of LaTeX, so that in `\\{` the brace still counts.
@@ -36,6 +38,7 @@ _MAX_CONNECTION = 60  # characters
 _MAX_BARE = 200
 _MAX_WORDS = 2  # of three letters or more; with more, a stated answer is a sentence
 _WORDS_OF_ANSWERS = {"and", "thousand", "million", "billion", "trillion", "sqrt", "sin", "cos", "tan", "log", "exp"}
+_WORDS_OF_ANSWERS |= {unit.lower() for unit in UNITS if unit.isalpha()}
 
 
 def final_answer(response: str) -> str | None:

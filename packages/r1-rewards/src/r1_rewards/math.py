@@ -11,7 +11,7 @@ from typing import Any
 
 from r1_rewards import extract
 from r1_rewards.guards import refusal
-from r1_rewards.notation import normalise, quantity
+from r1_rewards.notation import normalise, quantity, without_emphasis
 from r1_rewards.number import parse_number
 from r1_rewards.types import Score
 from r1_rewards.units import Unit
@@ -66,6 +66,7 @@ def equal(answer: str, truth: str, *, digits: int = 6, strict: bool = True) -> b
     """
     if answer.strip() == truth.strip() != "":
         return True
+    answer = without_emphasis(answer)
     if refusal(answer) or refusal(truth):
         return False
     answer, truth = normalise(answer), normalise(truth)

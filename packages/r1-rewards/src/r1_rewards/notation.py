@@ -23,8 +23,11 @@ _ABOUT = re.compile(r"^(?:\\approx|\\displaystyle|~|(?:approximately|about|rough
 _CURRENCY = re.compile(r"^(?:USD|EUR|INR|Rs\.?)\s{0,4}(?=[0-9])")
 _WHOLLY_TEXT = re.compile(r"\\(?:mbox|text)\s?\{([^{}]*)\}")
 _ROOT = re.compile(r"√\s{0,4}(?:([0-9]+(?:\.[0-9]+)?|[A-Za-z])|\(([^()]*)\)|(?=\{))")
+_BARE_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s?(?=\{)")
+_BOLD = re.compile(r"\*\*([^*]+)\*\*")
 _POWER = re.compile(r"\s{0,4}\*\*\s{0,4}(-?[0-9]+|[A-Za-z])?")
 _REPEATING = re.compile(r"(-?[0-9]*)\.([0-9]*)\\(?:overline|dot)\s?\{([0-9]{1,30})\}")
+_PERIOD = re.compile(r"(-?[0-9]*)\.([0-9]*)\(([0-9]{1,30})\)")  # as a whole: 0.5(3) within a formula is a product
 _MIXED = re.compile(r"(-?)([0-9]{1,9})\s+([0-9]{1,9})/([0-9]{1,9})")
 _GROUPED_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:[ _'][0-9]{3})+(?:\.[0-9]+)?")
 _TIMES_TEN = re.compile(r"(?<=[0-9])\s{0,4}[xX*]\s{0,4}(?=10\s?\^)")
@@ -32,6 +35,10 @@ _EXPONENT_MARK = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]{1,3})")
 _DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc))\s?[({]?\s?([0-9]+(?:\.[0-9]+)?)\s?\^\s?\{?\s?\\circ\s?\}?[)}]?")
 _MATRIX = re.compile(r"\[\s?\[[^\[\]]+\](?:\s?,\s?\[[^\[\]]+\])*\s?\]")
 _SCALE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_NUMBER_WORDS = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
+)
 _SCALED = re.compile(rf"(-?\$?[0-9][0-9,]*(?:\.[0-9]+)?)\s{{0,4}}({'|'.join(_SCALE)})s?\b", re.IGNORECASE)
 _TEXT = r"\\(?:text|mbox|mathrm|textrm|operatorname)\s?\{\s{0,8}"
 _COUNTED = (
@@ -57,12 +64,19 @@ def normalise(answer: str) -> str:
     text = _CURRENCY.sub("", _ABOUT.sub("", text))
     text = _WHOLLY_TEXT.sub(r"\1", text) if _WHOLLY_TEXT.fullmatch(text) else text
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}" if match[1] or match[2] else r"\sqrt", text)
+    text = _BARE_ROOT.sub(r"\\sqrt", text.replace(r"\varnothing", r"\emptyset"))
     text = _POWER.sub(lambda match: f"^{{{match[1]}}}" if match[1] else "^", text)
     text = _DEGREES.sub(r"\1(\\frac{\2\\pi}{180})", text)
     text = _REPEATING.sub(_repeating_fraction, text)
     text = _TIMES_TEN.sub(r"\\times ", text.replace(r"\langle", "(").replace(r"\rangle", ")"))
     text = _whole_number_or_matrix(text) or text
     return _SCALED.sub(_scaled_number, text).strip()
+
+
+def without_emphasis(answer: str) -> str:
+    """Return `answer` without Markdown's bold around the whole of it, which would look like two powers."""
+    match = _BOLD.fullmatch(answer.strip())
+    return match[1] if match else answer
 
 
 def quantity(text: str) -> tuple[str, Unit | str] | None:
@@ -86,7 +100,11 @@ def _plain_characters(text: str) -> str:
 
 
 def _whole_number_or_matrix(text: str) -> str | None:
-    """Rewrite what is one number as a whole: "1 000", "6.02e23", "2 1/2"; or a matrix in brackets."""
+    """Rewrite what is one number as a whole: "1 000", "6.02e23", "2 1/2", "two"; or a matrix in brackets."""
+    if text.lower() in _NUMBER_WORDS:
+        return str(_NUMBER_WORDS.index(text.lower()))
+    if match := _PERIOD.fullmatch(text):
+        return _repeating_fraction(match)
     if _GROUPED_THOUSANDS.fullmatch(text):
         return re.sub("[ _']", "", text)
     if match := _EXPONENT_MARK.fullmatch(text):

@@ -5,6 +5,7 @@ Each is a class of keyword arguments; `worker.reward.reward_function_kwargs` of 
 
 import importlib
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -13,13 +14,13 @@ from r1_rewards.spec import SERVICES, RewardSpec, RewardSpecError, describe
 from r1_rewards.types import OpenVerifier, RewardInput, Score
 
 
-class Service:
+class Service(ABC):
     """What these verifiers share: a `with` block closes them."""
 
-    def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]: ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Release what the verifier holds; safe to call twice."""
 
     def __enter__(self) -> Self:
