@@ -36,9 +36,10 @@ def main(descriptor: int, parent: int) -> None:
     """Serve runs until the owner closes the socket."""
     kernel.die_with_parent(parent)
     kernel.adopt_orphans()
-    owner = socket.socket(fileno=os.dup2(descriptor, _SAFE, inheritable=False))
-    if descriptor != _SAFE:
+    if descriptor != _SAFE:  # which the kernel would refuse to copy to itself
+        os.dup2(descriptor, _SAFE, inheritable=False)
         os.close(descriptor)
+    owner = socket.socket(fileno=_SAFE)
     setup = channel.receive(owner)
     os.environ.clear()
     sys.path += setup["module_paths"]
