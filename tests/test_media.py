@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import av
+import families
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +17,10 @@ MIXED = [
     "trainer.save_freq=-1", "data.max_prompt_length=400", "data.prompt_key=problem", "data.video_max_frames=4",
     "data.rollout_batch_size=8", "worker.actor.global_batch_size=4", "data.shuffle=false",
 ]  # fmt: skip
+VARIETY = """
+def compute_score(reward_inputs):
+    return [{"overall": len(set(item["response"])) / 20} for item in reward_inputs]
+"""
 
 
 def film(folder: Path) -> str:
@@ -70,6 +75,23 @@ def test_engine_and_learner_agree_on_text_pictures_and_videos(r1: R1, tmp_path: 
     assert "2 of 10 rows are left out, they cannot be used" in process.output
     assert "mixed.jsonl:9: picture" in process.output
     assert "mixed.jsonl:10: video" in process.output
+
+
+@pytest.mark.parametrize("family", sorted({*families.VISION_FAMILIES} - {"qwen2_5_vl"}))  # the quickstart's own
+def test_the_other_families_train_on_the_same_mixture(r1: R1, tmp_path: Path, family: str) -> None:
+    model, reward = families.save_model(family, tmp_path / family), tmp_path / "reward.py"
+    reward.write_text(VARIETY)
+    process = r1(
+        "train", QUICKSTART, *MIXED, f"data.train_files={write_rows(tmp_path)}", f"data.image_dir={tmp_path}",
+        f"worker.actor.model.model_path={model}", "worker.actor.padding_free=true", "trainer.max_steps=3",
+        f"worker.reward.reward_function={reward}:compute_score", f"trainer.save_checkpoint_path={tmp_path / 'run'}",
+    )  # fmt: skip
+    records = read_log(tmp_path / "run")
+    assert len(records) == 3
+    for record in records:
+        assert record["rollout/logprob_gap_max"] < 1e-4
+        assert record["actor/grad_norm"] > 0
+    assert "2 of 10 rows are left out, they cannot be used" in process.output
 
 
 def test_unreadable_media_are_refused_where_that_is_asked_for(r1: R1, tmp_path: Path) -> None:

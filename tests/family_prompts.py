@@ -1,0 +1,51 @@
+"""Prompts of every family, rendered as a run renders them, and a learner that packs them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import families
+from golden import prompt_cases
+
+from r1_cli.attention import PACKED_ATTENTION
+from r1_cli.models import position_ids_of
+from r1_core.batching import Batching, MicroLimit
+from r1_core.learner import Learner
+from r1_core.optim import build_optimizer
+from r1_data.formats import Columns, detect_columns
+from r1_data.messages import to_example
+from r1_data.render import Renderer
+from r1_data.types import Example, Prompt
+from r1_data.videos import FrameRules
+
+TEXTS = ("What is 2 + 2?", "?", "Which of these numbers are prime: 2, 9, 15, 17, 21, 23?", "Say it again.")
+
+
+def make_renderer(family: str) -> Renderer:
+    return Renderer(
+        families.make_processor(family),
+        position_ids=position_ids_of(families.make_config(family)),
+        frames=FrameRules(fps=prompt_cases.FPS),
+    )
+
+
+def make_example(name: str) -> Example:
+    """One of the golden cases, as a row of a data set."""
+    row = prompt_cases.written(prompt_cases.CASES[name]["row"])
+    return to_example(name, row, detect_columns(row, Columns(), explicit=False))
+
+
+def make_prompts(family: str, names: Iterable[str] = prompt_cases.CASES) -> list[Prompt]:
+    """The golden cases of these names and, which is all for a text model, texts of several lengths."""
+    names = () if family in families.TEXT_FAMILIES else names
+    rows: list[dict[str, Any]] = [{"problem": text, "answer": "4"} for text in TEXTS]
+    texts = [to_example(f"text {i}", row, Columns("problem")) for i, row in enumerate(rows)]
+    renderer = make_renderer(family)
+    return [renderer.render(example) for example in [*map(make_example, names), *texts]]
+
+
+def make_learner(model: Any, *, rows: int = 8, padding_free: bool = True, temperature: float = 1.0) -> Learner:
+    """A learner of `model`, with up to `rows` samples in a micro-batch."""
+    model.set_attn_implementation(PACKED_ATTENTION)
+    optimizer = build_optimizer(model.named_parameters(), lr=1e-3)
+    batching = Batching(padding_free, MicroLimit(rows), MicroLimit(rows))
+    return Learner(model, optimizer, lambda step: 1.0, batching=batching, temperature=temperature)

@@ -1,0 +1,84 @@
+"""Rendered prompts of every vision-language family in one pack: each is to the learner what it is to the model alone.
+
+Alone, Hugging Face's model gets what its processor returns and finds the positions by itself, those of the answer, too,
+as it does in `generate`.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import families
+import pytest
+import torch
+from family_prompts import make_learner, make_prompts
+from torch import Tensor
+from transformers import DynamicCache
+
+from r1_cli.samples import extend_positions
+from r1_core.types import Sample
+from r1_data.types import Prompt
+
+
+def make_samples(prompts: list[Prompt]) -> list[Sample]:
+    """Each prompt with an answer of random letters."""
+    draw, samples = torch.Generator().manual_seed(0), []
+    for number, prompt in enumerate(prompts):
+        answer = torch.randint(0, 250, (1 + 5 * number % 9,), generator=draw)
+        token_ids = torch.cat([torch.tensor(prompt.token_ids), answer])
+        samples.append(
+            Sample(
+                token_ids=token_ids,
+                loss_mask=torch.arange(len(token_ids)) >= len(prompt.token_ids),
+                position_ids=extend_positions(prompt.position_ids, len(answer)),
+                group_id=number,
+                reward=0.0,
+                model_inputs=prompt.model_inputs,
+            )
+        )
+    return samples
+
+
+@torch.no_grad()
+def logprobs_alone(model: Any, prompt: Prompt, sample: Sample, kinds: Tensor) -> Tensor:
+    """Log-probs of the answer's tokens: the prompt first, then the answer behind it in the cache."""
+    answer, cache = sample.token_ids[len(prompt.token_ids) :], DynamicCache()
+    model.model.rope_deltas = None
+    prompt_ids = torch.tensor([prompt.token_ids])
+    first = model(prompt_ids, mm_token_type_ids=kinds[None], past_key_values=cache, **prompt.model_inputs).logits[
+        0, -1:
+    ]
+    rest = model(answer[None], past_key_values=cache).logits[0, :-1]
+    return torch.cat([first, rest]).log_softmax(-1).gather(1, answer[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("padding_free", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("family", families.VISION_FAMILIES)
+def test_a_pack_of_rendered_prompts_is_the_same_prompts_alone(family: str, padding_free: bool) -> None:
+    prompts, config = make_prompts(family), families.make_config(family)
+    samples = make_samples(prompts)
+    model, plain = families.make_model(family), families.make_model(family)
+    learner = make_learner(model, rows=len(samples), padding_free=padding_free)
+    for prompt, sample, annotated in zip(prompts, samples, learner.annotate_old(samples), strict=True):
+        token_ids = torch.tensor(prompt.token_ids)
+        kinds = (token_ids == config.image_token_id).int() + 2 * (token_ids == config.video_token_id).int()
+        expected = logprobs_alone(plain, prompt, sample, kinds)
+        assert annotated.old_logprobs is not None
+        actual = annotated.old_logprobs[sample.loss_mask]
+        torch.testing.assert_close(
+            actual, expected, rtol=0, atol=1e-5, msg=lambda text, row=prompt.id: f"{row}: {text}"
+        )
+
+
+@pytest.mark.parametrize("family", families.VISION_FAMILIES)
+def test_a_picture_changes_its_own_row_of_a_pack_and_no_other(family: str) -> None:
+    names = ["pictures around a video", "videos around a picture", "picture first"]
+    samples = make_samples(make_prompts(family, names))
+    changed = {**samples[0].model_inputs}
+    for name in ("pixel_values", "pixel_values_videos"):
+        changed[name] = -3 * changed[name]
+    learner = make_learner(families.make_model(family), rows=len(samples))
+    before = learner.annotate_old(samples)
+    after = learner.annotate_old([replace(samples[0], model_inputs=changed), *samples[1:]])
+    gaps = [float((a.old_logprobs - b.old_logprobs).abs().max()) for a, b in zip(before, after, strict=True)]
+    assert gaps[0] > 1e-2
+    assert max(gaps[1:]) < 1e-5
