@@ -25,6 +25,7 @@ from transformers import AutoProcessor
 
 from r1_data import PromptDataset, Renderer, Stream
 from r1_data.media_cache import MediaCache
+from r1_data.prompt_memory import PromptMemory
 from r1_data.workers import Workers
 
 MODEL = Path(__file__).resolve().parents[1] / "examples/quickstart/model"
@@ -144,7 +145,7 @@ def main() -> None:
         renderer = make_renderer()
         with Workers(renderer, options.workers) as workers:
             workers.submit("measure", []).result()
-            settings: dict[str, Any] = {"max_prompt_length": LIMIT, "workers": workers, "cache_bytes": 2**28}
+            settings: dict[str, Any] = {"max_prompt_length": LIMIT, "workers": workers, "memory": PromptMemory(2**28)}
             begin = time.perf_counter()
             dataset = PromptDataset(rows, renderer, known_lengths=folder, **settings)
             first = Stream(len(dataset), BATCH, seed=1, shuffle=True).batch(0)

@@ -103,8 +103,13 @@ def test_unreadable_media_are_refused_where_that_is_asked_for(r1: R1, tmp_path: 
 
 def test_a_check_of_the_data_names_broken_pictures_and_videos(r1: R1, tmp_path: Path) -> None:
     files = f"data.train_files={write_rows(tmp_path)}", f"data.image_dir={tmp_path}"
-    process = r1("data", "check", QUICKSTART, *MIXED, *files, ok=False)
-    assert process.exit_code == 1
-    assert "2 × media missing, broken or refused" in process.output
+    page = tmp_path / "report.html"
+    process = r1("data", "check", QUICKSTART, *MIXED, *files, "--html", page)
+    assert "warning  2 × media missing, broken or refused: left out (data.bad_rows=skip_media)" in process.output
     assert "mixed.jsonl:9: picture" in process.output
     assert "mixed.jsonl:10: video" in process.output
+    assert page.read_text().count("data:image/jpeg") >= 6
+    for words in (["--strict"], ["data.bad_rows=refuse"]):
+        process = r1("data", "check", QUICKSTART, *MIXED, *files, *words, ok=False)
+        assert process.exit_code == 1
+        assert "error  2 × media missing, broken or refused" in process.output

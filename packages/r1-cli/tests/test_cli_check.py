@@ -1,13 +1,19 @@
 """What a check of the data gathers: counts, comparisons, lengths, and the tokens of a step."""
 
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from r1_cli.check.page import write_page
 from r1_cli.check.report import Report
 from r1_cli.config import load_config
 from r1_cli.config.sources import training_sources, validation_sources
-from r1_cli.prompts import OpenSource
+from r1_cli.sources import OpenSource
 from r1_data.check import Examined
 from r1_data.formats import Columns, Detected
+from r1_data.workers import WorkerDied
 
 WORDS = [
     "worker.actor.model.model_path=owner/model",
@@ -20,14 +26,14 @@ WORDS = [
 ]
 
 
-def report_of(*words: str) -> Report:
+def report_of(*words: str, strict: bool = False) -> Report:
     config, _ = load_config([*WORDS, *words], command="data")
     training = training_sources(config.data)
     opened = [
         OpenSource(source, ["row"], Detected(Columns(), "trl"))  # type: ignore[arg-type]
         for source in [*training, *validation_sources(config.data)]
     ]
-    return Report(config, opened, len(training))
+    return Report(config, opened, len(training), strict=strict)
 
 
 def row(source: int, number: int, tokens: int = 8, asks: str = "", answer: str = "1") -> Examined:
@@ -56,6 +62,39 @@ def test_a_prompt_over_the_limit_is_an_error_unless_it_is_filtered(filtered: str
     assert (report.failed, report.sources[0].usable) == (level == "error", 0)
 
 
+@pytest.mark.parametrize(
+    ("bad_rows", "levels"),
+    [
+        ("refuse", {"media": "error", "damage": "error", "crash": "error", "missing column": "error"}),
+        ("skip_media", {"media": "warning", "damage": "warning", "crash": "warning", "missing column": "error"}),
+        ("skip", {"media": "warning", "damage": "warning", "crash": "warning", "missing column": "warning"}),
+    ],
+)
+def test_rows_that_a_run_would_leave_out_are_warnings_unless_strict(bad_rows: str, levels: dict[str, str]) -> None:
+    for strict in (False, True):
+        report = report_of(f"data.bad_rows={bad_rows}", strict=strict)
+        for number, kind in enumerate([*levels, "blank"]):
+            report.take(Examined(0, number, f"s0:{number}", kind=kind, reason="why"))
+        found = {kind: level for kind, (level, _) in told(report).items()}
+        assert found == {"blank": "error", **(dict.fromkeys(levels, "error") if strict else levels)}
+        refused = {kind for kind, finding in report.findings.items() if finding.fate == "a run would not start"}
+        assert refused == {
+            "refuse": {"media", "crash", "missing column"}, "skip_media": {"missing column"}, "skip": set(),
+        }[bad_rows]  # fmt: skip
+        assert report.sources[0].left_out == len(levels) - len(refused)
+
+
+def test_a_source_of_which_no_row_would_be_left_is_an_error() -> None:
+    report = report_of()
+    report.take(row(1, 0))
+    report.take(row(2, 0))
+    assert not report.failed
+    report.take(Examined(0, 0, "s0:0", kind="media", reason="s0:0: no such file"))
+    report.close()
+    assert told(report)["no rows"] == ("error", 1)
+    assert report.findings["no rows"].examples[0][0].endswith("every row of it would be left out")
+
+
 def test_errors_come_first_and_only_some_rows_are_named() -> None:
     report = report_of()
     for number in range(9):
@@ -78,11 +117,32 @@ def test_the_histogram_counts_every_training_row_once() -> None:
     assert report_of().histogram() == []
 
 
-def test_a_steps_tokens_follow_the_weights() -> None:
+def test_a_steps_tokens_follow_the_weights_and_count_no_row_that_is_left_out() -> None:
     for words, mean in ([], 50 / 3), (["data.train_probs=[0.25,0.75]"], 25):
         report = report_of(*words)
+        report.take(Examined(0, 7, "s0:7", 9000, kind="overlong", reason="too long"))
         for number, source in enumerate([0, 0, 1]):
             report.take(row(source, number, 10 if source == 0 else 30))
         prompts, answers = report.tokens_per_step() or (0, 0)
         assert prompts == pytest.approx(4 * 2 * mean, abs=1)
         assert answers == 4 * 2 * 10
+
+
+class Dying:
+    """Workers of which every one dies."""
+
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_exception(WorkerDied("it took longer than 120 seconds"))
+        return future
+
+
+def test_media_that_break_a_worker_are_no_danger_to_the_page() -> None:
+    report = report_of()
+    for tally in report.sources:
+        tally.opened.rows[:] = [("<s>:1", {"prompt": "<image>?", "answer": "1", "images": [b"picture"]})]  # type: ignore[index]
+    report.take(Examined(0, 0, "<s>:1", media=1, kind="crash", reason="<s>:1: it took longer than 120 seconds"))
+    page = write_page(report, SimpleNamespace(render=print), Dying())  # type: ignore[arg-type]
+    assert page.count("<pre>it took longer than 120 seconds</pre>") == 4  # in the finding, and as a row of each source
+    assert "rows on which a worker process died: left out (data.bad_rows=skip_media)" in page
+    assert "<s>" not in page

@@ -89,6 +89,19 @@ def test_a_dry_run_lists_what_is_not_available_and_succeeds(repository: Path) ->
     assert "model_path: Qwen/Qwen3-4B" in out
 
 
+def test_a_dry_run_shows_the_row_format_of_each_source(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "sums.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n' * 3)
+    files = f"data.train_files=[examples/quickstart/train.parquet,{tmp_path / 'sums.jsonl'}]"
+    words = ["worker.actor.model.model_path=owner/model", "data.val_files=hiyouga/geometry3k@test"]
+    code, out, _ = run("train", *words, "worker.reward.reward_function=math", files, "--dry-run")
+    assert code == 0
+    assert "not downloaded" in out
+    shown = {line.split()[0]: line.split()[1:] for line in out.splitlines() if "not checked" in line}
+    assert shown["geometry3k"][:2] == ["not", "downloaded"]
+    assert shown["train"] == ["3,000", "not", "checked", "easyr1", "problem,", "answer"]
+    assert shown["sums"] == ["3", "not", "checked", "gsm8k", "question,", "answer"]
+
+
 def test_a_real_run_refuses_what_is_not_available_all_at_once(repository: Path) -> None:
     code, _, err = run("train", *COMMANDS["qwen3_4b_math_grpo_lora"], "trainer.n_gpus_per_node=8")
     assert code == 2

@@ -1,17 +1,19 @@
 """Tests of the check of rows: each kind of trouble is found, named by row, in one process or in several."""
 
 import io
-import subprocess
-import sys
+from contextlib import closing
 
 import pytest
+from data_targets import MEGABYTE, Stub
 from PIL import Image
 
-from r1_data.check import Examiner, examine_all
+from r1_data.check import Examinee, Inspector, examine_all
 from r1_data.formats import Columns
+from r1_data.lengths import KnownLengths
 from r1_data.messages import to_example
 from r1_data.render import Renderer
 from r1_data.types import DataError
+from r1_data.workers import Workers
 
 
 class Rows(list):
@@ -27,13 +29,15 @@ def convert(row_id, row):
     return to_example(row_id, row, Columns("problem", "answer"))
 
 
-def examiner(rows, processor, limit=400):
-    return Examiner("data.train_files=rows.jsonl", Rows(rows), convert, Renderer(processor), limit)
+def examine(rows, renderer, limit=400, **others):
+    source = Examinee("data.train_files=rows.jsonl", Rows(rows), convert)
+    return list(examine_all([source], Inspector(renderer, limit), **others))
 
 
 def test_each_kind_of_trouble_is_told_by_row(processor, picture):
     whole = picture(60, 60)
-    cut = whole[: len(whole) // 2]
+    cut, damaged = whole[: len(whole) // 2], bytearray(picture(300, 300))
+    damaged[len(damaged) // 2] ^= 0xFF  # header and end are whole
     rows = [
         {"problem": "<image>?", "answer": "1", "images": [whole]},
         None,
@@ -45,10 +49,13 @@ def test_each_kind_of_trouble_is_told_by_row(processor, picture):
         {"problem": "<image>?", "answer": "1", "images": [cut]},
         {"problem": 7, "answer": "1"},
         {"problem": "x" * 500, "answer": "1"},
+        {"problem": "<image>?", "answer": "1", "images": [bytes(damaged)]},
+        {"problem": "<|image_pad|>?", "answer": "1"},
     ]
-    found = list(examine_all(lambda: [examiner(rows, processor)], [len(rows)], workers=1))
+    found = examine(rows, Renderer(processor))
     assert [row.kind for row in found] == [
-        "", "unreadable", "missing column", "empty", "empty", "empty", "markers", "media", "row", "overlong",
+        "", "unreadable", "missing column", "empty", "blank", "blank", "markers", "media", "row", "overlong", "damage",
+        "prompt",
     ]  # fmt: skip
     assert all(f"rows.jsonl:{row.index + 1}: " in row.reason for row in found if row.kind)
     assert (found[0].media, found[0].answer) == (1, "1")
@@ -60,7 +67,7 @@ def test_rows_with_videos_are_examined_and_the_same_video_has_one_digest(process
     (tmp_path / "film.mp4").write_bytes(film)
     videos = [film, str(tmp_path / "film.mp4"), frames[:1] * 2, [Image.open(io.BytesIO(frames[0]))] * 2, frames[:0]]
     rows = [{"problem": "<video>?", "answer": "1", "videos": [video]} for video in [*videos, film[:40], frames]]
-    found = list(examine_all(lambda: [examiner(rows, processor, 4000)], [len(rows)], workers=1))
+    found = examine(rows, Renderer(processor), 4000)
     assert [row.kind for row in found] == ["", "", "", "", "media", "media", "media"]
     assert found[0].digest == found[1].digest
     assert len({row.digest for row in found[:4]}) == 3  # pixels in memory are not compared with a file's bytes
@@ -74,50 +81,87 @@ def test_rows_that_ask_the_same_have_one_digest(processor, picture):
         {"problem": "<image>?", "answer": "1", "images": [second]},
         {"problem": "<image>!", "answer": "1", "images": [first]},
     ]
-    digests = [row.digest for row in examine_all(lambda: [examiner(rows, processor)], [4], workers=1)]
+    digests = [row.digest for row in examine(rows, Renderer(processor))]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
 
 
-DEADLY = """
-import os, sys
-from r1_data.check import Examiner, examine_all
-from r1_data.formats import Columns
-from r1_data.messages import to_example
-
-class Rows(list):
-    def __getitem__(self, index):
-        if index == 41:
-            os._exit(9)
-        return f"deadly:{index + 1}", {"prompt": "?", "answer": "1"}
-
-class Plain:
-    def prompt_length(self, example):
-        return 1
-
-def convert(row_id, row):
-    return to_example(row_id, row, Columns())
-
-def open_all():
-    return [Examiner("deadly", Rows([None] * 300), convert, Plain(), 100)]
-
-if __name__ == "__main__":
-    found = list(examine_all(open_all, [300], workers=2))
-    assert [row.index for row in found] == list(range(300))
-    print([row.reason for row in found if row.kind])
-"""
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        ("crash", r"its worker process ended by itself (exit code 7)"),
+        ("hang", "it took longer than 5 seconds"),
+        ("swell", "it needs more than 314,572,800 bytes of memory"),
+    ],
+)
+def test_media_that_break_a_worker_are_named_and_the_rest_goes_on(act, reason):
+    rows = [{"problem": "<image>?", "answer": "1", "images": [b"picture"]} for _ in range(9)]
+    rows[5]["problem"] = f"<image>{act}"
+    rows[2] = None
+    with Workers(Inspector(Stub(), 400), 1, memory_bytes=300 * MEGABYTE, seconds=5.0) as workers:
+        found = examine(rows, Stub(), workers=workers)
+    assert [row.index for row in found] == list(range(9))
+    assert {row.index: row.kind for row in found if row.kind} == {2: "unreadable", 5: "crash"}
+    assert found[5].reason == f"rows.jsonl:6: {reason}"
+    assert [found[0].tokens, found[8].tokens] == [10, 10]
 
 
-def test_a_row_that_kills_its_worker_is_named_and_the_rest_goes_on(tmp_path):
-    script = tmp_path / "deadly.py"
-    script.write_text(DEADLY)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "['deadly, row 42: the worker process died on it']", done.stderr
+def test_workers_find_the_same_as_one_process(processor, picture, monkeypatch):
+    monkeypatch.setattr("r1_data.check.MANY_TEXTS", 1)
+    rows = [{"problem": f"<image>{i}", "answer": "1", "images": [picture(60, 60 + i)]} for i in range(7)]
+    rows += [None, *({"problem": "?" * i, "answer": "1"} for i in range(90))]
+    rows += [{"problem": "<image>?", "answer": "1", "images": ["missing.png"]}]
+    renderer = Renderer(processor)
+    with Workers(Inspector(renderer, 80), 1) as workers:
+        assert examine(rows, renderer, 80, workers=workers) == examine(rows, renderer, 80)
 
 
-def test_what_cannot_be_opened_is_raised_where_it_was_asked_for():
-    def fail():
-        raise DataError("no such folder")
+class Counting(Inspector):
+    """An inspector that counts the examples it has looked at."""
 
-    with pytest.raises(DataError, match="no such folder"):
-        list(examine_all(fail, [1000], workers=2))
+    looked = 0
+
+    def inspect(self, examples):
+        self.looked += len(examples)
+        return super().inspect(examples)
+
+
+def test_sound_rows_are_looked_at_once_and_broken_ones_every_time(processor, picture, tmp_path):
+    (tmp_path / "a.png").write_bytes(picture(60, 60))
+    damaged = bytearray(picture(300, 300))
+    damaged[len(damaged) // 2] ^= 0xFF
+    cells = [str(tmp_path / "a.png"), picture(60, 60), bytes(damaged)]
+    rows = [{"problem": "<image>?", "answer": "1", "images": [cell]} for cell in cells]
+    rows += [{"problem": "text", "answer": "1"}, {"problem": "x" * 500, "answer": "1"}]
+    source, renderer = Examinee("s", Rows(rows), convert), Renderer(processor)
+
+    def run(limit=400):
+        inspector = Counting(renderer, limit)
+        with closing(KnownLengths(tmp_path / "known.sqlite", renderer.fingerprint())) as known:
+            return list(examine_all([source], inspector, known=known)), inspector.looked
+
+    first, looked = run()
+    assert ([row.kind for row in first], looked) == (["", "", "damage", "", "overlong"], 5)
+    again, looked = run()
+    assert (again, looked) == (first, 2)
+    (tmp_path / "a.png").write_bytes(picture(80, 60))
+    assert run()[1] == 3
+    assert [row.kind for row in run(limit=600)[0]] == ["", "", "damage", "", ""]
+
+
+def test_a_check_saves_the_run_its_measuring(processor, picture, tmp_path):
+    example = convert("t:1", {"problem": "<image>?", "answer": "1", "images": [picture(60, 60)]})
+    renderer = Renderer(processor)
+    with closing(KnownLengths(tmp_path / "known.sqlite", renderer.fingerprint())) as known:
+        (found,) = examine_all(
+            [Examinee("s", [("t:1", {})], lambda *_: example)], Inspector(renderer, 400), known=known
+        )
+        assert known.get(known.key(example)) == found.tokens
+
+
+def test_bad_examples_of_a_chunk_do_not_shift_the_results_of_others(processor):
+    rows = [{"problem": "?" * number, "answer": "1"} if number % 3 else None for number in range(40)]
+    found = examine(rows, Renderer(processor))
+    lengths = [row.tokens for row in found if row.tokens]
+    assert lengths == sorted(set(lengths))
+    assert len(lengths) == 26

@@ -10,6 +10,7 @@ import torch
 from r1_data.dataset import PromptDataset, Summary
 from r1_data.formats import Columns
 from r1_data.messages import compile_format_prompt
+from r1_data.prompt_memory import PromptMemory
 from r1_data.render import Renderer
 from r1_data.sources import read_rows
 from r1_data.types import DataError
@@ -131,14 +132,14 @@ def test_renderings_are_kept_within_the_bytes_allowed(processor, picture):
     ample = PromptDataset(rows, renderer, max_prompt_length=500)
     assert ample[1] is ample[1]
     one = ample[0].model_inputs["pixel_values"].nbytes
-    tight = PromptDataset(rows, renderer, max_prompt_length=500, cache_bytes=int(2.9 * one))
+    tight = PromptDataset(rows, renderer, max_prompt_length=500, memory=PromptMemory(int(2.9 * one)))
     first, second = tight[0], tight[1]
     assert tight[0] is first
     tight[2]  # the least recently used goes: row 1
     assert tight[0] is first
     assert tight[1] is not second
     assert torch.equal(tight[1].model_inputs["pixel_values"], second.model_inputs["pixel_values"])
-    none = PromptDataset(rows, renderer, max_prompt_length=500, cache_bytes=0)
+    none = PromptDataset(rows, renderer, max_prompt_length=500, memory=PromptMemory(0))
     assert none[0] is not none[0]
 
 

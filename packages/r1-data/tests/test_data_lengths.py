@@ -15,7 +15,7 @@ from r1_data.types import DataError
 
 @pytest.fixture(autouse=True)
 def _remember_few(monkeypatch):
-    monkeypatch.setattr(r1_data.dataset, "_MANY", 1)
+    monkeypatch.setattr(r1_data.dataset, "MANY", 1)
 
 
 class Counting(Renderer):

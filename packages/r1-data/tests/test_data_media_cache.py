@@ -45,3 +45,11 @@ def test_broken_files_are_as_if_not_there(tmp_path, content):
     cache.put("abkey", array(1))
     (tmp_path / "ab" / "abkey.npy").write_bytes(content)
     assert cache.get("abkey") is None
+
+
+def test_the_bound_on_disk_is_that_of_all_processes(tmp_path):
+    caches = [MediaCache(0, tmp_path, 100_000) for _ in range(6)]  # as six workers have them, none told of the others
+    for number in range(300):
+        caches[number % 6].put(f"{number:03}key", array(number % 256))
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.npy")) <= 100_000
+    assert caches[0].get("299key") is not None

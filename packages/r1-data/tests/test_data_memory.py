@@ -8,6 +8,8 @@ import pytest
 
 from r1_data.dataset import PromptDataset
 from r1_data.media_cache import MediaCache
+from r1_data.mixture import Mixture
+from r1_data.prompt_memory import PromptMemory
 from r1_data.render import Renderer
 from r1_data.stream import Stream
 from r1_data.workers import Workers
@@ -30,7 +32,7 @@ def test_memory_grows_by_less_than_a_hundredth_of_what_is_rendered(processor, pi
     ]
     renderer = Renderer(processor, cache=MediaCache(2**20))
     workers = Workers(renderer, count) if count else None
-    dataset = PromptDataset(rows, renderer, max_prompt_length=2000, cache_bytes=4 * 2**20, workers=workers)
+    dataset = PromptDataset(rows, renderer, max_prompt_length=2000, memory=PromptMemory(4 * 2**20), workers=workers)
     stream, rendered, before = Stream(ROWS, BATCH, seed=1, shuffle=True), 0, {}
     for step in range(STEPS):
         dataset.prefetch(stream.batch(step))
@@ -44,3 +46,15 @@ def test_memory_grows_by_less_than_a_hundredth_of_what_is_rendered(processor, pi
         workers.close()
     assert len(before) == 1 + count
     assert max(grown.values()) < rendered / 100, (grown, rendered)
+
+
+def test_many_sources_share_one_bound(processor, picture):
+    rows = [(f"t:{i}", {"prompt": "<image>?", "answer": "1", "images": [picture(280, 200 + i)]}) for i in range(4)]
+    renderer, memory = Renderer(processor), PromptMemory(5 * 2**20)
+    parts = [PromptDataset(rows, renderer, max_prompt_length=2000, memory=memory) for _ in range(30)]
+    mixture, one = Mixture(parts), 0
+    for index in range(len(mixture)):
+        one = max(one, mixture[index].model_inputs["pixel_values"].nbytes)
+        assert memory.bytes <= 5 * 2**20
+    assert len(mixture) * one > 8 * 5 * 2**20  # without a bound, all would be there
+    assert memory.bytes > 3 * 2**20

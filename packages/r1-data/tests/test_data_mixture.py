@@ -113,17 +113,24 @@ def test_shares_of_any_batch_are_contiguous_and_complete(size, world):
     assert [row for rank in range(world) for row in share(batch, rank, world)] == batch
 
 
-def test_each_part_of_a_mixture_prefetches_its_own_prompts_in_order():
-    class Part(list):
-        def prefetch(self, indices):
-            self.planned = list(indices)
+def test_a_mixture_plans_the_prompts_of_its_parts_in_the_order_of_the_batch():
+    class Memory(list):
+        __hash__ = object.__hash__
+        plan = list.append
 
+    class Part(str):
+        def jobs(self, index):
+            return [self[index]]
+
+    shared, own = Memory(), Memory()
     parts = [Part("ab"), Part("c"), Part("def")]
+    for part, memory in zip(parts, (shared, own, shared), strict=True):
+        part.memory = memory
     mixture = Mixture(parts)
-    for indices, planned in (([5, 0, 3, 1], [[0, 1], [], [2, 0]]), ([2], [[], [0], []])):
-        mixture.prefetch(indices)
-        assert [part.planned for part in parts] == planned
-        assert sorted(mixture[i] for i in indices) == sorted(p[i] for p in parts for i in p.planned)
+    mixture.prefetch([5, 0, 2, 3, 1])
+    mixture.prefetch([2])
+    assert shared == [["f", "a", "d", "b"], []]  # the second plan makes the first forgotten
+    assert own == [["c"], ["c"]]
 
 
 def test_a_mixture_is_its_datasets_one_after_the_other(tokenizer):

@@ -1,16 +1,21 @@
 """Tests of references: every form of a picture or video that a row may hold, and those that are refused."""
 
 import base64
+import io
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from PIL import Image
+import torch
+from PIL import Image, ImageOps
 
 from r1_data.media import image_size
-from r1_data.references import Downloads, Url, Video, open_file, resolve_picture, resolve_video
-from r1_data.types import MediaError
+from r1_data.media_cache import MediaCache
+from r1_data.references import Downloads, Url, Video, digest_content, open_file, resolve_picture, resolve_video
+from r1_data.render import Renderer
+from r1_data.types import Example, MediaError
 
 
 def test_pictures_of_every_form_resolve(picture):
@@ -127,3 +132,41 @@ def test_allowed_pictures_are_fetched_within_limits(server, monkeypatch):
     ):  # fmt: skip
         with pytest.raises(MediaError, match=f"{server}/{page}.*{message}"):
             image_size(resolve_picture(f"{server}/{page}", None, limits))
+
+
+def test_a_picture_that_changed_behind_its_url_is_not_taken_from_the_cache(picture, processor, tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    served, asked = [picture(60, 40)], []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(served[-1])
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = resolve_picture(f"http://127.0.0.1:{server.server_port}/x", None, Downloads())
+    renderer = Renderer(processor, cache=MediaCache(2**20, tmp_path, 2**20))
+    example = Example("t:1", [{"role": "user", "content": [{"type": "image"}]}], (url,), "1")
+    before = renderer.load(example).images[0]
+    assert len(asked) == 1
+    assert len(list(tmp_path.rglob("*.npy"))) == 1
+    renderer.load(example)
+    assert len(list(tmp_path.rglob("*.npy"))) == 1  # the same content is kept once
+    buffer = io.BytesIO()
+    ImageOps.invert(Image.open(io.BytesIO(served[0])).convert("RGB")).save(buffer, "PNG")
+    served.append(buffer.getvalue())
+    assert not torch.equal(renderer.load(example).images[0], before)
+    assert digest_content(url) == digest_content(served[-1])
+    served.append(served[-1][:80])
+    with pytest.raises(MediaError, match=rf"t:1: picture {url.address}: the picture cannot be read"):
+        renderer.load(example)
+    with pytest.raises(MediaError, match=rf"video {url.address}: not a video"):
+        renderer.load(replace(example, media=(Video(url),)))
+    server.shutdown()
+    server.server_close()

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
 from data_targets import MEGABYTE, Frail, Target
 
-from r1_data.ahead import Ahead
+from r1_data.ahead import Ahead, Job
 from r1_data.dataset import PromptDataset
+from r1_data.prompt_memory import PromptMemory
 from r1_data.render import Renderer
 from r1_data.types import DataError, MediaError
 from r1_data.workers import WorkerDied, Workers
@@ -74,7 +76,7 @@ def test_prompts_of_workers_equal_those_made_here(processor, picture, movie):
     ]
     rows.append(("t:5", {"prompt": "<video>?", "answer": "1", "videos": [movie(64, 48, 8)], "kept": None}))
     renderer = Renderer(processor)
-    expected = PromptDataset(rows, renderer, max_prompt_length=2000, cache_bytes=0)
+    expected = PromptDataset(rows, renderer, max_prompt_length=2000, memory=PromptMemory(0))
     with Workers(renderer, 1) as workers:
         dataset = PromptDataset(rows, renderer, max_prompt_length=2000, workers=workers)
         assert dataset.summary == expected.summary
@@ -112,14 +114,18 @@ def test_what_is_made_ahead_stays_within_its_memory():
         started.append(row)
         return Future()
 
-    ahead = Ahead(start, 10 * 25_000)
-    ahead.plan([(row, 4) for row in range(6)])
+    def jobs(*rows: int) -> list[Job]:
+        return [Job(row, partial(start, row), 4) for row in rows]
+
+    ahead = Ahead(10 * 25_000)
+    ahead.plan(jobs(*range(6)))
     assert started == [0, 1]
-    ahead.take(0)
+    ahead.take(0, partial(start, 0))
     assert started == [0, 1, 2]
-    ahead.take(4)  # not in order: started at once, and not again
+    ahead.take(4, partial(start, 4))  # not in order: started at once, and not again
     assert started == [0, 1, 2, 4]
-    ahead.plan([(7, 4), (2, 4)])  # row 1 is forgotten
+    ahead.plan(jobs(7, 2))  # row 1 is forgotten
     assert started == [0, 1, 2, 4, 7]
-    ahead.take(2)
+    ahead.take(2, partial(start, 2))
     assert started == [0, 1, 2, 4, 7]
+    assert ahead.bytes == 4 * 25_000

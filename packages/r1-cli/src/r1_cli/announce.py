@@ -9,12 +9,13 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from r1_cli.config import Limit, Provenance, RunConfig, unavailable, without_effect
+from r1_cli.config.sources import Source
 from r1_cli.memory import Memory
 from r1_cli.plan import Plan
 
 if TYPE_CHECKING:
-    from r1_cli.prompts import OpenSource
-    from r1_data.dataset import PromptDataset
+    from r1_cli.sources import OpenSource
+    from r1_data.dataset import Summary
 
 UNITS = ("B", "KB", "MB", "GB", "TB")
 
@@ -67,11 +68,18 @@ def render(plan: Plan) -> Table:
     return table
 
 
-def render_sources(opened: "Sequence[OpenSource]", datasets: "Sequence[PromptDataset]") -> Table:
-    """Return where the rows come from, which row format was found in them, and what is special about each source."""
+def render_sources(
+    sources: Sequence[Source], opened: "Sequence[OpenSource | None]", checked: "Sequence[Summary] | None" = None
+) -> Table:
+    """Return where the rows come from, which row format was found in them, and what is special about each source.
+
+    Args:
+        sources: of training, then of validation.
+        opened: the same, opened; None where that takes a download.
+        checked: what the check of each found, None where none was made.
+    """
     table = Table("source", "rows", "kept", "format", "prompt and answer", "", box=box.SIMPLE_HEAD, pad_edge=False)
-    for one, dataset in zip(opened, datasets, strict=True):
-        source, columns = one.source, one.detected.columns
+    for index, (source, one) in enumerate(zip(sources, opened, strict=True)):
         own = [
             "" if source.weight is None else f"weight {source.weight:g}",
             "" if source.n is None else f"{source.n} answers",
@@ -79,13 +87,18 @@ def render_sources(opened: "Sequence[OpenSource]", datasets: "Sequence[PromptDat
         ]
         table.add_row(
             escape(source.name),
-            _number(dataset.summary.read),
-            _number(dataset.summary.kept),
-            one.detected.format or "as named",
-            escape(f"{columns.prompt}, {columns.answer}"),
+            _number(len(one.rows) if one else None, "not downloaded"),
+            _number(checked[index].kept if checked else None, "not checked"),
+            *(found_format(one) if one else (source.row_format or "", "")),
             escape(", ".join(filter(None, own))),
         )
     return table
+
+
+def found_format(one: "OpenSource") -> tuple[str, str]:
+    """Return the row format of a source and the columns of its prompts and answers, as a table shows them."""
+    columns = one.detected.columns
+    return one.detected.format or "as named", escape(f"{columns.prompt}, {columns.answer}")
 
 
 def render_limits(title: str, limits: list[Limit]) -> Table:

@@ -3,12 +3,13 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from r1_cli.config import RunConfig
 from r1_data.media_cache import MediaCache
+from r1_data.prompt_memory import PromptMemory
 from r1_data.render import Renderer
 from r1_data.videos import FrameRules
 from r1_data.workers import Workers
@@ -22,17 +23,25 @@ class Media:
 
     renderer: Renderer
     workers: Workers | None
+    memory: PromptMemory = field(default_factory=PromptMemory)
 
 
 @contextmanager
 def open_media(config: RunConfig, renderer: Renderer) -> Iterator[Media]:
-    """Give the renderer its worker processes, which start when they are first needed and end with the block."""
+    """Give the renderer its worker processes."""
+    with open_workers(config, renderer) as workers:
+        yield Media(renderer, workers)
+
+
+@contextmanager
+def open_workers(config: RunConfig, target: Any) -> Iterator[Workers | None]:
+    """Processes that hold the target, started when first needed, ended with the block; None where none are wanted."""
     count = min(config.data.filter_overlong_prompts_workers, os.cpu_count() or 1)
     if config.data.filter_overlong_prompts_workers == 1:
-        yield Media(renderer, None)
+        yield None
         return
-    with Workers(renderer, count) as workers:
-        yield Media(renderer, workers)
+    with Workers(target, count) as workers:
+        yield workers
 
 
 def media_settings(config: RunConfig, processor: Any) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from r1_cli.console import ConsoleReporter, configure_logging
 from r1_cli.evaluate import answer, mean_score, summarise
 from r1_cli.media import open_media
 from r1_cli.metrics import by_source, length_metrics, reward_metrics
-from r1_cli.prompts import build_prompts, build_validation, open_sources
+from r1_cli.prompts import build_prompts, build_validation
+from r1_cli.sources import open_sources
 from r1_cli.verifiers import open_verifier, require_columns
 
 

@@ -18,8 +18,9 @@ from r1_cli.device import flops_per_token, peak_flops
 from r1_cli.evaluate import validate
 from r1_cli.media import open_media
 from r1_cli.plan import Plan, make_plan
-from r1_cli.prompts import build_prompts, build_stream, build_validation, open_sources
+from r1_cli.prompts import build_prompts, build_stream, build_validation
 from r1_cli.roles import Position, Run, Schedule
+from r1_cli.sources import open_sources
 from r1_cli.stop import StopRequest
 from r1_cli.track import RunInfo, Tracker
 from r1_cli.track.files import read_settings
@@ -50,7 +51,8 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         val_prompts = build_prompts(config, val_opened, media, reporter.counter)
         plan = make_plan(config, [len(part) for part in prompts.parts], len(val_prompts) if val_sources else None)
         announce(console, config, provenance, plan)
-        console.print(render_sources([*opened, *val_opened], [*prompts.parts, *val_prompts.parts]))
+        summaries = [part.summary for part in (*prompts.parts, *val_prompts.parts)]
+        console.print(render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
         schedule = build_schedule(config, plan)
         learner = assemble.build_learner(config, model, schedule)
         at = load_start(learner, start, algorithm.build_start(config))

@@ -3,40 +3,75 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from r1_data.types import Prompt
+from r1_data.render import Renderer
+from r1_data.types import DataError, Example, Prompt
+from r1_data.workers import Workers
 
 _BYTES_PER_TOKEN = 25_000  # of a picture: 4 patches of 2 × 3 × 16 × 16 floats
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A rendering to be made: of which row, how to begin it, and how long its prompt is."""
+
+    key: Any  # equal for the same row of the same data set
+    start: "Callable[[], Future[Prompt]]"
+    tokens: int
+
+
+def start_rendering(example: Example, renderer: Renderer, workers: Workers | None) -> "Future[Prompt]":
+    """Begin to render: media in a worker, which holds the renderer, everything else at once.
+
+    The future raises DataError as `Renderer.render` does, and WorkerDied.
+    """
+    if example.media and workers is not None:
+        # Pixels of 8 bits travel; the model's inputs, eight times as large, are made from them here.
+        return workers.submit("load", replace(example, metadata={}), then=partial(renderer.render, example))
+    future: Future[Prompt] = Future()
+    try:
+        future.set_result(renderer.render(example))
+    except DataError as error:
+        future.set_exception(error)
+    return future
 
 
 class Ahead:
     """Starts renderings in the order of a plan; what is taken makes room for the next."""
 
-    def __init__(self, start: "Callable[[int], Future[Prompt]]", max_bytes: int) -> None:
-        self._start, self._max_bytes = start, max_bytes
-        self._planned: deque[tuple[int, int]] = deque()  # (row, tokens)
-        self._running: dict[int, tuple[Future[Prompt], int]] = {}  # row -> (its rendering, bytes it may take)
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._planned: deque[Job] = deque()
+        self._running: dict[Any, tuple[Future[Prompt], int]] = {}  # key -> (its rendering, bytes it may take)
 
-    def plan(self, rows: Iterable[tuple[int, int]]) -> None:
-        """Render these (row, tokens) next; what was planned before and is not among them is forgotten."""
-        wanted = dict(rows)
-        for row in self._running.keys() - wanted.keys():
-            self._running.pop(row)[0].cancel()
-        self._planned = deque((row, tokens) for row, tokens in wanted.items() if row not in self._running)
+    @property
+    def bytes(self) -> int:
+        """What the renderings under way, and those that wait to be taken, may take."""
+        return sum(size for _, size in self._running.values())
+
+    def plan(self, jobs: Iterable[Job]) -> None:
+        """Make these renderings next; what was planned before and is not among them is forgotten."""
+        wanted = {job.key: job for job in jobs}
+        for key in self._running.keys() - wanted.keys():
+            self._running.pop(key)[0].cancel()
+        self._planned = deque(job for job in wanted.values() if job.key not in self._running)
         self._fill()
 
-    def take(self, row: int) -> "Future[Prompt]":
+    def take(self, key: Any, start: "Callable[[], Future[Prompt]]") -> "Future[Prompt]":
         """The rendering of a row, started now if it is not under way."""
-        future, _ = self._running.pop(row, (None, 0))
+        future, _ = self._running.pop(key, (None, 0))
         if future is None:
-            self._planned = deque(item for item in self._planned if item[0] != row)
-            future = self._start(row)
+            self._planned = deque(job for job in self._planned if job.key != key)
+            future = start()
         self._fill()
         return future
 
     def _fill(self) -> None:
-        taken = sum(size for _, size in self._running.values())
-        while self._planned and taken + self._planned[0][1] * _BYTES_PER_TOKEN <= self._max_bytes:
-            row, tokens = self._planned.popleft()
-            self._running[row] = (self._start(row), tokens * _BYTES_PER_TOKEN)
-            taken += tokens * _BYTES_PER_TOKEN
+        taken = self.bytes
+        while self._planned and taken + self._planned[0].tokens * _BYTES_PER_TOKEN <= self._max_bytes:
+            job = self._planned.popleft()
+            self._running[job.key] = (job.start(), job.tokens * _BYTES_PER_TOKEN)
+            taken += job.tokens * _BYTES_PER_TOKEN

@@ -1,19 +1,19 @@
 """Examining rows without a model: what each one is, and everything that would make it unusable, named by row."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from typing import Any
 
-from r1_data.references import digest_content
+from r1_data.lengths import MANY_TEXTS, KnownLengths
+from r1_data.references import digest_content, fetched, is_pil, pictures
 from r1_data.render import Renderer
-from r1_data.types import DataError, Example
+from r1_data.spread import spread
+from r1_data.types import DataError, Example, MediaError
+from r1_data.vision import Pixels
+from r1_data.workers import WorkerDied, Workers
 
-_CHUNK = 32  # rows that a worker takes at a time
-_IN_PROCESS = 256  # fewer rows are not worth starting processes for
+_MEDIA = 4  # pictures and videos that a worker decodes at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,112 +30,168 @@ class Examined:
     media: int = 0
     answer: str | None = None
     digest: bytes = b""  # equal for rows that ask the same: messages and media
-    kind: str = ""  # what is wrong, "" if the row can be used: a `DataError.kind`, "overlong", "media", …
+    # What is wrong, "" if nothing is: a `DataError.kind`, "unreadable", "prompt" (it cannot be rendered), "crash" (its
+    # worker died), "damage" (media whose headers are sound do not decode), "blank", "overlong".
+    kind: str = ""
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Examiner:
-    """One source, ready to be examined row by row."""
+class Examinee:
+    """One source, to be examined row by row."""
 
     label: str  # of rows that cannot even be read
     rows: Sequence[tuple[str, Mapping[str, Any]]]
     to_example: Callable[[str, Mapping[str, Any]], Example]
-    renderer: Renderer
-    max_prompt_length: int
 
-    def examine(self, source: int, index: int) -> Examined:
-        """Look at one row. A row with media is decoded and rendered as a run would; text is only tokenized."""
-        row_id = f"{self.label}, row {index + 1}"
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a worker found out about an example."""
+
+    tokens: int | None  # None: even the headers are wrong
+    digest: bytes = b""
+    error: DataError | None = None
+
+
+class Inspector:
+    """Looks at examples as a run would: what its workers hold."""
+
+    def __init__(self, renderer: Renderer, max_prompt_length: int) -> None:
+        """Media of prompts over `max_prompt_length` tokens are not decoded."""
+        self.renderer, self.max_prompt_length = renderer, max_prompt_length
+
+    def inspect(self, examples: Sequence[Example]) -> list[Look]:
+        """Measure each example from its headers, then decode and resize its media."""
+        return list(map(self._inspect, examples))
+
+    def load(self, example: Example) -> Pixels:
+        """As `Renderer.load`."""
+        return self.renderer.load(example)
+
+    def _inspect(self, example: Example) -> Look:
+        tokens, digest = None, b""
         try:
-            row_id, row = self.rows[index]
-        except DataError as error:
-            return Examined(source, index, row_id, kind="unreadable", reason=str(error))
-        try:
-            example = self.to_example(row_id, row)
-        except DataError as error:
-            return Examined(source, index, row_id, kind=error.kind, reason=str(error))
-        found = Examined(source, index, row_id, media=len(example.media), answer=example.answer)
-        try:
+            example = _fetch(example)
             tokens = self.renderer.prompt_length(example)
+            digest = _digest(example)
             if example.media and tokens <= self.max_prompt_length:
-                self.renderer.render(example)
-            found = replace(found, tokens=tokens, digest=_digest(example))
+                self.renderer.load(example)
         except DataError as error:
-            return replace(found, kind="media" if example.media else "prompt", reason=str(error))
-        if blank := _blank(example):
-            return replace(found, kind="empty", reason=f"{row_id}: the {blank} is empty")
-        if tokens > self.max_prompt_length:
-            reason = f"{row_id}: the prompt has {tokens} tokens, max_prompt_length is {self.max_prompt_length}"
-            return replace(found, kind="overlong", reason=reason)
-        return found
+            return Look(tokens, digest, error)
+        return Look(tokens, digest)
 
 
 def examine_all(
-    open_examiners: Callable[[], Sequence[Examiner]], sizes: Sequence[int], *, workers: int
+    sources: Sequence[Examinee], inspector: Inspector, workers: Workers | None = None, known: KnownLengths | None = None
 ) -> Iterator[Examined]:
-    """Yield what is found of every row, in order.
+    """Yield what is found of every row, in order. Rows are read here; their media are only touched by workers.
 
     Args:
-        open_examiners: opens all sources, here (so that what it raises is said here) and once in each worker process,
-            where it must be importable.
-        sizes: the number of rows of each source.
-        workers: processes; small sets are examined in this one. A row on which a process dies is reported, and the
-            rest goes on.
+        sources: whose rows are read.
+        inspector: looks at texts where they are few, and at everything without workers.
+        workers: hold the inspector. A row of which one dies, for want of memory or time, is reported, and the rest
+            goes on.
+        known: what earlier checks found; sound rows are added to it.
     """
-    examiners = open_examiners()
-    if workers < 2 or sum(sizes) < _IN_PROCESS:
-        for source, size in enumerate(sizes):
-            yield from (examiners[source].examine(source, index) for index in range(size))
-        return
-    chunks = [
-        (source, start, min(start + _CHUNK, size))
-        for source, size in enumerate(sizes)
-        for start in range(0, size, _CHUNK)
-    ]
-    while chunks:
-        with ProcessPoolExecutor(workers, get_context("spawn"), _open, (open_examiners,)) as pool:
-            futures: list[Future[list[Examined]]] = [pool.submit(_examine_chunk, *chunk) for chunk in chunks]
-            done = 0
+    many = sum(len(source.rows) for source in sources) >= MANY_TEXTS
+
+    def look_up() -> Iterator[tuple[_Row, Example | None]]:
+        for found, example in _read_all(sources):
+            if example is None:
+                yield _Row(found), None
+                continue
+            key, decoded_key = _keys(known, example)
+            look = _recall(decoded_key, known, example)
+            if look is not None:
+                key = decoded_key = None  # nothing new
+            elif workers is None or not (many or example.media):
+                (look,) = inspector.inspect([example])
+            yield _Row(found, _blank(example), key, decoded_key, look), None if look else example
+
+    answered: Iterable[tuple[_Row, Any]] = (
+        ((row, None) for row, _ in look_up())
+        if workers is None
+        else spread(look_up(), workers, "inspect", media=_MEDIA)
+    )
+    for row, answer in answered:
+        yield _conclude(row, row.look or answer, inspector.max_prompt_length, known)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row on its way."""
+
+    found: Examined
+    blank: str = ""
+    key: bytes | None = None  # under which its length is to be remembered
+    decoded_key: bytes | None = None  # under which it is to be remembered that its media decode, too
+    look: Look | None = None
+
+
+def _read_all(sources: Sequence[Examinee]) -> Iterator[tuple[Examined, Example | None]]:
+    """Every row as far as it can be told without looking at its media, and its example."""
+    for number, source in enumerate(sources):
+        for index in range(len(source.rows)):
+            row_id = f"{source.label}, row {index + 1}"
             try:
-                for future in futures:
-                    yield from future.result()
-                    done += 1
-            except BrokenProcessPool:
-                source, start, stop = chunks[done]
-        if done < len(chunks):
-            yield from _examine_singly(open_examiners, examiners[source].label, source, range(start, stop))
-            done += 1
-        chunks = chunks[done:]
-
-
-_examiners: Sequence[Examiner] = ()  # of a worker process
-
-
-def _open(open_examiners: Callable[[], Sequence[Examiner]]) -> None:
-    global _examiners
-    _examiners = open_examiners()
-
-
-def _examine_chunk(source: int, start: int, stop: int) -> list[Examined]:
-    return [_examiners[source].examine(source, index) for index in range(start, stop)]
-
-
-def _examine_singly(
-    open_examiners: Callable[[], Sequence[Examiner]], label: str, source: int, rows: Sequence[int]
-) -> Iterator[Examined]:
-    """Find the row on which a worker dies: each that has killed one is named, and a new worker takes the next."""
-    remaining = list(rows)
-    while remaining:
-        with ProcessPoolExecutor(1, get_context("spawn"), _open, (open_examiners,)) as pool:
+                row_id, row = source.rows[index]
+            except DataError as error:
+                yield Examined(number, index, row_id, kind="unreadable", reason=str(error)), None
+                continue
             try:
-                while remaining:
-                    yield from pool.submit(_examine_chunk, source, remaining[0], remaining[0] + 1).result()
-                    remaining.pop(0)
-            except BrokenProcessPool:
-                index = remaining.pop(0)
-                row_id = f"{label}, row {index + 1}"
-                yield Examined(source, index, row_id, kind="crash", reason=f"{row_id}: the worker process died on it")
+                example = source.to_example(row_id, row)
+            except DataError as error:
+                yield Examined(number, index, row_id, kind=error.kind, reason=str(error)), None
+                continue
+            yield Examined(number, index, row_id, media=len(example.media), answer=example.answer), example
+
+
+def _keys(known: KnownLengths | None, example: Example) -> tuple[bytes | None, bytes | None]:
+    key = known.key(example) if known else None
+    # Pixels in memory are known by their size, which tells their tokens but not whether they decode.
+    sound = key and not any(map(is_pil, pictures(example.media)))
+    return key, hashlib.blake2b(key + b"decoded", digest_size=16).digest() if key and sound else None
+
+
+def _recall(decoded_key: bytes | None, known: KnownLengths | None, example: Example) -> Look | None:
+    """What is known of a row from an earlier check."""
+    tokens = known.get(decoded_key) if known and decoded_key else None
+    try:
+        return None if tokens is None else Look(tokens, _digest(example))
+    except MediaError:  # gone in this moment
+        return None
+
+
+def _conclude(row: _Row, look: Look | WorkerDied | None, limit: int, known: KnownLengths | None) -> Examined:
+    found = row.found
+    if look is None:
+        return found
+    if isinstance(look, WorkerDied):
+        return replace(found, kind="crash", reason=f"{found.id}: {look}")
+    found = replace(found, tokens=look.tokens, digest=look.digest)
+    if look.tokens is not None and known and row.key:
+        known.put(row.key, look.tokens)
+        if look.error is None and look.tokens <= limit and row.decoded_key:
+            known.put(row.decoded_key, look.tokens)
+    if look.error is not None:
+        late = look.tokens is not None and isinstance(look.error, MediaError)
+        kind = "damage" if late else "prompt" if look.error.kind == "row" else look.error.kind
+        return replace(found, kind=kind, reason=str(look.error))
+    assert look.tokens is not None
+    if look.tokens > limit:
+        reason = f"{found.id}: the prompt has {look.tokens} tokens, max_prompt_length is {limit}"
+        return replace(found, kind="overlong", reason=reason)
+    if row.blank:
+        return replace(found, kind="blank", reason=f"{found.id}: the {row.blank} is empty")
+    return found
+
+
+def _fetch(example: Example) -> Example:
+    try:
+        return replace(example, media=tuple(map(fetched, example.media)))
+    except MediaError as error:
+        raise MediaError(f"{example.id}: {error}") from error
 
 
 def _blank(example: Example) -> str:

@@ -1,18 +1,18 @@
 """The prompts of a run: every row is checked before training starts, and rendered when it is asked for or before."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from r1_data.ahead import Ahead
+from r1_data.ahead import Job, start_rendering
 from r1_data.formats import Columns, detect_columns
-from r1_data.lengths import measure_all, open_known
+from r1_data.lengths import MANY, MANY_TEXTS, measure_all, open_known
 from r1_data.messages import to_example
+from r1_data.prompt_memory import PromptMemory
 from r1_data.references import Downloads
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example, MediaError, Prompt
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 BadRows = Literal["refuse", "skip_media", "skip"]
 
 _SHOWN = 10  # rows that an error lists
-_MANY = 1000  # rows; fewer are checked before a file of known lengths would be opened
-_MANY_TEXTS = 20_000  # rows without media; fewer are checked before workers have started
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Summary:
 
 
 class PromptDataset:
-    """Rows as prompts: `dataset[i]` renders the i-th row kept; a few renderings are remembered, bounded in bytes."""
+    """Rows as prompts: `dataset[i]` renders the i-th row kept; a few renderings are kept, bounded in bytes."""
 
     def __init__(
         self,
@@ -58,7 +56,7 @@ class PromptDataset:
         downloads: Downloads | None = None,
         source: str = "",
         progress: Callable[[int, int], None] | None = None,
-        cache_bytes: int = 256 * 2**20,
+        memory: PromptMemory | None = None,
         workers: Workers | None = None,
         known_lengths: str | Path | None = None,
     ) -> None:
@@ -73,7 +71,7 @@ class PromptDataset:
             explicit_columns: the user named `columns`, so known layouts are not tried (see `detect_columns`).
             downloads: how http and https are fetched; None: they are not.
             progress: called with (rows checked, rows in all) after every row.
-            cache_bytes: memory for renderings kept, and as much again for those made ahead.
+            memory: where renderings are kept, shared by all data sets of a run; None: 256 MB of its own.
             workers: processes that hold `renderer`, shared by several datasets; None: all is done in this one.
             known_lengths: folder in which the lengths of 1,000 and more rows are remembered; None: nowhere.
 
@@ -84,9 +82,8 @@ class PromptDataset:
         self._columns, self._explicit = columns or Columns(), explicit_columns
         self._format_prompt, self._system_prompt = format_prompt, system_prompt
         self._image_dir, self._downloads, self._source = image_dir, downloads, source
-        self._cache = _PromptCache(cache_bytes)
-        self._ahead = Ahead(self._start, cache_bytes)
-        lengths = self._measure(known_lengths if len(rows) >= _MANY else None, progress)
+        self.memory = memory or PromptMemory()
+        lengths = self._measure(known_lengths if len(rows) >= MANY else None, progress)
         if not filter_overlong:
             lengths = [self._within(max_prompt_length, row, length) for row, length in enumerate(lengths)]
         self._kept, self.summary = _choose(lengths, max_prompt_length, bad_rows)
@@ -97,34 +94,27 @@ class PromptDataset:
     def __getitem__(self, index: int) -> Prompt:
         """Render the prompt of the i-th row kept. Raises DataError that names the row if a picture does not decode."""
         row, _ = self._kept[index]
-        prompt = self._cache.get(row)
-        if prompt is None:
-            try:
-                prompt = self._ahead.take(row).result()
-            except WorkerDied as error:
-                raise MediaError(f"{self._rows[row][0]}: {error}") from error
-            self._cache.put(row, prompt)
-        return prompt
+        try:
+            return self.memory.get((self, row), partial(self._start, row))
+        except WorkerDied as error:
+            raise MediaError(f"{self._rows[row][0]}: {error}") from error
 
     def prefetch(self, indices: Iterable[int]) -> None:
         """Let workers render these prompts, in this order, as far ahead as the memory for it goes."""
-        if self._workers is not None:
-            wanted = (self._kept[index] for index in indices)
-            self._ahead.plan((row, tokens) for row, tokens in wanted if row not in self._cache)
+        self.memory.plan(job for index in indices for job in self.jobs(index))
+
+    def jobs(self, index: int) -> list[Job]:
+        """How the i-th row kept is rendered ahead: nothing to do where there are no workers."""
+        row, tokens = self._kept[index]
+        return [Job((self, row), partial(self._start, row), tokens)] if self._workers is not None else []
 
     def _start(self, row: int) -> "Future[Prompt]":
-        """Begin to render a row: in a worker if it has media, else at once."""
-        future: Future[Prompt] = Future()
         try:
-            example = self._example(row)
-            if example.media and self._workers is not None:
-                # Pixels of 8 bits travel; the model's inputs, eight times as large, are made from them here.
-                slim = replace(example, metadata={})
-                return self._workers.submit("load", slim, then=partial(self._renderer.render, example))
-            future.set_result(self._renderer.render(example))
+            return start_rendering(self._example(row), self._renderer, self._workers)
         except DataError as error:
+            future: Future[Prompt] = Future()
             future.set_exception(error)
-        return future
+            return future
 
     def _example(self, row_index: int) -> Example:
         row_id, row = self._rows[row_index]
@@ -154,7 +144,7 @@ class PromptDataset:
             known = open_known(folder, self._renderer)
             if known is not None:
                 stack.enter_context(closing(known))
-            found = measure_all(self._examples(), self._renderer, self._workers, known, many=total >= _MANY_TEXTS)
+            found = measure_all(self._examples(), self._renderer, self._workers, known, many=total >= MANY_TEXTS)
             for done, (index, length) in enumerate(found, start=1):
                 lengths[index] = length
                 if progress is not None:
@@ -193,34 +183,3 @@ def _list_bad(reasons: list[str], total: int) -> str:
     more = len(reasons) - _SHOWN
     lines = [f"{len(reasons)} of {total} rows cannot be used:", *(f"  {reason}" for reason in reasons[:_SHOWN])]
     return "\n".join([*lines, f"  ... and {more} more"] if more > 0 else lines)
-
-
-class _PromptCache:
-    """The prompts used last, up to a number of bytes."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._bytes = max_bytes, 0
-        self._prompts: OrderedDict[int, Prompt] = OrderedDict()
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._prompts
-
-    def get(self, key: int) -> Prompt | None:
-        prompt = self._prompts.get(key)
-        if prompt is not None:
-            self._prompts.move_to_end(key)
-        return prompt
-
-    def put(self, key: int, prompt: Prompt) -> None:
-        self._prompts[key] = prompt
-        self._bytes += _size(prompt)
-        while self._bytes > self._max_bytes and self._prompts:
-            _, oldest = self._prompts.popitem(last=False)
-            self._bytes -= _size(oldest)
-
-
-def _size(prompt: Prompt) -> int:
-    """About how many bytes a prompt holds: its tensors, its pictures' pixels (RGB), its tokens."""
-    tensors = sum(tensor.nbytes for tensor in (prompt.position_ids, *prompt.videos, *prompt.model_inputs.values()))
-    pixels = sum(3 * image.width * image.height for image in prompt.images)
-    return tensors + pixels + 16 * len(prompt.token_ids) + len(prompt.text)

@@ -8,22 +8,21 @@ import hashlib
 import json
 import logging
 import sqlite3
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from r1_data.references import Video, is_pil
 from r1_data.render import Renderer
+from r1_data.spread import spread
 from r1_data.types import DataError, Example, MediaError
 from r1_data.workers import WorkerDied, Workers
 
 log = logging.getLogger("r1_data")
 
-_CHUNK = 32  # examples sent to a worker at a time
-_AHEAD = 4  # chunks under way for each worker
+MANY = 1000  # rows; fewer are looked at before a file of known lengths would be opened
+MANY_TEXTS = 20_000  # rows without media; fewer are looked at before workers have started
 _COMMIT = 10_000  # lengths written at a time
 _MOST = 5_000_000  # lengths kept, about 200 MB
 
@@ -100,63 +99,47 @@ def measure_all(
     *,
     many: bool = True,
 ) -> Iterator[Length]:
-    """Yield the length of every example, not always in order; examples that could not be made are passed on.
+    """Yield the length of every example, in order; examples that could not be made are passed on.
 
     Unless there are `many`, examples without media are measured here, which takes less time than workers to start.
     """
-    chunk: list[tuple[int, Example, bytes | None]] = []
-    running: deque[tuple[list[tuple[int, Example, bytes | None]], Future[Any]]] = deque()
-    for index, example in examples:
-        if isinstance(example, DataError):
-            yield index, example
-            continue
-        key = known.key(example) if known else None
-        tokens = known.get(key) if known and key else None
-        if tokens is not None:
-            yield index, tokens
-        elif workers is None or not (many or example.media):
-            yield from _remember([(index, example, key)], renderer.measure([example]), known)
-        else:
-            chunk.append((index, example, key))
-            if len(chunk) == _CHUNK:
-                running.append((chunk, _submit(workers, chunk)))
-                chunk = []
-            if len(running) > _AHEAD * workers.count:
-                yield from _collect(workers, *running.popleft(), known)
-    if workers is not None and chunk:
-        running.append((chunk, _submit(workers, chunk)))
-    while workers is not None and running:
-        yield from _collect(workers, *running.popleft(), known)
+
+    def look_up() -> Iterator[tuple[_Measured, Example | None]]:
+        for index, example in examples:
+            if isinstance(example, DataError):
+                yield _Measured(index, example), None
+                continue
+            key = known.key(example) if known else None
+            length: int | DataError | None = known.get(key) if known and key else None
+            if length is None and (workers is None or not (many or example.media)):
+                length = renderer.measure([example])[0]
+                _remember(known, key, length)
+            yield _Measured(index, length, example.id, key), example if length is None else None
+
+    found: Iterable[tuple[_Measured, Any]] = (
+        ((item, None) for item, _ in look_up()) if workers is None else spread(look_up(), workers, "measure")
+    )
+    for item, result in found:
+        if isinstance(result, WorkerDied):
+            result = MediaError(f"{item.id}: {result}")
+        if item.length is None:
+            _remember(known, item.key, result)
+        yield item.index, result if item.length is None else item.length
 
 
-def _submit(workers: Workers, chunk: Sequence[tuple[int, Example, bytes | None]]) -> "Future[Any]":
-    return workers.submit("measure", [replace(example, metadata={}) for _, example, _ in chunk])
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """An example on its way."""
+
+    index: int
+    length: int | DataError | None  # None: a worker is asked
+    id: str = ""
+    key: bytes | None = None
 
 
-def _collect(
-    workers: Workers,
-    chunk: list[tuple[int, Example, bytes | None]],
-    running: "Future[Any]",
-    known: KnownLengths | None,
-) -> Iterator[Length]:
-    try:
-        yield from _remember(chunk, running.result(), known)
-    except WorkerDied as error:
-        if len(chunk) == 1:
-            index, example, _ = chunk[0]
-            yield index, MediaError(f"{example.id}: {error}")
-            return
-        for one in chunk:  # which of them it was shows when each goes alone
-            yield from _collect(workers, [one], _submit(workers, [one]), known)
-
-
-def _remember(
-    chunk: Sequence[tuple[int, Example, bytes | None]], lengths: Sequence[int | DataError], known: KnownLengths | None
-) -> Iterator[Length]:
-    for (index, _, key), length in zip(chunk, lengths, strict=True):
-        if known and key and isinstance(length, int):
-            known.put(key, length)
-        yield index, length
+def _remember(known: KnownLengths | None, key: bytes | None, length: int | DataError | None) -> None:
+    if known and key and isinstance(length, int):
+        known.put(key, length)
 
 
 def _identity(reference: Any) -> bytes | None:

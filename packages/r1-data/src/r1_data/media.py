@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from r1_data.references import Url, describe, is_pil, open_file
+from r1_data.references import describe, fetched, is_pil, open_file
 from r1_data.types import MediaError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _opened(reference: Any) -> "Iterator[tuple[Image, BinaryIO | None]]":
             _check_pixels(reference)
             yield reference, None
             return
-        data = reference.fetch() if isinstance(reference, Url) else reference
+        data = fetched(reference)
         source = io.BytesIO(data) if isinstance(data, bytes) else open_file(data)
         with source as file, PIL.Image.open(file, formats=_FORMATS) as image:
             _check_pixels(image)

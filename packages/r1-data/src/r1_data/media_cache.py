@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from numpy import ndarray
 
-_SWEEP = 0.9  # what a full folder is emptied down to
+_FULL, _SWEPT = 0.9, 0.8  # of the bound on disk: where a folder counts as full, and what it is emptied down to
+_LOOK = 0.01  # of the bound: what a process writes before it looks at what the others have written
 
 
 class MediaCache:
     """Arrays by key, the least recently used leaving first."""
 
     def __init__(self, max_bytes: int, folder: str | Path | None = None, max_disk_bytes: int = 0) -> None:
-        """`folder` is made if need be, and shared by all processes that name it."""
+        """`folder` is made if need be, and shared by all processes that name it: the bound on disk is that of all."""
         self.bytes = 0  # in memory
         self._max_bytes, self._max_disk_bytes = max_bytes, max_disk_bytes
         self._arrays: OrderedDict[str, ndarray] = OrderedDict()
         self._folder = Path(folder) if folder and max_disk_bytes else None
-        self._disk_bytes = 0  # at least what is on disk
+        self._unseen = 0  # bytes written since the folder was looked at
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
@@ -53,7 +54,7 @@ class MediaCache:
         self._remember(key, array)
         if self._folder is not None and array.nbytes <= self._max_disk_bytes:
             self._write(self._path(key), array)
-            if self._disk_bytes > self._max_disk_bytes:
+            if self._unseen > _LOOK * self._max_disk_bytes:
                 self._sweep()
 
     def _remember(self, key: str, array: "ndarray") -> None:
@@ -77,13 +78,13 @@ class MediaCache:
             path.parent.mkdir(exist_ok=True)
             with beside.open("wb") as file:
                 numpy.save(file, array, allow_pickle=False)
-            self._disk_bytes += beside.stat().st_size
+            self._unseen += beside.stat().st_size
             beside.replace(path)
         except OSError:
             beside.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Delete the files used longest ago until the folder is within its bound."""
+        """Delete the files used longest ago, if the folder is full."""
         assert self._folder is not None
         files = []
         for path in self._folder.glob("??/*.npy"):
@@ -92,11 +93,11 @@ class MediaCache:
             except FileNotFoundError:  # another process sweeps, too
                 continue
             files.append((status.st_mtime, status.st_size, path))
-        self._disk_bytes = sum(size for _, size, _ in files)
-        if self._disk_bytes <= self._max_disk_bytes:
+        self._unseen, on_disk = 0, sum(size for _, size, _ in files)
+        if on_disk <= _FULL * self._max_disk_bytes:
             return
         for _, size, path in sorted(files):
             path.unlink(missing_ok=True)
-            self._disk_bytes -= size
-            if self._disk_bytes <= _SWEEP * self._max_disk_bytes:
+            on_disk -= size
+            if on_disk <= _SWEPT * self._max_disk_bytes:
                 break

@@ -13,7 +13,9 @@ from itertools import accumulate
 from math import ceil, floor
 from typing import Literal
 
+from r1_data.ahead import Job
 from r1_data.dataset import PromptDataset
+from r1_data.prompt_memory import PromptMemory
 from r1_data.stream import require_index, share, shuffled
 from r1_data.types import DataError, Prompt
 
@@ -36,13 +38,13 @@ class Mixture:
         return self.parts[which][own]
 
     def prefetch(self, indices: Iterable[int]) -> None:
-        """Let workers render these prompts, as `PromptDataset.prefetch` does; a part without any forgets its plan."""
-        wanted: list[list[int]] = [[] for _ in self.parts]
+        """Let workers render these prompts, in this order, as far ahead as the memory of their data sets goes."""
+        planned: dict[PromptMemory, list[Job]] = {part.memory: [] for part in self.parts}
         for index in indices:
             which, own = self._place(index)
-            wanted[which].append(own)
-        for part, own_indices in zip(self.parts, wanted, strict=True):
-            part.prefetch(own_indices)
+            planned[self.parts[which].memory] += self.parts[which].jobs(own)
+        for memory, jobs in planned.items():
+            memory.plan(jobs)
 
     def _place(self, index: int) -> tuple[int, int]:
         """The part that holds a prompt, and the prompt's index in it."""

@@ -9,8 +9,8 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -31,9 +31,15 @@ class Downloads:
     timeout: float = 20.0  # seconds for one file
 
 
+class Downloaded(bytes):
+    """What was behind a URL, which errors go on to name."""
+
+    address: str
+
+
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A picture or video on the network, fetched each time it is read."""
+    """A picture or video on the network, fetched each time it is read: what is behind an address may change."""
 
     address: str
     downloads: Downloads
@@ -41,7 +47,7 @@ class Url:
     def __str__(self) -> str:
         return self.address
 
-    def fetch(self) -> bytes:
+    def fetch(self) -> Downloaded:
         """Download it. Raises MediaError: no answer, too many bytes, too slow, or a redirect away from http and https.
 
         The network module is imported here because it takes long and few rows need it.
@@ -65,7 +71,9 @@ class Url:
                         raise MediaError(f"{address}: over {limits.max_bytes:,} bytes or {limits.timeout:g} seconds")
         except (OSError, ValueError) as error:
             raise error if isinstance(error, MediaError) else MediaError(f"{address}: not fetched ({error})") from error
-        return bytes(data)
+        content = Downloaded(data)
+        content.address = address
+        return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +131,29 @@ def open_file(path: Path) -> BufferedReader:
         raise MediaError(f"{path}: cannot be opened ({error})") from error
 
 
-def digest_content(reference: Any) -> bytes:
-    """A hash of the encoded content, 16 bytes: of bytes the same as of the file that holds them, of a Url its address.
+def fetched(reference: Any) -> Any:
+    """The reference with the content of every URL in the place of its address. Raises MediaError."""
+    if isinstance(reference, Video):
+        source = reference.source
+        return replace(reference, source=tuple(map(fetched, source)) if isinstance(source, tuple) else fetched(source))
+    return reference.fetch() if isinstance(reference, Url) else reference
 
-    Raises MediaError for a file that cannot be read.
+
+def pictures(media: Iterable[Any]) -> Iterator[Any]:
+    """Every picture among the media, the frames of videos included."""
+    for reference in media:
+        if not isinstance(reference, Video):
+            yield reference
+        elif isinstance(reference.source, tuple):
+            yield from reference.source
+
+
+def digest_content(reference: Any) -> bytes:
+    """A hash of the encoded content, 16 bytes: the same of bytes, of the file that holds them, and of their URL.
+
+    Raises MediaError for a file that cannot be read, and a URL that cannot be fetched.
     """
+    reference = fetched(reference)
     if isinstance(reference, Video):
         parts = reference.source if isinstance(reference.source, tuple) else (reference.source,)
         content = repr((reference.fps, len(parts))).encode() + b"".join(map(digest_content, parts))
@@ -140,12 +166,14 @@ def digest_content(reference: Any) -> bytes:
         except OSError as error:
             raise MediaError(f"{reference}: cannot be read ({error})") from error
     else:
-        content = reference if isinstance(reference, bytes) else reference.address.encode()
+        content = reference
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def describe(reference: Any, kind: str = "picture") -> str:
     """A reference as an error names it."""
+    if isinstance(reference, Downloaded):
+        return f"{kind} {reference.address}"
     if isinstance(reference, bytes):
         return f"{kind} of {len(reference)} bytes"
     return f"{kind} {reference}" if isinstance(reference, str | os.PathLike | Url) else f"{kind} in memory"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from r1_data.media import image_size, load_image
-from r1_data.references import Url, Video, describe, open_file
+from r1_data.references import Video, describe, fetched, open_file
 from r1_data.types import MediaError
 
 if TYPE_CHECKING:
@@ -135,10 +135,7 @@ def _opened(source: Any) -> Iterator[tuple[Any, Any]]:
     import av
 
     try:
-        if isinstance(source, Url):
-            source, named = source.fetch(), source
-        else:
-            named = source
+        source = fetched(source)
         with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
             kind = _container_kind(file)
             with av.open(file, format=kind, metadata_errors="replace") as container:
@@ -150,7 +147,7 @@ def _opened(source: Any) -> Iterator[tuple[Any, Any]]:
         name = describe(source, "video")
         raise MediaError(text if name in text else f"{name}: {text}") from error
     except (av.error.FFmpegError, OSError, ValueError, MemoryError) as error:
-        raise MediaError(f"{describe(named, 'video')}: cannot be read ({error})") from error
+        raise MediaError(f"{describe(source, 'video')}: cannot be read ({error})") from error
 
 
 def _container_kind(file: BinaryIO) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from r1_data.media import image_size, load_image
 from r1_data.media_cache import MediaCache
-from r1_data.references import Video, digest_content
+from r1_data.references import Video, digest_content, fetched
 from r1_data.types import DataError, MediaError
 from r1_data.videos import Clip, FrameRules, load_frames, probe_video
 
@@ -95,7 +95,7 @@ class Vision:
     def load(self, media: Sequence[Any]) -> Pixels:
         """Decode and resize, or take from the cache. Raises MediaError, or ValueError as the processor does."""
         pixels = Pixels([], [], [])
-        for reference in media:
+        for reference in map(fetched, media):
             if isinstance(reference, Video):
                 pixels.clips.append(clip := self.probe(reference))
                 pixels.videos.append(self._resized(reference, clip))

@@ -2,14 +2,16 @@
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from typing import Any
 
-from r1_cli.assemble import build_renderer, open_model
 from r1_cli.check.report import TITLES, Report
+from r1_cli.sources import OpenSource
+from r1_data.ahead import start_rendering
 from r1_data.render import Renderer, to_pil
-from r1_data.types import DataError
+from r1_data.types import DataError, Prompt
+from r1_data.workers import WorkerDied, Workers
 
 THUMBNAIL = 128  # pixels of the longer side
 SAMPLES = 6  # rows shown of each source
@@ -25,26 +27,32 @@ pre { white-space: pre-wrap; background: #f6f6f6; padding: .6em } img { margin: 
 """
 
 
-def write_page(report: Report) -> str:
+Render = Callable[[OpenSource, int], Prompt]  # raises DataError, WorkerDied
+
+
+def write_page(report: Report, renderer: Renderer, workers: Workers | None) -> str:
     """Return the page. Rows are rendered again for their thumbnails: those that findings name, and some of each source.
 
-    Raises:
-        ModelError: the model's processor cannot be read.
+    `workers` decode the media, as in the check.
     """
-    renderer = build_renderer(report.config, open_model(report.config))
-    parts = [HEAD, "<h1>r1 data check</h1>", *_sources(report), *_lengths(report), *_findings(report, renderer)]
-    parts += _samples(report, renderer)
+
+    def render(opened: OpenSource, index: int) -> Prompt:
+        return start_rendering(opened.to_example()(*opened.rows[index]), renderer, workers).result()
+
+    parts = [HEAD, "<h1>r1 data check</h1>", *_sources(report), *_lengths(report), *_findings(report, render)]
+    parts += _samples(report, render)
     return "\n".join([*parts, "</body></html>\n"])
 
 
 def _sources(report: Report) -> Iterator[str]:
-    yield "<h2>Sources</h2><table><tr><th>source</th><th>format</th><th>rows</th><th>usable</th><th>media</th>"
-    yield "<th>mean tokens</th><th>longest</th></tr>"
+    headings = "source", "format", "rows", "usable", "left out", "media", "mean tokens", "longest"
+    yield f"<h2>Sources</h2><table><tr>{''.join(f'<th>{heading}</th>' for heading in headings)}</tr>"
     for tally in report.sources:
         name = escape(tally.name) + (" (validation)" if tally.validation else "")
         cells = (
             len(tally.opened.rows),
             tally.usable,
+            tally.left_out,
             tally.media,
             round(tally.mean_tokens),
             max(tally.tokens, default=0),
@@ -68,39 +76,36 @@ def _lengths(report: Report) -> Iterator[str]:
         yield f"<p>A step has about {estimate[0]:,} prompt tokens and at most {estimate[1]:,} answer tokens.</p>"
 
 
-def _findings(report: Report, renderer: Renderer) -> Iterator[str]:
+def _findings(report: Report, render: Render) -> Iterator[str]:
     yield "<h2>Findings</h2>"
     for finding in report.ordered():
-        title = escape(TITLES.get(finding.kind, finding.kind))
+        title = escape(TITLES.get(finding.kind, finding.kind) + (f": {finding.fate}" if finding.fate else ""))
         yield f'<h3 class="{finding.level}">{finding.count:,} × {title}</h3>'
         for reason, row in finding.examples:
             yield f"<p>{escape(reason)}</p>"
             if row is not None:
-                yield _row(report, row.source, row.index, renderer)
+                yield _row(report, row.source, row.index, render)
     if not report.findings:
         yield "<p>Nothing to complain about.</p>"
 
 
-def _samples(report: Report, renderer: Renderer) -> Iterator[str]:
+def _samples(report: Report, render: Render) -> Iterator[str]:
     for index, tally in enumerate(report.sources):
         yield f"<h2>Rows of {escape(tally.name)}</h2>"
         for row in range(min(SAMPLES, len(tally.opened.rows))):
-            yield _row(report, index, row, renderer)
+            yield _row(report, index, row, render)
 
 
-def _row(report: Report, source: int, index: int, renderer: Renderer) -> str:
-    opened = report.sources[source].opened
+def _row(report: Report, source: int, index: int, render: Render) -> str:
     try:
-        row_id, row = opened.rows[index]
-        prompt = renderer.render(opened.to_example()(row_id, row))
-    except DataError as error:
+        prompt = render(report.sources[source].opened, index)
+    except (DataError, WorkerDied) as error:
         return f"<pre>{escape(str(error)[:TEXT])}</pre>"
     stills = [to_pil(video[0]) for video in prompt.videos]
     images = "".join(map(_thumbnail, [*prompt.images, *stills]))
     text, answer = escape(prompt.text[:TEXT]), escape(prompt.answer[:TEXT])
-    return (
-        f"<p><b>{escape(row_id)}</b>, {len(prompt.token_ids):,} tokens</p>{images}<pre>{text}</pre><pre>{answer}</pre>"
-    )
+    title = f"<p><b>{escape(prompt.id)}</b>, {len(prompt.token_ids):,} tokens</p>"
+    return f"{title}{images}<pre>{text}</pre><pre>{answer}</pre>"
 
 
 def _thumbnail(image: Any) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from r1_cli.config import RunConfig
-from r1_cli.prompts import OpenSource
+from r1_cli.sources import OpenSource
 from r1_data.check import Examined
 
 Level = Literal["error", "warning"]
@@ -16,11 +16,13 @@ BINS = 12  # of the histogram
 TITLES = {
     "unreadable": "rows that cannot be read",
     "missing column": "rows without a prompt or answer column",
-    "empty": "empty prompts or answers",
+    "empty": "rows whose prompt or answer is null",
+    "blank": "prompts or answers of no text",
     "markers": "markers and media not equal in number",
     "row": "rows that make no prompt",
     "media": "media missing, broken or refused",
-    "prompt": "prompts that the chat template refuses",
+    "damage": "media that do not decode, behind a sound header",
+    "prompt": "prompts that cannot be rendered",
     "crash": "rows on which a worker process died",
     "overlong": "prompts over data.max_prompt_length",
     "duplicate": "rows that ask what another row of their set asks",
@@ -30,6 +32,9 @@ TITLES = {
     "no rows": "sources without rows",
 }
 WARNINGS = {"duplicate", "contradiction", "leak"}
+USED = {*WARNINGS, "blank", "reward"}  # rows that a run takes as they are
+OF_MEDIA = {"media", "crash", "damage"}  # what `data.bad_rows=skip_media` leaves out
+REFUSED = "a run would not start"
 
 
 @dataclass(slots=True)
@@ -38,6 +43,7 @@ class Finding:
 
     kind: str
     level: Level
+    fate: str  # what a run does with them, "" if it takes them as they are
     count: int = 0
     examples: list[tuple[str, Examined | None]] = field(default_factory=list)  # (what is said, the row)
 
@@ -54,8 +60,10 @@ class SourceTally:
     opened: OpenSource
     validation: bool
     usable: int = 0
+    left_out: int = 0  # what a run would go without
     media: int = 0
     tokens: Counter[int] = field(default_factory=Counter)  # prompt length -> rows, of all that can be rendered
+    usable_tokens: int = 0
 
     @property
     def name(self) -> str:
@@ -63,28 +71,47 @@ class SourceTally:
 
     @property
     def mean_tokens(self) -> float:
-        return sum(length * rows for length, rows in self.tokens.items()) / max(1, self.tokens.total())
+        """Of the usable rows' prompts."""
+        return self.usable_tokens / max(1, self.usable)
 
 
 class Report:
     """Gathers what is found; rows come in order, training sources first."""
 
-    def __init__(self, config: RunConfig, opened: list[OpenSource], training: int) -> None:
-        """`training`: how many of the sources are for training."""
-        self.config = config
+    def __init__(self, config: RunConfig, opened: list[OpenSource], training: int, *, strict: bool = False) -> None:
+        """`training`: how many of the sources are for training; `strict`: rows that are left out are errors."""
+        self.config, self._strict = config, strict
         self.sources = [SourceTally(one, validation=index >= training) for index, one in enumerate(opened)]
         self.findings: dict[str, Finding] = {}
         self.answers: dict[tuple[int, str], Examined] = {}  # (source, answer) -> the first such row
         self._asked: dict[tuple[bool, bytes], Examined] = {}  # (validation, what is asked) -> the first such row
-        for tally in self.sources:
-            if not len(tally.opened.rows):
-                self.add("no rows", f"{tally.opened.source.label}: holds no rows")
 
     def add(self, kind: str, reason: str, row: Examined | None = None, level: Level | None = None) -> None:
         """Count one more of a kind."""
-        filtered = kind == "overlong" and self.config.data.filter_overlong_prompts
-        level = level or ("warning" if kind in WARNINGS or filtered else "error")
-        self.findings.setdefault(kind, Finding(kind, level)).add(reason, row)
+        fate = self.fate(kind)
+        strict = self._strict or (kind == "damage" and self.config.data.bad_rows == "refuse")
+        mild = kind in WARNINGS or (fate not in ("", REFUSED) and not strict)
+        level = level or ("warning" if mild else "error")
+        self.findings.setdefault(kind, Finding(kind, level, fate)).add(reason, row)
+
+    def fate(self, kind: str) -> str:
+        """What a run of this configuration does with rows of a kind, "" if it takes them as they are."""
+        data = self.config.data
+        if kind in USED:
+            return ""
+        if kind == "overlong":
+            return "left out (data.filter_overlong_prompts=true)" if data.filter_overlong_prompts else REFUSED
+        if kind == "damage":  # not seen when a run starts
+            return "left out of the steps that they come in"
+        left_out = data.bad_rows == "skip" or (data.bad_rows == "skip_media" and kind in OF_MEDIA)
+        return f"left out (data.bad_rows={data.bad_rows})" if left_out and kind != "no rows" else REFUSED
+
+    def close(self) -> None:
+        """Add what only all rows show: sources of which a run would have no row."""
+        for tally in self.sources:
+            if tally.left_out == len(tally.opened.rows):
+                reason = "every row of it would be left out" if tally.left_out else "holds no rows"
+                self.add("no rows", f"{tally.opened.source.label}: {reason}")
 
     def take(self, row: Examined) -> None:
         """Count a row in."""
@@ -94,8 +121,10 @@ class Report:
         tally.media += row.media
         if row.kind:
             self.add(row.kind, row.reason, row)
+            tally.left_out += self.fate(row.kind) not in ("", REFUSED)
             return
         tally.usable += 1
+        tally.usable_tokens += row.tokens or 0
         self.answers.setdefault((row.source, row.answer or ""), row)
         self._compare(row, tally.validation)
 

@@ -1,20 +1,18 @@
-"""Checking all rows: in worker processes, then the answers by the rewards that will judge them."""
+"""Checking all rows: their media in worker processes, then the answers by the rewards that will judge them."""
 
-import os
 from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, closing
 
-from r1_cli.assemble import build_renderer, open_model
 from r1_cli.check.report import Report
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.evaluate import is_correct
-from r1_cli.prompts import OpenSource, open_sources
 from r1_cli.roles import Progress
-from r1_cli.threads import share_processors
+from r1_cli.sources import OpenSource, open_sources
 from r1_cli.verifiers import open_verifier
-from r1_data.check import Examined, Examiner, examine_all
+from r1_data.check import Examined, Examinee, Inspector, examine_all
+from r1_data.lengths import MANY, open_known
+from r1_data.workers import Workers
 from r1_rewards.spec import BUILTINS
 from r1_rewards.types import RewardInput, Verifier
 
@@ -35,29 +33,30 @@ def open_all(config: RunConfig) -> tuple[list[OpenSource], int]:
     return training + open_sources(validation_sources(config.data)), len(training)
 
 
-def open_examiners(config: RunConfig) -> list[Examiner]:
-    """Open every source to be examined; runs in each worker process."""
-    share_processors()
-    renderer = build_renderer(config, open_model(config))
-    return [
-        Examiner(one.source.label, one.rows, one.to_example(), renderer, config.data.max_prompt_length)
-        for one in open_all(config)[0]
-    ]
-
-
-def check(config: RunConfig, progress: Progress) -> Report:
+def check(
+    config: RunConfig, inspector: Inspector, workers: Workers | None, progress: Progress, *, strict: bool = False
+) -> Report:
     """Examine every row of every source.
 
+    Args:
+        inspector: looks at rows here.
+        workers: hold the inspector, and look at media.
+        strict: rows that a run would leave out are errors.
+
     Raises:
-        DataError, ModelError, RewardSpecError: nothing can be examined at all.
+        DataError, RewardSpecError: nothing can be examined at all.
     """
     opened, training = open_all(config)
-    report = Report(config, opened, training)
-    sizes = [len(one.rows) for one in opened]
-    workers = min(config.data.filter_overlong_prompts_workers, os.cpu_count() or 1)
-    rows = examine_all(partial(open_examiners, config), sizes, workers=workers)
-    for row in progress(rows, "rows", sum(sizes)):
-        report.take(row)
+    report = Report(config, opened, training, strict=strict)
+    sources = [Examinee(one.source.label, one.rows, one.to_example()) for one in opened]
+    total = sum(len(one.rows) for one in opened)
+    with ExitStack() as stack:
+        known = open_known(config.data.cache_dir if total >= MANY else None, inspector.renderer)
+        if known is not None:
+            stack.enter_context(closing(known))
+        for row in progress(examine_all(sources, inspector, workers, known), "rows", total):
+            report.take(row)
+    report.close()
     check_answers(config, opened, report, progress)
     return report
 

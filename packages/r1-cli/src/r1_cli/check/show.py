@@ -6,8 +6,11 @@ from typing import Any
 from r1_cli.assemble import build_renderer, open_model
 from r1_cli.check.run import open_all
 from r1_cli.config import RunConfig
-from r1_cli.prompts import OpenSource
+from r1_cli.media import open_media
+from r1_cli.sources import OpenSource
+from r1_data.ahead import start_rendering
 from r1_data.types import DataError, Prompt
+from r1_data.workers import WorkerDied
 
 
 def describe_row(config: RunConfig, wanted: str, *, validation: bool) -> str:
@@ -19,6 +22,7 @@ def describe_row(config: RunConfig, wanted: str, *, validation: bool) -> str:
 
     Raises:
         DataError: there is no such row.
+        ModelError: the model's processor cannot be read.
     """
     opened, training = open_all(config)
     one, index = _find(opened[training:] if validation else opened[:training], wanted)
@@ -31,8 +35,9 @@ def describe_row(config: RunConfig, wanted: str, *, validation: bool) -> str:
             "messages",
             *(f"  {message['role']}: {_brief(message['content'], 400)}" for message in example.messages),
         ]
-        prompt = build_renderer(config, open_model(config)).render(example)
-    except DataError as error:
+        with open_media(config, build_renderer(config, open_model(config))) as media:
+            prompt = start_rendering(example, media.renderer, media.workers).result()
+    except (DataError, WorkerDied) as error:
         return "\n".join([*lines, f"cannot be used: {error}"])
     return "\n".join([*lines, *_rendered(prompt, config.data.max_prompt_length)])
 

@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from r1_cli.announce import found_format
 from r1_cli.check.report import TITLES, Report
 
 BAR = 40  # characters of the longest bar
@@ -26,7 +27,9 @@ def show(console: Console, report: Report) -> None:
     for finding in findings:
         style = "red" if finding.level == "error" else "yellow"
         title = TITLES.get(finding.kind, finding.kind)
-        console.print(f"[{style}]{finding.level}[/{style}]  {finding.count:,} × {title}", highlight=False)
+        fate = f": {finding.fate}" if finding.fate else ""
+        line = f"[{style}]{finding.level}[/{style}]  {finding.count:,} × {title}{fate}"
+        console.print(line, highlight=False, soft_wrap=True)
         for reason, _ in finding.examples:
             console.print(f"  {reason}", markup=False, highlight=False, soft_wrap=True)
     if not findings:
@@ -35,17 +38,16 @@ def show(console: Console, report: Report) -> None:
 
 def _sources(report: Report) -> Table:
     right = {"justify": "right"}
-    headings = [Column("source"), Column("format"), Column("prompt and answer")]
-    headings += [Column(name, **right) for name in ("rows", "usable", "media", "mean", "longest")]  # type: ignore[arg-type]
+    headings = [Column("source", overflow="fold"), Column("format"), Column("prompt and answer", overflow="fold")]
+    headings += [Column(name, **right) for name in ("rows", "usable", "left out", "media", "mean", "longest")]  # type: ignore[arg-type]
     table = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
     for tally in report.sources:
-        detected = tally.opened.detected
         table.add_row(
             escape(tally.name) + (" (validation)" if tally.validation else ""),
-            detected.format or "as named",
-            escape(f"{detected.columns.prompt}, {detected.columns.answer}"),
+            *found_format(tally.opened),
             f"{len(tally.opened.rows):,}",
             f"{tally.usable:,}",
+            f"{tally.left_out:,}",
             f"{tally.media:,}",
             f"{tally.mean_tokens:.0f}",
             f"{max(tally.tokens, default=0):,}",

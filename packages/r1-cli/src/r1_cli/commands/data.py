@@ -15,12 +15,14 @@ def data() -> None:
 
 @data.command(short_help="Check every row; exit code 1 if some cannot be used.", context_settings=ANY_WORDS)
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
+@click.option("--strict", is_flag=True, help="Rows that a run would leave out are errors, too.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with thumbnails here, too.")
-def check(settings: tuple[str, ...], html: Path | None) -> None:
+def check(settings: tuple[str, ...], strict: bool, html: Path | None) -> None:
     """Check every training and validation row as a run would read it.
 
     Finds missing columns, empty answers, broken media, markers without media, prompts that are too long, duplicates
-    within and between training and validation, and answers that the reward cannot read:
+    within and between training and validation, and answers that the reward cannot read. Of each it says what a run of
+    this configuration would do: not start, or leave the rows out, which is a warning.
 
     \b
       r1 data check config=run.yaml
@@ -36,19 +38,24 @@ def check(settings: tuple[str, ...], html: Path | None) -> None:
         share_processors()
         from rich.console import Console
 
+        from r1_cli.assemble import build_renderer, open_model
         from r1_cli.check.page import write_page
         from r1_cli.check.run import check as check_rows
         from r1_cli.check.tables import show as show_tables
         from r1_cli.console import ConsoleReporter, configure_logging
+        from r1_cli.media import open_workers
         from r1_cli.models import ModelError
+        from r1_data.check import Inspector
 
         console = Console()
         configure_logging(console)
-        with told_plainly(ModelError), ConsoleReporter(console, step_lines=False) as reporter:
-            report = check_rows(config, reporter.progress)
+        with told_plainly(ModelError):
+            inspector = Inspector(build_renderer(config, open_model(config)), config.data.max_prompt_length)
+        with ConsoleReporter(console, step_lines=False) as reporter, open_workers(config, inspector) as workers:
+            report = check_rows(config, inspector, workers, reporter.progress, strict=strict)
             show_tables(console, report)
             if html:
-                html.write_text(write_page(report), encoding="utf-8")
+                html.write_text(write_page(report, inspector.renderer, workers), encoding="utf-8")
     if report.failed:
         raise SystemExit(1)
 

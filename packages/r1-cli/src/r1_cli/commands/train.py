@@ -51,10 +51,16 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     import yaml
     from rich.console import Console
 
-    from r1_cli.announce import announce
+    from r1_cli.announce import announce, render_sources
     from r1_cli.config import printable
+    from r1_cli.config.sources import training_sources, validation_sources
     from r1_cli.plan import count, make_plan
+    from r1_cli.sources import open_local
 
     plan = make_plan(config, *count(config))
+    sources, val_sources = training_sources(config.data), validation_sources(config.data)
+    opened = open_local(sources) + open_local(val_sources)
     click.echo(yaml.safe_dump(printable(config), sort_keys=False, allow_unicode=True))
-    announce(Console(), config, provenance, plan)
+    console = Console()
+    announce(console, config, provenance, plan)
+    console.print(render_sources([*sources, *val_sources], opened))
