@@ -30,7 +30,8 @@ def test_memory_grows_by_less_than_a_hundredth_of_what_is_rendered(processor, pi
     ]
     renderer = Renderer(processor, cache=MediaCache(2**20))
     workers = Workers(renderer, count) if count else None
-    dataset = PromptDataset(rows, renderer, max_prompt_length=2000, cache_bytes=4 * 2**20, workers=workers)
+    bounds = {"cache_bytes": 2**20, "ahead_bytes": 4 * 2**20}
+    dataset = PromptDataset(rows, renderer, max_prompt_length=2000, workers=workers, **bounds)
     stream, rendered, before = Stream(ROWS, BATCH, seed=1, shuffle=True), 0, {}
     for step in range(STEPS):
         dataset.prefetch(stream.batch(step))

@@ -9,7 +9,7 @@ from typing import Any
 
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
-from r1_cli.media import Media
+from r1_cli.media import GIGABYTE, Media
 from r1_cli.roles import Validation
 from r1_data.dataset import PromptDataset
 from r1_data.formats import Columns, Detected, detect, detect_columns
@@ -113,6 +113,7 @@ def build_prompts(config: RunConfig, opened: Sequence[OpenSource], media: Media,
                 filter_overlong=data.filter_overlong_prompts,
                 bad_rows=data.bad_rows,
                 known_lengths=data.cache_dir,
+                cache_bytes=int(data.media_memory_gb * GIGABYTE / len(opened)),
                 columns=one.columns,
                 explicit_columns=True,
                 progress=counter(f"checking {one.source.name}"),

@@ -1,6 +1,6 @@
 """The prompts of a run: every row is checked before training starts, and rendered when it is asked for or before."""
 
-from collections import OrderedDict
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
@@ -16,6 +16,7 @@ from r1_data.messages import to_example
 from r1_data.references import Downloads
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example, MediaError, Prompt
+from r1_data.vision import Pixels
 from r1_data.workers import WorkerDied, Workers
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Summary:
 
 
 class PromptDataset:
-    """Rows as prompts: `dataset[i]` renders the i-th row kept; a few renderings are remembered, bounded in bytes."""
+    """Rows as prompts: `dataset[i]` renders the i-th row kept; media are decoded once as far as memory is given."""
 
     def __init__(
         self,
@@ -58,7 +59,8 @@ class PromptDataset:
         downloads: Downloads | None = None,
         source: str = "",
         progress: Callable[[int, int], None] | None = None,
-        cache_bytes: int = 256 * 2**20,
+        cache_bytes: int = 2**30,
+        ahead_bytes: int = 2**28,
         workers: Workers | None = None,
         known_lengths: str | Path | None = None,
     ) -> None:
@@ -73,7 +75,8 @@ class PromptDataset:
             explicit_columns: the user named `columns`, so known layouts are not tried (see `detect_columns`).
             downloads: how http and https are fetched; None: they are not.
             progress: called with (rows checked, rows in all) after every row.
-            cache_bytes: memory for renderings kept, and as much again for those made ahead.
+            cache_bytes: memory for media that stay decoded and resized, as 8-bit pixels, from one epoch to the next.
+            ahead_bytes: memory for renderings made ahead.
             workers: processes that hold `renderer`, shared by several datasets; None: all is done in this one.
             known_lengths: folder in which the lengths of 1,000 and more rows are remembered; None: nowhere.
 
@@ -84,8 +87,8 @@ class PromptDataset:
         self._columns, self._explicit = columns or Columns(), explicit_columns
         self._format_prompt, self._system_prompt = format_prompt, system_prompt
         self._image_dir, self._downloads, self._source = image_dir, downloads, source
-        self._cache = _PromptCache(cache_bytes)
-        self._ahead = Ahead(self._start, cache_bytes)
+        self._pixels = _PixelCache(cache_bytes)
+        self._ahead = Ahead(self._start, ahead_bytes)
         lengths = self._measure(known_lengths if len(rows) >= _MANY else None, progress)
         if not filter_overlong:
             lengths = [self._within(max_prompt_length, row, length) for row, length in enumerate(lengths)]
@@ -97,34 +100,37 @@ class PromptDataset:
     def __getitem__(self, index: int) -> Prompt:
         """Render the prompt of the i-th row kept. Raises DataError that names the row if a picture does not decode."""
         row, _ = self._kept[index]
-        prompt = self._cache.get(row)
-        if prompt is None:
-            try:
-                prompt = self._ahead.take(row).result()
-            except WorkerDied as error:
-                raise MediaError(f"{self._rows[row][0]}: {error}") from error
-            self._cache.put(row, prompt)
-        return prompt
+        try:
+            return self._ahead.take(row).result()
+        except WorkerDied as error:
+            raise MediaError(f"{self._rows[row][0]}: {error}") from error
 
     def prefetch(self, indices: Iterable[int]) -> None:
         """Let workers render these prompts, in this order, as far ahead as the memory for it goes."""
         if self._workers is not None:
-            wanted = (self._kept[index] for index in indices)
-            self._ahead.plan((row, tokens) for row, tokens in wanted if row not in self._cache)
+            self._ahead.plan(self._kept[index] for index in indices)
 
     def _start(self, row: int) -> "Future[Prompt]":
-        """Begin to render a row: in a worker if it has media, else at once."""
+        """Begin to render a row: at once where it has no media, or there are no workers."""
         future: Future[Prompt] = Future()
         try:
             example = self._example(row)
-            if example.media and self._workers is not None:
+            pixels = self._pixels.get(row)
+            if self._workers is None or not example.media:
+                future.set_result(self._finish(row, example, pixels or self._renderer.load(example)))
+            elif pixels is not None:
+                return self._workers.compute(self._finish, row, example, pixels)
+            else:
                 # Pixels of 8 bits travel; the model's inputs, eight times as large, are made from them here.
                 slim = replace(example, metadata={})
-                return self._workers.submit("load", slim, then=partial(self._renderer.render, example))
-            future.set_result(self._renderer.render(example))
+                return self._workers.submit("load", slim, then=partial(self._finish, row, example))
         except DataError as error:
             future.set_exception(error)
         return future
+
+    def _finish(self, row: int, example: Example, pixels: Pixels) -> Prompt:
+        self._pixels.put(row, pixels)
+        return self._renderer.render(example, pixels)
 
     def _example(self, row_index: int) -> Example:
         row_id, row = self._rows[row_index]
@@ -195,32 +201,23 @@ def _list_bad(reasons: list[str], total: int) -> str:
     return "\n".join([*lines, f"  ... and {more} more"] if more > 0 else lines)
 
 
-class _PromptCache:
-    """The prompts used last, up to a number of bytes."""
+class _PixelCache:
+    """The media of the rows that were read first, up to a number of bytes; they stay.
+
+    An epoch reads every row once, in another order each time: a row read just now is the last to be needed again, so
+    to let rows leave for newer ones would only make both be decoded.
+    """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._bytes = max_bytes, 0
-        self._prompts: OrderedDict[int, Prompt] = OrderedDict()
+        self._free, self._lock = max_bytes, threading.Lock()
+        self._kept: dict[int, Pixels] = {}
 
-    def __contains__(self, key: int) -> bool:
-        return key in self._prompts
+    def get(self, row: int) -> Pixels | None:
+        return self._kept.get(row)
 
-    def get(self, key: int) -> Prompt | None:
-        prompt = self._prompts.get(key)
-        if prompt is not None:
-            self._prompts.move_to_end(key)
-        return prompt
-
-    def put(self, key: int, prompt: Prompt) -> None:
-        self._prompts[key] = prompt
-        self._bytes += _size(prompt)
-        while self._bytes > self._max_bytes and self._prompts:
-            _, oldest = self._prompts.popitem(last=False)
-            self._bytes -= _size(oldest)
-
-
-def _size(prompt: Prompt) -> int:
-    """About how many bytes a prompt holds: its tensors, its pictures' pixels (RGB), its tokens."""
-    tensors = sum(tensor.nbytes for tensor in (prompt.position_ids, *prompt.videos, *prompt.model_inputs.values()))
-    pixels = sum(3 * image.width * image.height for image in prompt.images)
-    return tensors + pixels + 16 * len(prompt.token_ids) + len(prompt.text)
+    def put(self, row: int, pixels: Pixels) -> None:
+        size = sum(tensor.nbytes for tensor in (*pixels.images, *pixels.videos))
+        with self._lock:
+            if 0 < size <= self._free and row not in self._kept:
+                self._kept[row] = pixels
+                self._free -= size
