@@ -2,7 +2,9 @@
 
 import io
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import av
 import families
@@ -11,6 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
 from PIL import Image
+from transformers import Qwen2VLImageProcessor
+
+from r1_data import vision
 
 MIXED = [
     *SMALL, "trainer.max_steps=2", "data.val_files=null", "trainer.val_before_train=false", "trainer.val_freq=-1",
@@ -113,3 +118,28 @@ def test_a_check_of_the_data_names_broken_pictures_and_videos(r1: R1, tmp_path: 
         process = r1("data", "check", QUICKSTART, *MIXED, *files, *words, ok=False)
         assert process.exit_code == 1
         assert "error  2 × media missing, broken or refused" in process.output
+
+
+def test_pictures_are_decoded_once_a_run_and_processed_once_an_epoch(
+    r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the filter, the engine, the reference, the old and the new policy together, for all answers of a group."""
+    pictures, epochs, calls = 4, 2, Counter[str]()
+
+    def counted(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            calls[name] += 1
+            return original(*arguments, **keywords)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(vision, "load_image")
+    counted(Qwen2VLImageProcessor, "_preprocess")
+    r1(
+        "train", QUICKSTART, *MIXED, f"data.train_files=examples/quickstart/train.parquet[:{pictures}]",
+        f"data.rollout_batch_size={pictures}", f"trainer.max_steps={epochs}", "data.filter_overlong_prompts_workers=1",
+        "algorithm.disable_kl=false", f"trainer.save_checkpoint_path={tmp_path}",
+    )  # fmt: skip
+    assert calls == {"load_image": pictures, "_preprocess": pictures * epochs}

@@ -126,21 +126,22 @@ def test_progress_counts_every_row(renderer):
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_renderings_are_kept_within_the_bytes_allowed(processor, picture):
-    rows = [(f"t:{i}", {"prompt": "?", "answer": "1", "images": [picture(100, 80 + i)]}) for i in range(4)]
-    renderer = Renderer(processor)
-    ample = PromptDataset(rows, renderer, max_prompt_length=500)
-    assert ample[1] is ample[1]
-    one = ample[0].model_inputs["pixel_values"].nbytes
-    tight = PromptDataset(rows, renderer, max_prompt_length=500, memory=PromptMemory(int(2.9 * one)))
-    first, second = tight[0], tight[1]
-    assert tight[0] is first
-    tight[2]  # the least recently used goes: row 1
-    assert tight[0] is first
-    assert tight[1] is not second
-    assert torch.equal(tight[1].model_inputs["pixel_values"], second.model_inputs["pixel_values"])
-    none = PromptDataset(rows, renderer, max_prompt_length=500, memory=PromptMemory(0))
-    assert none[0] is not none[0]
+def test_media_are_decoded_once_as_far_as_memory_is_given(processor, picture, monkeypatch):
+    rows = [(f"t:{i}", {"prompt": "?", "answer": "1", "images": [picture(100, 80)]}) for i in range(4)]
+    renderer, decoded = Renderer(processor), []
+    load = renderer.load
+    monkeypatch.setattr(renderer, "load", lambda example: decoded.append(example.id) or load(example))
+    one = PromptDataset(rows, renderer, max_prompt_length=500)[0].images[0]
+    for room, again in ((2**30, []), (2.9, ["t:2", "t:3"]), (0, ["t:0", "t:1", "t:2", "t:3"])):
+        memory = PromptMemory(int(room * 3 * one.width * one.height))
+        dataset = PromptDataset(rows, renderer, max_prompt_length=500, memory=memory)
+        first = [dataset[i] for i in range(4)]
+        decoded.clear()
+        second = [dataset[i] for i in range(4)]
+        assert decoded == again
+        for before, after in zip(first, second, strict=True):
+            assert before.token_ids == after.token_ids
+            assert torch.equal(before.model_inputs["pixel_values"], after.model_inputs["pixel_values"])
 
 
 def test_picture_that_does_not_decode_names_its_row_when_rendered(processor, picture):

@@ -32,7 +32,8 @@ def test_memory_grows_by_less_than_a_hundredth_of_what_is_rendered(processor, pi
     ]
     renderer = Renderer(processor, cache=MediaCache(2**20))
     workers = Workers(renderer, count) if count else None
-    dataset = PromptDataset(rows, renderer, max_prompt_length=2000, memory=PromptMemory(4 * 2**20), workers=workers)
+    memory = PromptMemory(2**20, ahead_bytes=4 * 2**20)
+    dataset = PromptDataset(rows, renderer, max_prompt_length=2000, memory=memory, workers=workers)
     stream, rendered, before = Stream(ROWS, BATCH, seed=1, shuffle=True), 0, {}
     for step in range(STEPS):
         dataset.prefetch(stream.batch(step))
@@ -50,11 +51,12 @@ def test_memory_grows_by_less_than_a_hundredth_of_what_is_rendered(processor, pi
 
 def test_many_sources_share_one_bound(processor, picture):
     rows = [(f"t:{i}", {"prompt": "<image>?", "answer": "1", "images": [picture(280, 200 + i)]}) for i in range(4)]
-    renderer, memory = Renderer(processor), PromptMemory(5 * 2**20)
+    renderer, memory = Renderer(processor), PromptMemory(2**20)
     parts = [PromptDataset(rows, renderer, max_prompt_length=2000, memory=memory) for _ in range(30)]
     mixture, one = Mixture(parts), 0
     for index in range(len(mixture)):
-        one = max(one, mixture[index].model_inputs["pixel_values"].nbytes)
-        assert memory.bytes <= 5 * 2**20
-    assert len(mixture) * one > 8 * 5 * 2**20  # without a bound, all would be there
-    assert memory.bytes > 3 * 2**20
+        (image,) = mixture[index].images
+        one = max(one, 3 * image.width * image.height)
+        assert memory.bytes <= 2**20
+    assert len(mixture) * one > 8 * 2**20  # without a bound, all would be there
+    assert memory.bytes > 2**19

@@ -108,6 +108,36 @@ def test_forward_of_a_prompt_equals_the_forward_of_the_processors_output(process
     assert torch.allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sizes", [(), ((60, 40),), ((300, 28), (33, 500), (300, 28)), ((1000, 700), (3, 3))])
+def test_a_prompt_is_what_the_processor_makes_of_its_text_and_pictures(fresh_processor, picture, family, sizes):
+    processor, given = fresh_processor(family), {}
+    example = make_example(*(picture(*size) for size in sizes), text="Wie viele, ≤ 3?")
+
+    def position_ids(token_ids, inputs):
+        given.update(inputs)
+        return torch.arange(len(token_ids))[None]
+
+    prompt = Renderer(processor, position_ids=position_ids).render(example)
+    images = [load_image(reference) for reference in example.media]
+    expected = processor(text=[prompt.text], images=images or None, return_tensors="pt")
+    assert prompt.token_ids == expected["input_ids"][0].tolist()
+    assert torch.equal(given["mm_token_type_ids"], expected["mm_token_type_ids"])
+    for name in prompt.model_inputs.keys() | ({"pixel_values", "image_grid_thw"} if images else set()):
+        assert prompt.model_inputs[name].dtype == expected[name].dtype
+        assert torch.equal(prompt.model_inputs[name], expected[name])  # to the bit
+
+
+def test_a_family_that_writes_more_than_placeholders_for_a_picture_has_its_text_tokenized(fresh_processor, picture):
+    processor = fresh_processor("qwen2_5_vl")
+    processor.replace_image_token = lambda inputs, image_idx, **_: f"<{image_idx}>" + processor.image_token * 4
+    example = make_example(picture(56, 56), picture(56, 56))
+    prompt = Renderer(processor).render(example)
+    images = [load_image(reference) for reference in example.media]
+    assert prompt.token_ids == processor(text=[prompt.text], images=images)["input_ids"][0]
+    assert "<1><|image_pad|>" in processor.tokenizer.decode(prompt.token_ids)
+
+
 def test_position_ids_of_the_wrong_length_are_refused(tokenizer):
     renderer = Renderer(tokenizer, position_ids=lambda token_ids, _: torch.zeros(1, len(token_ids) + 1))
     with pytest.raises(DataError, match=r"t:1: .* position ids"):

@@ -25,6 +25,9 @@ def workers() -> Iterator[Workers]:
 def test_results_and_errors_come_back_as_they_are(workers):
     assert workers.submit("add", 1, 2).result() == 3
     assert torch.equal(workers.submit("tensor").result(), Target().tensor())
+    large = workers.submit("arrays").result()
+    assert torch.equal(large[0], torch.arange(10**6).view(1000, 1000))
+    assert (large[1].shape, large[2]) == ((0, 3), "done")
     with pytest.raises(MediaError, match="t:1: no such picture"):
         workers.submit("refuse").result()
 
@@ -90,6 +93,10 @@ def test_prompts_of_workers_equal_those_made_here(processor, picture, movie):
             assert all(torch.equal(a, b) for a, b in zip(own.videos, made.videos, strict=True))
             assert own.model_inputs.keys() == made.model_inputs.keys()
             assert all(torch.equal(own.model_inputs[name], made.model_inputs[name]) for name in own.model_inputs)
+        dataset.prefetch(range(6))  # from memory, in threads of this process
+        again = [dataset[index].model_inputs for index in range(6)]
+        for index, inputs in enumerate(again):
+            assert all(torch.equal(inputs[name], value) for name, value in expected[index].model_inputs.items())
 
 
 class Unloadable(Target):

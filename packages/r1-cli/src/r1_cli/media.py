@@ -3,13 +3,12 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from r1_cli.config import RunConfig
 from r1_data.media_cache import MediaCache
-from r1_data.prompt_memory import PromptMemory
 from r1_data.render import Renderer
 from r1_data.videos import FrameRules
 from r1_data.workers import Workers
@@ -23,7 +22,6 @@ class Media:
 
     renderer: Renderer
     workers: Workers | None
-    memory: PromptMemory = field(default_factory=PromptMemory)
 
 
 @contextmanager

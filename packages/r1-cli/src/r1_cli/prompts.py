@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
-from r1_cli.media import Media
+from r1_cli.media import GIGABYTE, Media
 from r1_cli.roles import Validation
 from r1_cli.sources import OpenSource
 from r1_data.dataset import PromptDataset
 from r1_data.mixture import Mixture, WeightedStream
+from r1_data.prompt_memory import PromptMemory
 from r1_data.stream import Stream
 from r1_data.types import DataError
 from r1_rollout.types import SamplingParams
@@ -21,19 +22,20 @@ Counter = Callable[[str], Callable[[int, int], None]]  # what is counted -> (don
 
 
 def build_prompts(config: RunConfig, opened: Sequence[OpenSource], media: Media, counter: Counter) -> Mixture:
-    """Check every row of every source; say how many were left out, and why.
+    """Check every row of every source; say how many were left out, and why. The sources share one bound of memory.
 
     Raises:
         DataError: names the source, and the rows that cannot be used.
     """
     data, parts = config.data, []
+    memory = PromptMemory(int(data.media_memory_gb * GIGABYTE))
     for one in opened:
         try:
             dataset = PromptDataset(
                 one.rows,
                 media.renderer,
                 workers=media.workers,
-                memory=media.memory,
+                memory=memory,
                 max_prompt_length=data.max_prompt_length,
                 filter_overlong=data.filter_overlong_prompts,
                 bad_rows=data.bad_rows,

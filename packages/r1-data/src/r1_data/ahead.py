@@ -9,6 +9,7 @@ from typing import Any
 
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example, Prompt
+from r1_data.vision import Pixels
 from r1_data.workers import Workers
 
 _BYTES_PER_TOKEN = 25_000  # of a picture: 4 patches of 2 × 3 × 16 × 16 floats
@@ -23,17 +24,29 @@ class Job:
     tokens: int
 
 
-def start_rendering(example: Example, renderer: Renderer, workers: Workers | None) -> "Future[Prompt]":
-    """Begin to render: media in a worker, which holds the renderer, everything else at once.
+def start_rendering(
+    example: Example,
+    renderer: Renderer,
+    workers: Workers | None,
+    finish: Callable[[Example, Pixels], Prompt] | None = None,
+) -> "Future[Prompt]":
+    """Begin to render: media are decoded in a worker, which holds the renderer; all else is done at once.
 
+    `finish` makes the prompt of the decoded media, in a thread of this process; by default `Renderer.render`.
     The future raises DataError as `Renderer.render` does, and WorkerDied.
     """
+    finish = finish or renderer.render
     if example.media and workers is not None:
         # Pixels of 8 bits travel; the model's inputs, eight times as large, are made from them here.
-        return workers.submit("load", replace(example, metadata={}), then=partial(renderer.render, example))
+        return workers.submit("load", replace(example, metadata={}), then=partial(finish, example))
+    return rendered(lambda: finish(example, renderer.load(example)))
+
+
+def rendered(render: Callable[[], Prompt]) -> "Future[Prompt]":
+    """Render now; the future holds the prompt or the DataError."""
     future: Future[Prompt] = Future()
     try:
-        future.set_result(renderer.render(example))
+        future.set_result(render())
     except DataError as error:
         future.set_exception(error)
     return future

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from r1_data.ahead import Job, start_rendering
+from r1_data.ahead import Job, rendered, start_rendering
 from r1_data.formats import Columns, detect_columns
 from r1_data.lengths import MANY, MANY_TEXTS, measure_all, open_known
 from r1_data.messages import to_example
@@ -16,6 +16,7 @@ from r1_data.prompt_memory import PromptMemory
 from r1_data.references import Downloads
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example, MediaError, Prompt
+from r1_data.vision import Pixels
 from r1_data.workers import WorkerDied, Workers
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Summary:
 
 
 class PromptDataset:
-    """Rows as prompts: `dataset[i]` renders the i-th row kept; a few renderings are kept, bounded in bytes."""
+    """Rows as prompts: `dataset[i]` renders the i-th row kept; media are decoded once as far as memory is given."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class PromptDataset:
             explicit_columns: the user named `columns`, so known layouts are not tried (see `detect_columns`).
             downloads: how http and https are fetched; None: they are not.
             progress: called with (rows checked, rows in all) after every row.
-            memory: where renderings are kept, shared by all data sets of a run; None: 256 MB of its own.
+            memory: for media that stay decoded and for prompts made ahead; several data sets may share it.
             workers: processes that hold `renderer`, shared by several datasets; None: all is done in this one.
             known_lengths: folder in which the lengths of 1,000 and more rows are remembered; None: nowhere.
 
@@ -95,7 +96,7 @@ class PromptDataset:
         """Render the prompt of the i-th row kept. Raises DataError that names the row if a picture does not decode."""
         row, _ = self._kept[index]
         try:
-            return self.memory.get((self, row), partial(self._start, row))
+            return self.memory.take((self, row), partial(self._start, row))
         except WorkerDied as error:
             raise MediaError(f"{self._rows[row][0]}: {error}") from error
 
@@ -109,12 +110,23 @@ class PromptDataset:
         return [Job((self, row), partial(self._start, row), tokens)] if self._workers is not None else []
 
     def _start(self, row: int) -> "Future[Prompt]":
+        """Begin to render a row."""
+        pixels = self.memory.pixels((self, row))
+        if pixels is not None and self._workers is not None:
+            return self._workers.compute(self._renderer.render, self._example(row), pixels)
+        if pixels is not None:
+            return rendered(lambda: self._renderer.render(self._example(row), pixels))
         try:
-            return start_rendering(self._example(row), self._renderer, self._workers)
+            example = self._example(row)
         except DataError as error:
             future: Future[Prompt] = Future()
             future.set_exception(error)
             return future
+        return start_rendering(example, self._renderer, self._workers, partial(self._finish, row))
+
+    def _finish(self, row: int, example: Example, pixels: Pixels) -> Prompt:
+        self.memory.keep((self, row), pixels)
+        return self._renderer.render(example, pixels)
 
     def _example(self, row_index: int) -> Example:
         row_id, row = self._rows[row_index]

@@ -1,44 +1,46 @@
-"""The prompts that a run holds in memory: those used last and those made ahead, bounded over all its data sets."""
+"""What a run holds of its prompts in memory: media that stay decoded and prompts made ahead, both bounded."""
 
-from collections import OrderedDict
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
 from r1_data.ahead import Ahead, Job
 from r1_data.types import Prompt
+from r1_data.vision import Pixels
 
 
 class PromptMemory:
-    """Renderings by (data set, row). Data sets that share one share its bound, however many they are."""
+    """The media of the rows that were read first, which stay, and the renderings that are under way.
 
-    def __init__(self, max_bytes: int = 256 * 2**20) -> None:
-        """`max_bytes`: for renderings kept, and as much again for those made ahead."""
-        self.bytes = 0  # of renderings kept
-        self._max_bytes = max_bytes
-        self._prompts: OrderedDict[Any, Prompt] = OrderedDict()
-        self._ahead = Ahead(max_bytes)
+    An epoch reads every row once, in another order each time: a row read just now is the last to be needed again, so
+    to let rows leave for newer ones would only make both be decoded. Rows go by (data set, row): data sets that share
+    a memory share its bounds, however many they are.
+    """
+
+    def __init__(self, max_bytes: int = 2**30, *, ahead_bytes: int = 2**28) -> None:
+        """Make room: `max_bytes` for resized 8-bit pixels, `ahead_bytes` for prompts that have not been taken yet."""
+        self.bytes = 0  # of pixels kept
+        self._max_bytes, self._lock = max_bytes, threading.Lock()
+        self._pixels: dict[Any, Pixels] = {}
+        self._ahead = Ahead(ahead_bytes)
 
     def plan(self, jobs: Iterable[Job]) -> None:
         """Render these next, in this order; a plan made before, for whichever data set, is forgotten."""
-        self._ahead.plan(job for job in jobs if job.key not in self._prompts)
+        self._ahead.plan(jobs)
 
-    def get(self, key: Any, start: "Callable[[], Future[Prompt]]") -> Prompt:
-        """The prompt kept, made ahead, or made now. Raises what its rendering raised."""
-        prompt = self._prompts.get(key)
-        if prompt is not None:
-            self._prompts.move_to_end(key)
-            return prompt
-        prompt = self._ahead.take(key, start).result()
-        self._prompts[key] = prompt
-        self.bytes += _size(prompt)
-        while self.bytes > self._max_bytes and self._prompts:
-            self.bytes -= _size(self._prompts.popitem(last=False)[1])
-        return prompt
+    def take(self, key: Any, start: "Callable[[], Future[Prompt]]") -> Prompt:
+        """The prompt made ahead, or made now. Raises what its rendering raised."""
+        return self._ahead.take(key, start).result()
 
+    def pixels(self, key: Any) -> Pixels | None:
+        """A row's media, if they have been kept."""
+        return self._pixels.get(key)
 
-def _size(prompt: Prompt) -> int:
-    """About how many bytes a prompt holds: its tensors, its pictures' pixels (RGB), its tokens."""
-    tensors = sum(tensor.nbytes for tensor in (prompt.position_ids, *prompt.videos, *prompt.model_inputs.values()))
-    pixels = sum(3 * image.width * image.height for image in prompt.images)
-    return tensors + pixels + 16 * len(prompt.token_ids) + len(prompt.text)
+    def keep(self, key: Any, pixels: Pixels) -> None:
+        """Keep a row's media if there is room."""
+        size = sum(tensor.nbytes for tensor in (*pixels.images, *pixels.videos))
+        with self._lock:
+            if 0 < size <= self._max_bytes - self.bytes and key not in self._pixels:
+                self._pixels[key] = pixels
+                self.bytes += size

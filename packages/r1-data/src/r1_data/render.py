@@ -50,8 +50,8 @@ class Renderer:
             video_min_pixels, video_max_pixels: as `Vision` says.
             frames: which frames of a video are looked at; None: two a second, as many as the processor allows.
             cache: where resized media are kept; None: nowhere.
-            position_ids: (token ids [L], everything the processor returned for the row, `mm_token_type_ids` [1, L]
-                among it) -> int64 [axes, L]; None: one axis that counts tokens.
+            position_ids: (token ids [L], what the processor makes of the row's media, and `mm_token_type_ids` [1, L]:
+                0 text, 1 pictures, 2 videos) -> int64 [axes, L]; None: one axis that counts tokens.
         """
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self._processor: Any = processor if hasattr(processor, "image_processor") else None
@@ -124,7 +124,7 @@ class Renderer:
 
         text, engine_token_ids = self._tokenize(example)
         pixels = self.load(example) if pixels is None else pixels
-        inputs = self._process(example, text, pixels)
+        inputs = self._process(example, text, engine_token_ids, pixels)
         token_ids = inputs["input_ids"][0].tolist() if inputs else list(engine_token_ids)
         try:
             position_ids = self._position_ids(torch.tensor(token_ids), inputs)
@@ -180,20 +180,16 @@ class Renderer:
                     f"must not spell {token}, and the chat template must place each {kind} once"
                 )
 
-    def _process(self, example: Example, text: str, pixels: Pixels) -> "dict[str, Tensor]":
+    def _process(self, example: Example, text: str, engine_token_ids: list[int], pixels: Pixels) -> "dict[str, Tensor]":
         """The processor's output for one row; empty for text models."""
         if self._vision is None:
             return {}
         try:
-            output = self._processor(
-                text=[text],
-                text_kwargs={"add_special_tokens": False},
-                return_tensors="pt",
-                **self._vision.processor_arguments(pixels),
-            )
+            inputs = None if pixels.videos else self._vision.process_pictures(engine_token_ids, pixels.images)
+            if inputs is None:
+                inputs = self._vision.process(text, pixels)
         except ValueError as error:
             raise MediaError(f"{example.id}: {error}") from error
-        inputs = {name: value for name, value in output.items() if hasattr(value, "nbytes")}
         features = self._vision.count_features(inputs)
         for kind, (_, token_id) in self._vision.tokens.items():
             placeholders = int((inputs["input_ids"] == token_id).sum())

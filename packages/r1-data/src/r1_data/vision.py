@@ -48,7 +48,7 @@ class Vision:
         cache: MediaCache | None = None,
     ) -> None:
         """None stands for what the processor is configured to. Raises DataError: unknown family, range upside down."""
-        self._processor, self._cache = processor, cache or MediaCache(0)
+        self._processor, self._cache = processor, cache
         self._image: Any = processor.image_processor
         self._video: Any = getattr(processor, "video_processor", None)
         for owner, name in ((processor, "image_token_id"), (self._image, "get_number_of_image_patches")):
@@ -103,8 +103,8 @@ class Vision:
                 pixels.images.append(self._resized(reference, None))
         return pixels
 
-    def processor_arguments(self, pixels: Pixels) -> dict[str, Any]:
-        """What the processor is called with, beside the text, so that it resizes and samples nothing again."""
+    def process(self, text: str, pixels: Pixels) -> "dict[str, Tensor]":
+        """The processor's output for a rendered chat and its media, which it neither resizes nor samples again."""
         arguments: dict[str, Any] = {"images_kwargs": {"do_resize": False}}
         if pixels.images:
             arguments["images"] = [image.contiguous() for image in pixels.images]
@@ -117,7 +117,42 @@ class Vision:
                 "return_metadata": True,
                 **self._uncapped(),
             }
-        return arguments
+        output = self._processor(
+            text=[text], text_kwargs={"add_special_tokens": False}, return_tensors="pt", **arguments
+        )
+        return {name: value for name, value in output.items() if hasattr(value, "nbytes")}
+
+    def process_pictures(self, token_ids: list[int], images: "Sequence[Tensor]") -> "dict[str, Tensor] | None":
+        """What `process` returns for a chat with pictures alone, in half the time.
+
+        Most of the processor's time for a small picture goes to text: it writes a placeholder hundreds of times and has
+        it tokenized again. A special token is one token wherever it stands, so the tokens are known without that.
+
+        Args:
+            token_ids: the tokens of the chat, with one placeholder a picture.
+            images: uint8 [3, height, width] each, resized.
+
+        Returns:
+            None for a family that puts other text in the place of a picture than a run of its placeholder.
+        """
+        import torch
+
+        token, token_id = self.tokens["picture"]
+        inputs: dict[str, Tensor] = {}
+        runs = []
+        if images:
+            inputs |= self._image([image.contiguous() for image in images], do_resize=False, return_tensors="pt")
+        for index in range(len(images)):
+            written = str(self._processor.replace_image_token(inputs, index))
+            count = len(written) // len(token)
+            if written != token * count:
+                return None
+            runs.append(count)
+        counts = iter(runs)
+        expanded = [t for one in token_ids for t in ([one] * next(counts) if one == token_id else (one,))]
+        inputs["input_ids"] = torch.tensor([expanded])
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == token_id).long()
+        return inputs
 
     def count_features(self, inputs: "Mapping[str, Tensor]") -> dict[str, int]:
         """How many features the model will make of what the processor returned, for each kind of media."""
@@ -137,13 +172,17 @@ class Vision:
     def _resized(self, reference: Any, clip: Clip | None) -> "Tensor":
         import torch
 
+        if self._cache is None:
+            return self._resize(reference, clip)
         key = self._key(reference, clip)
         array = self._cache.get(key)
         if array is None:
-            pixels = self._resize_picture(reference) if clip is None else self._resize_video(reference, clip)
-            array = pixels.movedim(-3, -1).contiguous().numpy()
+            array = self._resize(reference, clip).movedim(-3, -1).contiguous().numpy()
             self._cache.put(key, array)
         return torch.from_numpy(array).movedim(-1, -3)
+
+    def _resize(self, reference: Any, clip: Clip | None) -> "Tensor":
+        return self._resize_picture(reference) if clip is None else self._resize_video(reference, clip)
 
     def _resize_picture(self, reference: Any) -> "Tensor":
         import numpy

@@ -16,6 +16,8 @@ from pathlib import Path
 from queue import LifoQueue
 from typing import Any
 
+from r1_data.transfer import receive, send
+
 # What every worker needs and takes long to import; the server that workers are forked from has it ready.
 _PRELOAD = [
     "r1_data.render",
@@ -61,6 +63,10 @@ class Workers:
         The future raises what the method raised, WorkerDied, or RuntimeError where no worker can be started.
         """
         return self._threads.submit(self._run, method, arguments, then)
+
+    def compute(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        """Call a function in a thread of this process, as `submit` calls `then`."""
+        return self._threads.submit(function, *arguments)
 
     def close(self) -> None:
         """Forget what waits, let what runs end, and stop the processes."""
@@ -116,7 +122,7 @@ class _Process:
         try:
             self._connection.send(request)
             if self._connection.poll(seconds):
-                reply: tuple[bool, Any] = self._connection.recv()
+                reply: tuple[bool, Any] = receive(self._connection)
                 return reply
         except (EOFError, OSError):
             self.stop()
@@ -164,7 +170,7 @@ def _serve(pipe: "connection.Connection[Any, Any]", target: Any, memory_bytes: i
                 reply = (False, WorkerDied(f"it needs more than {memory_bytes:,} bytes of memory"))
             except Exception as error:
                 reply = (False, error)
-            pipe.send(reply)
+            send(pipe, reply)
 
 
 def _reduce_tensor(tensor: Any) -> tuple[Any, ...]:
