@@ -33,7 +33,7 @@ DRIVER = textwrap.dedent(
         batch = collect(run, at, watch)
         tokens = [c.token_ids for group in batch.groups for c in group.completions]
         with sampled.open("a") as file:
-            file.write(json.dumps([at.cursor, tokens]) + "\\n")
+            file.write(json.dumps([at.step, tokens]) + "\\n")
         return batch
 
     loop.collect = noting
@@ -67,11 +67,11 @@ def log_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def sampled_of(folder: Path) -> dict[int, list[list[int]]]:
-    """Return the sampled tokens by prompt batch; a batch sampled twice must have been the same both times."""
+    """Return the tokens trained on by step; a step that was taken twice must have been the same both times."""
     batches: dict[int, list[list[int]]] = {}
     for line in (folder / "sampled.jsonl").read_text().splitlines():
-        cursor, tokens = json.loads(line)
-        assert batches.setdefault(cursor, tokens) == tokens
+        step, tokens = json.loads(line)
+        assert batches.setdefault(step, tokens) == tokens
     return batches
 
 
@@ -111,6 +111,27 @@ def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted:
     assert kills, "every run ended before it was killed: make the run longer"
     subprocess.run(command(tmp_path), cwd=ROOT, env=environment(), check=True, capture_output=True)
     assert_same_run(tmp_path, uninterrupted)
+
+
+def test_sigkill_leaves_no_trace_where_groups_are_kept_for_the_next_step(tmp_path: Path) -> None:
+    dynamic = ["algorithm.online_filtering=true", "algorithm.filter_key=accuracy", "data.rollout_batch_size=6"]
+    dynamic += ["trainer.save_freq=1", "trainer.val_freq=-1"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    subprocess.run(command(whole, *dynamic), cwd=ROOT, env=environment(), check=True, capture_output=True)
+    first = next(row["step"] for row in log_of(whole) if row.get("rollout/groups_kept"))
+    process = subprocess.Popen(
+        command(killed, *dynamic), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    with_surplus = killed / "run" / f"global_step_{first}" / "surplus.json"
+    while not with_surplus.exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    subprocess.run(command(killed, *dynamic), cwd=ROOT, env=environment(), check=True, capture_output=True)
+    assert_same_run(killed, whole)
+    assert any(row.get("rollout/staleness", 0) > 0 for row in log_of(whole))
 
 
 def wait_for_growth(path: Path, process: subprocess.Popen[bytes], limit: float = 120.0) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from cli_groups import group
 
-from r1_cli.collect import by_sample, filter_values, passes
+from r1_cli.filters import by_sample, filter_values, passes
 from r1_cli.rewards import OverlongBuffer, Shaping
 from r1_core.filtering import KeepAll, MeanRange, NonzeroVariance
 from r1_core.reward_normalization import RewardNormalizer

@@ -6,9 +6,12 @@ import pytest
 import torch
 from cli_groups import group
 
+from r1_cli.collect import Batch
 from r1_cli.evaluate import is_correct, majority_is_correct, pass_at_k, summarise
-from r1_cli.metrics import agreement, mean_of, reward_metrics, spread
+from r1_cli.metrics import agreement, mean_of, reward_metrics, spread, staleness
 from r1_cli.samples import drop_failures, extend_positions, to_samples
+from r1_cli.supply import Supply
+from r1_core.filtering import KeepAll
 from r1_rewards.types import Failure, Score
 
 
@@ -94,6 +97,24 @@ def test_agreement_is_perfect_when_engine_and_learner_say_the_same() -> None:
         "rollout/chi2": 0.0,
         "rollout/effective_sample_size": 1.0,
     }
+
+
+def test_groups_of_older_weights_are_told_apart_from_those_of_this_step() -> None:
+    fresh, kept = group(["a", "b"], [0.0, 1.0]), group(["c"], [1.0])
+    fresh.completions[:] = [dataclasses.replace(c, weight_version=7) for c in fresh.completions]
+    kept.completions[:] = [dataclasses.replace(c, weight_version=6) for c in kept.completions]
+    groups = [kept, fresh]
+    batch = Batch(groups, Supply(), sampled=1, passed=1, tokens=3, discarded=0, next_filter=KeepAll())
+    samples = [
+        dataclasses.replace(s, old_logprobs=s.rollout_logprobs + 0.25 * (s.group_id == 0))  # type: ignore[operator]
+        for s in to_samples(groups)
+    ]
+    record = staleness(7, batch, samples)
+    assert record["rollout/staleness"] == pytest.approx(1 / 3)
+    assert (record["rollout/logprob_gap_mean"], record["rollout/kept_logprob_gap_mean"]) == (0.0, 0.25)
+    alone = staleness(6, dataclasses.replace(batch, groups=[kept]), samples[:1])
+    assert alone["rollout/staleness"] == 0
+    assert not any(name.startswith("rollout/kept_") for name in alone)
 
 
 def test_means_are_over_those_that_report() -> None:

@@ -15,7 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.kv import RowCache
-from r1_rollout.types import Completion, Generator, SamplingParams
+from r1_rollout.types import Completion, Drainable, Generator, SamplingParams
 from r1_rollout.weights import WeightsError
 
 END = 7
@@ -367,3 +367,21 @@ def test_models_and_tokens_that_cannot_work_are_refused(text_model):
         EmbeddedEngine(Qwen2ForCausalLM(sliding), end_token_ids={END})
     with pytest.raises(ValueError, match=r"tokens \[7\] are both end tokens and banned"):
         engine_for(text_model, banned_token_ids={END, 8})
+
+
+def test_a_drained_engine_finishes_what_it_has_begun_and_begins_no_more(text_model):
+    prompts = [text_prompt(str(i), 4 + i) for i in range(8)]
+    params = SamplingParams(max_tokens=6, n=2, seed=3, ignore_eos=True)
+    engine = engine_for(text_model, max_sequences=4)
+    assert isinstance(engine, Drainable)
+    engine.drain()  # asleep: nothing to do
+    with engine.awake(text_model.state_dict().items(), 0):
+        whole = dict(engine.generate(prompts, params))
+        running = engine.generate(prompts, params)
+        found = dict([next(running)])
+        engine.drain()
+        found |= dict(running)
+        assert 1 < len(found) < 8
+        assert found == {index: whole[index] for index in range(len(found))}
+        engine.drain()  # over: nothing to do
+        assert dict(engine.generate(prompts, params)) == whole

@@ -10,6 +10,7 @@ from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, settings_of
 from r1_cli.plugins import choose
 from r1_cli.rewards import OverlongBuffer, Shaping
 from r1_cli.roles import Estimate, Position
+from r1_cli.supply import Supply
 from r1_core import advantages, losses
 from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVariance
 from r1_core.kl_control import AdaptiveKL, FixedKL, KLController
@@ -100,7 +101,7 @@ def build_shaping(config: RunConfig) -> Shaping:
 
 def build_start(config: RunConfig) -> Position:
     """Where a new run is."""
-    return Position(0, 0, build_kl_controller(config), build_filter(config), RewardNormalizer())
+    return Position(0, Supply(), build_kl_controller(config), build_filter(config), RewardNormalizer())
 
 
 def build_kl_controller(config: RunConfig) -> KLController:

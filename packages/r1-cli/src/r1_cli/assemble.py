@@ -12,11 +12,11 @@ from r1_cli.config import RunConfig
 from r1_cli.config.sources import validation_sources
 from r1_cli.media import media_settings
 from r1_cli.roles import Schedule, Scorer
+from r1_cli.verifiers import DispatchingVerifier
 from r1_core.batching import Batching, MicroLimit
 from r1_core.learner import Learner
 from r1_core.optim import build_optimizer, learning_rate_scale
 from r1_data.render import Renderer
-from r1_rewards.types import Verifier
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.types import SamplingParams
 
@@ -88,7 +88,7 @@ def load_engine_weights(config: RunConfig, model: ModelFiles) -> Any:
     )
 
 
-def build_scorer(config: RunConfig, model: ModelFiles, weights: Any, verifier: Verifier) -> Scorer:
+def build_scorer(config: RunConfig, model: ModelFiles, weights: Any, verifier: DispatchingVerifier) -> Scorer:
     """Make an engine of `weights`, which it takes over, and put the verifier beside it.
 
     Raises:
@@ -106,7 +106,7 @@ def build_scorer(config: RunConfig, model: ModelFiles, weights: Any, verifier: V
         )
     except ValueError as error:
         raise models.ModelError(f"{model.path}: {error}") from error
-    return Scorer(engine, verifier, model.tokenizer, config.worker.reward.skip_special_tokens)
+    return Scorer(engine, verifier, model.tokenizer, verifier.alone, config.worker.reward.skip_special_tokens)
 
 
 def build_learner(config: RunConfig, model: ModelFiles, schedule: Schedule) -> Learner:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import comb
 from statistics import fmean
 
-from r1_cli.collect import read_prompts, sample_groups
+from r1_cli.groups import read_prompts, sample_groups
 from r1_cli.metrics import by_source, length_metrics, reward_metrics, source_metrics
 from r1_cli.roles import Dataset, Progress, Run, Scorer
 from r1_cli.samples import Group
@@ -66,8 +66,9 @@ def answer(
     """Yield a scored group for every prompt of the dataset, `batch_size` prompts at a time (-1: all at once)."""
     size = len(dataset) if batch_size < 1 else batch_size
     for first in range(0, len(dataset), size):
-        prompts = list(read_prompts(dataset, range(first, min(first + size, len(dataset)))))
-        yield from sample_groups(scorer, prompts, sampling, Stopwatch(), progress, what)
+        rows = range(first, min(first + size, len(dataset)))
+        prompts = [prompt for _, prompt in read_prompts(dataset, rows)]
+        yield from sample_groups(scorer, prompts, sampling, Stopwatch(), progress, what).values()
 
 
 def is_correct(score: Score) -> bool:

@@ -13,6 +13,7 @@ from r1_cli.roles import Position, Run, Schedule
 from r1_cli.samples import baselines, part_rewards, to_samples
 from r1_cli.stop import Stopped
 from r1_cli.stopwatch import Stopwatch
+from r1_cli.supply import save_surplus
 from r1_cli.track import Generation
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
@@ -65,7 +66,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
             ]
     record = step_metrics(run, at, batch, samples, watch.lap()) | update_metrics(updates)
     kl = at.kl.update(divergence(samples), len(samples))
-    return Position(at.step + 1, batch.cursor, kl, batch.next_filter, rewards), record
+    return Position(at.step + 1, batch.supply, kl, batch.next_filter, rewards), record
 
 
 def conclude_step(run: Run, at: Position, record: dict[str, float]) -> None:
@@ -108,6 +109,7 @@ def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> Draft:
     def save(folder: Path) -> None:
         run.learner.save(folder / "actor", model_only=run.schedule.save_model_only)
         run.save_assets(folder / "actor")
+        save_surplus(at.supply.surplus, folder)
 
     state = {
         **at.state(),

@@ -27,11 +27,14 @@ def step_metrics(
         **spread("critic/rewards", [sample.reward for sample in samples]),
         **advantage_metrics(samples),
         **length_metrics(batch.groups, run.sampling.max_tokens),
-        **agreement(samples),
+        **staleness(at.step, batch, samples),
         **spread("global_seqlen", tokens),
         "rollout/groups_sampled": float(batch.sampled),
         "rollout/groups_trained": float(len(batch.groups)),
-        "filter/rate": 1 - batch.passed / batch.sampled,
+        "rollout/groups_kept": float(len(batch.supply.surplus)),
+        "rollout/groups_discarded": float(batch.discarded),
+        "rollout/tokens_sampled": float(batch.tokens),
+        "filter/rate": 1 - batch.passed / max(batch.sampled, 1),
         **{f"filter/{name}": value for name, value in at.filter.metrics.items()},
         **(run.shaping.overlong.metrics(batch.groups) if run.shaping.overlong else {}),
         **performance(run, sum(tokens), seconds),
@@ -105,8 +108,24 @@ def length_metrics(groups: Sequence[Group], max_tokens: int) -> dict[str, float]
     }
 
 
-def agreement(samples: Sequence[Sample]) -> dict[str, float]:
+def staleness(step: int, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
+    """Return how many steps old the answers are on average, and how far the policy has gone from the old ones.
+
+    Answers of this step tell how well engine and learner agree, under `rollout/`; for those that were kept from an
+    earlier one, under `rollout/kept_`, the same numbers hold what the policy has learned since, too.
+    """
+    ages = [step - completion.weight_version for group in batch.groups for completion in group.completions]
+    record = {"rollout/staleness": fmean(ages)}
+    for prefix, old in (("rollout/", False), ("rollout/kept_", True)):
+        share = [sample for sample, age in zip(samples, ages, strict=True) if (age > 0) is old]
+        record |= agreement(share, prefix)
+    return record
+
+
+def agreement(samples: Sequence[Sample], prefix: str = "rollout/") -> dict[str, float]:
     """Return how far the engine's log-probs lie from the learner's, over trained tokens, before any correction.
+
+    {} without samples.
 
     Mean and largest gap in nats; KL(engine, learner) by k1 and k3 and the χ² divergence; and the effective sample size
     of the tokens' importance weights, which is 1 where the two agree.
@@ -116,17 +135,19 @@ def agreement(samples: Sequence[Sample]) -> dict[str, float]:
         for s in samples
         if s.old_logprobs is not None and s.rollout_logprobs is not None
     ]
+    if not columns:
+        return {}
     gap = torch.cat(columns)[None]
     tokens = torch.ones_like(gap, dtype=torch.bool)
     found = correction.diagnose(gap, tokens)
     weights = correction.importance_weights(gap, tokens, "token")
     return {
-        "rollout/logprob_gap_mean": float(found["rollout_gap_mean"]),
-        "rollout/logprob_gap_max": float(found["rollout_gap_max"]),
-        "rollout/kl": float(found["rollout_kl"]),
-        "rollout/kl_k3": float(found["rollout_kl_k3"]),
-        "rollout/chi2": float(found["rollout_chi2"]),
-        "rollout/effective_sample_size": float(correction.effective_sample_size(weights, tokens)),
+        f"{prefix}logprob_gap_mean": float(found["rollout_gap_mean"]),
+        f"{prefix}logprob_gap_max": float(found["rollout_gap_max"]),
+        f"{prefix}kl": float(found["rollout_kl"]),
+        f"{prefix}kl_k3": float(found["rollout_kl_k3"]),
+        f"{prefix}chi2": float(found["rollout_chi2"]),
+        f"{prefix}effective_sample_size": float(correction.effective_sample_size(weights, tokens)),
     }
 
 

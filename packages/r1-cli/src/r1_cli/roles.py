@@ -11,6 +11,7 @@ from r1_cli.checkpoints import CheckpointStore
 from r1_cli.rewards import Shaping
 from r1_cli.samples import Decoder
 from r1_cli.stop import StopRequest
+from r1_cli.supply import Supply, resume_supply
 from r1_cli.track import Tracker
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
@@ -96,6 +97,7 @@ class Scorer:
     generator: Generator
     verifier: Verifier
     tokenizer: Decoder
+    alone: Callable[[str], bool]  # whether answers to a source's prompts may be scored without the others
     skip_special_tokens: bool = True
     failures_shown: set[str] = field(default_factory=set)  # causes of failed rewards that the user has seen
 
@@ -108,7 +110,8 @@ class Schedule:
     rollout_batch_size: int  # prompts per step
     global_batch_size: int  # prompts per optimizer step
     ppo_epochs: int
-    max_try_make_batch: int  # -1: no limit
+    max_try_make_batch: int  # batches of the stream that a step may begin; -1: no limit
+    surplus_max_age: int  # steps between a group's sampling and its use
     val_freq: int
     val_before_train: bool
     val_batch_size: int  # prompts sampled at a time; -1: all at once
@@ -133,26 +136,26 @@ class Position:
     """How far a run is, with all that it has learned beside the weights."""
 
     step: int  # steps taken; the version of the weights
-    cursor: int  # prompt batches drawn from the stream
+    supply: Supply
     kl: KLController
     filter: GroupFilter
     rewards: RewardNormalizer
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold, as JSON can."""
+        """Return what a checkpoint must hold, as JSON can; the surplus has files of its own."""
         return {
             "step": self.step,
-            "cursor": self.cursor,
+            **self.supply.state(),
             "kl_coef": self.kl.coef,
             "filter": self.filter.state(),
             "rewards": asdict(self.rewards),
         }
 
     def resume(self, state: Mapping[str, Any]) -> "Position":
-        """Return the position that a checkpoint holds, under this one's settings."""
+        """Return the position of a checkpoint's state, under this one's settings."""
         return Position(
             state["step"],
-            state["cursor"],
+            resume_supply(state),
             self.kl.resume(state["kl_coef"]),
             self.filter.resume(state.get("filter", {})),
             RewardNormalizer(**state.get("rewards", {})),

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from r1_cli.evaluate import validate
 from r1_cli.media import open_media
 from r1_cli.plan import Plan, make_plan
 from r1_cli.prompts import build_prompts, build_stream, build_validation
-from r1_cli.roles import Position, Run, Schedule
+from r1_cli.roles import Dataset, Position, Run, Schedule
 from r1_cli.sources import open_sources
 from r1_cli.stop import StopRequest
+from r1_cli.supply import load_surplus
 from r1_cli.track import RunInfo, Tracker
 from r1_cli.track.files import read_settings
 from r1_cli.verifiers import open_verifier, require_columns
@@ -55,7 +57,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         console.print(render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
         schedule = build_schedule(config, plan)
         learner = assemble.build_learner(config, model, schedule)
-        at = load_start(learner, start, algorithm.build_start(config))
+        at = load_start(learner, prompts, start, algorithm.build_start(config))
         reporter.begin(at.step, schedule.total_steps)
         names = config.trainer.project_name, config.trainer.experiment_name
         info = RunInfo(*names, store.root, printable(config), at.step)
@@ -120,7 +122,7 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     return latest
 
 
-def load_start(learner: Learner, start: Path | None, begin: Position) -> Position:
+def load_start(learner: Learner, prompts: Dataset, start: Path | None, begin: Position) -> Position:
     """Load the checkpoint, if there is one, into the learner; return the position to go on from."""
     if start is None:
         return begin
@@ -129,7 +131,8 @@ def load_start(learner: Learner, start: Path | None, begin: Position) -> Positio
         log.warning("%s was saved without the optimizer (save_model_only): its moments start at zero", start)
     learner.load(start / "actor", model_only=state["model_only"])
     log.info("going on from %s", start)
-    return begin.resume(state)
+    at = begin.resume(state)
+    return replace(at, supply=replace(at.supply, surplus=load_surplus(start, prompts.__getitem__)))
 
 
 def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -157,6 +160,7 @@ def build_schedule(config: RunConfig, plan: Plan) -> Schedule:
         global_batch_size=actor.global_batch_size,
         ppo_epochs=actor.ppo_epochs,
         max_try_make_batch=trainer.max_try_make_batch,
+        surplus_max_age=config.algorithm.surplus_max_age,
         val_freq=trainer.val_freq,
         val_before_train=trainer.val_before_train,
         val_batch_size=config.data.val_batch_size,

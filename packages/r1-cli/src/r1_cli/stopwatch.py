@@ -1,8 +1,11 @@
 """How long each stage of a step took."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 
 class Stopwatch:
@@ -18,6 +21,17 @@ class Stopwatch:
             yield
         finally:
             self._seconds[stage] = self._seconds.get(stage, 0.0) + time.perf_counter() - start
+
+    def each(self, stage: str, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield `items`, adding up what they take to come, and not what is done with them in between."""
+        iterator = iter(items)
+        while True:
+            with self(stage):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
 
     def lap(self) -> dict[str, float]:
         """Return the seconds of each stage since the last lap, and begin anew."""

@@ -10,6 +10,7 @@ from r1_cli.roles import Dataset
 from r1_rewards.arguments import check_columns
 from r1_rewards.load import load
 from r1_rewards.pool import PooledVerifier
+from r1_rewards.service import Service
 from r1_rewards.types import RewardInput, Score, Verifier
 
 
@@ -25,6 +26,11 @@ class DispatchingVerifier:
         if verifier is None:
             raise ValueError(f"no verifier judges rows of source {source!r}")
         return verifier
+
+    def alone(self, source: str) -> bool:
+        """Whether answers to a source's prompts may be scored as they come: no score depends on another answer."""
+        verifier = self.of(source)
+        return isinstance(verifier, PooledVerifier | Service) and verifier.alone
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
         """Return one score per input, in order. Every verifier is called once, with all answers that are its own."""

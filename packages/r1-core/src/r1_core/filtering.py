@@ -10,7 +10,7 @@ that is not finite is dropped. A filter is a value: what it learns from a step m
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from r1_core.advantages.groups import group_statistics
 
 class GroupFilter(Protocol):
     """Chooses among the groups of a step, and learns from all that the step generated, kept or not."""
+
+    alone: ClassVar[bool]  # whether it judges each group by itself, and so may be asked about one at a time
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -42,6 +44,7 @@ class Unchanging:
     """A filter's other half where there is nothing to learn."""
 
     __slots__ = ()
+    alone: ClassVar[bool] = True
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -101,6 +104,8 @@ class EMAStd:
     in the published code: answers that have become alike would otherwise be sampled for ever. `step`, the one to
     judge, `average` and `steps_seen` are the state.
     """
+
+    alone: ClassVar[bool] = False  # `never_empty` looks at all groups that it is asked about
 
     beta: float = 0.5
     ratio: float = 0.99

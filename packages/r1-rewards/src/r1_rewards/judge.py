@@ -14,7 +14,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from r1_rewards.endpoint import Endpoint, Patience, Post, RequestFailed, Unusable
 from r1_rewards.failures import FailureRule
@@ -60,6 +60,8 @@ class JudgeVerifier(Service):
     with a mark outside the range, is asked for again and in the end fails the answer as `wrong_shape`; errors of the
     endpoint fail it as `remote` or `timeout`.
     """
+
+    alone: ClassVar[bool] = True
 
     def __init__(
         self,

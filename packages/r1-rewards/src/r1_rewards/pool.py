@@ -124,6 +124,11 @@ class PooledVerifier:
             except WorkerClosed as error:
                 raise RuntimeError(f"the verifier {self.spec!r} was closed while scoring") from error
 
+    @property
+    def alone(self) -> bool:
+        """Whether a score depends on its own answer only: true of all but batch functions."""
+        return not self.reward.batch
+
     def pids(self) -> list[int]:
         """Return the numbers of the verifier's living processes, to look at what they use."""
         return self._nursery.pids()

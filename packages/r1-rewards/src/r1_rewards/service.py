@@ -8,7 +8,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from r1_rewards.spec import SERVICES, RewardSpec, RewardSpecError, describe
 from r1_rewards.types import OpenVerifier, RewardInput, Score
@@ -16,6 +16,9 @@ from r1_rewards.types import OpenVerifier, RewardInput, Score
 
 class Service(ABC):
     """What these verifiers share: a `with` block closes them."""
+
+    # A server may look at a whole batch, and a model's logits depend on the padding: only some can say otherwise.
+    alone: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]: ...

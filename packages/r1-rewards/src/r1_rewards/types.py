@@ -61,6 +61,10 @@ class Verifier(Protocol):
 class OpenVerifier(Verifier, Protocol):
     """A verifier that holds processes or connections until it is closed, as `load` returns it."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether a score depends on its own answer only, to the bit, so that answers may be scored as they come."""
+
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(

@@ -58,6 +58,10 @@ class Decoding:
     def unfinished(self) -> bool:
         return bool(self._rows or self._waiting)
 
+    def drain(self) -> None:
+        """Let no waiting prompt in."""
+        self._waiting.clear()
+
     def close(self) -> None:
         """Free the cache; what is unfinished stays so."""
         self._cache = None

@@ -103,6 +103,11 @@ class EmbeddedEngine:
         )
         return _groups(self._decoding)
 
+    def drain(self) -> None:
+        """Begin no further prompt; see `r1_rollout.types.Drainable`."""
+        if self._decoding is not None:
+            self._decoding.drain()
+
     def _close(self) -> None:
         if self._decoding is not None:
             self._decoding.close()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,3 +70,17 @@ class Generator(Protocol):
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Iterator[tuple[int, list[Completion]]]:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes."""
+
+
+@runtime_checkable
+class Drainable(Protocol):
+    """An engine that can be told, while it generates, that it has begun enough prompts.
+
+    What it has begun by then must follow from the calls alone, not from the clock: a resumed run must begin the same.
+    """
+
+    def drain(self) -> None:
+        """Begin no further prompt. The running `generate` finishes those that it has begun, yields them, and is over.
+
+        None that has begun is given up: the answers that are still missing then are the long ones.
+        """

@@ -121,6 +121,8 @@ class AlgorithmConfig(Section):
     # default: the mean lies strictly between filter_low and filter_high; zero_variance: answers differ;
     # ema_std: the std is at least std_filter_beta times its moving average
     filter_mode: Literal["default", "zero_variance", "ema_std"] = "default"
+    # steps between the sampling of a group that passed and was not needed, and its use; 0: it is thrown away
+    surplus_max_age: Annotated[int, Field(ge=0)] = 1
     filter_key: str = "overall"  # overall: the reward; else one of the parts that the reward function reports
     filter_low: float = 0.01
     filter_high: float = 0.99

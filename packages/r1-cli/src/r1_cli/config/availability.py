@@ -90,7 +90,7 @@ READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("algorithm.kl_target", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),
     *(
         (f"algorithm.{name}", lambda c: c.algorithm.online_filtering, "only online_filtering=true uses it")
-        for name in ("filter_mode", "filter_key")
+        for name in ("filter_mode", "filter_key", "surplus_max_age")
     ),
     *(
         (f"algorithm.{name}", _filters_by("default"), "only online_filtering=true with filter_mode=default uses it")

@@ -1,0 +1,143 @@
+"""A run without models: an engine that counts tokens instead of computing them, and what `collect` needs around it."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+import torch
+
+from r1_cli.rewards import Shaping
+from r1_cli.roles import Position, Run, Schedule, Scorer
+from r1_cli.supply import Supply
+from r1_core.filtering import GroupFilter, NonzeroVariance
+from r1_core.kl_control import FixedKL
+from r1_core.reward_normalization import RewardNormalizer
+from r1_data.stream import Stream
+from r1_data.types import Prompt
+from r1_rewards.types import RewardInput, Score
+from r1_rollout.types import Completion, SamplingParams
+
+Item = TypeVar("Item")
+SHORT, LONG = 3, 60
+
+
+def prompt(row: int) -> Prompt:
+    return Prompt(
+        id=f"file:{row}", text="?", token_ids=[1, row], engine_token_ids=[1, row],
+        position_ids=torch.arange(2)[None], answer="1",
+    )  # fmt: skip
+
+
+class Prompts:
+    """A dataset of any length; remembers which rows were asked for."""
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, row: int) -> Prompt:
+        return prompt(row)
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        pass
+
+
+class Engine:
+    """Samples `room` groups at a time, in the order of the prompts; a group takes as long as its answers.
+
+    By (seed, prompt) alone, half of the groups are long, and a share of `rate` has a right and a wrong answer: for 32
+    prompts `swing` less than that, for the next 32 more.
+    """
+
+    def __init__(self, room: int, rate: float, swing: float = 0.0) -> None:
+        self.room, self.rate, self.swing, self.version = room, rate, swing, 0
+        self.begun: list[str] = []
+        self.finished: list[int] = []  # lengths of the groups, as they finished
+        self.tokens = 0
+        self._waiting: list[int] = []
+
+    def generate(self, prompts: Sequence[Any], params: SamplingParams) -> Iterator[tuple[int, list[Completion]]]:
+        self._waiting = list(range(len(prompts)))
+        running: dict[int, list[Completion]] = {}
+        clock, ends = 0, dict[int, int]()
+        while self._waiting or running:
+            while self._waiting and len(running) < self.room:
+                index = self._waiting.pop(0)
+                self.begun.append(prompts[index].id)
+                running[index] = self._answers(prompts[index], params)
+                ends[index] = clock + len(running[index][0].token_ids)
+            index = min(running, key=lambda i: ends[i])
+            clock, answers = ends[index], running.pop(index)
+            self.finished.append(len(answers[0].token_ids))
+            self.tokens += sum(len(answer.token_ids) for answer in answers)
+            yield index, answers
+
+    def _answers(self, asked: Any, params: SamplingParams) -> list[Completion]:
+        noise = random.Random(f"{params.seed}:{asked.id}")
+        rate = self.rate + self.swing * (1 if int(asked.id.partition(":")[2]) // 32 % 2 else -1)
+        length, mixed = noise.choice([SHORT, LONG]), noise.random() < rate
+        right = [mixed and sample == 0 for sample in range(params.n)]
+        return [Completion([int(r)] * length, [-0.25 * r] * length, "stop", self.version) for r in right]
+
+
+class DrainableEngine(Engine):
+    kept_out = 0  # prompts that were not begun
+
+    def drain(self) -> None:
+        self.kept_out += len(self._waiting)
+        self._waiting.clear()
+
+
+class Digits:
+    """Decodes an answer to its first token."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        return str(token_ids[0])
+
+
+@dataclass
+class Equality:
+    """One point for the ground truth; remembers its calls."""
+
+    before: Callable[[Sequence[RewardInput]], None] = lambda inputs: None
+    calls: list[list[RewardInput]] = field(default_factory=list)
+
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
+        self.calls.append(list(inputs))
+        self.before(inputs)
+        values = [float(item.response == item.ground_truth) for item in inputs]
+        return [Score(value, {"overall": value}) for value in values]
+
+
+def silent(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+    yield from items
+
+
+def scorer(engine: Any, verifier: Any = None, alone: bool = True) -> Scorer:
+    return Scorer(engine, verifier or Equality(), Digits(), lambda source: alone)
+
+
+def run(
+    engine: Any, *, wanted: int = 16, batch: int | None = None, tries: int = -1, max_age: int = 1, n: int = 2,
+    rows: int = 10_000, verifier: Any = None, alone: bool = True, dataset: Any = None,
+) -> Run:  # fmt: skip
+    schedule = Schedule(
+        total_steps=100, rollout_batch_size=wanted, global_batch_size=wanted, ppo_epochs=1, max_try_make_batch=tries,
+        surplus_max_age=max_age, val_freq=-1, val_before_train=False, val_batch_size=-1, val_generations_to_log=0,
+        save_freq=-1, save_model_only=False,
+    )  # fmt: skip
+    given: dict[str, Any] = {
+        "scorer": scorer(engine, verifier, alone),
+        "dataset": dataset or Prompts(),
+        "stream": Stream(rows, batch or wanted, seed=1, shuffle=False),
+        "sampling": SamplingParams(max_tokens=LONG, n=n, seed=1),
+        "shaping": Shaping(),
+        "filter_key": "overall",
+        "schedule": schedule,
+        "progress": silent,
+    }
+    return Run(**{one.name: given.get(one.name) for one in fields(Run)})  # type: ignore[arg-type]
+
+
+def start(group_filter: GroupFilter | None = None) -> Position:
+    return Position(0, Supply(), FixedKL(0.0), group_filter or NonzeroVariance(), RewardNormalizer())

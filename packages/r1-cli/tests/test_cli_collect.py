@@ -1,0 +1,308 @@
+"""Dynamic sampling draws what it needs, prefers no length, wastes nothing, and repeats itself after a resume."""
+
+import json
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from cli_fakes import LONG, SHORT, DrainableEngine, Engine, Equality, Prompts, prompt, run, start
+
+from r1_cli.collect import Batch, collect
+from r1_cli.draws import prompts_needed
+from r1_cli.roles import Position, Run
+from r1_cli.stopwatch import Stopwatch
+from r1_cli.supply import load_surplus, save_surplus
+from r1_core.filtering import EMAStd, KeepAll, MeanRange
+from r1_data.types import DataError, Prompt
+from r1_rewards.types import Failure, RewardFailure, RewardInput, Score
+from r1_rollout.types import SamplingParams
+
+ENGINES = pytest.mark.parametrize("kind", [Engine, DrainableEngine])
+
+
+def step(of: Run, at: Position) -> tuple[Batch, Position]:
+    """Collect as a step of training does, with new weights after it."""
+    engine: Any = of.scorer.generator
+    engine.version = at.step
+    batch = collect(of, at, Stopwatch())
+    return batch, replace(at, step=at.step + 1, supply=batch.supply, filter=batch.next_filter)
+
+
+def steps(of: Run, at: Position, count: int) -> tuple[list[Batch], Position]:
+    batches = []
+    for _ in range(count):
+        batch, at = step(of, at)
+        batches.append(batch)
+    return batches, at
+
+
+def described(batches: Sequence[Batch]) -> list[Any]:
+    """What a step trains on, and what it counts."""
+    return [
+        [
+            [(g.prompt.id, g.completions, g.responses, g.scores, g.rewards, g.dropped) for g in batch.groups],
+            replace(batch.supply, surplus=()), batch.sampled, batch.passed, batch.tokens, batch.discarded,
+        ]
+        for batch in batches
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rate", "missing"), [(0.5, 64), (0.9, 10), (0.2, 100)])
+def test_a_draw_is_as_large_as_is_needed_in_most_cases(rate: float, missing: int) -> None:
+    count = prompts_needed(missing, 1000, int(1000 * rate))
+    noise = random.Random(0)
+    passed = [sum(noise.random() < rate for _ in range(count)) for _ in range(500)]
+    assert fmean(number >= missing for number in passed) > 0.93
+    assert fmean(passed) < missing + 2.5 * missing**0.5
+
+
+def test_before_anything_is_known_all_are_expected_to_pass_and_after_nothing_passed_a_whole_batch_is_drawn() -> None:
+    assert prompts_needed(7, 0, 0) == prompts_needed(7, 9, 9) == 7
+    assert prompts_needed(7, 9, 0) > 10**9
+    assert prompts_needed(64, 512, 256) == 151
+
+
+@ENGINES
+def test_which_groups_are_trained_on_does_not_depend_on_how_long_they_are(kind: type[Engine]) -> None:
+    engine = kind(room=6, rate=0.6, swing=0.3)
+    batches, _ = steps(run(engine, wanted=64), start(), 60)
+    assert not isinstance(engine, DrainableEngine) or engine.kept_out > 60
+    lengths = [len(group.completions[0].token_ids) for batch in batches for group in batch.groups]
+    assert len(lengths) == 60 * 64
+    share = fmean(length == LONG for length in lengths)
+    # Half of the groups are long; 0.03 is nearly four standard deviations of 3,840 draws.
+    assert abs(share - 0.5) < 0.03
+    # What finished first would have been another choice: the first 32 of 44 that began at once.
+    first = Engine(room=44, rate=1.0)
+    of = run(first, wanted=44)
+    finished = []
+    for number in range(50):
+        list(first.generate([prompt(row) for row in of.stream.batch(number)], of.sampling))
+        finished += first.finished[-44:][:32]
+    assert fmean(length == LONG for length in finished) < 0.4
+    assert {*lengths} == {SHORT, LONG}
+
+
+@ENGINES
+def test_no_prompt_of_the_epoch_is_lost_or_sampled_twice(kind: type[Engine]) -> None:
+    engine = kind(room=4, rate=0.7)
+    batches, at = steps(run(engine, wanted=24, batch=24), start(), 20)
+    begun = [int(name.partition(":")[2]) for name in engine.begun]
+    assert len(begun) == len({*begun}) == sum(batch.sampled for batch in batches)
+    waiting = at.supply.pending
+    assert sorted([*begun, *waiting]) == list(range(24 * at.supply.cursor))
+    assert list(waiting) == sorted(waiting)
+    assert all(row > max(begun) for row in waiting)
+
+
+def test_an_engine_that_can_be_stopped_begins_no_more_than_it_must() -> None:
+    """Half of the first 32 prompts pass, and all of the others: a draw that is sized by the first is too large."""
+    begun = {}
+    for kind in (Engine, DrainableEngine):
+        engine = kind(room=2, rate=0.75, swing=0.25)
+        batch, at = step(run(engine, wanted=32, batch=32), start())
+        begun[kind] = batch.sampled
+        assert len(batch.groups) == 32
+        assert len(engine.begun) + len(at.supply.pending) == 32 * at.supply.cursor
+        kept_out = engine.kept_out if isinstance(engine, DrainableEngine) else 0
+    assert begun[DrainableEngine] == begun[Engine] - kept_out < begun[Engine]
+
+
+def test_what_is_not_needed_is_trained_on_next_and_says_so() -> None:
+    engine = Engine(room=8, rate=0.5)
+    of = run(engine, wanted=32)
+    first, at = step(of, start())
+    kept = [one.group.prompt.id for one in at.supply.surplus]
+    assert kept
+    assert first.passed == 32 + len(kept)
+    second, _ = step(of, at)
+    assert [group.prompt.id for group in second.groups[: len(kept)]] == kept
+    versions = [group.completions[0].weight_version for group in second.groups]
+    assert versions == [0] * len(kept) + [1] * (32 - len(kept))
+
+
+def test_keeping_the_surplus_samples_fewer_tokens_for_as_many_groups() -> None:
+    tokens = {}
+    for max_age in (0, 1):
+        engine = Engine(room=8, rate=0.4)
+        batches, _ = steps(run(engine, wanted=32, max_age=max_age), start(), 40)
+        assert all(len(batch.groups) == 32 for batch in batches)
+        assert sum(batch.tokens for batch in batches) == engine.tokens
+        assert sum(batch.discarded for batch in batches) == (0 if max_age else sum(b.passed - 32 for b in batches))
+        tokens[max_age] = engine.tokens
+    assert tokens[1] < 0.95 * tokens[0]
+
+
+def test_no_group_is_older_than_it_may_be() -> None:
+    for max_age in (0, 1, 3):
+        batches, _ = steps(run(Engine(room=8, rate=0.5), wanted=16, max_age=max_age), start(), 30)
+        ages = {number - group.completions[0].weight_version for number, b in enumerate(batches) for group in b.groups}
+        assert max(ages) == min(max_age, 1)  # the surplus is used first, and is never enough for two steps
+
+
+@ENGINES
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_run_that_is_cut_anywhere_goes_on_as_if_it_were_not(kind: type[Engine], alone: bool, tmp_path: Path) -> None:
+    def fresh() -> Run:
+        return run(kind(room=3, rate=0.5, swing=0.4), wanted=48, alone=alone)
+
+    whole, _ = steps(fresh(), start(), 8)
+    for cut in range(1, 8):
+        _, at = steps(fresh(), start(), cut)
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        save_surplus(at.supply.surplus, folder)
+        resumed = start().resume(json.loads(json.dumps(at.state())))
+        surplus = load_surplus(folder, Prompts().__getitem__)
+        resumed = replace(resumed, supply=replace(resumed.supply, surplus=surplus))
+        rest, _ = steps(fresh(), resumed, 8 - cut)
+        assert described(rest) == described(whole[cut:])
+    assert any((tmp_path / str(cut) / "surplus.json").is_file() for cut in range(1, 8))
+
+
+def test_how_fast_the_verifier_is_changes_nothing() -> None:
+    found = []
+    for seconds in (0.0, 0.002):
+        noise = random.Random(0)
+
+        def dawdle(inputs: Sequence[RewardInput], seconds: float = seconds, noise: random.Random = noise) -> None:
+            time.sleep(seconds * noise.random())
+
+        engine = DrainableEngine(room=3, rate=0.5, swing=0.4)
+        found.append(described(steps(run(engine, wanted=48, verifier=Equality(dawdle)), start(), 4)[0]))
+        assert engine.kept_out
+    assert found[0] == found[1]
+
+
+def test_a_group_that_was_kept_comes_back_whole_from_a_checkpoint(tmp_path: Path) -> None:
+    _, at = step(run(Engine(room=8, rate=0.5), wanted=32), start())
+    failed = Score(0.5, {}, Failure("timeout", "30 s"), keep=False)
+    surplus = tuple(
+        replace(one, group=replace(one.group, baseline=0.1, dropped=(failed,), responses=["\ud800ü", "x"]))
+        for one in at.supply.surplus
+    )
+    save_surplus(surplus, tmp_path)
+    back = load_surplus(tmp_path, Prompts().__getitem__)
+    for before, after in zip(surplus, back, strict=True):
+        assert (after.row, after.version) == (before.row, before.version)
+        for name in ("completions", "responses", "scores", "rewards", "baseline", "dropped"):
+            assert getattr(after.group, name) == getattr(before.group, name)
+        assert after.group.prompt.id == before.group.prompt.id
+    assert load_surplus(tmp_path / "nowhere", prompt) == ()
+
+
+def test_answers_to_a_prompt_that_has_changed_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _, at = step(run(Engine(room=8, rate=0.5), wanted=32), start())
+    first = at.supply.surplus[0].row
+    save_surplus(at.supply.surplus, tmp_path)
+
+    def changed(row: int) -> Prompt:
+        return replace(prompt(row), token_ids=[1, row, 9]) if row == first else prompt(row)
+
+    def gone(row: int) -> Prompt:
+        raise DataError("no such row")
+
+    with caplog.at_level(logging.WARNING, logger="r1"):
+        left = load_surplus(tmp_path, changed)
+    assert [one.row for one in left] == [one.row for one in at.supply.surplus[1:]]
+    assert f"row {first} is another than before the resume" in caplog.text
+    assert load_surplus(tmp_path, gone) == ()
+
+
+def test_too_few_groups_after_all_tries_make_a_smaller_step(caplog: pytest.LogCaptureFixture) -> None:
+    of = run(Engine(room=8, rate=0.3), wanted=16, tries=2)
+    with caplog.at_level(logging.WARNING, logger="r1"):
+        batch, at = step(of, start())
+    assert 0 < len(batch.groups) < 16
+    assert batch.sampled == 32
+    assert (at.supply.cursor, at.supply.pending) == (2, ())
+    assert f"only {len(batch.groups)} of 16 groups passed the filter after trainer.max_try_make_batch=2" in caplog.text
+
+
+def test_where_none_passes_the_last_draw_is_trained_on() -> None:
+    batch, _ = step(run(Engine(room=8, rate=0.0), wanted=16, tries=3), start())
+    assert (len(batch.groups), batch.sampled, batch.passed) == (16, 48, 0)
+    assert [group.prompt.id for group in batch.groups] == [f"file:{row}" for row in range(32, 48)]
+
+
+def test_without_a_filter_each_step_is_a_batch_of_the_stream() -> None:
+    batches, at = steps(run(DrainableEngine(room=2, rate=0.5), wanted=12, batch=4), start(KeepAll()), 5)
+    trained = [group.prompt.id for batch in batches for group in batch.groups]
+    assert trained == [f"file:{row}" for row in range(60)]
+    assert (at.supply.cursor, at.supply.draws, at.supply.pending, at.supply.surplus) == (15, 15, (), ())
+
+
+def test_a_filter_that_compares_groups_sees_whole_batches() -> None:
+    averaged = EMAStd(ema_start_step=1, filter_start_step=2, beta=0.5, ratio=0.9)
+    batches, at = steps(run(DrainableEngine(room=2, rate=0.4), wanted=16), start(averaged), 4)
+    assert all(batch.sampled % 16 == 0 for batch in batches)
+    assert at.supply.pending == ()
+
+
+def test_a_row_at_the_end_of_an_epoch_is_not_sampled_twice_with_the_same_noise() -> None:
+    """Twenty rows, so that rows that are pending come again in the next batch."""
+    engine = Engine(room=4, rate=0.6)
+    of = run(engine, wanted=16, rows=20)
+    seen: set[tuple[str, int]] = set()
+    generate = engine.generate
+
+    def watching(prompts: Sequence[Any], params: SamplingParams) -> Any:
+        asked = {(one.id, params.seed) for one in prompts}
+        assert len(asked) == len(prompts)
+        assert not asked & seen
+        seen.update(asked)
+        return generate(prompts, params)
+
+    engine.generate = watching  # type: ignore[method-assign]
+    steps(of, start(), 12)
+    assert len({name for name, _ in seen}) == 16  # the last partial batch of an epoch is dropped
+
+
+def test_prompts_that_cannot_be_read_make_a_step_smaller(caplog: pytest.LogCaptureFixture) -> None:
+    class Torn(Prompts):
+        def __getitem__(self, row: int) -> Prompt:
+            if row % 8 == 3:
+                raise DataError(f"row {row} is torn")
+            return prompt(row)
+
+    batch, at = step(run(Engine(room=8, rate=1.0), wanted=16, dataset=Torn()), start())
+    assert len(batch.groups) == 14
+    assert at.supply.cursor == 1
+
+    class Gone(Prompts):
+        def __getitem__(self, row: int) -> Prompt:
+            raise DataError("gone")
+
+    none = run(Engine(room=8, rate=1.0), wanted=1, tries=1, dataset=Gone())
+    with pytest.raises(DataError, match="no prompt of the batches from number 0 to 0"):
+        step(none, start(MeanRange()))
+
+
+def test_answers_that_could_not_be_scored_are_replaced_by_other_prompts() -> None:
+    class Dropping(Equality):
+        def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
+            failed = Score(0.0, {}, Failure("timeout", "30 s"), keep=False)
+            scores = super().__call__(inputs)
+            return [failed if item.metadata.get("bad") else score for item, score in zip(inputs, scores, strict=True)]
+
+    class Marked(Prompts):
+        def __getitem__(self, row: int) -> Prompt:
+            return replace(prompt(row), metadata={"bad": row in (2, 5)})
+
+    of = run(Engine(room=8, rate=1.0), wanted=8, verifier=Dropping(), dataset=Marked())
+    batch, at = step(of, start(KeepAll()))
+    assert [group.prompt.id for group in batch.groups] == [f"file:{row}" for row in (0, 1, 3, 4, 6, 7, 8, 9)]
+    assert at.supply.pending == tuple(range(10, 16))
+
+    class Failing(Equality):
+        def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
+            raise RewardFailure("stop")
+
+    with pytest.raises(RewardFailure, match="stop"):
+        step(run(Engine(room=8, rate=1.0), wanted=8, verifier=Failing()), start())
