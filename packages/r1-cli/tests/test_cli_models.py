@@ -34,7 +34,9 @@ def test_every_token_that_stands_for_media_is_known(config) -> None:  # type: ig
 
 def test_answers_end_where_the_model_says(model) -> None:  # type: ignore[no-untyped-def]
     tokenizer, _ = models.load_tokenizer(str(MODEL), vision_language=True)
-    ends = {tokenizer.convert_ids_to_tokens(token) for token in models.end_token_ids(model, tokenizer)}
+    ends = {
+        tokenizer.convert_ids_to_tokens(token) for token in models.end_token_ids(model.generation_config, tokenizer)
+    }
     assert "<|im_end|>" in ends
     assert not any("vision" in end or "pad|" in end for end in ends)
 

@@ -151,7 +151,9 @@ def test_memory_of_a_hub_model_or_a_broken_file_is_unknown(tmp_path: Path) -> No
 
 
 def test_the_announcement_names_limits_and_notices() -> None:
-    config = config_of("worker.actor.model.lora.rank=8", "worker.rollout.enforce_eager=true")
+    config = config_of(
+        "worker.actor.model.lora.rank=8", "worker.rollout.name=embedded", "worker.rollout.enforce_eager=true"
+    )
     text = text_of(config, make_plan(config, 512))
     assert "worker.actor.model.lora.rank=8" in text
     assert "worker.rollout.enforce_eager=True" in text

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from r1_cli.config import ConfigError, load_config, unavailable, without_effect
+from r1_cli.config import ConfigError, availability, load_config, unavailable, without_effect
 
 BASE = [
     "data.train_files=owner/rows@train",
@@ -203,7 +203,6 @@ def test_an_old_sequential_reward_must_say_so_in_its_file(tmp_path: Path) -> Non
         "worker.actor.fsdp.torch_dtype=fp16",
         "worker.actor.fsdp.mp_param_dtype=fp16",
         "worker.actor.model.lora.rank=8",
-        "worker.rollout.name=vllm",
         "trainer.ray_timeline=out.json",
     ],
 )
@@ -237,13 +236,9 @@ def test_what_is_there_is_not_named(words: str) -> None:
 
 
 def test_options_without_effect_are_those_changed_from_their_default() -> None:
-    words = [
-        "worker.rollout.gpu_memory_utilization=0.9",
-        "worker.critic.optim.lr=1e-5",
-        "worker.rollout.limit_images=0",
-    ]
+    words = ["worker.critic.optim.lr=1e-5", "trainer.project_name=r1"]
     limits = without_effect(*load_config([*PLAIN, *words]))
-    assert [limit.key for limit in limits] == [word.partition("=")[0] for word in words[:2]]
+    assert [limit.key for limit in limits] == ["worker.critic.optim.lr"]
 
 
 @pytest.mark.parametrize(
@@ -262,6 +257,21 @@ def test_options_without_effect_are_those_changed_from_their_default() -> None:
 def test_an_option_that_only_some_have_is_shown_to_the_others(word: str, owner: str) -> None:
     assert [limit.key for limit in without_effect(*load_config([*PLAIN, word]))] == [word.partition("=")[0]]
     assert without_effect(*load_config([*PLAIN, word, *owner.split()])) == []
+
+
+@pytest.mark.parametrize("word", ["gpu_memory_utilization=0.9", "enforce_eager=true", "limit_images=3"])
+def test_what_only_vllm_reads_is_shown_to_the_embedded_engine(word: str) -> None:
+    words = [*PLAIN, f"worker.rollout.{word}"]
+    shown = [limit.key for limit in without_effect(*load_config([*words, "worker.rollout.name=embedded"]))]
+    assert shown == [f"worker.rollout.{word.partition('=')[0]}"]
+    assert without_effect(*load_config([*words, "worker.rollout.name=vllm"])) == []
+
+
+def test_vllm_is_named_as_missing_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for installed in (False, True):
+        monkeypatch.setattr(availability, "find_spec", lambda name, installed=installed: installed or None)
+        limits = unavailable(*load_config([*PLAIN, "worker.rollout.name=vllm"]))
+        assert [limit.key for limit in limits] == ([] if installed else ["worker.rollout.name"])
 
 
 def test_rewards_are_clipped_for_every_estimator() -> None:

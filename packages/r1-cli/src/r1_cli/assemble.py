@@ -1,5 +1,6 @@
 """From a configuration to the objects of a run: which class plays which role is decided here and nowhere else."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,8 @@ import torch
 
 from r1_cli import models
 from r1_cli.config import RunConfig
-from r1_cli.config.sources import validation_sources
+from r1_cli.config.availability import samples_with_vllm
+from r1_cli.engines import build_engine
 from r1_cli.media import media_settings
 from r1_cli.roles import Schedule, Scorer
 from r1_cli.verifiers import DispatchingVerifier
@@ -17,7 +19,6 @@ from r1_core.batching import Batching, MicroLimit
 from r1_core.learner import Learner
 from r1_core.optim import build_optimizer, learning_rate_scale
 from r1_data.render import Renderer
-from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.types import SamplingParams
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -88,24 +89,20 @@ def load_engine_weights(config: RunConfig, model: ModelFiles) -> Any:
     )
 
 
-def build_scorer(config: RunConfig, model: ModelFiles, weights: Any, verifier: DispatchingVerifier) -> Scorer:
-    """Make an engine of `weights`, which it takes over, and put the verifier beside it.
+def build_scorer(
+    config: RunConfig, model: ModelFiles, verifier: DispatchingVerifier, stack: ExitStack, weights: Any = None
+) -> Scorer:
+    """Make an engine, which ends with `stack`, and put the verifier beside it.
+
+    Args:
+        weights: a loaded model that the engine may take over; None: it is loaded here if the engine needs one.
 
     Raises:
-        ModelError: the engine cannot run this kind of model.
+        ModelError: the engine cannot run this kind of model, or cannot start.
     """
-    rollout = config.worker.rollout
-    most = max(rollout.n, rollout.val_override_config.n, *(s.n or 1 for s in validation_sources(config.data)), 256)
-    try:
-        engine = EmbeddedEngine(
-            weights,
-            end_token_ids=models.end_token_ids(weights, model.tokenizer),
-            banned_token_ids=models.media_token_ids(model.config, model.tokenizer),
-            max_sequences=most,
-            device=model.device,
-        )
-    except ValueError as error:
-        raise models.ModelError(f"{model.path}: {error}") from error
+    if weights is None and not samples_with_vllm(config):
+        weights = load_engine_weights(config, model)
+    engine = build_engine(config, model, weights, stack)
     return Scorer(engine, verifier, model.tokenizer, verifier.alone, config.worker.reward.skip_special_tokens)
 
 

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    GenerationConfig,
+)
 
 from r1_cli.attention import PACKED_ATTENTION
 
@@ -169,8 +176,16 @@ def _is_media(key: str) -> bool:
     return any(word in key for word in ("image", "video", "vision"))
 
 
-def end_token_ids(model: transformers.PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+def load_generation_config(path: str, config: Any) -> Any:
+    """Return the model's generation configuration, made from its own configuration where it has none."""
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except OSError:
+        return GenerationConfig.from_model_config(config)
+
+
+def end_token_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
     """Return the tokens that end an answer, as the generation configuration and the tokenizer name them."""
-    configured = getattr(model.generation_config, "eos_token_id", None)
+    configured = generation_config.eos_token_id
     ends = {tokenizer.eos_token_id} | set(configured if isinstance(configured, list) else [configured])
     return frozenset(end for end in ends if end is not None)

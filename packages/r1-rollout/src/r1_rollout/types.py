@@ -36,8 +36,11 @@ class SamplingParams:
     temperature: float = 1.0  # 0 means greedy
     top_p: float = 1.0
     top_k: int = -1  # -1: off
+    min_p: float = 0.0  # tokens less probable than this share of the most probable one are out; 0: off
     seed: int = 0
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()  # end an answer, beside the engine's own end tokens
+    stop: tuple[str, ...] = ()  # strings that end an answer; the token that completes one is kept
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.max_tokens < 1:

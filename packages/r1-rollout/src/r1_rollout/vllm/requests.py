@@ -1,0 +1,69 @@
+"""One request a sample: what vLLM is asked for, and what becomes of its answer."""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any, Literal
+
+from vllm import SamplingParams as Settings
+from vllm.sampling_params import RequestOutputKind
+
+from r1_rollout.sampling import noise_key
+from r1_rollout.types import Completion, SamplingParams
+from r1_rollout.vllm.plain_logprobs import FORCED
+from r1_rollout.vllm.thread import EngineError
+
+SEED_BITS = 62  # what fits signed and unsigned words everywhere
+
+
+def sample_settings(params: SamplingParams, end_token_ids: frozenset[int], prompt_id: str, sample: int) -> Settings:
+    """Ask for one sample. Its seed is a function of (seed, prompt id, sample index), so no other sample matters."""
+    ends = frozenset() if params.ignore_eos else end_token_ids
+    return Settings(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=0 if params.top_k == -1 else params.top_k,
+        min_p=params.min_p,
+        seed=int.from_bytes(noise_key(params.seed, prompt_id, sample)[:8], "big") >> (64 - SEED_BITS),
+        ignore_eos=True,  # the model's own; r1 names the end tokens
+        stop_token_ids=sorted(ends | {*params.stop_token_ids}),
+        stop=list(params.stop),
+        detokenize=bool(params.stop),
+        logprobs=0,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def forced_settings(response: Sequence[int], temperature: float) -> Settings:
+    """Ask for the log-probs of one given answer."""
+    return Settings(
+        max_tokens=len(response),
+        temperature=temperature,
+        seed=0,
+        ignore_eos=True,
+        detokenize=False,
+        logprobs=0,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={FORCED: list(response)},
+    )
+
+
+def to_completion(output: Any, prompt_id: str, version: int) -> Completion:
+    """Read a finished request.
+
+    Raises:
+        EngineError: vLLM ended the request for a reason of its own, or left something out.
+        FloatingPointError: a log-prob is not finite, so the model's logits were not.
+    """
+    answer = output.outputs[0]
+    tokens, reason = list(answer.token_ids), answer.finish_reason
+    if reason not in ("stop", "length") or not tokens or len(answer.logprobs or ()) != len(tokens):
+        raise EngineError(
+            f"prompt {prompt_id}: vLLM ended an answer by {reason!r}, with {len(tokens)} tokens and "
+            f"{len(answer.logprobs or ())} log-probs"
+        )
+    logprobs = [steps[token].logprob for steps, token in zip(answer.logprobs, tokens, strict=True)]
+    if not all(map(isfinite, logprobs)):
+        raise FloatingPointError(f"prompt {prompt_id}: the model's logits are not finite; look at the weights")
+    finish: Literal["stop", "length"] = "stop" if reason == "stop" else "length"
+    return Completion(tokens, logprobs, finish, version)

@@ -1,0 +1,74 @@
+"""Bringing the learner's weights into a running vLLM: by reference where it computes in this process, by IPC elsewhere.
+
+Both ways load a layer as soon as its tensors are there, so the peak is the model plus one layer or one bucket.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from r1_rollout.weights import buckets
+
+BUCKET = 1 << 30  # bytes on each GPU
+
+
+def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], *, on_cpu: bool) -> None:
+    """Load `weights` into the engine of this process; they are read one by one, and cast as they are copied.
+
+    Raises:
+        ValueError: a name or shape is not the model's. The engine's weights are then a mixture.
+    """
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+    if on_cpu:
+        llm.apply_model(repack_heads)
+
+
+def repack_heads(model: nn.Module) -> None:
+    """Let the output layer pack its weight anew.
+
+    Linear layers keep a packed copy of their weights on processors. vLLM 0.32 packs a layer anew when weights of its
+    own name come. A head that shares the embedding's weight gets none, and would go on with its first packing.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def send(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+    """Hand `weights` over to workers in other processes through vLLM's own weight transfer (its backend `ipc`).
+
+    Each bucket is copied to every GPU once and read there by the worker of that GPU. NOT TESTED on GPUs: it follows
+    the public API of vLLM 0.32, and tests check only what `describe` says.
+    """
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    llm.init_weight_transfer_engine({"init_info": {"packed": False}})
+    llm.start_weight_update()
+    for bucket in buckets(weights, BUCKET, dtype):
+        copies = [[tensor.to(device).contiguous() for _, tensor in bucket] for device in devices]
+        for device in devices:
+            torch.cuda.synchronize(device)
+        llm.update_weights({"update_info": describe(bucket, devices, copies)})
+        del copies  # the workers have read them
+    llm.finish_weight_update()
+
+
+def describe(
+    bucket: list[tuple[str, Tensor]], devices: list[torch.device], copies: list[list[Tensor]]
+) -> dict[str, Any]:
+    """Return names, types, shapes and handles of a bucket, one handle for each GPU, as the backend `ipc` takes them."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    names = [str(torch.cuda.get_device_properties(device).uuid) for device in devices]
+    return {
+        "names": [name for name, _ in bucket],
+        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+        "shapes": [list(tensor.shape) for _, tensor in bucket],
+        "ipc_handles": [
+            {name: reduce_tensor(copy)[1] for name, copy in zip(names, row, strict=True)}
+            for row in zip(*copies, strict=True)
+        ],
+    }

@@ -1,0 +1,79 @@
+"""A thread that vLLM lives in: it keeps to itself what vLLM sets per thread, and gives every call a deadline."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class EngineError(RuntimeError):
+    """The engine cannot start, has died or hangs; the message says which, and what to do."""
+
+
+class PromptError(EngineError, ValueError):
+    """A prompt that the engine cannot take; the engine itself is well."""
+
+
+class EngineThread:
+    """Runs calls one after the other, in a thread of its own.
+
+    vLLM in the same process cannot be killed. But its caller need not wait for it: a call that outlasts its deadline
+    raises, and so does every later one. The thread is a daemon, so that a hanging engine does not keep the process.
+    """
+
+    def __init__(self, name: str = "vllm") -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
+        self._calls = queue.SimpleQueue()
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> str | None:
+        """Why no further call is taken, None while all is well."""
+        return self._failure
+
+    def run(self, call: Callable[..., Result], *args: Any, deadline: float) -> Result:
+        """Return `call(*args)`, made in the thread.
+
+        Args:
+            deadline: seconds; after them the call counts as hanging.
+
+        Raises:
+            EngineError: the call outlasted its deadline, or an earlier one has failed for good.
+            Exception: whatever the call raised.
+        """
+        if self._failure:
+            raise EngineError(self._failure)
+        future: Future[Result] = Future()
+        self._calls.put((future, call, args))
+        try:
+            return future.result(timeout=deadline)
+        except TimeoutError:
+            if future.done():  # the call's own
+                raise
+        message = f"vLLM has not answered for {deadline:g} s ({call.__name__}): it hangs. Start the run again"
+        raise self.fail(message)
+
+    def fail(self, message: str) -> EngineError:
+        """Take no further call; return the error that says why."""
+        self._failure = self._failure or message
+        return EngineError(message)
+
+    def stop(self) -> None:
+        """Let the thread end after the calls it has."""
+        self._failure = self._failure or "the engine is closed"
+        self._calls.put(None)
+        self._thread.join(timeout=10.0)
+
+    def _serve(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call, args = item
+            try:
+                future.set_result(call(*args))
+            except BaseException as error:  # whoever waits for the result is told, and the thread lives on
+                future.set_exception(error)
+            del item, future, call, args  # nothing of the last call is kept alive while waiting for the next

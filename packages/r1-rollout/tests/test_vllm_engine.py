@@ -1,0 +1,370 @@
+"""vLLM against plain forwards of the same model: log-probs, syncs, noise, bans, stops, adapters and faults."""
+
+import copy
+import importlib.util
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from r1_rollout.lora import Adapter
+from r1_rollout.types import Completion, Generator, SamplingParams
+from r1_rollout.vllm.engine import VllmEngine
+from r1_rollout.vllm.thread import EngineError
+from r1_rollout.weights import WeightsError
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
+]
+
+END, BANNED = 7, (60, 61)
+TOLERANCE = 1e-5
+SHAPE = {  # heads of 32: vLLM's attention on processors has no smaller ones
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+FAMILIES = {
+    "qwen2 tied": (Qwen2Config, Qwen2ForCausalLM, True),
+    "qwen3 untied": (Qwen3Config, Qwen3ForCausalLM, False),
+    "llama tied": (LlamaConfig, LlamaForCausalLM, True),
+}
+STARTED = {"dtype": "float32", "kv_cache_bytes": 1 << 26, "max_model_len": 128, "banned_token_ids": BANNED}
+
+
+@dataclass(frozen=True)
+class HandPrompt:
+    id: str
+    token_ids: list[int]
+    position_ids: Tensor = field(default_factory=lambda: torch.zeros(1, 0))
+    model_inputs: dict[str, Tensor] = field(default_factory=dict)
+
+
+PROMPTS = [HandPrompt(f"p{length}", list(range(1, length + 1))) for length in (4, 1, 17, 9, 40)]
+
+
+def make_model(family: str, seed: int = 0) -> Any:
+    """Random weights, scaled up so that the model has opinions."""
+    config, model, tied = FAMILIES[family]
+    torch.manual_seed(seed)
+    made = model(config(**SHAPE, tie_word_embeddings=tied)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4.0)
+    return made
+
+
+@dataclass(frozen=True)
+class Case:
+    family: str
+    model: Any
+    engine: VllmEngine
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def any_family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    yield from start(request.param, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    yield from start("qwen2 tied", tmp_path_factory.mktemp("model"), lora_rank=8)
+
+
+def start(family: str, folder: Path, **options: Any) -> Iterator[Case]:
+    model = make_model(family)
+    model.save_pretrained(folder)
+    engine = VllmEngine.load(str(folder), end_token_ids={END}, dummy_weights=True, **STARTED, **options)
+    yield Case(family, model, engine)
+    engine.close()
+
+
+def sample(case: Case, params: SamplingParams, prompts: list[HandPrompt] = PROMPTS) -> list[list[Completion]]:
+    """Sample from the case's own weights."""
+    with case.engine.awake(case.model.state_dict().items(), next_version(case.engine)):
+        groups = dict(case.engine.generate(prompts, params))
+    return [groups[index] for index in range(len(prompts))]
+
+
+def next_version(engine: VllmEngine) -> int:
+    return engine._latest + 1
+
+
+@torch.no_grad()
+def plain_logprobs(model: Any, prompt: HandPrompt, token_ids: list[int], temperature: float) -> Tensor:
+    logits = model(input_ids=torch.tensor([prompt.token_ids + token_ids]), use_cache=False).logits[0]
+    logits = logits[len(prompt.token_ids) - 1 : -1] / (temperature or 1.0)
+    return logits.log_softmax(-1).gather(1, torch.tensor(token_ids)[:, None])[:, 0]
+
+
+def assert_exact(model: Any, groups: list[list[Completion]], temperature: float) -> None:
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        for completion in group:
+            expected = plain_logprobs(model, prompt, completion.token_ids, temperature)
+            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_logprobs_are_the_learners_after_every_sync(any_family: Case) -> None:
+    for seed in range(1, 5):
+        model = make_model(any_family.family, seed)
+        version = next_version(any_family.engine)
+        with any_family.engine.awake(model.state_dict().items(), version):
+            groups = dict(any_family.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=2, temperature=0.7)))
+        assert_exact(model, [groups[index] for index in range(len(PROMPTS))], 0.7)
+        assert {completion.weight_version for group in groups.values() for completion in group} == {version}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.6}, {"top_k": 4}, {"min_p": 0.2}])
+def test_logprobs_know_nothing_of_bans_and_cuts(case: Case, temperature: float, cut: dict[str, Any]) -> None:
+    groups = sample(case, SamplingParams(max_tokens=8, n=3, temperature=temperature, **cut))
+    assert_exact(case.model, groups, temperature)
+
+
+def test_the_engine_is_a_generator(case: Case) -> None:
+    engine: Generator = case.engine
+    assert engine is case.engine
+
+
+def test_given_answers_are_scored_as_samples_are(case: Case) -> None:
+    responses = [[1, 2, 3], [60], [], [5] * 20, [9, 61]]  # banned tokens, too
+    for temperature in (1.0, 0.5):
+        with case.engine.awake(case.model.state_dict().items(), next_version(case.engine)):
+            scores = case.engine.score(PROMPTS, responses, temperature)
+        for prompt, response, own in zip(PROMPTS, responses, scores, strict=True):
+            assert len(own) == len(response)
+            if response:
+                expected = plain_logprobs(case.model, prompt, response, temperature)
+                torch.testing.assert_close(torch.tensor(own), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_banned_token_is_not_sampled_even_if_it_is_all_that_the_model_wants(case: Case) -> None:
+    model = make_model("qwen2 tied")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[list(BANNED)] *= 50
+    for temperature in (1.0, 0.0):
+        with case.engine.awake(model.state_dict().items(), next_version(case.engine)):
+            groups = dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=4, temperature=temperature)))
+        assert not {t for group in groups.values() for c in group for t in c.token_ids} & {*BANNED}
+
+
+def test_a_samples_noise_depends_on_seed_prompt_and_index_alone(case: Case) -> None:
+    params = SamplingParams(max_tokens=8, n=3, seed=5)
+    together = sample(case, params)
+    alone = sample(case, params, [PROMPTS[3]])
+    assert [c.token_ids for c in alone[0]] == [c.token_ids for c in together[3]]
+    assert [c.token_ids for c in sample(case, params)[2]] == [c.token_ids for c in together[2]]
+    answers = [tuple(c.token_ids) for group in together for c in group]
+    assert len(set(answers)) > len(answers) // 2
+    other = sample(case, SamplingParams(max_tokens=8, n=3, seed=6))
+    assert [c.token_ids for c in other[2]] != [c.token_ids for c in together[2]]
+
+
+def test_answers_end_at_end_tokens_stop_tokens_or_the_limit(case: Case) -> None:
+    ends = sample(case, SamplingParams(max_tokens=40, n=8, temperature=2.0))
+    for completion in (c for group in ends for c in group):
+        assert (completion.token_ids[-1] == END) == (completion.finish_reason == "stop")
+        assert END not in completion.token_ids[:-1]
+    assert {c.finish_reason for group in ends for c in group} == {"stop", "length"}
+    for completion in sample(case, SamplingParams(max_tokens=40, n=4, temperature=2.0, ignore_eos=True))[0]:
+        assert (len(completion.token_ids), completion.finish_reason) == (40, "length")
+    first = ends[0][0].token_ids[0]
+    stopped = sample(case, SamplingParams(max_tokens=40, n=8, temperature=2.0, stop_token_ids=(first,)))
+    assert (stopped[0][0].token_ids, stopped[0][0].finish_reason) == ([first], "stop")
+
+
+def test_stop_strings_need_a_tokenizer(case: Case) -> None:
+    with (
+        case.engine.awake(case.model.state_dict().items(), next_version(case.engine)),
+        pytest.raises(ValueError, match="no tokenizer"),
+    ):
+        case.engine.generate(PROMPTS, SamplingParams(max_tokens=4, stop=("x",)))
+
+
+def test_groups_come_as_they_finish_and_a_closed_call_leaves_nothing_behind(case: Case) -> None:
+    with case.engine.awake(case.model.state_dict().items(), next_version(case.engine)):
+        first = case.engine.generate(PROMPTS, SamplingParams(max_tokens=40, n=4, temperature=2.0))
+        index, group = next(first)
+        assert len(group) == 4
+        assert index in range(len(PROMPTS))
+        second = dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=2, n=1)))  # ends the first
+        assert sorted(second) == list(range(len(PROMPTS)))
+        assert list(first) == []
+        assert not case.engine._llm.llm_engine.has_unfinished_requests()
+
+
+def test_generating_asleep_and_waking_twice_are_refused(case: Case) -> None:
+    with pytest.raises(RuntimeError, match="needs an awake engine"):
+        case.engine.generate(PROMPTS, SamplingParams(max_tokens=2))
+    weights = list(case.model.state_dict().items())
+    with case.engine.awake(weights, next_version(case.engine)):
+        left = case.engine.generate(PROMPTS, SamplingParams(max_tokens=40))
+        with pytest.raises(RuntimeError, match="awake already"), case.engine.awake(weights, 99):
+            pass
+    assert list(left) == []
+    with pytest.raises(WeightsError, match="version 0, but the engine has had"), case.engine.awake(weights, 0):
+        pass
+
+
+def test_prompts_that_are_empty_or_too_long_are_named(case: Case) -> None:
+    long = HandPrompt("row 9", [1] * 100)
+    with case.engine.awake(case.model.state_dict().items(), next_version(case.engine)):
+        with pytest.raises(ValueError, match=r"prompt row 9 has 100 tokens.*max_model_len=128"):
+            case.engine.generate([*PROMPTS, long], SamplingParams(max_tokens=29))
+        with pytest.raises(ValueError, match="prompt row 3 is empty"):
+            case.engine.generate([HandPrompt("row 3", [])], SamplingParams(max_tokens=29))
+
+
+def test_weights_of_another_model_are_refused_and_the_next_sync_mends_all(case: Case) -> None:
+    wrong = [("model.layers.0.nonsense.weight", torch.zeros(3, 3))]
+    with (
+        pytest.raises(WeightsError, match="did not take weight version"),
+        case.engine.awake(wrong, next_version(case.engine)),
+    ):
+        pass
+    assert_exact(case.model, sample(case, SamplingParams(max_tokens=8)), 1.0)
+
+
+def adapted(model: Any, seed: int) -> tuple[Any, Adapter]:
+    """A copy of `model` with a low-rank change merged in, and the change alone."""
+    generator = torch.Generator().manual_seed(seed)
+    merged, weights = copy.deepcopy(model), {}
+    for name, module in merged.named_modules():
+        if name.endswith(("q_proj", "v_proj", "down_proj")):
+            a = torch.randn(4, module.in_features, generator=generator) / 10
+            b = torch.randn(module.out_features, 4, generator=generator) / 10
+            weights[f"base_model.model.{name}.lora_A.default.weight"] = a
+            weights[f"base_model.model.{name}.lora_B.default.weight"] = b
+            module.weight.data += 2.0 * b @ a
+    return merged, Adapter(4, 8.0, ("q_proj", "v_proj", "down_proj"), weights.items())
+
+
+def test_adapters_alone_are_synced_over_the_last_full_weights(case: Case) -> None:
+    sample(case, SamplingParams(max_tokens=2))
+    for seed in (1, 2):
+        model, adapter = adapted(case.model, seed)
+        with case.engine.awake(adapter, next_version(case.engine)):
+            groups = dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=2)))
+        assert_exact(model, [groups[index] for index in range(len(PROMPTS))], 1.0)
+    assert_exact(case.model, sample(case, SamplingParams(max_tokens=8)), 1.0)  # a full sync drops the adapter
+
+
+def test_an_adapter_that_binds_to_nothing_is_refused(case: Case) -> None:
+    _, adapter = adapted(case.model, 1)
+    elsewhere = {name.replace("layers.1", "layers.7"): tensor for name, tensor in adapter.weights}
+    lost = Adapter(4, 8.0, adapter.target_modules, elsewhere.items())
+    with (
+        pytest.raises(WeightsError, match=r"bound to nothing.*layers\.7"),
+        case.engine.awake(lost, next_version(case.engine)),
+    ):
+        pass
+
+
+def test_many_syncs_keep_memory_flat(case: Case) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    weights = list(case.model.state_dict().items())
+
+    def cycle(times: int) -> None:
+        for _ in range(times):
+            with case.engine.awake(weights, case.engine._latest + 1):
+                pass
+
+    cycle(50)
+    before = resident()
+    cycle(300)
+    assert resident() - before < 20 * 2**20
+
+
+def test_a_prefix_cached_under_old_weights_is_not_used_again(case: Case) -> None:
+    prompt = HandPrompt("same", list(range(1, 41)) * 2)
+    for seed in (11, 12):
+        model = make_model("qwen2 tied", seed)
+        with case.engine.awake(model.state_dict().items(), next_version(case.engine)):
+            for _ in range(2):
+                ((_, (completion,)),) = case.engine.generate([prompt], SamplingParams(max_tokens=4))
+                expected = plain_logprobs(model, prompt, completion.token_ids, 1.0)
+                torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_model_that_vllm_cannot_serve_is_said_so(tmp_path: Path) -> None:
+    model = make_model("qwen2 tied")
+    model.config.architectures = ["NobodysForCausalLM"]
+    model.config.model_type = "nobodys"
+    (tmp_path / "config.json").write_text(model.config.to_json_string())
+    with pytest.raises(EngineError, match="vLLM cannot start"):
+        VllmEngine.load(str(tmp_path), end_token_ids={END}, dummy_weights=True, **STARTED)
+
+
+def test_too_little_memory_for_the_cache_is_said_so(case: Case, tmp_path: Path) -> None:
+    case.model.save_pretrained(tmp_path)
+    options = {**STARTED, "kv_cache_bytes": 1 << 12}
+    with pytest.raises(EngineError, match=r"vLLM cannot start.*max_model_len"):
+        VllmEngine.load(str(tmp_path), end_token_ids={END}, dummy_weights=True, **options)
+
+
+@pytest.fixture
+def doomed(tmp_path: Path) -> Iterator[Case]:
+    """An engine that a test may kill."""
+    yield from start("qwen2 tied", tmp_path, deadline=60.0)
+
+
+def test_an_engine_that_dies_mid_batch_is_said_so_and_no_group_comes_twice(
+    doomed: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, calls = doomed.engine._llm.llm_engine.step, []
+
+    def dies() -> Any:
+        calls.append(1)
+        if len(calls) > 6:
+            raise RuntimeError("kernel on fire")
+        return step()
+
+    monkeypatch.setattr(doomed.engine._llm.llm_engine, "step", dies)
+    seen: list[int] = []
+    weights = list(doomed.model.state_dict().items())
+
+    def collect() -> None:
+        with doomed.engine.awake(weights, 1):
+            for index, group in doomed.engine.generate(PROMPTS, SamplingParams(max_tokens=40, n=2, temperature=2.0)):
+                seen.append(index)
+                assert len(group) == 2
+
+    with pytest.raises(EngineError, match=r"died in the middle of a batch.*kernel on fire"):
+        collect()
+    assert len(seen) == len(set(seen)) < len(PROMPTS)
+    with pytest.raises(EngineError, match="died"), doomed.engine.awake(weights, 2):
+        pass
+
+
+def test_an_engine_that_hangs_is_given_up_at_its_deadline(doomed: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    weights = list(doomed.model.state_dict().items())
+
+    def wait() -> None:
+        with doomed.engine.awake(weights, 1):
+            groups = doomed.engine.generate(PROMPTS[:1], SamplingParams(max_tokens=4))
+            monkeypatch.setattr(doomed.engine._llm.llm_engine, "step", release.wait)
+            monkeypatch.setattr(doomed.engine, "_options", replace(doomed.engine._options, deadline=3.0))
+            next(groups)
+
+    with pytest.raises(EngineError, match=r"not answered for 3 s.*hangs"):
+        wait()
+    release.set()

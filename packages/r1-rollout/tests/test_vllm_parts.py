@@ -1,0 +1,87 @@
+"""What of the vLLM engine can be tested without vLLM: its thread, the adapter's names, buckets for other processes."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from r1_rollout.vllm.adapter import check_bound, peft_name
+from r1_rollout.vllm.sync import describe
+from r1_rollout.vllm.thread import EngineError, EngineThread
+from r1_rollout.weights import buckets
+
+PATIENCE = 60.0
+
+
+def test_calls_are_made_one_after_the_other_in_one_thread_that_is_not_the_callers() -> None:
+    thread = EngineThread()
+    seen = {thread.run(threading.get_ident, deadline=PATIENCE) for _ in range(20)}
+    thread.stop()
+    assert len(seen) == 1
+    assert threading.get_ident() not in seen
+
+
+def test_an_error_of_a_call_reaches_its_caller_and_harms_no_later_call() -> None:
+    thread = EngineThread()
+    with pytest.raises(ZeroDivisionError):
+        thread.run(lambda: 1 // 0, deadline=PATIENCE)
+    assert thread.run(lambda: 3, deadline=PATIENCE) == 3
+    thread.stop()
+
+
+def test_a_timeout_of_the_calls_own_is_not_taken_for_a_hanging_engine() -> None:
+    def times_out() -> None:
+        raise TimeoutError("own")
+
+    thread = EngineThread()
+    with pytest.raises(TimeoutError, match="own"):
+        thread.run(times_out, deadline=PATIENCE)
+    assert thread.failure is None
+    thread.stop()
+
+
+def test_a_call_that_outlasts_its_deadline_ends_the_engine_with_a_message() -> None:
+    thread, release = EngineThread(), threading.Event()
+    with pytest.raises(EngineError, match=r"0\.05 s.*hangs"):
+        thread.run(release.wait, deadline=0.05)
+    with pytest.raises(EngineError, match="hangs"):
+        thread.run(lambda: 1, deadline=PATIENCE)
+    release.set()
+    thread.stop()
+
+
+def test_a_stopped_thread_takes_no_call() -> None:
+    thread = EngineThread()
+    thread.stop()
+    with pytest.raises(EngineError, match="closed"):
+        thread.run(lambda: 1, deadline=PATIENCE)
+
+
+def test_adapter_names_become_those_of_pefts_files() -> None:
+    plain = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    assert peft_name("model.layers.0.self_attn.q_proj.lora_A.default.weight") == plain
+    assert peft_name(plain) == plain
+
+
+def test_an_adapter_binds_by_layer_and_module_whatever_stands_before() -> None:
+    name = "base_model.model.model.language_model.layers.1.mlp.up_proj.lora_B.weight"
+    check_bound([name], ["language_model.model.layers.1.mlp.up_proj"])
+    with pytest.raises(ValueError, match=r"bound to nothing.*layers\.1\.mlp\.up_proj"):
+        check_bound([name], ["language_model.model.layers.0.mlp.up_proj"])
+
+
+def test_a_bucket_for_other_processes_has_a_handle_for_each_tensor_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"gpu {device.index}"))
+    monkeypatch.setattr("torch.multiprocessing.reductions.reduce_tensor", lambda tensor: (None, tuple(tensor.shape)))
+    weights = [("a", torch.zeros(2, 3)), ("b", torch.zeros(4)), ("c", torch.zeros(5))]
+    first, second = buckets(weights, 20, torch.bfloat16)
+    assert [[name for name, _ in bucket] for bucket in (first, second)] == [["a", "b"], ["c"]]
+    devices = [torch.device("cuda", index) for index in range(2)]
+    told = describe(first, devices, [[tensor for _, tensor in first]] * 2)
+    assert told == {
+        "names": ["a", "b"],
+        "dtype_names": ["bfloat16", "bfloat16"],
+        "shapes": [[2, 3], [4]],
+        "ipc_handles": [{"gpu 0": (2, 3), "gpu 1": (2, 3)}, {"gpu 0": (4,), "gpu 1": (4,)}],
+    }

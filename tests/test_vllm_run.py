@@ -1,0 +1,62 @@
+"""Runs that sample with vLLM: the quickstart, and rows of every kind of medium."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from endtoend import QUICKSTART, R1, SMALL, read_log
+from test_media import MIXED, write_rows
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
+]
+VLLM = "worker.rollout.name=vllm"
+GAP = 1e-4  # float32; the largest of all sampled tokens, whose log-probs go down to -20
+
+
+def test_the_quickstart_trains_with_vllm(r1: R1, tmp_path: Path) -> None:
+    r1(
+        "train", QUICKSTART, *SMALL, VLLM, "trainer.max_steps=3", "trainer.val_freq=3", "trainer.save_freq=-1",
+        f"trainer.save_checkpoint_path={tmp_path}",
+    )  # fmt: skip
+    records = read_log(tmp_path)
+    assert [record["step"] for record in records] == [0, 1, 2, 3]
+    assert records[0]["val/accuracy_reward"] > 0.25  # it sees the pictures
+    for record in records[1:]:
+        assert record["rollout/logprob_gap_max"] < GAP
+        assert record["rollout/effective_sample_size"] == pytest.approx(1, abs=1e-6)
+
+
+def test_vllm_and_the_learner_agree_on_text_and_pictures(r1: R1, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path)
+    lines = rows.read_text().splitlines()
+    rows.write_text("\n".join([*lines[:3], lines[7]] * 2))  # none, one and three pictures
+    r1(
+        "train", QUICKSTART, *MIXED, VLLM, f"data.train_files={rows}", f"data.image_dir={tmp_path}",
+        f"trainer.save_checkpoint_path={tmp_path / 'run'}",
+    )  # fmt: skip
+    records = read_log(tmp_path / "run")
+    assert len(records) == 2
+    for record in records:
+        assert record["rollout/logprob_gap_max"] < GAP
+
+
+def test_a_video_that_vllm_and_transformers_place_differently_is_refused(r1: R1, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path)
+    rows.write_text("\n".join([rows.read_text().splitlines()[3]] * 8))
+    result = r1(
+        "train", QUICKSTART, *MIXED, VLLM, f"data.train_files={rows}", f"data.image_dir={tmp_path}",
+        f"trainer.save_checkpoint_path={tmp_path / 'run'}", ok=False,
+    )  # fmt: skip
+    assert result.exit_code == 2
+    assert "the first after a video" in result.output
+
+
+def test_a_model_without_room_in_the_cache_is_a_message_and_no_traceback(r1: R1, tmp_path: Path) -> None:
+    result = r1(
+        "train", QUICKSTART, *SMALL, VLLM, "worker.rollout.max_model_len=100000000",
+        f"trainer.save_checkpoint_path={tmp_path}", ok=False,
+    )  # fmt: skip
+    assert result.exit_code == 2
+    assert "vLLM cannot start" in result.output
