@@ -62,7 +62,7 @@ def test_weights_of_every_kind_take_a_step(r1: R1, tmp_path: Path, words: str, l
     [
         ("token", "1.001"),
         ("geometric", "0.999_1.001"),
-        (",".join(EVERY), ",".join("9" if name.endswith("k1") else "1e-4" for name in EVERY)),
+        (",".join(EVERY), ",".join("9" if name.endswith("k1") else "1e-5" for name in EVERY)),
     ],
     ids=["token", "geometric", "every one"],
 )

@@ -1,10 +1,21 @@
 """Tiny random models: a Qwen2 and a Qwen2.5-VL that fit in a test."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 TEXT = {
     "vocab_size": 64,
@@ -56,3 +67,18 @@ def vision_model() -> Any:
         vision_end_token_id=63,
     )
     return sharpen(Qwen2_5_VLForConditionalGeneration(config))
+
+
+@pytest.fixture
+def checkpoint(text_model: Any, tmp_path: Path) -> Path:
+    """A directory with the tiny text model and a tokenizer of 64 letters that has a chat template."""
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ?"
+    model = tokenizers.models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token=" ")
+    fast = tokenizers.Tokenizer(model)
+    fast.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    fast.decoder = tokenizers.decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="h")
+    tokenizer.chat_template = "{% for m in messages %}U{{ m['content'] }}{% endfor %}A"
+    tokenizer.save_pretrained(tmp_path)
+    text_model.save_pretrained(tmp_path)
+    return tmp_path

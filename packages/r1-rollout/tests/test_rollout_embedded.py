@@ -1,110 +1,37 @@
 """The embedded engine against plain forwards of the same model, and its manners."""
 
-import copy
 import gc
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from embedded_cases import (
+    END,
+    MEDIA,
+    HandPrompt,
+    assert_exact,
+    copy_of,
+    engine_for,
+    forward_logits,
+    mixed_prompts,
+    picture_prompt,
+    plain_logprobs,
+    sample,
+    text_prompt,
+)
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_rollout.embedded import EmbeddedEngine
-from r1_rollout.kv import RowCache
-from r1_rollout.types import Completion, Drainable, Generator, SamplingParams
+from r1_rollout.kv import GroupCache
+from r1_rollout.types import Drainable, Generator, SamplingParams
 from r1_rollout.weights import WeightsError
-
-END = 7
-MEDIA = IMAGE, VIDEO, VISION_START, VISION_END = 60, 61, 62, 63  # as in conftest.py
-
-
-@dataclass(frozen=True)
-class HandPrompt:
-    id: str
-    token_ids: list[int]
-    position_ids: Tensor
-    model_inputs: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-def text_prompt(id: str, length: int, seed: int = 0) -> HandPrompt:
-    """A prompt of random tokens."""
-    tokens = torch.randint(0, 50, (length,), generator=torch.Generator().manual_seed(seed + length))
-    return HandPrompt(id, tokens.tolist(), torch.arange(length)[None])
-
-
-def picture_prompt(model: Any, id: str, length: int, grids: list[tuple[int, int, int]]) -> HandPrompt:
-    """A prompt with one random picture per grid (frames, height, width in patches) in front of random text."""
-    generator = torch.Generator().manual_seed(length)
-    token_ids: list[int] = torch.randint(0, 50, (3,), generator=generator).tolist()
-    for t, h, w in grids:
-        token_ids += [VISION_START, *[IMAGE] * (t * h * w // 4), VISION_END]
-    token_ids += torch.randint(0, 50, (length,), generator=generator).tolist()
-    ids = torch.tensor(token_ids)[None]
-    media = {}
-    if grids:
-        patches = sum(t * h * w for t, h, w in grids)
-        media = {
-            "pixel_values": torch.randn(patches, 3 * 2 * 14 * 14, generator=generator),
-            "image_grid_thw": torch.tensor(grids),
-        }
-    rotary, _ = model.model.get_rope_index(
-        ids, mm_token_type_ids=(ids == IMAGE).int(), image_grid_thw=media.get("image_grid_thw")
-    )
-    return HandPrompt(id, token_ids, torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]]), media)
-
-
-@torch.no_grad()
-def forward_logits(model: Any, prompt: HandPrompt, token_ids: list[int]) -> Tensor:
-    """Logits [answer length, vocabulary] by one plain forward of the model over prompt and answer, uncached.
-
-    Rotary positions of a picture prompt are worked out by the model itself, from the whole sequence.
-    """
-    ids = torch.tensor([prompt.token_ids + token_ids])
-    kinds = {"mm_token_type_ids": (ids == IMAGE).int()} if prompt.model_inputs else {}
-    logits = model(input_ids=ids, use_cache=False, **prompt.model_inputs, **kinds).logits[0]
-    return logits[len(prompt.token_ids) - 1 : -1]
-
-
-def copy_of(model: Any) -> Any:
-    return type(model)(copy.deepcopy(model.config))
-
-
-def engine_for(model: Any, **options: Any) -> EmbeddedEngine:
-    """An engine on its own module; the weights arrive by `awake`."""
-    return EmbeddedEngine(copy_of(model), **{"end_token_ids": {END}, "banned_token_ids": MEDIA, **options})
-
-
-def sample(model: Any, prompts: list[Any], params: SamplingParams, **options: Any) -> list[list[Completion]]:
-    engine = engine_for(model, **options)
-    with engine.awake(model.state_dict().items(), version=3):
-        groups = dict(engine.generate(prompts, params))
-    return [groups[index] for index in range(len(prompts))]
-
-
-def mixed_prompts(model: Any) -> list[HandPrompt]:
-    """Text model or not: prompts of different lengths, with none, one or two pictures."""
-    if not hasattr(model.model, "get_rope_index"):
-        return [text_prompt(f"p{length}", length) for length in (9, 1, 17, 4, 12)]
-    grids = [[(1, 8, 8)], [], [(1, 4, 6), (1, 6, 4)], [(1, 4, 4)], []]
-    return [picture_prompt(model, f"p{i}", 4 + 3 * i, g) for i, g in enumerate(grids)]
 
 
 @pytest.fixture(params=["text_model", "vision_model"])
 def model(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
-
-
-def assert_exact(model: Any, prompts: list[HandPrompt], groups: list[list[Completion]], temperature: float) -> None:
-    """Compare reported log-probs with plain forwards of each sequence alone."""
-    for prompt, group in zip(prompts, groups, strict=True):
-        for completion in group:
-            logits = forward_logits(model, prompt, completion.token_ids) / (temperature or 1.0)
-            expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
-            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=2e-6, rtol=2e-6)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
@@ -256,8 +183,7 @@ def test_tied_weights_come_without_the_output_layer(text_model):
     engine, prompt = engine_for(tied), text_prompt("p", 6)
     with engine.awake(weights, 0):
         ((_, (completion,)),) = engine.generate([prompt], SamplingParams(max_tokens=5))
-    logits = forward_logits(tied.eval(), prompt, completion.token_ids)
-    expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+    expected = plain_logprobs(tied.eval(), prompt, completion.token_ids, 1.0)
     torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=2e-6, rtol=2e-6)
 
 
@@ -303,7 +229,7 @@ def test_the_cache_is_freed_when_the_engine_falls_asleep(text_model):
     with engine.awake(text_model.state_dict().items(), 0):
         groups = engine.generate([text_prompt(f"p{i}", 5) for i in range(4)], SamplingParams(max_tokens=6, n=2))
         next(groups)
-        caches = [weakref.ref(o) for o in gc.get_objects() if isinstance(o, RowCache)]
+        caches = [weakref.ref(o) for o in gc.get_objects() if isinstance(o, GroupCache)]
         assert any(ref() is not None for ref in caches)
     gc.collect()
     assert all(ref() is None for ref in caches)
@@ -340,6 +266,7 @@ def test_nan_weights_are_reported_with_prompt_and_version(text_model):
         (HandPrompt("p", [], torch.zeros(1, 0, dtype=torch.int64)), {}, "prompt p is empty"),
         (HandPrompt("p", [1, 2], torch.zeros(1, 3, dtype=torch.int64)), {}, r"prompt p: .*\[1, 3\], expected \[1, 2\]"),
         (HandPrompt("p", [1, 2], torch.zeros(1, 2, dtype=torch.int64)), {"n": 9}, "n=9 .* max_sequences=8"),
+        (text_prompt("p", 255), {}, "prompt p ends at position 255 .* 2 tokens, but the model knows 256 positions"),
     ],
 )
 def test_impossible_calls_are_refused_before_sampling(text_model, prompt, params, message):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from r1_rollout.sampling import allowed_tokens, choose_tokens, noise_key, uniform
+from r1_rollout.sampling import banned_tokens, choose_tokens, noise_key, uniform
 from r1_rollout.types import SamplingParams
 
 PROBS = torch.tensor([0.05, 0.4, 0.1, 0.15, 0.3])
@@ -16,8 +16,8 @@ def params(**changes: float) -> SamplingParams:
 
 def frequencies(params: SamplingParams, banned: tuple[int, ...] = (), draws: int = 4096) -> torch.Tensor:
     """Share of each token when the noise sweeps [0, 1) evenly: the sampling distribution itself, no chance left."""
-    noise = [(i + 0.5) / draws for i in range(draws)]
-    tokens, _ = choose_tokens(LOGITS.expand(draws, -1), allowed_tokens(5, banned), noise, params)
+    noise = (torch.arange(draws) + 0.5) / draws
+    tokens, _ = choose_tokens(LOGITS.expand(draws, -1), banned_tokens(5, banned), noise, params)
     return tokens.bincount(minlength=5) / draws
 
 
@@ -34,6 +34,10 @@ def frequencies(params: SamplingParams, banned: tuple[int, ...] = (), draws: int
         ({"top_p": 0.71}, (), [0, 8 / 17, 0, 3 / 17, 6 / 17]),
         ({"top_p": 0.49}, (1,), [0, 0, 0, 0, 1]),  # 0.3 of the 0.6 left passes 0.49
         ({"top_k": 3, "top_p": 0.8}, (), [0, 4 / 7, 0, 0, 3 / 7]),  # 0.7 of the 0.85 left passes 0.8
+        ({"min_p": 0.3}, (), [0, 8 / 17, 0, 3 / 17, 6 / 17]),  # 0.15 is more than 0.3 of 0.4, 0.1 is less
+        ({"min_p": 0.3}, (1,), [0, 0, 2 / 11, 3 / 11, 6 / 11]),  # the likeliest that is allowed counts
+        ({"min_p": 1.0}, (), [0, 1, 0, 0, 0]),
+        ({"min_p": 0.3, "top_p": 0.8}, (), [0, 4 / 7, 0, 0, 3 / 7]),  # 0.7 of the 0.85 left passes 0.8
         ({"temperature": 0.5}, (), (PROBS**2 / (PROBS**2).sum()).tolist()),
         ({"temperature": 0}, (), [0, 1, 0, 0, 0]),
         ({"temperature": 0}, (1,), [0, 0, 0, 0, 1]),
@@ -49,7 +53,9 @@ def test_tokens_come_up_as_often_as_the_distribution_says(changes, banned, expec
 )
 def test_the_reported_logprob_is_the_plain_one_whatever_is_banned_or_cut(changes, temperature):
     logits = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
-    tokens, logprobs = choose_tokens(logits, allowed_tokens(5, {2}), [0.1, 0.3, 0.5, 0.7, 0.9, 0.99], params(**changes))
+    tokens, logprobs = choose_tokens(
+        logits, banned_tokens(5, {2}), torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9, 0.99]), params(**changes)
+    )
     plain = (logits / temperature).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(logprobs, plain)
     assert 2 not in tokens
@@ -59,41 +65,97 @@ def test_the_reported_logprob_is_the_plain_one_whatever_is_banned_or_cut(changes
 def test_the_ends_of_the_noise_pick_tokens_that_have_probability(noise):
     logits = torch.full((1, 1000), -1e9)
     logits[0, 500] = 3.0
-    tokens, _ = choose_tokens(logits, allowed_tokens(1000, ()), [noise], params())
+    tokens, _ = choose_tokens(logits, banned_tokens(1000, ()), torch.tensor([noise]), params())
     assert tokens.tolist() == [500]
 
 
 def test_a_ban_holds_even_when_the_banned_token_has_all_the_probability():
     logits = torch.tensor([[200.0, 0.0, 1.0]])
-    tokens, logprobs = choose_tokens(logits, allowed_tokens(3, {0}), [0.9], params())
+    tokens, logprobs = choose_tokens(logits, banned_tokens(3, {0}), torch.tensor([0.9]), params())
     assert tokens.tolist() == [2]
     assert logprobs.item() == pytest.approx(-199.0)
 
 
 def test_half_precision_logits_are_reported_in_float32():
-    _, logprobs = choose_tokens(LOGITS[None].bfloat16(), allowed_tokens(5, ()), [0.5], params())
+    _, logprobs = choose_tokens(LOGITS[None].bfloat16(), banned_tokens(5, ()), torch.tensor([0.5]), params())
     assert logprobs.dtype == torch.float32
 
 
 def test_banning_the_whole_vocabulary_is_refused():
     with pytest.raises(ValueError, match="all 3 tokens"):
-        allowed_tokens(3, {0, 1, 2})
+        banned_tokens(3, {0, 1, 2})
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.99])
+def test_a_nucleus_of_any_width_is_that_of_a_full_sort(top_p):
+    vocabulary, draws = 3000, 512
+    logits = torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(2)) * torch.tensor([[0.3], [6.0]])
+    for row in logits:  # a flat one, whose nucleus has thousands of tokens, and a sharp one
+        probs, order = row.softmax(-1).sort(descending=True, stable=True)
+        kept = probs * (probs.cumsum(0) - probs < top_p)
+        share = torch.zeros(vocabulary).scatter(0, order, kept / kept.sum())
+        noise = (torch.arange(draws) + 0.5) / draws
+        tokens, _ = choose_tokens(row.expand(draws, -1), banned_tokens(vocabulary, ()), noise, params(top_p=top_p))
+        assert share[tokens].min() > 0
+        assert (tokens.bincount(minlength=vocabulary) / draws - share).abs().max() < 2.1 / draws
+    together, _ = choose_tokens(logits, banned_tokens(vocabulary, ()), torch.tensor([0.4, 0.4]), params(top_p=top_p))
+    for row, token in zip(logits, together, strict=True):
+        alone, _ = choose_tokens(row[None], banned_tokens(vocabulary, ()), torch.tensor([0.4]), params(top_p=top_p))
+        assert alone[0] == token
+
+
+def test_logits_that_leave_nothing_allowed_have_no_finite_logprob():
+    logits = torch.tensor([[0.0, -torch.inf, -torch.inf]])
+    for temperature in (0.0, 1.0):
+        _, logprobs = choose_tokens(logits, banned_tokens(3, {0}), torch.tensor([0.5]), params(temperature=temperature))
+        assert not logprobs.isfinite().any()
+
+
+def noise_of(key: int, count: int) -> torch.Tensor:
+    return uniform(torch.full((count,), key), torch.arange(count))
 
 
 def test_noise_differs_between_seeds_prompts_samples_and_steps():
     keys = {noise_key(seed, prompt, sample) for seed in (0, 1) for prompt in ("a", "b") for sample in (0, 1)}
     assert len(keys) == 8
-    assert len({uniform(key, step) for key in keys for step in range(100)}) > 790
+    assert len({value for key in keys for value in noise_of(key, 100).tolist()}) > 790
 
 
 def test_noise_is_the_same_on_every_machine_and_in_every_version():
-    key = noise_key(7, "val.parquet:3", 2)
-    assert [uniform(key, step) for step in range(3)] == [0.7943633794784546, 0.6260455846786499, 0.8985194563865662]
+    assert noise_key(7, "val.parquet:3", 2) == -2588575403078053083
+    words = [6457827717110365317, 3203168211198807973, 9817491932198370423]  # SplitMix64's published test, seed 1234567
+    assert noise_of(1234567, 3).tolist() == [(word >> 40) / 2**24 for word in words]
 
 
 def test_noise_is_uniform():
-    values = torch.tensor([uniform(noise_key(0, "p", sample), step) for sample in range(20) for step in range(500)])
+    values = torch.cat([noise_of(noise_key(0, "p", sample), 500) for sample in range(20)])
     assert values.min() >= 0
     assert values.max() < 1
     shares = torch.histc(values, bins=10, min=0, max=1) / len(values)
     assert torch.allclose(shares, torch.full((10,), 0.1), atol=0.015)
+
+
+def test_noise_of_neighbours_is_not_correlated():
+    noise = torch.stack([noise_of(noise_key(0, "p", sample), 500) for sample in range(20)])
+    assert torch.corrcoef(noise).fill_diagonal_(0).abs().max() < 0.2
+    assert torch.corrcoef(torch.stack([noise[:, :-1].flatten(), noise[:, 1:].flatten()]))[0, 1].abs() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n": 0}, "n=0"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"temperature": float("inf")}, "temperature=inf"),
+        ({"top_p": 0.0}, r"top_p=0\.0"),
+        ({"min_p": 1.1}, r"min_p=1\.1"),
+        ({"min_p": -0.1}, r"min_p=-0\.1"),
+        ({"top_k": 0}, "top_k=0"),
+        ({"stop": "END"}, "stop must be a tuple .* 'END'"),
+        ({"stop": ("",)}, "stop must be a tuple"),
+        ({"stop_token_ids": (-1,)}, r"stop_token_ids .* \(-1,\)"),
+    ],
+)
+def test_settings_out_of_range_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        params(**changes)

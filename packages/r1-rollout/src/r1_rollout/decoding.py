@@ -1,210 +1,167 @@
-"""One `generate` call while it runs: prompts waiting, rows decoding, groups finished."""
+"""One call of the embedded engine while it runs: prompts waiting, rows decoding, groups finished."""
 
-import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from r1_rollout.kv import RowCache
-from r1_rollout.sampling import choose_tokens, noise_key, uniform
-from r1_rollout.types import Completion, PromptLike, SamplingParams
-
-_PREFILL_PROMPTS = 16  # per forward; bounds the logits and activations of long prompts
-
-
-@dataclass(slots=True)
-class _Row:
-    """A running sample; its last token is sampled but not yet in the cache."""
-
-    prompt: int  # index into the prompts
-    sample: int
-    noise: bytes
-    length: int  # tokens in the cache
-    position: int  # rotary position of the next token to enter the cache
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+from r1_rollout.kv import GroupCache
+from r1_rollout.plan import Plan
+from r1_rollout.prefill import prefill, prefill_batches, rotary_axes, without_lone_axis
+from r1_rollout.rows import Rows
+from r1_rollout.types import Completion, PromptLike
 
 
 class Decoding:
-    """Continuous batching: whole groups enter as room allows, finished rows make room at once."""
+    """Continuous batching: whole groups enter as room allows, finished rows make room at once.
+
+    An iterator of (index of the prompt, its completions), which does the work as it is asked for more.
+    """
 
     def __init__(
-        self,
-        model: Any,
-        prompts: Sequence[PromptLike],
-        params: SamplingParams,
-        *,
-        allowed: Tensor,
-        end_token_ids: frozenset[int],
-        max_sequences: int,
-        version: int,
+        self, model: Any, prompts: Sequence[PromptLike], plan: Plan, *, filler: int, max_sequences: int, version: int
     ) -> None:
-        self._model, self._prompts, self._params, self._version = model, prompts, params, version
-        self._allowed = allowed
-        self._end_token_ids = frozenset() if params.ignore_eos else end_token_ids
-        self._capacity = min(max_sequences, len(prompts) * params.n)
+        self._model, self._prompts, self._plan, self._version = model, prompts, plan, version
+        self._filler, self._capacity = filler, min(max_sequences, len(prompts) * plan.samples)
         self._waiting = deque(range(len(prompts)))
-        self._rows: list[_Row] = []
-        self._groups: dict[int, dict[int, Completion]] = {}
-        columns = max((len(prompt.token_ids) for prompt in prompts), default=0) + params.max_tokens
-        self._cache: RowCache | None = RowCache(self._capacity, columns)
+        self._slots: list[int] = []  # the prompt in each slot of the cache
+        self._groups: dict[int, dict[int, Completion]] = {}  # prompts that are running
+        self._finished: deque[tuple[int, list[Completion]]] = deque()
+        self._over = ""  # why there are no more groups, if somebody else decided so
+        columns, longest = max(plan.limits, default=1), max((len(p.token_ids) for p in prompts), default=1)
+        self._running: tuple[Rows, GroupCache] | None = (
+            Rows(self._capacity, columns, model.device),
+            GroupCache(self._capacity, columns, longest),
+        )
 
-    @property
-    def unfinished(self) -> bool:
-        return bool(self._rows or self._waiting)
+    def __iter__(self) -> Iterator[tuple[int, list[Completion]]]:
+        return self
+
+    def __next__(self) -> tuple[int, list[Completion]]:
+        """Decode until a group is finished.
+
+        Raises:
+            RuntimeError: the engine has ended this call.
+            FloatingPointError: the model's logits are not finite.
+            MemoryError: there is too little memory on the GPU.
+        """
+        while not self._finished:
+            if self._running is None or not (self._waiting or self._running[0]):
+                self.close()
+                if self._over:
+                    raise RuntimeError(self._over)
+                raise StopIteration
+            try:
+                self._advance(*self._running)
+            except torch.OutOfMemoryError as error:
+                running = len(self._running[0])
+                self.close()
+                raise MemoryError(
+                    f"out of memory with {running} samples running: lower max_sequences ({self._capacity} of them may "
+                    "run), the answers' length, or what else is on the GPU"
+                ) from error
+            except BaseException:
+                self.close()
+                raise
+        return self._finished.popleft()
 
     def drain(self) -> None:
         """Let no waiting prompt in."""
         self._waiting.clear()
 
     def close(self) -> None:
-        """Free the cache; what is unfinished stays so."""
-        self._cache = None
+        """Abandon what is unfinished and free its memory."""
+        self._running = None
+        self._waiting.clear()
+        self._finished.clear()
+
+    def end(self, reason: str) -> None:
+        """Close the call and say why to a consumer who asks for more, unless there was no more to come."""
+        if self._finished or (self._running is not None and (self._waiting or self._running[0])):
+            self._over = reason
+        self.close()
 
     @torch.inference_mode()
-    def advance(self) -> list[tuple[int, list[Completion]]]:
-        """Run one forward, prefill or decode, and return the groups that it finished.
-
-        Raises:
-            RuntimeError: the call was closed while unfinished.
-            FloatingPointError: the model's logits are not finite.
-        """
-        if self._cache is None:
-            raise RuntimeError(
-                "this generate() call is over: its awake block ended or a later generate() began before it finished"
+    def _advance(self, rows: Rows, cache: GroupCache) -> None:
+        """Let every row that enters, or else every row, say one more token."""
+        entering = bool(self._waiting) and self._capacity - len(rows) >= self._plan.samples
+        first = len(rows) if entering else 0
+        logits = self._admit(rows, cache) if entering else self._decode(rows, cache)
+        tokens, logprobs = self._plan.choose(logits, rows.keys[first:], rows.ages[first:])
+        if not logprobs.isfinite().all():
+            row = first + int(logprobs.isfinite().logical_not().nonzero()[0])
+            raise FloatingPointError(
+                f"prompt {self._prompts[rows.owners[row][0]].id}, answer token {int(rows.ages[row])}: the model's "
+                f"logits are not finite at weight version {self._version}; the weights or the prompt's inputs hold NaN "
+                "or inf"
             )
-        if self._waiting and self._capacity - len(self._rows) >= self._params.n:
-            rows, logits = self._prefill(self._cache)
-        else:
-            rows, logits = self._rows, self._decode(self._cache)
-        self._extend(rows, logits)
-        return self._retire(self._cache)
+        rows.extend(first, tokens, logprobs)
+        if self._retire(rows, cache) or entering:
+            self._arrange(rows, cache)
 
-    def _prefill(self, cache: RowCache) -> tuple[list[_Row], Tensor]:
-        """Let prompts in; return their new rows and the logits [rows, vocabulary] of the first answer tokens."""
-        n, first_row = self._params.n, len(self._rows)
-        take = min((self._capacity - first_row) // n, len(self._waiting), _PREFILL_PROMPTS)
-        indices = [self._waiting.popleft() for _ in range(take)]
-        prompts = [self._prompts[index] for index in indices]
-        lengths = [len(prompt.token_ids) for prompt in prompts]
-        prefilled = DynamicCache()
-        logits = self._forward_prompts(prompts, lengths, prefilled)
-        cache.insert(prefilled, lengths, first_row, n)
-        rows = [
-            _Row(
-                prompt=index,
-                sample=sample,
-                noise=noise_key(self._params.seed, prompt.id, sample),
-                length=len(prompt.token_ids),
-                position=int(_rotary(prompt.position_ids).max()) + 1,
-            )
-            for index, prompt in zip(indices, prompts, strict=True)
-            for sample in range(n)
-        ]
-        self._rows += rows
-        return rows, logits.repeat_interleave(n, dim=0)
+    def _admit(self, rows: Rows, cache: GroupCache) -> Tensor:
+        """Let prompts in; return the logits [new rows, vocabulary] of the first answer tokens."""
+        plan, entering = self._plan, []
+        for _ in range(min((self._capacity - len(rows)) // plan.samples, len(self._waiting))):
+            entering.append(self._waiting.popleft())
+        logits = []
+        for batch in prefill_batches([len(self._prompts[index].token_ids) for index in entering]):
+            indices = [entering[position] for position in batch]
+            prefilled, behind = prefill(self._model, [self._prompts[index] for index in indices], self._filler)
+            cache.insert(prefilled, len(self._slots))
+            logits.append(behind.repeat_interleave(plan.samples, dim=0))
+            for index in indices:
+                position = int(rotary_axes(self._prompts[index].position_ids).max()) + 1
+                rows.add(index, plan.keys(index), plan.limits[index], position, slot=len(self._slots))
+                self._slots.append(index)
+                self._groups[index] = {}
+        return torch.cat(logits)
 
-    def _forward_prompts(self, prompts: list[PromptLike], lengths: list[int], cache: DynamicCache) -> Tensor:
-        """Return the logits [prompts, vocabulary] behind each prompt, leaving keys and values in `cache`.
-
-        Prompts are padded on the right, where causal attention alone keeps the padding out of sight.
-        """
-        device, longest = self._allowed.device, max(lengths)
-        # An allowed token pads, for it is no placeholder: those are counted against the picture features.
-        token_ids = self._allowed[:1].repeat(len(prompts), longest)
-        rotary = [_rotary(prompt.position_ids) for prompt in prompts]
-        position_ids = torch.zeros(len(rotary[0]), len(prompts), longest, dtype=torch.int64)
-        for row, (prompt, positions) in enumerate(zip(prompts, rotary, strict=True)):
-            token_ids[row, : lengths[row]] = torch.tensor(prompt.token_ids, device=device)
-            position_ids[:, row, : lengths[row]] = positions
-        media = {
-            name: torch.cat([p.model_inputs[name] for p in prompts if name in p.model_inputs]).to(device)
-            for name in sorted({name for prompt in prompts for name in prompt.model_inputs})
-        }
-        ends = sorted({length - 1 for length in lengths})
-        logits = self._model(
-            input_ids=token_ids,
-            position_ids=_without_lone_axis(position_ids).to(device),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=torch.tensor(ends, device=device),
-            **media,
-        ).logits
-        return logits[range(len(prompts)), [ends.index(length - 1) for length in lengths]]
-
-    def _decode(self, cache: RowCache) -> Tensor:
+    def _decode(self, rows: Rows, cache: GroupCache) -> Tensor:
         """Feed every row its last token; return the logits [rows, vocabulary] of the next."""
-        rows, device = self._rows, self._allowed.device
-        width = max(row.length for row in rows) + 1
-        state = torch.tensor([[row.token_ids[-1], row.length, row.position] for row in rows]).to(device)
-        token_ids, lengths, positions = state.unbind(dim=1)
-        axes = len(_rotary(self._prompts[rows[0].prompt].position_ids))
-        cache.aim(lengths, width)
-        logits = self._model(
-            input_ids=token_ids[:, None],
-            position_ids=_without_lone_axis(positions[None, :, None].expand(axes, -1, -1)),
-            attention_mask=(torch.arange(width, device=device) <= lengths[:, None])[:, None, None],
-            past_key_values=cache,
-            use_cache=True,
-        ).logits
-        for row in rows:
-            row.length += 1
-            row.position += 1
+        axes = len(rotary_axes(self._prompts[rows.owners[0][0]].position_ids))
+        before = rows.ages - 1  # tokens in the cache
+        mask = cache.aim(before)
+        with cache.decoding():
+            logits: Tensor = self._model(
+                input_ids=rows.last[:, None],
+                position_ids=without_lone_axis((rows.positions + before)[None, :, None].expand(axes, -1, -1)),
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
         return logits[:, -1]
 
-    def _extend(self, rows: list[_Row], logits: Tensor) -> None:
-        """Sample one token for each row."""
-        noise = [uniform(row.noise, len(row.token_ids)) for row in rows]
-        tokens, logprobs = choose_tokens(logits, self._allowed, noise, self._params)
-        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
-            if not math.isfinite(logprob):
-                raise FloatingPointError(
-                    f"prompt {self._prompts[row.prompt].id}, answer token {len(row.token_ids)}: the model's logits are "
-                    f"not finite at weight version {self._version}; the weights or the prompt's inputs hold NaN or inf"
-                )
-            row.token_ids.append(token)
-            row.logprobs.append(logprob)
+    def _retire(self, rows: Rows, cache: GroupCache) -> bool:
+        """Take finished rows out and put groups that are complete aside; return whether there were any."""
+        stopped = self._plan.stopped(rows)
+        finished = (stopped | (rows.ages >= rows.limits)).nonzero()[:, 0].tolist()
+        for row in finished:
+            prompt, sample = rows.owners[row]
+            reason = "stop" if stopped[row] else "length"
+            group = self._groups[prompt]
+            group[sample] = Completion(rows.said(row), rows.logprobs(row), reason, self._version)  # type: ignore[arg-type]
+        sources, targets = rows.remove(finished)
+        if sources:
+            cache.move_rows(sources, targets)
+        for prompt in [prompt for prompt, group in self._groups.items() if len(group) == self._plan.samples]:
+            group = self._groups.pop(prompt)
+            self._finished.append((prompt, [group[sample] for sample in range(self._plan.samples)]))
+            self._vacate(self._slots.index(prompt), rows, cache)
+        return bool(finished)
 
-    def _retire(self, cache: RowCache) -> list[tuple[int, list[Completion]]]:
-        """Take finished rows out, fill their places from the end, and return the groups that are now complete."""
-        finished = {index: c for index, row in enumerate(self._rows) if (c := self._completion(row)) is not None}
-        complete = []
-        for index, completion in finished.items():
-            row = self._rows[index]
-            group = self._groups.setdefault(row.prompt, {})
-            group[row.sample] = completion
-            if len(group) == self._params.n:
-                complete.append((row.prompt, [group[sample] for sample in range(self._params.n)]))
-                del self._groups[row.prompt]
-        remaining = len(self._rows) - len(finished)
-        gaps = [index for index in finished if index < remaining]
-        movers = [index for index in range(remaining, len(self._rows)) if index not in finished]
-        if gaps:
-            cache.move(movers, gaps, max(self._rows[mover].length for mover in movers))
-        for gap, mover in zip(gaps, movers, strict=True):
-            self._rows[gap] = self._rows[mover]
-        del self._rows[remaining:]
-        return complete
+    def _vacate(self, slot: int, rows: Rows, cache: GroupCache) -> None:
+        """Give a slot to the prompt in the last one."""
+        last = len(self._slots) - 1
+        if slot != last:
+            cache.move_slot(last, slot)
+            rows.slots[rows.slots == last] = slot
+        self._slots[slot] = self._slots[last]
+        del self._slots[last]
 
-    def _completion(self, row: _Row) -> Completion | None:
-        """Return the answer if the row has ended."""
-        if row.token_ids[-1] in self._end_token_ids:
-            return Completion(row.token_ids, row.logprobs, "stop", self._version)
-        if len(row.token_ids) == self._params.max_tokens:
-            return Completion(row.token_ids, row.logprobs, "length", self._version)
-        return None
-
-
-def _rotary(position_ids: Tensor) -> Tensor:
-    """Drop M-RoPE's text axis, which only tells packed sequences apart: [axes, length] -> [1 or axes - 1, length]."""
-    return position_ids[1:] if len(position_ids) > 1 else position_ids
-
-
-def _without_lone_axis(position_ids: Tensor) -> Tensor:
-    """Models without M-RoPE take [batch, length]: drop the axis if there is but one."""
-    return position_ids[0] if len(position_ids) == 1 else position_ids
+    def _arrange(self, rows: Rows, cache: GroupCache) -> None:
+        if rows:
+            lengths = torch.tensor([len(self._prompts[prompt].token_ids) for prompt in self._slots])
+            cache.arrange(rows.slots, lengths.to(rows.slots.device))

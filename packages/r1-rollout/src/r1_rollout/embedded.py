@@ -1,5 +1,6 @@
 """The embedded engine: group sampling inside the process, on any CPU or GPU, with no server."""
 
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,15 +10,17 @@ from torch import Tensor
 
 from r1_rollout.decoding import Decoding
 from r1_rollout.kv import ATTENTION
-from r1_rollout.sampling import allowed_tokens
-from r1_rollout.types import Completion, PromptLike, SamplingParams
+from r1_rollout.plan import Plan, replay_plan, sampling_plan
+from r1_rollout.prefill import rotary_axes
+from r1_rollout.sampling import banned_tokens
+from r1_rollout.types import PromptLike, SamplingParams
 from r1_rollout.weights import load_weights
 
 
 class EmbeddedEngine:
-    """A `Generator` over a Hugging Face causal or vision-language model.
+    """A `Generator` and a `Scoring` over a Hugging Face causal or vision-language model.
 
-    A prompt is computed once and shared by its samples; the samples of many prompts decode together, and new groups
+    A prompt is computed and kept once for all its samples; the samples of many prompts decode together, and new groups
     enter as finished ones leave.
     """
 
@@ -29,6 +32,8 @@ class EmbeddedEngine:
         banned_token_ids: Collection[int] = (),
         max_sequences: int = 256,
         device: torch.device | str = "cpu",
+        tokenizer: Any = None,
+        version: int | None = None,
     ) -> None:
         """Take over `model`.
 
@@ -38,6 +43,9 @@ class EmbeddedEngine:
             end_token_ids: tokens that end an answer.
             banned_token_ids: tokens that are never sampled, such as the placeholders of pictures.
             max_sequences: samples that decode at the same time; with the lengths it bounds the memory.
+            device: where to compute.
+            tokenizer: a Hugging Face tokenizer, needed by stop strings only.
+            version: of the weights in `model`, if they are to be sampled from; else `awake` or `update` bring some.
 
         Raises:
             ValueError: the model has layers without full attention, an end token is banned, or nothing is allowed.
@@ -45,15 +53,19 @@ class EmbeddedEngine:
         text = model.config.get_text_config()
         if kinds := set(getattr(text, "layer_types", None) or ()) - {"full_attention"}:
             raise ValueError(f"{type(model).__name__}: the embedded engine has no {', '.join(sorted(kinds))} layers")
+        banned = banned_tokens(text.vocab_size, banned_token_ids)
         if both := sorted({*end_token_ids} & {*banned_token_ids}):
             raise ValueError(f"tokens {both} are both end tokens and banned: answers could not end")
         model.set_attn_implementation(ATTENTION)
         self._model = model.to(device).eval().requires_grad_(False)
-        self._allowed = allowed_tokens(text.vocab_size, banned_token_ids).to(device)
-        self._end_token_ids = frozenset(end_token_ids)
+        self._vocabulary: int = text.vocab_size
+        self._positions = _trained_positions(text)
+        self._banned = banned.to(device)
+        self._filler = next(token for token in range(text.vocab_size) if token not in frozenset(banned_token_ids))
+        self._end_token_ids, self._tokenizer = frozenset(end_token_ids), tokenizer
         self._max_sequences = max_sequences
-        self._version: int | None = None
-        self._decoding: Decoding | None = None
+        self._version, self._stays_ready, self._awake = version, version is not None, False
+        self._decoding: weakref.ref[Decoding] | None = None
 
     @contextmanager
     def awake(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Iterator[None]:
@@ -63,68 +75,128 @@ class EmbeddedEngine:
             RuntimeError: the engine is awake already.
             WeightsError: the weights are not those of the engine's model.
         """
-        if self._version is not None:
+        if self._awake:
             raise RuntimeError(f"the engine is awake already, with weight version {self._version}")
-        load_weights(self._model, weights)
-        self._version = version
+        self._load(weights, version)
+        self._awake = True
         try:
             yield
         finally:
-            self._version = None
-            self._close()
-            if self._allowed.is_cuda:
+            self._awake = False
+            if not self._stays_ready:
+                self._version = None
+            self._end("its awake block ended")
+            if self._banned.is_cuda:
                 torch.cuda.empty_cache()
 
-    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Iterator[tuple[int, list[Completion]]]:
+    def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Load `weights` to sample from them until others come, with no `awake` block.
+
+        An unfinished call is over: its answers would be of two versions.
+
+        Raises:
+            WeightsError: the weights are not those of the engine's model, which holds a mixture now and refuses to
+                sample until it gets others.
+        """
+        self._load(weights, version)
+        self._stays_ready = True
+
+    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Decoding:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
 
-        A later call ends an earlier one. Answer token t of a prompt of length P stands at position P + t; on the
-        rotary axes of M-RoPE (arXiv 2409.12191, section 2.1) at the prompt's largest position + 1 + t.
+        A later call ends an earlier one; `close()` on what is returned ends this one and frees its memory. Answer token
+        t of a prompt of length P stands at position P + t; on the rotary axes of M-RoPE (arXiv 2409.12191, section 2.1)
+        at the prompt's largest position + 1 + t.
 
         Raises:
             RuntimeError: outside an awake block, or continued after the call was ended.
-            ValueError: a prompt is empty, its positions do not fit the others', or a group exceeds `max_sequences`.
+            ValueError: a prompt is empty, its positions do not fit the others', or its answer may run past the model's
+                last position; a group exceeds `max_sequences`; stop strings without a tokenizer.
             FloatingPointError: the model's logits are not finite.
+            MemoryError: there is too little memory on the GPU.
         """
-        if self._version is None:
-            raise RuntimeError("generate() needs an awake engine: call it inside `with engine.awake(weights, version)`")
         if params.n > self._max_sequences:
             raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
-        _check(prompts)
-        self._close()
-        self._decoding = Decoding(
-            self._model,
-            prompts,
-            params,
-            allowed=self._allowed,
-            end_token_ids=self._end_token_ids,
-            max_sequences=self._max_sequences,
-            version=self._version,
+        plan = sampling_plan(
+            prompts, params, banned=self._banned, end_token_ids=self._end_token_ids, tokenizer=self._tokenizer
         )
-        return _groups(self._decoding)
+        decoding = self._decode("generate", prompts, plan)
+        self._end("a later generate() began before it finished")
+        self._decoding = weakref.ref(decoding)
+        return decoding
 
     def drain(self) -> None:
         """Begin no further prompt; see `r1_rollout.types.Drainable`."""
-        if self._decoding is not None:
-            self._decoding.drain()
+        if self._decoding is not None and (decoding := self._decoding()) is not None:
+            decoding.drain()
 
-    def _close(self) -> None:
-        if self._decoding is not None:
-            self._decoding.close()
-            self._decoding = None
+    def score(
+        self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
+        """Return the log-probs that the engine's weights give to the tokens of each response, one response a prompt.
+
+        Every token goes through the forward that samples it, so what is wrong there shows here. Leaves an unfinished
+        `generate` alone.
+
+        Returns:
+            [responses][response_length], at `temperature` (1 if it is 0).
+
+        Raises:
+            RuntimeError: outside an awake block.
+            ValueError: prompts and responses differ in number, or a token is not of the vocabulary.
+            FloatingPointError: the model's logits are not finite.
+        """
+        if len(prompts) != len(responses):
+            raise ValueError(f"got {len(prompts)} prompts and {len(responses)} responses: one response a prompt")
+        for prompt, response in zip(prompts, responses, strict=True):
+            if wrong := [token for token in response if not 0 <= token < self._vocabulary]:
+                raise ValueError(
+                    f"prompt {prompt.id}: response token {wrong[0]} is outside the vocabulary of {self._vocabulary}"
+                )
+        scored = [index for index, response in enumerate(responses) if response]
+        plan = replay_plan([responses[index] for index in scored], temperature, self._banned.device)
+        logprobs: list[list[float]] = [[] for _ in responses]
+        for index, (completion,) in self._decode("score", [prompts[index] for index in scored], plan):
+            logprobs[scored[index]] = completion.logprobs
+        return logprobs
+
+    def _decode(self, name: str, prompts: Sequence[PromptLike], plan: Plan) -> Decoding:
+        if self._version is None:
+            raise RuntimeError(f"{name}() needs an awake engine: call it inside `with engine.awake(weights, version)`")
+        _check(prompts, plan.limits, self._positions)
+        return Decoding(
+            self._model,
+            prompts,
+            plan,
+            filler=self._filler,
+            max_sequences=self._max_sequences,
+            version=self._version,
+        )
+
+    def _load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Replace the weights; until all have arrived, there is no version to sample from."""
+        self._end("new weights came before it finished")
+        self._version = None
+        load_weights(self._model, weights)
+        self._version = version
+
+    def _end(self, reason: str) -> None:
+        """End the `generate` call that is running."""
+        if self._decoding is not None and (decoding := self._decoding()) is not None:
+            decoding.end(f"this generate() call is over: {reason}")
+        self._decoding = None
 
 
-def _groups(decoding: Decoding) -> Iterator[tuple[int, list[Completion]]]:
-    try:
-        while decoding.unfinished:
-            yield from decoding.advance()
-    finally:
-        decoding.close()
+def _trained_positions(text: Any) -> int | None:
+    """Return how many positions the model knows; None if its rotary embedding is stretched beyond them."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    known: int | None = getattr(text, "max_position_embeddings", None)
+    return known if rope.get("rope_type", "default") == "default" else None
 
 
-def _check(prompts: Sequence[PromptLike]) -> None:
+def _check(prompts: Sequence[PromptLike], limits: Sequence[int], positions: int | None) -> None:
     """Raise ValueError on a prompt that the model would misread or choke on far from its cause."""
-    for prompt in prompts:
+    for prompt, limit in zip(prompts, limits, strict=True):
         if not prompt.token_ids:
             raise ValueError(f"prompt {prompt.id} is empty: the model needs at least one token to go on from")
         axes = len(prompts[0].position_ids)
@@ -133,4 +205,10 @@ def _check(prompts: Sequence[PromptLike]) -> None:
             raise ValueError(
                 f"prompt {prompt.id}: position_ids have shape {list(prompt.position_ids.shape)}, expected "
                 f"{list(expected)}: {axes} axes like the first prompt, one column per token"
+            )
+        start = int(rotary_axes(prompt.position_ids).max()) + 1
+        if positions is not None and start + limit > positions:
+            raise ValueError(
+                f"prompt {prompt.id} ends at position {start} and its answer may have {limit} tokens, but the model "
+                f"knows {positions} positions (max_position_embeddings): shorten the prompt or the answer"
             )

@@ -1,6 +1,6 @@
 """From logits to tokens: the distribution to sample from, the log-prob to report, and each sample's own noise."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from hashlib import blake2b
 
 import torch
@@ -9,74 +9,121 @@ from torch import Tensor
 from r1_rollout.types import SamplingParams
 
 _BITS = 24  # what float32 holds exactly
+_NUCLEUS = 512  # likeliest tokens among which a nucleus is sought before all are sorted
 
 
-def noise_key(seed: int, prompt_id: str, sample: int) -> bytes:
-    """Name one sample's noise: the same on every machine, whatever else is in the batch."""
-    return blake2b(f"{seed}\0{sample}\0{prompt_id}".encode(), digest_size=32).digest()
+def noise_key(seed: int, prompt_id: str, sample: int) -> int:
+    """Name one sample's noise by 64 bits, signed: the same on every machine, whatever else is in the batch."""
+    word = blake2b(f"{seed}\0{sample}\0{prompt_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(word, "little", signed=True)
 
 
-def uniform(key: bytes, step: int) -> float:
-    """Return the noise of token number `step`, in [0, 1): a counter-based generator, so nothing is stored."""
-    word = blake2b(step.to_bytes(8, "little"), key=key, digest_size=8).digest()
-    return (int.from_bytes(word, "little") >> (64 - _BITS)) / (1 << _BITS)
+def uniform(keys: Tensor, steps: Tensor) -> Tensor:
+    """Return the noise of token number `steps` of samples, by SplitMix64 (Steele et al., OOPSLA 2014, figure 15).
 
+    A generator that counts stores nothing; integer arithmetic modulo 2^64 is the same on every device.
 
-def allowed_tokens(vocabulary: int, banned: Collection[int]) -> Tensor:
-    """Return the token ids that may be sampled.
+    Args:
+        keys: int64 [rows], see `noise_key`.
+        steps: int64 [rows], from 0.
 
     Returns:
-        int64 [vocabulary less the banned], ascending.
+        float32 [rows] in [0, 1).
+    """
+    word = keys + (steps + 1) * _signed(0x9E3779B97F4A7C15)
+    word = (word ^ _shift(word, 30)) * _signed(0xBF58476D1CE4E5B9)
+    word = (word ^ _shift(word, 27)) * _signed(0x94D049BB133111EB)
+    return _shift(word ^ _shift(word, 31), 64 - _BITS).float() / (1 << _BITS)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _shift(words: Tensor, bits: int) -> Tensor:
+    """Shift right and fill with zeros, where int64's own shift repeats the sign."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def banned_tokens(vocabulary: int, banned: Collection[int]) -> Tensor:
+    """Return the token ids that may not be sampled.
+
+    Returns:
+        int64 [banned tokens of the vocabulary], ascending.
 
     Raises:
         ValueError: every token is banned.
     """
-    banned = frozenset(banned)
-    allowed = [token for token in range(vocabulary) if token not in banned]
-    if not allowed:
+    inside = sorted({token for token in banned if 0 <= token < vocabulary})
+    if len(inside) == vocabulary:
         raise ValueError(f"all {vocabulary} tokens of the vocabulary are banned: nothing is left to sample")
-    return torch.tensor(allowed)
+    return torch.tensor(inside, dtype=torch.int64)
 
 
-def choose_tokens(
-    logits: Tensor, allowed: Tensor, noise: Sequence[float], params: SamplingParams
-) -> tuple[Tensor, Tensor]:
+def choose_tokens(logits: Tensor, banned: Tensor, noise: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """Sample one token a row by inverting the cumulative distribution at the row's noise.
 
-    Tokens outside `allowed` are taken away before anything else, so they cannot be returned. Top-k and nucleus
-    sampling (arXiv 1904.09751, eq. 2) then cut what is left. The reported log-prob knows of neither: it is the plain
-    log-softmax at the sampling temperature over the whole vocabulary, which is what a learner computes. Greedy
-    sampling reports it at temperature 1.
+    Banned tokens are taken away before anything else, so they cannot be returned. Min-p (arXiv 2407.01082), then top-k,
+    then nucleus sampling (arXiv 1904.09751, eq. 2) cut what is left. The reported log-prob knows of none of them: it is
+    the plain log-softmax at the sampling temperature over the whole vocabulary, which is what a learner computes.
+    Greedy sampling reports it at temperature 1.
 
     Args:
         logits: [rows, vocabulary], any float type.
-        allowed: int64 [choices], see `allowed_tokens`.
-        noise: one number in [0, 1) per row; unused if greedy.
+        banned: int64 [banned tokens], see `banned_tokens`.
+        noise: float32 [rows] in [0, 1); unused if greedy.
 
     Returns:
-        int64 [rows] tokens and float32 [rows] log-probs.
+        int64 [rows] tokens and float32 [rows] log-probs; -inf or NaN where the logits leave nothing to sample.
     """
-    plain = (logits.float() / (params.temperature or 1.0)).log_softmax(dim=-1)
-    choices = plain.index_select(1, allowed)
+    scores = tempered(logits, params.temperature)
+    total = scores.logsumexp(dim=-1)
+    if len(banned):
+        scores = scores.index_fill(1, banned, -torch.inf)
     if params.temperature == 0:
-        picked = choices.argmax(dim=-1, keepdim=True)
+        tokens = scores.argmax(dim=-1, keepdim=True)
     else:
-        picked = _invert(choices, torch.tensor(noise, dtype=torch.float32, device=logits.device), params)
-    tokens = allowed[picked]
-    return tokens[:, 0], plain.gather(1, tokens)[:, 0]
+        tokens = _invert(scores.softmax(dim=-1), noise, params)
+    return tokens[:, 0], scores.gather(1, tokens)[:, 0] - total
 
 
-def _invert(choices: Tensor, noise: Tensor, params: SamplingParams) -> Tensor:
-    """Return int64 [rows, 1], the index of the sampled choice, from log-probs [rows, choices] and noise [rows]."""
-    order = None
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Return the logits in float32 and divided by the temperature, by 1 if it is 0."""
+    return logits.float() if temperature in (0, 1) else logits.float() / temperature
+
+
+def _invert(probs: Tensor, noise: Tensor, params: SamplingParams) -> Tensor:
+    """Return int64 [rows, 1], the tokens at noise [rows], from probabilities [rows, vocabulary]."""
+    if params.min_p > 0:
+        probs = probs.masked_fill(probs < params.min_p * probs.amax(dim=-1, keepdim=True), 0.0)
     if params.top_k != -1:
-        choices, order = choices.topk(min(params.top_k, choices.shape[1]))
-    elif params.top_p < 1:
-        choices, order = choices.sort(dim=-1, descending=True, stable=True)
-    probs = choices.softmax(dim=-1)
+        probs, order = probs.topk(min(params.top_k, probs.shape[1]))
+        return order.gather(1, _pick(_nucleus(probs, params.top_p), noise))
+    if params.top_p == 1:
+        return _pick(probs, noise)
+    mass = probs.sum(dim=-1, keepdim=True)
+    likeliest, order = probs.topk(min(_NUCLEUS, probs.shape[1]))
+    tokens = order.gather(1, _pick(_nucleus(likeliest, params.top_p, mass), noise))
+    # A row by itself says whether it must be sorted, so that its token does not depend on the other rows.
+    wide = (
+        (likeliest.sum(dim=-1) < params.top_p * mass[:, 0]).nonzero()[:, 0] if order.shape[1] < probs.shape[1] else ()
+    )
+    if len(wide):
+        ordered, order = probs[wide].sort(dim=-1, descending=True, stable=True)
+        tokens[wide] = order.gather(1, _pick(_nucleus(ordered, params.top_p), noise[wide]))
+    return tokens
+
+
+def _nucleus(probs: Tensor, top_p: float, mass: Tensor | None = None) -> Tensor:
+    """Zero the probabilities [rows, choices], descending, behind the first that reach `top_p` of the mass [rows, 1]."""
+    if top_p == 1:
+        return probs
     cumulative = probs.cumsum(dim=-1)
-    if params.top_p < 1:
-        cumulative = probs.masked_fill(cumulative - probs >= params.top_p * cumulative[:, -1:], 0.0).cumsum(dim=-1)
+    return probs.masked_fill(cumulative - probs >= top_p * (cumulative[:, -1:] if mass is None else mass), 0.0)
+
+
+def _pick(probs: Tensor, noise: Tensor) -> Tensor:
+    """Return int64 [rows, 1]: the first index whose cumulative probability passes the noise; none of probability 0."""
+    cumulative = probs.cumsum(dim=-1)
     target = noise[:, None] * cumulative[:, -1:]
-    picked = torch.searchsorted(cumulative, target, right=True).clamp_(max=choices.shape[1] - 1)
-    return picked if order is None else order.gather(1, picked)
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=probs.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""What every engine takes and gives: sampling parameters, completions, and the `Generator` protocol."""
+"""What every engine takes and gives: sampling parameters, completions, and the protocols of engines."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -36,20 +36,26 @@ class SamplingParams:
     temperature: float = 1.0  # 0 means greedy
     top_p: float = 1.0
     top_k: int = -1  # -1: off
-    min_p: float = 0.0  # tokens less probable than this share of the most probable one are out; 0: off
+    min_p: float = 0.0  # least probability of a token, as a share of the likeliest token's
     seed: int = 0
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()  # end an answer, beside the engine's own end tokens
-    stop: tuple[str, ...] = ()  # strings that end an answer; the token that completes one is kept
+    ignore_eos: bool = False  # go on behind the model's own end tokens; what is named below still ends an answer
+    stop_token_ids: tuple[int, ...] = ()  # tokens that end an answer, beside the model's own
+    stop: tuple[str, ...] = ()  # strings that do; the tokens up to the one that completes the string are kept
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.max_tokens < 1:
             raise ValueError(f"n and max_tokens must be at least 1, got n={self.n}, max_tokens={self.max_tokens}")
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or (self.top_k < 1 and self.top_k != -1):
+        if not (0 <= self.temperature < float("inf") and 0 < self.top_p <= 1 and 0 <= self.min_p <= 1) or (
+            self.top_k < 1 and self.top_k != -1
+        ):
             raise ValueError(
-                f"temperature must be >= 0, top_p in (0, 1], top_k -1 or >= 1; got temperature={self.temperature}, "
-                f"top_p={self.top_p}, top_k={self.top_k}"
+                "temperature must be >= 0 and finite, top_p in (0, 1], min_p in [0, 1], top_k -1 or >= 1; got "
+                f"temperature={self.temperature}, top_p={self.top_p}, min_p={self.min_p}, top_k={self.top_k}"
             )
+        if isinstance(self.stop, str) or not all(isinstance(string, str) and string for string in self.stop):
+            raise ValueError(f"stop must be a tuple of strings that are not empty, got {self.stop!r}")
+        if not all(isinstance(token, int) and token >= 0 for token in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids must be token ids of at least 0, got {self.stop_token_ids}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +65,21 @@ class Completion:
     Example: `Completion([51, 9, 2], [-0.11, -2.3, -0.02], "stop", weight_version=7)`; the end token is included.
     """
 
-    token_ids: list[int]  # [response_length], end token included when finish_reason is "stop"
+    token_ids: list[int]  # [response_length], with the token that ended it when finish_reason is "stop"
     logprobs: list[float]  # [response_length], log-prob of each sampled token at the sampling temperature, untruncated
     finish_reason: Literal["stop", "length"]
     weight_version: int
+
+
+class Groups(Protocol):
+    """Groups as they finish: an iterator of (index of the prompt, its completions)."""
+
+    def __iter__(self) -> "Iterator[tuple[int, list[Completion]]]": ...
+
+    def __next__(self) -> tuple[int, list[Completion]]: ...
+
+    def close(self) -> None:
+        """Abandon what is unfinished and free it; afterwards there are no more groups. Closing twice is allowed."""
 
 
 class Generator(Protocol):
@@ -71,7 +88,7 @@ class Generator(Protocol):
     def awake(self, weights: "Iterable[tuple[str, Tensor]]", version: int) -> AbstractContextManager[None]:
         """Load `weights` (names as in the Hugging Face checkpoint), sample inside the block, sleep after it."""
 
-    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Iterator[tuple[int, list[Completion]]]:
+    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes."""
 
 
@@ -86,4 +103,16 @@ class Drainable(Protocol):
         """Begin no further prompt. The running `generate` finishes those that it has begun, yields them, and is over.
 
         None that has begun is given up: the answers that are still missing then are the long ones.
+        """
+
+
+class Scoring(Protocol):
+    """An engine that can tell what it would have said: the canary of a weight sync asks it."""
+
+    def score(
+        self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
+        """Return the log-probs of each response's tokens, [responses][response_length].
+
+        They are those of the weights the engine holds now, by the same path on which it samples.
         """

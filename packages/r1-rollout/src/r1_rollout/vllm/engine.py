@@ -3,17 +3,16 @@
 import gc
 import logging
 import os
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from r1_rollout.lora import Adapter
-from r1_rollout.types import Completion, PromptLike, SamplingParams
+from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
 from r1_rollout.vllm.thread import EngineError, EngineThread, PromptError
-from r1_rollout.weights import WeightsError
+from r1_rollout.weights import Weights, WeightsError
 
 START_DEADLINE = 3600.0  # seconds; kernels may be compiled
 SETTINGS = {
@@ -93,7 +92,7 @@ class VllmEngine:
         return engine
 
     @contextmanager
-    def awake(self, weights: Iterable[tuple[str, Tensor]] | Adapter, version: int) -> Iterator[None]:
+    def awake(self, weights: Weights, version: int) -> Iterator[None]:
         """Load `weights`, sample inside the block, sleep after it; unfinished calls are then over.
 
         Room for the weights is made first and for the cache after loading, so that the two never stand beside what
@@ -111,19 +110,9 @@ class VllmEngine:
         """
         if self._inside:
             raise RuntimeError(f"the engine is awake already, with weight version {self._version}")
-        if version < self._latest:
-            raise WeightsError(f"got weights of version {version}, but the engine has had version {self._latest}")
         self._inside = True
         try:
-            self._close()
-            self._version = None
-            try:
-                self._call(self._sync, weights, version)
-            except (ValueError, KeyError, RuntimeError) as error:
-                if isinstance(error, EngineError):
-                    raise
-                raise WeightsError(f"vLLM did not take weight version {version}: {error}") from error
-            self._version = self._latest = version
+            self.update(weights, version)
             yield
         finally:
             self._inside = False
@@ -132,7 +121,25 @@ class VllmEngine:
             if not self._thread.failure:
                 self._call(self._sleep)
 
-    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Iterator[tuple[int, list[Completion]]]:
+    def update(self, weights: Weights, version: int) -> None:
+        """Load `weights` to sample from them until others come; unfinished calls are over.
+
+        Raises:
+            WeightsError, EngineError: as for `awake`.
+        """
+        if version < self._latest:
+            raise WeightsError(f"got weights of version {version}, but the engine has had version {self._latest}")
+        self._close()
+        self._version = None
+        try:
+            self._call(self._sync, weights, version)
+        except (ValueError, KeyError, RuntimeError) as error:
+            if isinstance(error, EngineError):
+                raise
+            raise WeightsError(f"vLLM did not take weight version {version}: {error}") from error
+        self._version = self._latest = version
+
+    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
 
         A later call ends an earlier one, and so does closing the iterator.
@@ -275,7 +282,7 @@ class VllmEngine:
     def _drop(self, names: list[str]) -> None:
         self._llm.llm_engine.abort_request(names)
 
-    def _sync(self, weights: Iterable[tuple[str, Tensor]] | Adapter, version: int) -> None:
+    def _sync(self, weights: Weights, version: int) -> None:
         from r1_rollout.vllm import sync
         from r1_rollout.vllm.adapter import load_adapter
 

@@ -24,7 +24,7 @@ def sample_settings(params: SamplingParams, end_token_ids: frozenset[int], promp
         top_p=params.top_p,
         top_k=0 if params.top_k == -1 else params.top_k,
         min_p=params.min_p,
-        seed=int.from_bytes(noise_key(params.seed, prompt_id, sample)[:8], "big") >> (64 - SEED_BITS),
+        seed=noise_key(params.seed, prompt_id, sample) & ((1 << SEED_BITS) - 1),
         ignore_eos=True,  # the model's own; r1 names the end tokens
         stop_token_ids=sorted(ends | {*params.stop_token_ids}),
         stop=list(params.stop),

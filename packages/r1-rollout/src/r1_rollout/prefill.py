@@ -1,0 +1,71 @@
+"""Prompts through the model: a batch of different lengths, with pictures, to keys, values and the next logits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from r1_rollout.types import PromptLike
+
+_PROMPTS = 16  # per forward; with _TOKENS it bounds the logits and activations
+_TOKENS = 16384  # per forward, padding included, unless one prompt alone has more
+
+
+def prefill_batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Cut prompts of these lengths into batches of similar length; return lists of indices."""
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        batch = batches[-1] if batches else []
+        if batch and len(batch) < _PROMPTS and (len(batch) + 1) * lengths[batch[0]] <= _TOKENS:
+            batch.append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+def prefill(model: Any, prompts: Sequence[PromptLike], filler: int) -> tuple[DynamicCache, Tensor]:
+    """Run prompts through the model.
+
+    Prompts are padded on the right, where causal attention alone keeps the padding out of sight.
+
+    Args:
+        model: the model.
+        prompts: at least one.
+        filler: the token to pad with; a placeholder of media will not do, for those are counted.
+
+    Returns:
+        Keys and values of the padded prompts, and the logits [prompts, vocabulary] behind each prompt.
+    """
+    device, lengths = model.device, [len(prompt.token_ids) for prompt in prompts]
+    rotary = [rotary_axes(prompt.position_ids) for prompt in prompts]
+    token_ids = torch.full((len(prompts), max(lengths)), filler)
+    position_ids = torch.zeros(len(rotary[0]), len(prompts), max(lengths), dtype=torch.int64)
+    for row, (prompt, positions) in enumerate(zip(prompts, rotary, strict=True)):
+        token_ids[row, : lengths[row]] = torch.tensor(prompt.token_ids)
+        position_ids[:, row, : lengths[row]] = positions
+    media = {
+        name: torch.cat([p.model_inputs[name] for p in prompts if name in p.model_inputs]).to(device)
+        for name in sorted({name for prompt in prompts for name in prompt.model_inputs})
+    }
+    ends, cache = sorted({length - 1 for length in lengths}), DynamicCache()
+    logits = model(
+        input_ids=token_ids.to(device),
+        position_ids=without_lone_axis(position_ids).to(device),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=torch.tensor(ends, device=device),
+        **media,
+    ).logits
+    return cache, logits[range(len(prompts)), [ends.index(length - 1) for length in lengths]]
+
+
+def rotary_axes(position_ids: Tensor) -> Tensor:
+    """Drop M-RoPE's text axis, which only tells packed sequences apart: [axes, length] -> [1 or axes - 1, length]."""
+    return position_ids[1:] if len(position_ids) > 1 else position_ids
+
+
+def without_lone_axis(position_ids: Tensor) -> Tensor:
+    """Models without M-RoPE take [batch, length]: drop the axis if there is but one."""
+    return position_ids[0] if len(position_ids) == 1 else position_ids

@@ -1,0 +1,85 @@
+"""The samples that are running, as tensors: what each has said, where it stands, and what its noise is."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Rows:
+    """A row per sample. Rows stay dense: when one leaves, the last takes its place."""
+
+    def __init__(self, capacity: int, columns: int, device: torch.device) -> None:
+        self.owners: list[tuple[int, int]] = []  # (prompt, sample) of each row
+        self._tokens = torch.zeros(capacity, columns, dtype=torch.int64, device=device)
+        self._logprobs = torch.zeros(capacity, columns, device=device)
+        self._state = torch.zeros(capacity, 5, dtype=torch.int64, device=device)
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    @property
+    def keys(self) -> Tensor:
+        """int64 [rows], what tells a sample's choices from others', see `Plan.keys`."""
+        return self._state[: len(self), 0]
+
+    @property
+    def ages(self) -> Tensor:
+        """int64 [rows], tokens said."""
+        return self._state[: len(self), 1]
+
+    @property
+    def limits(self) -> Tensor:
+        """int64 [rows], tokens to say at most."""
+        return self._state[: len(self), 2]
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [rows], rotary position of the first token said."""
+        return self._state[: len(self), 3]
+
+    @property
+    def slots(self) -> Tensor:
+        """int64 [rows], where the cache keeps the prompt."""
+        return self._state[: len(self), 4]
+
+    @property
+    def last(self) -> Tensor:
+        """int64 [rows], the tokens said last."""
+        return self._tokens[torch.arange(len(self), device=self._tokens.device), self.ages - 1]
+
+    def add(self, prompt: int, keys: Sequence[int], limit: int, position: int, slot: int) -> None:
+        """Start one sample of a prompt for each key."""
+        rows = slice(len(self), len(self) + len(keys))
+        self.owners += [(prompt, sample) for sample in range(len(keys))]
+        self._state[rows] = torch.tensor([[key, 0, limit, position, slot] for key in keys])
+
+    def extend(self, first: int, tokens: Tensor, logprobs: Tensor) -> None:
+        """Let the rows from `first` on say one more token each."""
+        rows, ages = torch.arange(first, len(self), device=tokens.device), self.ages[first:]
+        self._tokens[rows, ages] = tokens
+        self._logprobs[rows, ages] = logprobs
+        ages += 1
+
+    def said(self, row: int, last: int | None = None) -> list[int]:
+        """Return the tokens that a row has said, or the last few."""
+        age = int(self.ages[row])
+        tokens: list[int] = self._tokens[row, max(age - last, 0) if last else 0 : age].tolist()
+        return tokens
+
+    def logprobs(self, row: int) -> list[float]:
+        """Return the log-probs of what a row has said."""
+        values: list[float] = self._logprobs[row, : int(self.ages[row])].tolist()
+        return values
+
+    def remove(self, finished: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Take rows out; return which rows (sources) have moved to which places (targets) to close the gaps."""
+        left, remaining = frozenset(finished), len(self) - len(finished)
+        targets = [row for row in finished if row < remaining]
+        sources = [row for row in range(remaining, len(self)) if row not in left]
+        for tensor in (self._tokens, self._logprobs, self._state):
+            tensor[targets] = tensor[sources]
+        for source, target in zip(sources, targets, strict=True):
+            self.owners[target] = self.owners[source]
+        del self.owners[remaining:]
+        return sources, targets

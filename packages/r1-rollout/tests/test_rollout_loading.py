@@ -1,0 +1,129 @@
+"""The front door: a path or a model becomes an engine that takes text and token ids."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from embedded_cases import END, copy_of, picture_prompt, plain_logprobs, text_prompt
+
+from r1_rollout import LoadedEngine, SamplingParams, load
+
+PARAMS = SamplingParams(max_tokens=6, n=2, seed=3)
+
+
+@pytest.fixture
+def engine(checkpoint: Any) -> LoadedEngine:
+    return load(str(checkpoint), engine="embedded")
+
+
+def answers(engine: LoadedEngine, prompts: Any, params: SamplingParams = PARAMS) -> list[list[list[int]]]:
+    groups = dict(engine.generate(prompts, params))
+    return [[completion.token_ids for completion in groups[index]] for index in range(len(groups))]
+
+
+def test_importing_the_package_loads_neither_torch_nor_transformers():
+    code = "import sys, r1_rollout; sys.exit(bool({'torch', 'transformers', 'vllm'} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_loaded_engine_samples_at_once_from_version_0(engine, text_model):
+    ((_, group),) = engine.generate([[5, 9, 7]], PARAMS)
+    assert [completion.weight_version for completion in group] == [0, 0]
+    prompt = text_prompt("p", 3)
+    prompt.token_ids[:] = [5, 9, 7]
+    for completion in group:
+        expected = plain_logprobs(text_model, prompt, completion.token_ids, 1.0)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=2e-6, rtol=2e-6)
+
+
+def test_text_messages_and_token_ids_that_say_the_same_get_the_same_answers(engine):
+    (chat,) = answers(engine, ["what"])
+    (messages,) = answers(engine, [[{"role": "user", "content": "what"}]])
+    (token_ids,) = answers(engine, [engine.tokenizer("UwhatA")["input_ids"]])
+    assert chat == messages == token_ids
+
+
+def test_plain_text_is_taken_as_it_stands(checkpoint):
+    engine = load(str(checkpoint), engine="embedded", chat=False)
+    assert answers(engine, ["what"]) == answers(engine, [engine.tokenizer("what")["input_ids"]])
+    assert answers(engine, ["what"]) != answers(load(str(checkpoint), engine="embedded"), ["what"])
+
+
+def test_answers_depend_on_what_a_prompt_says_and_not_on_its_neighbours(engine):
+    alone, together = answers(engine, ["what"]), answers(engine, ["who", "what", "what"])
+    assert together[1] == alone[0]
+    assert together[2] != alone[0], "the same prompt twice gave the same samples"
+
+
+def test_the_text_of_an_answer_leaves_special_tokens_out(engine):
+    ((_, group),) = engine.generate(["what"], SamplingParams(max_tokens=40, n=8))
+    for completion in group:
+        text = engine.text(completion)
+        assert len(text) == len(completion.token_ids) - (completion.finish_reason == "stop")
+        assert (completion.finish_reason == "stop") == (completion.token_ids[-1] == END)
+
+
+def test_stop_strings_work_with_the_loaded_tokenizer(engine):
+    ((_, (free,)),) = engine.generate(["what"], SamplingParams(max_tokens=12, ignore_eos=True))
+    stop = engine.tokenizer.decode(free.token_ids)[4:7]
+    ((_, (cut,)),) = engine.generate(["what"], SamplingParams(max_tokens=12, ignore_eos=True, stop=(stop,)))
+    assert cut.finish_reason == "stop"
+    assert cut.token_ids == free.token_ids[: len(cut.token_ids)]
+    assert engine.tokenizer.decode(cut.token_ids).endswith(stop)
+
+
+def test_another_trainer_pushes_weights_to_it(engine, text_model):
+    greedy = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    first = answers(engine, ["what"], greedy)
+    engine.update(((name, -tensor) for name, tensor in text_model.state_dict().items()), 1)
+    assert answers(engine, ["what"], greedy) != first
+    assert len(engine.score(["what"], [[1, 2]])[0]) == 2
+    with engine.awake(text_model.state_dict().items(), 2):
+        assert answers(engine, ["what"], greedy) == first
+
+
+def test_a_model_object_is_taken_with_its_end_tokens_and_without_a_tokenizer(text_model):
+    text_model.generation_config.eos_token_id = [END, 8]
+    engine = load(text_model)
+    ((_, group),) = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=60, n=8))
+    assert {c.token_ids[-1] for c in group if c.finish_reason == "stop"} <= {END, 8}
+    with pytest.raises(ValueError, match="a prompt of text needs a tokenizer"):
+        engine.generate(["what"], PARAMS)
+
+
+def test_a_vision_language_model_never_says_its_placeholders_and_takes_text_and_pictures(vision_model):
+    engine = load(copy_of(vision_model), end_token_ids={END})
+    hot = SamplingParams(max_tokens=30, n=8, temperature=3.0)
+    picture = picture_prompt(vision_model, "p", 4, [(1, 4, 4)])
+    for prompts in ([[1, 2, 3]], [picture]):
+        for _, group in engine.generate(prompts, hot):
+            assert not any(token >= 60 for completion in group for token in completion.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"engine": "sglang"}, ValueError, "engine='sglang'"),
+        ({"engine": "vllm"}, ValueError, "vLLM loads models from a path, got a Qwen2ForCausalLM"),
+        ({}, ValueError, "Qwen2ForCausalLM names no end token"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(text_model, change, error, message):
+    with pytest.raises(error, match=message):
+        load(text_model, **change)
+
+
+def test_vllm_is_asked_for_by_name_where_it_is_not_installed(checkpoint, monkeypatch):
+    monkeypatch.setattr("r1_rollout.loading.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="vllm is not installed"):
+        load(str(checkpoint), engine="vllm")
+
+
+def test_a_string_in_place_of_a_list_of_prompts_is_refused(engine):
+    with pytest.raises(ValueError, match="put it in a list"):
+        engine.generate("what", PARAMS)
+    engine.tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="chat=False"):
+        engine.generate(["what"], PARAMS)

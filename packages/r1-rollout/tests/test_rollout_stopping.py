@@ -1,0 +1,164 @@
+"""How answers and calls of the embedded engine end: tokens, strings, limits, and a consumer who has enough."""
+
+import gc
+import weakref
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from embedded_cases import END, copy_of, engine_for, mixed_prompts, sample, text_prompt
+
+from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.kv import GroupCache
+from r1_rollout.types import Completion, SamplingParams
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-"
+
+
+class Letters:
+    """A tokenizer of 64 letters, one a token."""
+
+    def batch_decode(self, sequences: list[list[int]], **options: Any) -> list[str]:
+        assert options == {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return ["".join(LETTERS[token] for token in tokens) for tokens in sequences]
+
+
+def cut(completion: Completion, ends: tuple[str, ...]) -> Completion:
+    """The completion as it would be if the first of these strings in it had ended it."""
+    text = "".join(LETTERS[token] for token in completion.token_ids)
+    found = [text.index(end) + len(end) for end in ends if end in text]
+    if not found:
+        return completion
+    length = min(found)
+    return Completion(completion.token_ids[:length], completion.logprobs[:length], "stop", completion.weight_version)
+
+
+def same(first: list[list[Completion]], second: list[list[Completion]]) -> bool:
+    return [(c.token_ids, c.finish_reason) for c in chain.from_iterable(first)] == [
+        (c.token_ids, c.finish_reason) for c in chain.from_iterable(second)
+    ]
+
+
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_stop_tokens_end_answers_beside_the_models_own(text_model, ignore_eos):
+    prompts = mixed_prompts(text_model)
+    free = sample(text_model, prompts, SamplingParams(max_tokens=20, n=8, ignore_eos=True))
+    ends = tuple(LETTERS[token] for token in ((3, 11) if ignore_eos else (3, 11, END)))
+    params = SamplingParams(max_tokens=20, n=8, ignore_eos=ignore_eos, stop_token_ids=(3, 11))
+    expected = [[cut(completion, ends) for completion in group] for group in free]
+    assert same(sample(text_model, prompts, params), expected)
+    assert {c.finish_reason for c in chain.from_iterable(expected)} == {"stop", "length"}
+
+
+def test_stop_strings_end_answers_behind_the_token_that_completes_them(text_model):
+    prompts = mixed_prompts(text_model)
+    free = sample(text_model, prompts, SamplingParams(max_tokens=20, n=8, ignore_eos=True))
+    texts = ["".join(LETTERS[token] for token in c.token_ids) for c in chain.from_iterable(free)]
+    ends = (texts[0][7:10], texts[5][3:5], "never said, as it is longer than an answer")
+    params = SamplingParams(max_tokens=20, n=8, ignore_eos=True, stop=ends)
+    expected = [[cut(completion, ends) for completion in group] for group in free]
+    assert same(sample(text_model, prompts, params, tokenizer=Letters()), expected)
+    stopped = [c for c in chain.from_iterable(expected) if c.finish_reason == "stop"]
+    assert {*map(len, (c.token_ids for c in stopped))} >= {5}
+    assert len(stopped) < 40
+
+
+def test_a_string_of_the_prompt_does_not_end_the_answer(text_model):
+    prompt = text_prompt("p", 9)
+    said = "".join(LETTERS[token] for token in prompt.token_ids[-3:])
+    ((completion,),) = sample(
+        text_model, [prompt], SamplingParams(max_tokens=4, stop=(said,), ignore_eos=True), tokenizer=Letters()
+    )
+    assert len(completion.token_ids) == 4
+
+
+def test_stop_strings_need_a_tokenizer(text_model):
+    with pytest.raises(ValueError, match=r"stop=\('x',\) needs a tokenizer"):
+        sample(text_model, [text_prompt("p", 3)], SamplingParams(max_tokens=2, stop=("x",)))
+
+
+def alive(kind: type) -> list[Any]:
+    gc.collect()
+    return [weakref.ref(o) for o in gc.get_objects() if isinstance(o, kind)]
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_closing_a_call_abandons_what_is_unfinished_and_frees_it(text_model, started):
+    engine = engine_for(text_model, max_sequences=4)
+    prompts, params = [text_prompt(f"p{i}", 5) for i in range(6)], SamplingParams(max_tokens=6, n=2)
+    with engine.awake(text_model.state_dict().items(), 3):
+        before = len(alive(GroupCache))
+        groups = engine.generate(prompts, params)
+        if started:
+            next(groups)
+        groups.close()
+        groups.close()
+        assert len(alive(GroupCache)) == before
+        assert list(groups) == []
+        assert len(list(engine.generate(prompts, params))) == 6
+
+
+def test_a_call_that_nobody_holds_any_more_is_freed(text_model):
+    engine = engine_for(text_model, max_sequences=4)
+    with engine.awake(text_model.state_dict().items(), 3):
+        before = len(alive(GroupCache))
+        for _ in engine.generate([text_prompt(f"p{i}", 5) for i in range(6)], SamplingParams(max_tokens=6, n=2)):
+            break
+        assert len(alive(GroupCache)) == before
+
+
+def test_an_engine_that_was_given_a_version_samples_at_once_and_takes_updates(text_model):
+    model = copy_of(text_model)
+    model.load_state_dict(text_model.state_dict())
+    engine = EmbeddedEngine(model, end_token_ids={END}, version=0)
+    prompt, params = text_prompt("p", 6), SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+
+    def answer() -> tuple[list[int], int]:
+        ((_, (completion,)),) = engine.generate([prompt], params)
+        return completion.token_ids, completion.weight_version
+
+    first = answer()
+    assert first[1] == 0
+    engine.update(((name, -tensor) for name, tensor in text_model.state_dict().items()), 1)
+    assert answer() == (answer()[0], 1)
+    assert answer()[0] != first[0]
+    with engine.awake(text_model.state_dict().items(), 2):
+        assert answer() == (first[0], 2)
+    assert answer() == (first[0], 2)
+
+
+def test_an_update_ends_the_call_that_is_running(text_model):
+    engine = engine_for(text_model, max_sequences=2)
+    engine.update(text_model.state_dict().items(), 1)
+    groups = engine.generate([text_prompt(f"p{i}", 5) for i in range(4)], SamplingParams(max_tokens=6, n=2))
+    next(groups)
+    engine.update(text_model.state_dict().items(), 2)
+    with pytest.raises(RuntimeError, match="new weights came"):
+        next(groups)
+
+
+def test_after_an_update_that_failed_nothing_is_sampled_until_the_next(text_model):
+    engine, prompt = engine_for(text_model), text_prompt("p", 3)
+    engine.update(text_model.state_dict().items(), 1)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight"):
+        engine.update([(k, v) for k, v in text_model.state_dict().items() if k != "model.norm.weight"], 2)
+    with pytest.raises(RuntimeError, match="awake"):
+        engine.generate([prompt], SamplingParams(max_tokens=2))
+    engine.update(text_model.state_dict().items(), 3)
+    assert list(engine.generate([prompt], SamplingParams(max_tokens=2)))
+
+
+def test_too_little_memory_is_told_with_what_to_lower_and_leaves_the_engine_usable(text_model, monkeypatch):
+    engine = engine_for(text_model, max_sequences=4)
+    prompts, params = [text_prompt(f"p{i}", 5) for i in range(6)], SamplingParams(max_tokens=6, n=2)
+
+    def full(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with engine.awake(text_model.state_dict().items(), 3):
+        with monkeypatch.context() as patch:
+            patch.setattr(GroupCache, "aim", full)
+            with pytest.raises(MemoryError, match=r"4 samples .* lower max_sequences \(4"):
+                list(engine.generate(prompts, params))
+        assert len(list(engine.generate(prompts, params))) == 6
