@@ -1,17 +1,16 @@
 """The embedded engine: group sampling inside the process, on any CPU or GPU, with no server."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from r1_rollout.decoding import Decoding
 from r1_rollout.kv import ATTENTION
 from r1_rollout.sampling import allowed_tokens
 from r1_rollout.types import Completion, PromptLike, SamplingParams
-from r1_rollout.weights import load_weights
+from r1_rollout.weights import Weights, WeightStore
 
 
 class EmbeddedEngine:
@@ -52,20 +51,21 @@ class EmbeddedEngine:
         self._allowed = allowed_tokens(text.vocab_size, banned_token_ids).to(device)
         self._end_token_ids = frozenset(end_token_ids)
         self._max_sequences = max_sequences
-        self._version: int | None = None
+        self._weights = WeightStore(model)
+        self._version: int | None = None  # while awake
         self._decoding: Decoding | None = None
 
     @contextmanager
-    def awake(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Iterator[None]:
+    def awake(self, weights: Weights, version: int) -> Iterator[None]:
         """Load `weights`, sample inside the block; at its end the cache is freed and unfinished calls are over.
 
         Raises:
             RuntimeError: the engine is awake already.
-            WeightsError: the weights are not those of the engine's model.
+            WeightsError: the weights are not those of the engine's model, or older than those it has.
         """
         if self._version is not None:
             raise RuntimeError(f"the engine is awake already, with weight version {self._version}")
-        load_weights(self._model, weights)
+        self._weights.load(weights, version)
         self._version = version
         try:
             yield
@@ -102,6 +102,35 @@ class EmbeddedEngine:
             version=self._version,
         )
         return _groups(self._decoding)
+
+    @torch.inference_mode()
+    def score(
+        self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
+        """Return the log-prob of each token of each prompt's response under the present weights.
+
+        Raises:
+            RuntimeError: outside an awake block.
+        """
+        if self._version is None:
+            raise RuntimeError("score() needs an awake engine: call it inside `with engine.awake(weights, version)`")
+        _check(prompts)
+        device = self._allowed.device
+        scores = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            start, length = len(prompt.token_ids), len(response)
+            rotary = prompt.position_ids[1:] if len(prompt.position_ids) > 1 else prompt.position_ids
+            answer = int(rotary.max()) + 1 + torch.arange(length).expand(len(rotary), -1)
+            positions = torch.cat([rotary, answer], dim=1)[:, None]
+            logits = self._model(
+                input_ids=torch.tensor([[*prompt.token_ids, *response]], device=device),
+                position_ids=(positions[0] if len(positions) == 1 else positions).to(device),
+                use_cache=False,
+                **{name: value.to(device) for name, value in prompt.model_inputs.items()},
+            ).logits[0, start - 1 : start - 1 + length]
+            logprobs = (logits.float() / temperature).log_softmax(dim=-1)
+            scores.append(logprobs.gather(1, torch.tensor(response, device=device)[:, None])[:, 0].tolist())
+        return scores
 
     def _close(self) -> None:
         if self._decoding is not None:
