@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from r1_rollout.weights import WeightsError, load_weights
+from r1_rollout.weights import WeightsError, WeightStore, buckets, load_weights
 
 
 class Tied(nn.Module):
@@ -55,3 +55,59 @@ def test_a_shape_that_would_broadcast_is_refused():
     given = {**dict(weights_of(model)), "body.bias": torch.zeros(1)}
     with pytest.raises(WeightsError, match=r"body\.bias: got shape \[1\], .* has \[3\]"):
         load_weights(model, given.items())
+
+
+def test_an_engine_goes_forward_only():
+    model = Tied()
+    store = WeightStore(model)
+    store.load(weights_of(model), 5)
+    store.load(weights_of(model), 5)
+    before = model.body.weight.clone()
+    with pytest.raises(WeightsError, match=r"version 4 are older than version 5, which the engine has"):
+        store.load(weights_of(model), 4)
+    assert torch.equal(model.body.weight, before)
+    assert store.version == 5
+
+
+def test_a_load_that_failed_leaves_no_version_to_trust():
+    model = Tied()
+    store = WeightStore(model)
+    store.load(weights_of(model), 5)
+    with pytest.raises(WeightsError, match="not given"):
+        store.load(weights_of(model, "body.bias"), 6)
+    assert store.version is None
+
+
+def test_buckets_hold_all_tensors_in_order_and_no_more_bytes_than_asked():
+    given = [(str(i), torch.full((i % 7 + 1,), float(i))) for i in range(40)]
+    sizes, names = [], []
+    for bucket in buckets(given, max_bytes=40):
+        sizes.append(sum(tensor.nbytes for _, tensor in bucket))
+        for name, tensor in bucket:
+            names.append(name)
+            assert torch.equal(tensor, dict(given)[name])
+    assert names == [name for name, _ in given]
+    assert max(sizes) <= 40
+    assert len(sizes) < 40
+
+
+def test_a_tensor_larger_than_a_bucket_goes_alone():
+    given = [("a", torch.zeros(2)), ("b", torch.zeros(100)), ("c", torch.zeros(2))]
+    assert [[name for name, _ in bucket] for bucket in buckets(given, max_bytes=16)] == [["a"], ["b"], ["c"]]
+
+
+def test_buckets_cast_floating_point_from_their_masters_and_leave_the_rest():
+    given = [("w", torch.randn(4)), ("steps", torch.arange(3))]
+    (bucket,) = ([*bucket] for bucket in buckets(given, max_bytes=1000, dtype=torch.bfloat16))
+    assert [(name, tensor.dtype) for name, tensor in bucket] == [("w", torch.bfloat16), ("steps", torch.int64)]
+    assert torch.equal(bucket[0][1], given[0][1].bfloat16())
+
+
+def test_the_bound_counts_bytes_after_the_cast():
+    given = [(str(i), torch.randn(4)) for i in range(4)]
+    assert [len(bucket) for bucket in buckets(given, max_bytes=16, dtype=torch.bfloat16)] == [2, 2]
+
+
+def test_a_bucket_must_have_room():
+    with pytest.raises(ValueError, match="max_bytes must be positive, got 0"):
+        next(buckets([], max_bytes=0))

@@ -82,11 +82,14 @@ def load_weights(config: RunConfig, model: ModelFiles, dtype: torch.dtype) -> An
     )
 
 
+def engine_dtype(config: RunConfig, model: ModelFiles) -> torch.dtype:
+    """Return what the engine computes in. Processors do so in float32: half precision is slower there."""
+    return DTYPES[config.worker.rollout.dtype] if model.device.type == "cuda" else torch.float32
+
+
 def load_engine_weights(config: RunConfig, model: ModelFiles) -> Any:
-    """Return a copy of the model for the engine. Processors compute in float32: half precision is slower there."""
-    return load_weights(
-        config, model, DTYPES[config.worker.rollout.dtype] if model.device.type == "cuda" else torch.float32
-    )
+    """Return a copy of the model for the engine."""
+    return load_weights(config, model, engine_dtype(config, model))
 
 
 def build_scorer(

@@ -8,10 +8,12 @@ import psutil
 import torch
 
 from r1_cli.collect import Batch
+from r1_cli.proof import ProvenGenerator
 from r1_cli.roles import Position, Run
 from r1_cli.samples import Group
 from r1_core.losses import correction
 from r1_core.types import Sample
+from r1_rollout.types import Generator
 
 
 def step_metrics(
@@ -28,6 +30,7 @@ def step_metrics(
         **advantage_metrics(samples),
         **length_metrics(batch.groups, run.sampling.max_tokens),
         **staleness(at.step, batch, samples),
+        **canary_metrics(run.scorer.generator),
         **spread("global_seqlen", tokens),
         "rollout/groups_sampled": float(batch.sampled),
         "rollout/groups_trained": float(len(batch.groups)),
@@ -149,6 +152,11 @@ def agreement(samples: Sequence[Sample], prefix: str = "rollout/") -> dict[str, 
         f"{prefix}chi2": float(found["rollout_chi2"]),
         f"{prefix}effective_sample_size": float(correction.effective_sample_size(weights, tokens)),
     }
+
+
+def canary_metrics(generator: Generator) -> dict[str, float]:
+    """Return by what share of their size log-probs of engine and learner differed after the step's sync."""
+    return {"rollout/canary_gap": generator.gap} if isinstance(generator, ProvenGenerator) else {}
 
 
 def divergence(samples: Sequence[Sample]) -> float:

@@ -20,6 +20,7 @@ from r1_cli.evaluate import validate
 from r1_cli.media import open_media
 from r1_cli.plan import Plan, make_plan
 from r1_cli.prompts import build_prompts, build_stream, build_validation
+from r1_cli.proof import build_canary, prove
 from r1_cli.roles import Dataset, Position, Run, Schedule
 from r1_cli.sources import open_sources
 from r1_cli.stop import StopRequest
@@ -68,6 +69,8 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         verifier = open_verifier(config, [*sources, *val_sources], stack)
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
         scorer = assemble.build_scorer(config, model, verifier, stack)
+        if config.worker.rollout.canary:
+            scorer = prove(scorer, learner, build_canary(config, model, media.renderer))
         sampling, val_sampling = assemble.build_sampling(config)
         run = Run(
             learner=learner,

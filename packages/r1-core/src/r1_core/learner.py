@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from r1_core import checkpoint, kl
+from r1_core.ablation import zeroed
 from r1_core.batching import Batching, MicroLimit, count, fillers, schedule
 from r1_core.gradient_sums import GradientSums
 from r1_core.microbatch import MicroBatch, collate
@@ -239,6 +240,10 @@ class Learner:
         """
         for name, tensor in checkpoint.named_state(self.model):
             yield name, whole(tensor)
+
+    def zeroed(self, rows: Mapping[str, Sequence[int] | None]) -> AbstractContextManager[None]:
+        """Set rows of the weights (None: all of a tensor) to zero inside the block; see `ablation.zeroed`."""
+        return zeroed(self.model, rows)
 
     def save(self, folder: Path, *, model_only: bool = False) -> None:
         """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.

@@ -1,12 +1,11 @@
 """The embedded engine: group sampling inside the process, on any CPU or GPU, with no server."""
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from r1_rollout.decoding import Decoding
 from r1_rollout.kv import ATTENTION
@@ -14,7 +13,7 @@ from r1_rollout.plan import Plan, replay_plan, sampling_plan
 from r1_rollout.prefill import rotary_axes
 from r1_rollout.sampling import banned_tokens
 from r1_rollout.types import PromptLike, SamplingParams
-from r1_rollout.weights import load_weights
+from r1_rollout.weights import Weights, WeightStore
 
 
 class EmbeddedEngine:
@@ -64,11 +63,13 @@ class EmbeddedEngine:
         self._filler = next(token for token in range(text.vocab_size) if token not in frozenset(banned_token_ids))
         self._end_token_ids, self._tokenizer = frozenset(end_token_ids), tokenizer
         self._max_sequences = max_sequences
+        self._weights = WeightStore(self._model)
+        self._weights.version = version
         self._version, self._stays_ready, self._awake = version, version is not None, False
         self._decoding: weakref.ref[Decoding] | None = None
 
     @contextmanager
-    def awake(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Iterator[None]:
+    def awake(self, weights: Weights, version: int) -> Iterator[None]:
         """Load `weights`, sample inside the block; at its end the cache is freed and unfinished calls are over.
 
         Raises:
@@ -89,7 +90,7 @@ class EmbeddedEngine:
             if self._banned.is_cuda:
                 torch.cuda.empty_cache()
 
-    def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def update(self, weights: Weights, version: int) -> None:
         """Load `weights` to sample from them until others come, with no `awake` block.
 
         An unfinished call is over: its answers would be of two versions.
@@ -173,11 +174,11 @@ class EmbeddedEngine:
             version=self._version,
         )
 
-    def _load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def _load(self, weights: Weights, version: int) -> None:
         """Replace the weights; until all have arrived, there is no version to sample from."""
         self._end("new weights came before it finished")
         self._version = None
-        load_weights(self._model, weights)
+        self._weights.load(weights, version)
         self._version = version
 
     def _end(self, reason: str) -> None:

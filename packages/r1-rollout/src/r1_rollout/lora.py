@@ -3,7 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from r1_rollout.names import Directory, Place, adapter_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +20,86 @@ class Adapter:
     alpha: float
     target_modules: tuple[str, ...]  # ends of module names, as in PEFT, or `all-linear`
     weights: Iterable[tuple[str, Tensor]]  # PEFT's names; A is [rank, inputs], B is [outputs, rank]
+
+
+class AdapterSlot:
+    """The place in a model where adapters go.
+
+    The base weights of the adapted modules are kept aside, in the model's precision, so that an adapter is always added
+    to them and never to the sum with its predecessor: after any number of syncs the weights are, to the bit, those of
+    the last adapter alone. The price is a second copy of these modules while an adapter is in place.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._bases: dict[str, tuple[Tensor, Tensor]] = {}  # module: (view into the model, its values before)
+
+    def forget(self) -> None:
+        """Give up the base weights, because all weights are about to be replaced."""
+        self._bases.clear()
+
+    @torch.no_grad()
+    def load(self, adapter: Adapter) -> None:
+        """Put `adapter` in the place of the one before, if there is one. Nothing changes if it raises.
+
+        Raises:
+            ValueError: the adapter is empty, incomplete or not of its rank, or it, or one of its target modules, binds
+                to nothing in the model.
+        """
+        factors = _pair(adapter)
+        places = _bind(self._model, adapter, factors)
+        for view, base in self._bases.values():
+            view.copy_(base)
+        for name in self._bases.keys() - factors.keys():
+            del self._bases[name]
+        scale = adapter.alpha / adapter.rank
+        for module, (a, b) in factors.items():
+            view = places[module].rows(b.shape[0])
+            _, base = self._bases.setdefault(module, (view, view.clone()))
+            view.copy_(base.float() + scale * (b.to(view.device).float() @ a.to(view.device).float()))
+
+
+def _pair(adapter: Adapter) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return (A, B) of each module."""
+    if adapter.rank < 1:
+        raise ValueError(f"the adapter has rank {adapter.rank}, it must be at least 1")
+    sides: dict[str, dict[str, Tensor]] = {"A": {}, "B": {}}
+    for name, tensor in adapter.weights:
+        part = adapter_part(name)
+        if part is None:
+            raise ValueError(f"{name} is no factor of a LoRA adapter (…lora_A.weight or …lora_B.weight)")
+        module, side = part
+        axis = 0 if side == "A" else 1
+        if tensor.ndim != 2 or tensor.shape[axis] != adapter.rank:
+            raise ValueError(f"{name}: got shape {list(tensor.shape)}, axis {axis} must be the rank, {adapter.rank}")
+        sides[side][module] = tensor
+    if not sides["A"] and not sides["B"]:
+        raise ValueError(f"the adapter for {_listed(adapter.target_modules)} holds no weights")
+    if lone := sides["A"].keys() ^ sides["B"].keys():
+        raise ValueError(f"the adapter has only one factor of {_listed(sorted(lone))}")
+    return {module: (a, sides["B"][module]) for module, a in sides["A"].items()}
+
+
+def _bind(model: nn.Module, adapter: Adapter, factors: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Place]:
+    """Return where each module's weight is."""
+    directory = Directory(model.state_dict(keep_vars=True))
+    found = {module: directory.find(f"{module}.weight", b.shape[0]) for module, (_, b) in factors.items()}
+    places = {module: place for module, place in found.items() if place is not None}
+    if unbound := [module for module in factors if module not in places]:
+        raise ValueError(
+            f"the adapter binds to nothing: {len(unbound)} of its {len(factors)} modules are not in the engine's "
+            f"{type(model).__name__}: {_listed(unbound)}"
+        )
+    for module, (a, b) in factors.items():
+        view, shape = places[module].rows(b.shape[0]), [b.shape[0], a.shape[1]]
+        if list(view.shape) != shape or places[module].first_row < 0:
+            raise ValueError(f"the adapter of {module} makes {shape}, the engine's weight is {list(view.shape)}")
+    for target in adapter.target_modules:
+        if target != "all-linear" and not any(f".{module}".endswith(f".{target}") for module in factors):
+            raise ValueError(f"the adapter's target module {target} binds to nothing: it has no weights for it")
+    return places
+
+
+def _listed(names: Iterable[str], limit: int = 5) -> str:
+    names = list(names)
+    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")

@@ -1,12 +1,14 @@
 """What every engine takes and gives: sampling parameters, completions, and the protocols of engines."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from r1_rollout.weights import Weights
 
 
 class PromptLike(Protocol):
@@ -85,8 +87,11 @@ class Groups(Protocol):
 class Generator(Protocol):
     """An engine. It owns its copy of the weights and lets go of what it can between two `awake` blocks."""
 
-    def awake(self, weights: "Iterable[tuple[str, Tensor]]", version: int) -> AbstractContextManager[None]:
-        """Load `weights` (names as in the Hugging Face checkpoint), sample inside the block, sleep after it."""
+    def awake(self, weights: "Weights", version: int) -> AbstractContextManager[None]:
+        """Load `weights` (names as in the Hugging Face checkpoint) or an adapter, sample inside the block, then sleep.
+
+        A version older than the one that the engine has is refused; the same one may come again.
+        """
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes."""

@@ -1,62 +1,135 @@
-"""Hand-over of weights: named tensors are copied into a module, all of them or an error that names which."""
+"""Hand-over of weights: named tensors go into a model, in bounded buckets, all of them or an error that names which."""
 
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from r1_rollout.lora import Adapter, AdapterSlot
+from r1_rollout.names import FUSED, Directory, Place, adapter_part
+
+Weights: TypeAlias = Iterable[tuple[str, Tensor]] | Adapter
 
 
 class WeightsError(ValueError):
     """The tensors given are not this model's; the message names the first few that differ."""
 
 
+def buckets(
+    weights: Iterable[tuple[str, Tensor]], max_bytes: int, dtype: torch.dtype | None = None
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield the tensors in lists of at most `max_bytes`; a larger tensor goes alone.
+
+    Floating-point tensors are cast to `dtype`, as from float32 masters to bfloat16. A list is emptied when the next is
+    asked for, so that beside the model one bucket exists at a time, if `weights` makes its tensors one by one: copy
+    what you keep.
+
+    Raises:
+        ValueError: `max_bytes` is not positive.
+    """
+    if max_bytes <= 0:
+        raise ValueError(f"max_bytes must be positive, got {max_bytes}")
+    bucket: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in weights:
+        kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        num_bytes = tensor.numel() * kind.itemsize
+        if bucket and size + num_bytes > max_bytes:
+            yield bucket
+            bucket.clear()
+            bucket, size = [], 0
+        bucket.append((name, tensor.detach().to(kind)))
+        size += num_bytes
+        del tensor  # or it would outlive its bucket
+    if bucket:
+        yield bucket
+        bucket.clear()
+
+
+class WeightStore:
+    """The weights of an engine's model: which version they are, and the way newer ones get in."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.version: int | None = None  # None before the first load, and after one that failed
+        self._model = model
+        self._adapter = AdapterSlot(model)
+
+    def load(self, weights: Weights, version: int) -> None:
+        """Take up all weights, or an adapter upon the base weights that are there.
+
+        Raises:
+            WeightsError: `version` is older than the present one, or the weights are not this model's.
+        """
+        if self.version is not None and version < self.version:
+            raise WeightsError(
+                f"weights of version {version} are older than version {self.version}, which the engine has: an engine "
+                "goes forward only; make a new one to go back"
+            )
+        self.version = None
+        if isinstance(weights, Adapter):
+            try:
+                self._adapter.load(weights)
+            except ValueError as error:
+                raise WeightsError(f"weights of version {version}: {error}") from error
+        else:
+            self._adapter.forget()
+            load_weights(self._model, weights)
+        self.version = version
+
+
 @torch.no_grad()
 def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Copy `weights` into `model`, in the model's own precision and on its device.
 
-    Names are those of the model's state dict. Of tied weights (an embedding and the output layer) either name will do.
+    Names are those of the model's state dict, or what wrappers, other layouts and split projections make of them (see
+    `names`). Of tied weights (an embedding and the output layer) either name will do.
 
     Raises:
         WeightsError: a name is unknown, a shape differs, or a weight of the model was not given. What came before the
             error has been copied.
     """
     own = model.state_dict(keep_vars=True)
+    directory = Directory(own)
     missing = {id(tensor) for tensor in own.values()}
     unknown = []
+    parts: dict[int, tuple[Place, dict[str, int]]] = {}  # of fused tensors: rows of each part that came
     for name, tensor in weights:
-        target = own.get(name)
-        if target is None:
+        place = directory.find(name, tensor.shape[0] if tensor.ndim else 1)
+        if place is None:
             unknown.append(name)
             continue
-        if target.shape != tensor.shape:
-            raise WeightsError(f"{name}: got shape {list(tensor.shape)}, the engine's model has {list(target.shape)}")
-        target.copy_(tensor)
-        missing.discard(id(target))
+        _copy(name, tensor, place)
+        missing.discard(id(place.target))
+        if place.part:
+            parts.setdefault(id(place.target), (place, {}))[1][place.part] = tensor.shape[0]
     if unknown:
-        raise WeightsError(f"{len(unknown)} weights are unknown to the engine's model: {_first(unknown)}")
-    if missing:
+        hint = "; LoRA factors are handed over as an Adapter" if any(map(adapter_part, unknown)) else ""
+        raise WeightsError(f"{len(unknown)} weights are unknown to the engine's model: {_first(unknown)}{hint}")
+    absent = [name for name, tensor in own.items() if id(tensor) in missing]
+    absent += [part for place, rows in parts.values() for part in _absent_parts(place, rows)]
+    if absent:
+        raise WeightsError(f"{len(absent)} weights of the engine's model were not given: {_first(absent)}")
+
+
+def _copy(name: str, tensor: Tensor, place: Place) -> None:
+    view = place.rows(tensor.shape[0] if tensor.ndim else 1) if place.first_row >= 0 else None
+    if view is None or view.shape != tensor.shape:
+        part = f" for {place.name}, of which this is the part {place.part}" if place.part else ""
         raise WeightsError(
-            f"{len(missing)} weights of the engine's model were not given: "
-            f"{_first([name for name, tensor in own.items() if id(tensor) in missing])}"
+            f"{name}: got shape {list(tensor.shape)}, the engine's model has {list(place.target.shape)}{part}"
         )
+    view.copy_(tensor)
+
+
+def _absent_parts(place: Place, rows: dict[str, int]) -> list[str]:
+    """Return which parts of a fused tensor did not come, after a check that those that came fill it."""
+    expected = next(parts for parts in FUSED.values() if place.part in parts)
+    absent = [f"{place.name} ({part})" for part in expected if part not in rows]
+    if not absent and sum(rows.values()) != place.target.shape[0]:
+        raise WeightsError(f"{place.name} has {place.target.shape[0]} rows, but its parts came with {rows}")
+    return absent
 
 
 def _first(names: list[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
-
-
-def buckets(
-    weights: Iterable[tuple[str, Tensor]], max_bytes: int, dtype: torch.dtype | None = None
-) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield the weights in lists of at most `max_bytes`, cast to `dtype`; a larger tensor goes alone."""
-    bucket: list[tuple[str, Tensor]] = []
-    size = 0
-    for name, tensor in weights:
-        tensor = tensor.detach().to(dtype or tensor.dtype)
-        if bucket and size + tensor.nbytes > max_bytes:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += tensor.nbytes
-    if bucket:
-        yield bucket

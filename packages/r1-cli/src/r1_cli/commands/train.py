@@ -42,9 +42,10 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         from r1_cli.models import ModelError
         from r1_cli.run import train as run_training
         from r1_rewards.types import RewardFailure
+        from r1_rollout.canary import StaleWeights
         from r1_rollout.vllm.thread import EngineError
 
-        with told_plainly(ModelError, RewardSpecError, RewardFailure, EngineError):
+        with told_plainly(ModelError, RewardSpecError, RewardFailure, StaleWeights, EngineError):
             run_training(config, provenance)
 
 

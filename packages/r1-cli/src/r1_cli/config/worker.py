@@ -160,6 +160,7 @@ class RolloutConfig(Section):
     limit_images: Annotated[int, Field(ge=0)] = 0  # pictures per prompt that the engine reserves room for; 0: its own
     disable_tqdm: bool = False
     disable_log_stats: bool = True
+    canary: bool = True  # compare log-probs with the learner's after every sync, and stop at a mismatch
     val_override_config: ValOverrideConfig = ValOverrideConfig()
 
 

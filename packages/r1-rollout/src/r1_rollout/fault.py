@@ -1,0 +1,148 @@
+"""Which parameters are at fault when the canary has found a gap: groups are set to zero, one by one, on both sides."""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from r1_rollout.canary import Canary, StaleWeights, scores, widest_gap
+from r1_rollout.lora import Adapter
+from r1_rollout.names import adapter_part, core
+from r1_rollout.probes import Probes
+from r1_rollout.types import Generator, PromptLike, Scoring
+from r1_rollout.weights import Weights
+
+Rows: TypeAlias = Mapping[str, Sequence[int] | None]  # by name of a tensor: its rows, None for all of them
+_VISION = re.compile(r"(^|\.)(visual|vision_tower|vision_model|vision_encoder|multi_modal_projector)\.")
+_LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.(\d+)\.")
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings)\.")
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.")
+EMBEDDING, HEAD, NORM, VISION, ADAPTER = "embedding", "head", "final norm", "vision tower", "adapter"
+_HIDING = {EMBEDDING, HEAD, NORM}  # without them all log-probs are alike, whatever else is wrong
+
+
+class Reference(Protocol):
+    """The learner, as far as the search needs it."""
+
+    def weights(self) -> Weights:
+        """Return what a sync sends."""
+
+    def score(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the learner's log-prob of each token of each response, at the canary's temperature."""
+
+    def zeroed(self, rows: Rows) -> AbstractContextManager[None]:
+        """Inside the block these rows of its weights are zero; after it, what they were."""
+
+
+class Engine(Generator, Scoring, Protocol):
+    """An engine that can be put to the test."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """What the two sides say of the probes, both under the same weights."""
+
+    engine: list[list[float]]
+    learner: list[list[float]]
+
+    @property
+    def gap(self) -> float:
+        return widest_gap(self.engine, self.learner)
+
+
+def find_fault(canary: Canary, engine: Engine, reference: Reference, version: int, gap: float) -> StaleWeights:
+    """Return the error for the gap that the canary has found, with the group of parameters at fault.
+
+    The engine, asleep, is synced again, and judged by its log-probs alone, so that it may be any engine:
+
+    1. The same weights once more. If that closes the gap, the sync had lost something.
+    2. Sequences that it has never seen. If there is no gap on these, it remembers: a cache was not reset.
+    3. Without one group after the other (embedding, each layer, head, vision tower, adapter), which is zero on both
+       sides. A group whose absence changes the learner and not the engine never arrives: all such groups are named. If
+       there is none, the group without which both agree arrives wrong: transposed, swapped, bound to another module.
+
+    That makes one sync for each group and two more, and as many short forward passes on both sides. The limits: of
+    several groups that arrive wrong at once none is found; embedding, final norm and head can be told apart only where
+    they do not arrive; and a gap just above the tolerance may be blamed on a neighbour. The engine is left with weights
+    that are of no use: it must not sample before another sync.
+    """
+    whole = _look(canary, engine, reference, version, canary.probes)
+    verdict = _judge(canary, engine, reference, version, whole)
+    return StaleWeights(*verdict, version=version, gap=gap, tolerance=canary.tolerance)
+
+
+def _judge(canary: Canary, engine: Engine, reference: Reference, version: int, whole: _Sight) -> tuple[str, str]:
+    """Return (group, what was found)."""
+    if canary.accepts(whole.gap):
+        return "the sync", "a second sync of the same weights closed the gap"
+    if canary.accepts(_look(canary, engine, reference, version, canary.fresh).gap):
+        return "prefix cache", "on sequences that the engine has not seen there is no gap: a cache outlives the sync"
+    sights: dict[str, _Sight] = {}
+    groups = group_parameters(reference.weights(), canary.probes.inputs)
+    for group, rows in groups.items():
+        with reference.zeroed(rows):
+            sights[group] = _look(canary, engine, reference, version, canary.probes)
+    deaf = [
+        group
+        for group, sight in sights.items()
+        if canary.accepts(widest_gap(sight.engine, whole.engine)) and not _same(canary, sight.learner, whole.learner)
+    ]
+    if deaf:
+        return ", ".join(deaf), "set to zero, it changes the learner and not the engine: it never arrives"
+    closing = {g: s.gap for g, s in sights.items() if g not in _HIDING and canary.accepts(s.gap)}
+    if closing:
+        return min(closing, key=lambda group: closing[group]), "set to zero on both sides, it leaves no gap"
+    if groups.keys() == {ADAPTER}:
+        return "base weights", "the gap is there without the adapter, too, and the sync carries nothing else"
+    return "embedding, final norm or head", "the gap is there without any one of the layers, too"
+
+
+def _look(canary: Canary, engine: Engine, reference: Reference, version: int, probes: Probes) -> _Sight:
+    """Sync, and let both sides score the probes."""
+    with engine.awake(reference.weights(), version):
+        engine_scores = scores(engine, probes, canary.temperature)
+    return _Sight(engine_scores, reference.score(probes.prompts, probes.responses))
+
+
+def _same(canary: Canary, left: list[list[float]], right: list[list[float]]) -> bool:
+    return canary.accepts(widest_gap(left, right))
+
+
+def group_parameters(weights: Weights, inputs: set[int]) -> dict[str, Rows]:
+    """Return what to set to zero for each group, in the order of the model.
+
+    Args:
+        inputs: the tokens that the probes embed. An embedding's other rows matter as rows of the head it is tied to, if
+            it is: without a head of its own, the head is these rows.
+    """
+    groups: dict[str, dict[str, Sequence[int] | None]] = {}
+    embedding: tuple[str, int] | None = None
+    for name, tensor in weights.weights if isinstance(weights, Adapter) else weights:
+        group = group_of(name)
+        rows = None
+        if group == EMBEDDING:
+            embedding = name, tensor.shape[0]
+            rows = sorted(token for token in inputs if token < tensor.shape[0])
+        groups.setdefault(group, {})[name] = rows
+    if embedding and HEAD not in groups:
+        name, size = embedding
+        groups[HEAD] = {name: [token for token in range(size) if token not in inputs]}
+    return dict(groups)
+
+
+def group_of(name: str) -> str:
+    """Return which group of parameters a tensor belongs to.
+
+    Example: `group_of("model.layers.3.mlp.up_proj.weight") == "layer 3"`.
+    """
+    if adapter_part(name):
+        return ADAPTER
+    name = core(name)
+    if _VISION.search(name):
+        return VISION
+    if found := _LAYER.search(name):
+        return f"layer {found[3]}"
+    if _EMBEDDING.search(name):
+        return EMBEDDING
+    return HEAD if _HEAD.search(name) else NORM

@@ -1,0 +1,85 @@
+"""Fixed sequences to compare an engine with the learner on: no text, but tokens from all over the vocabulary."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+from r1_rollout.types import PromptLike
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# (prompt, response) tokens. The long prompt fills whole blocks of a prefix cache, the short one none.
+LENGTHS = ((5, 4), (136, 6))
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePrompt:
+    """A prompt of text tokens, as every engine takes it."""
+
+    id: str
+    token_ids: list[int]
+    position_ids: "Tensor"  # int64 [axes, length]
+    model_inputs: "Mapping[str, Tensor]" = field(default_factory=dict)
+    images: tuple[Any, ...] = ()
+    videos: tuple[Any, ...] = ()
+
+    @property
+    def engine_token_ids(self) -> list[int]:
+        return self.token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Prompts, and the response to each whose log-probs are compared."""
+
+    prompts: tuple[PromptLike, ...]
+    responses: tuple[list[int], ...]
+
+    def __add__(self, other: "Probes") -> "Probes":
+        return Probes(self.prompts + other.prompts, self.responses + other.responses)
+
+    @property
+    def inputs(self) -> set[int]:
+        """Every token that is embedded: all but the last of each response."""
+        prompts = {token for prompt in self.prompts for token in prompt.token_ids}
+        return prompts | {token for response in self.responses for token in response[:-1]}
+
+
+def text_probes(
+    allowed: Sequence[int], *, axes: int = 1, longest_prompt: int, longest_response: int, variant: int = 0
+) -> Probes:
+    """Return a few sequences of different lengths, the same on every machine.
+
+    Args:
+        allowed: the token ids that may be used; no placeholders of media among them.
+        axes: rows of `position_ids`, four for M-RoPE.
+        longest_prompt, longest_response: what the engine has room for, in tokens.
+        variant: another number gives other sequences, which share no prefix with these.
+    """
+    import torch
+
+    prompts, responses, used = [], [], variant * sum(map(sum, LENGTHS))
+    for number, (prompt_length, response_length) in enumerate(LENGTHS):
+        prompt_length, response_length = min(prompt_length, longest_prompt), min(response_length, longest_response)
+        token_ids = spread_tokens(allowed, prompt_length, used)
+        used += prompt_length
+        responses.append(spread_tokens(allowed, response_length, used))
+        used += response_length
+        positions = torch.arange(prompt_length).expand(axes, -1)
+        prompts.append(ProbePrompt(f"canary:{variant}:{number}", token_ids, positions))
+    return Probes(tuple(prompts), tuple(responses))
+
+
+def spread_tokens(allowed: Sequence[int], count: int, first: int = 0) -> list[int]:
+    """Return numbers `first`, `first + 1`, … of a walk that meets every token once before any token twice.
+
+    Its step is the golden section of the vocabulary, so that any few tokens in a row lie far apart (Weyl's sequence):
+    rare tokens and frequent ones, whose embeddings have little to do with each other.
+    """
+    size = len(allowed)
+    step = max(1, round(size * 0.618))
+    while gcd(step, size) != 1:
+        step += 1
+    return [allowed[(first + i) * step % size] for i in range(count)]

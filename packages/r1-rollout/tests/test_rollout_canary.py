@@ -1,0 +1,300 @@
+"""Every injected fault of a sync is caught, and blamed on the right group of parameters."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from rollout_faults import (
+    FaultyEngine,
+    ModelReference,
+    PrefixCachingEngine,
+    drops_adapter,
+    faults_of_transport,
+    no_fault,
+    pack_head,
+    skips,
+    train,
+)
+from rollout_models import TEXT, sharpen, vision_config
+from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Config, Qwen2ForCausalLM
+
+from r1_rollout.canary import TOLERANCE, Canary, StaleWeights, widest_gap
+from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.fault import find_fault, group_of
+from r1_rollout.lora import Adapter
+from r1_rollout.probes import ProbePrompt, Probes, spread_tokens, text_probes
+
+ALLOWED = range(60)
+IMAGE, START, END_OF_IMAGE = 60, 62, 63
+SQUARE = {**TEXT, "num_hidden_layers": 3, "num_key_value_heads": 4}  # so that q and k can be swapped
+MakeEngine = Callable[[Any], Any]
+
+
+def embedded_engine(model: Any) -> EmbeddedEngine:
+    return EmbeddedEngine(type(model)(copy.deepcopy(model.config)), end_token_ids={7})
+
+
+@pytest.fixture(params=[embedded_engine])
+def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
+    """An engine for a model's architecture; the weights arrive by `awake`."""
+    return request.param
+
+
+def text_model(*, tied: bool) -> Any:
+    torch.manual_seed(0)
+    return sharpen(Qwen2ForCausalLM(Qwen2Config(**SQUARE, tie_word_embeddings=tied)))
+
+
+def vision_model() -> Any:
+    torch.manual_seed(0)
+    return sharpen(Qwen2_5_VLForConditionalGeneration(vision_config(SQUARE)))
+
+
+def picture_probes(model: Any, variant: int) -> Probes:
+    """One sequence with a picture of its own."""
+    generator = torch.Generator().manual_seed(variant)
+    text = spread_tokens(ALLOWED, 4, variant)
+    token_ids = [*text[:2], START, *[IMAGE] * 4, END_OF_IMAGE, *text[2:]]
+    media = {
+        "pixel_values": torch.randn(16, 3 * 2 * 14 * 14, generator=generator),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]),
+    }
+    ids = torch.tensor([token_ids])
+    rotary, _ = model.model.get_rope_index(
+        ids, mm_token_type_ids=(ids == IMAGE).int(), image_grid_thw=media["image_grid_thw"]
+    )
+    positions = torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
+    prompt = ProbePrompt(f"picture:{variant}", token_ids, positions, media)
+    return Probes((prompt,), (spread_tokens(ALLOWED, 6, 9 + variant),))
+
+
+def canary_for(model: Any) -> Canary:
+    vision = hasattr(model.model, "visual")
+
+    def probes(variant: int) -> Probes:
+        text = text_probes(
+            ALLOWED[:50],
+            axes=4 if vision else 1,
+            longest_prompt=40,
+            longest_response=9,
+            variant=variant,
+        )
+        return text + picture_probes(model, variant) if vision else text
+
+    return Canary(probes(0), probes(1), TOLERANCE[torch.float32])
+
+
+def sync(canary: Canary, engine: Any, reference: ModelReference, version: int) -> float:
+    """The gap after a sync."""
+    with engine.awake(reference.weights(), version):
+        return canary.gap(engine, reference.score(canary.probes.prompts, canary.probes.responses))
+
+
+def catch(canary: Canary, engine: Any, reference: ModelReference, version: int = 1) -> StaleWeights:
+    """Sync a first time, train, sync again: the gap that is there now, explained."""
+    assert canary.accepts(sync(canary, engine, reference, version - 1))
+    train(reference.model)
+    gap = sync(canary, engine, reference, version)
+    assert not canary.accepts(gap)
+    found = find_fault(canary, engine, reference, version, gap)
+    assert (found.version, found.gap) == (version, gap)
+    return found
+
+
+MODELS = {
+    "tied": lambda: text_model(tied=True),
+    "untied": lambda: text_model(tied=False),
+    "vision": vision_model,
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> Any:
+    return MODELS[request.param]()
+
+
+def test_a_faithful_engine_is_far_within_the_tolerance(make_engine: MakeEngine, model: Any) -> None:
+    reference, engine, canary = ModelReference(model), make_engine(model), canary_for(model)
+    for version in range(3):
+        assert sync(canary, engine, reference, version) < canary.tolerance / 5
+        train(model)
+
+
+# `skips` keeps what the first sync brought; a matrix that is transposed from the start is caught at once, so the other
+# faults begin with the second sync.
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("name", faults_of_transport())
+def test_faults_of_transport_are_caught_and_named(make_engine: MakeEngine, name: str, tied: bool) -> None:
+    model, fault = text_model(tied=tied), faults_of_transport()[name]
+    late = FaultyEngine(make_engine(model), lambda e, n, t: fault.tamper(e, n, t) if e.syncs > 1 else t)
+    found = catch(canary_for(model), late, ModelReference(model))
+    if fault.group == "embedding" and tied:
+        assert found.group == "embedding, head"  # one tensor
+    else:
+        assert found.group == fault.group
+    assert f"At fault: {found.group}" in str(found)
+
+
+def test_a_stale_vision_tower_is_named(make_engine: MakeEngine) -> None:
+    model = vision_model()
+    found = catch(canary_for(model), FaultyEngine(make_engine(model), skips("visual.")), ModelReference(model))
+    assert found.group == "vision tower"
+
+
+def test_a_skipped_layer_of_a_vision_model_is_not_blamed_on_the_tower(make_engine: MakeEngine) -> None:
+    model = vision_model()
+    engine = FaultyEngine(make_engine(model), skips("language_model.layers.1."))
+    assert catch(canary_for(model), engine, ModelReference(model)).group == "layer 1"
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_an_output_layer_that_was_packed_once_is_named(tied: bool) -> None:
+    model = text_model(tied=tied)
+    inner = type(model)(copy.deepcopy(model.config))
+    pack_head(inner)
+    found = catch(canary_for(model), EmbeddedEngine(inner, end_token_ids={7}), ModelReference(model))
+    assert found.group == "head"
+
+
+def test_a_prefix_cache_that_outlives_the_sync_is_named(model: Any) -> None:
+    engine = PrefixCachingEngine(type(model)(copy.deepcopy(model.config)), end_token_ids={7})
+    assert catch(canary_for(model), engine, ModelReference(model)).group == "prefix cache"
+
+
+def test_in_half_precision_rounding_is_accepted_and_a_wrong_matrix_is_not() -> None:
+    for tamper, group in ((no_fault, None), (skips("lm_head"), "head"), (skips("layers.1."), "layer 1")):
+        model = text_model(tied=False)
+        half = type(model)(copy.deepcopy(model.config)).bfloat16()
+        engine = FaultyEngine(EmbeddedEngine(half, end_token_ids={7}), tamper)
+        canary, reference = replace(canary_for(model), tolerance=TOLERANCE[torch.bfloat16]), ModelReference(model)
+        assert canary.accepts(sync(canary, engine, reference, 0))
+        train(model, 1.0)
+        gap = sync(canary, engine, reference, 1)
+        assert canary.accepts(gap) == (group is None)
+        if group:
+            assert find_fault(canary, engine, reference, 1, gap).group == group
+
+
+def test_two_skipped_layers_are_both_named(make_engine: MakeEngine) -> None:
+    model = text_model(tied=False)
+    engine = FaultyEngine(make_engine(model), lambda e, n, t: skips("layers.0.")(e, n, skips("layers.2.")(e, n, t)))
+    assert catch(canary_for(model), engine, ModelReference(model)).group == "layer 0, layer 2"
+
+
+def test_a_sync_that_lost_something_once_is_told_from_one_that_always_does(make_engine: MakeEngine) -> None:
+    model = text_model(tied=False)
+    skip = skips("layers.1.")
+    engine = FaultyEngine(make_engine(model), lambda e, n, t: skip(e, n, t) if e.syncs == 2 else t)
+    assert catch(canary_for(model), engine, ModelReference(model)).group == "the sync"
+
+
+def test_the_search_makes_one_sync_a_group_and_two_more(make_engine: MakeEngine) -> None:
+    model = text_model(tied=False)
+    engine = FaultyEngine(make_engine(model), skips("layers.1."))
+    canary, reference = canary_for(model), ModelReference(model)
+    assert canary.accepts(sync(canary, engine, reference, 0))
+    train(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    syncs = engine.syncs
+    find_fault(canary, engine, reference, 1, 1.0)
+    groups = {group_of(name) for name in before}
+    assert engine.syncs - syncs == len(groups) + 2
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def adapter_of(model: Any, size: float) -> Adapter:
+    """Rank 2 on two projections of every layer, with PEFT's names."""
+    generator = torch.Generator().manual_seed(3)
+    weights = {}
+    for name, module in model.named_modules():
+        if name.endswith(("q_proj", "up_proj")):
+            prefix = f"base_model.model.{name}"
+            a, b = (2, module.in_features), (module.out_features, 2)
+            weights[f"{prefix}.lora_A.default.weight"] = torch.randn(a, generator=generator)
+            weights[f"{prefix}.lora_B.default.weight"] = size * torch.randn(b, generator=generator)
+    return Adapter(2, 4.0, ("q_proj", "up_proj"), list(weights.items()))
+
+
+def test_an_adapter_that_is_bound_to_nothing_is_named(make_engine: MakeEngine) -> None:
+    model = text_model(tied=False)
+    for tamper, expected in ((no_fault, None), (drops_adapter, "adapter")):
+        engine = make_engine(model)
+        with engine.awake(list(model.state_dict().items()), 0):
+            pass
+        learner = copy.deepcopy(model)
+        reference = ModelReference(learner, adapter_of(learner, 0.1))
+        canary, faulty = canary_for(model), FaultyEngine(engine, tamper)
+        gap = sync(canary, faulty, reference, 1)
+        assert canary.accepts(gap) == (expected is None)
+        if expected:
+            assert find_fault(canary, faulty, reference, 1, gap).group == expected
+
+
+def test_stale_base_weights_under_an_adapter_are_not_blamed_on_it(make_engine: MakeEngine) -> None:
+    model = text_model(tied=False)
+    engine = make_engine(model)
+    with engine.awake(list(model.state_dict().items()), 0):
+        pass
+    train(model)
+    reference = ModelReference(model, adapter_of(model, 0.1))
+    canary = canary_for(model)
+    gap = sync(canary, engine, reference, 1)
+    assert not canary.accepts(gap)
+    assert find_fault(canary, engine, reference, 1, gap).group == "base weights"
+
+
+def test_probes_are_the_same_everywhere_and_share_no_prefix_with_their_variants() -> None:
+    options = {"longest_prompt": 500, "longest_response": 50}
+    probes, again, fresh = (text_probes(range(1000), **options, variant=v) for v in (0, 0, 1))
+    assert [p.token_ids for p in probes.prompts] == [p.token_ids for p in again.prompts]
+    assert probes.responses == again.responses
+    assert len({len(p.token_ids) for p in probes.prompts}) == 2
+    firsts = [p.token_ids[0] for p in (*probes.prompts, *fresh.prompts)]
+    assert len({*firsts}) == len(firsts)
+    assert len({*probes.prompts[1].token_ids}) == len(probes.prompts[1].token_ids) == 136
+
+
+def test_probes_fit_into_a_small_engine() -> None:
+    probes = text_probes(range(20), longest_prompt=5, longest_response=2)
+    assert max(len(p.token_ids) for p in probes.prompts) == 5
+    assert {len(r) for r in probes.responses} == {2}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 64, 151_936])
+def test_a_walk_meets_every_token_before_any_twice(count: int) -> None:
+    walk = spread_tokens(range(count), min(count, 1000))
+    assert len({*walk}) == len(walk)
+
+
+def test_a_gap_that_is_no_number_is_not_accepted() -> None:
+    canary = canary_for(text_model(tied=True))
+    nan = [[0.0] * (len(response) - 1) + [math.nan] for response in canary.probes.responses]
+    assert not canary.accepts(widest_gap(nan, [[0.0] * len(response) for response in nan]))
+    assert not canary.accepts(math.inf)
+
+
+def test_a_missing_log_prob_is_no_small_gap() -> None:
+    with pytest.raises(ValueError, match=r"log-probs for \[2, 1\] and \[2, 2\] tokens"):
+        widest_gap([[0.0, 0.0], [0.0]], [[0.0, 0.0], [0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("model.language_model.layers.12.mlp.up_proj.weight", "layer 12"),
+        ("_orig_mod.model.layers.0.self_attn.q_proj.base_layer.weight", "layer 0"),
+        ("model.visual.blocks.3.attn.qkv.weight", "vision tower"),
+        ("visual.merger.mlp.0.weight", "vision tower"),
+        ("vision_tower.vision_model.encoder.layers.3.mlp.fc1.weight", "vision tower"),
+        ("model.embed_tokens.weight", "embedding"),
+        ("lm_head.weight", "head"),
+        ("model.norm.weight", "final norm"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight", "adapter"),
+    ],
+)
+def test_parameters_belong_to_the_groups_that_people_think_in(name: str, group: str) -> None:
+    assert group_of(name) == group
