@@ -1,10 +1,14 @@
-"""Tiny random models: a Qwen2 and a Qwen2.5-VL that fit in a test."""
+"""Tiny random models: a Qwen2 and a Qwen2.5-VL that fit in a test; makes the test servers importable."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Config, Qwen2ForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 TEXT = {
     "vocab_size": 64,

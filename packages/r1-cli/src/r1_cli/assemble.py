@@ -1,5 +1,6 @@
 """From a configuration to the objects of a run: which class plays which role is decided here and nowhere else."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from r1_cli.config import RunConfig
 from r1_cli.config.sources import validation_sources
 from r1_cli.media import media_settings
 from r1_cli.roles import Schedule, Scorer
+from r1_cli.servers import build_server_pool
 from r1_core.batching import Batching, MicroLimit
 from r1_core.learner import Learner
 from r1_core.optim import build_optimizer, learning_rate_scale
@@ -88,13 +90,16 @@ def load_engine_weights(config: RunConfig, model: ModelFiles) -> Any:
     )
 
 
-def build_scorer(config: RunConfig, model: ModelFiles, weights: Any, verifier: Verifier) -> Scorer:
-    """Make an engine of `weights`, which it takes over, and put the verifier beside it.
+def build_scorer(config: RunConfig, model: ModelFiles, weights: Any, verifier: Verifier, stack: ExitStack) -> Scorer:
+    """Make an engine of `weights`, which it takes over, or a pool of servers, which end with `stack`.
 
     Raises:
         ModelError: the engine cannot run this kind of model.
     """
     rollout = config.worker.rollout
+    if rollout.servers.used:
+        pool = stack.enter_context(build_server_pool(config, model, models.end_token_ids(weights, model.tokenizer)))
+        return Scorer(pool, verifier, model.tokenizer, config.worker.reward.skip_special_tokens)
     most = max(rollout.n, rollout.val_override_config.n, *(s.n or 1 for s in validation_sources(config.data)), 256)
     try:
         engine = EmbeddedEngine(

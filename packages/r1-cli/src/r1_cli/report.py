@@ -43,7 +43,7 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
         weights = assemble.load_engine_weights(config, files)
         verifier = open_verifier(config, sources, stack)
         require_columns(verifier, sources, prompts.parts)
-        scorer = assemble.build_scorer(config, files, weights, verifier)
+        scorer = assemble.build_scorer(config, files, weights, verifier, stack)
         with scorer.generator.awake(weights.state_dict().items(), 0):
             groups = [
                 group

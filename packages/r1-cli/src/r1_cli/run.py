@@ -63,7 +63,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         stack.callback(tracker.close)
         verifier = open_verifier(config, [*sources, *val_sources], stack)
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
-        scorer = assemble.build_scorer(config, model, assemble.load_engine_weights(config, model), verifier)
+        scorer = assemble.build_scorer(config, model, assemble.load_engine_weights(config, model), verifier, stack)
         sampling, val_sampling = assemble.build_sampling(config)
         run = Run(
             learner=learner,

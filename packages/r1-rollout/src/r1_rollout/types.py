@@ -36,8 +36,11 @@ class SamplingParams:
     temperature: float = 1.0  # 0 means greedy
     top_p: float = 1.0
     top_k: int = -1  # -1: off
+    min_p: float = 0.0  # least probability of a token, as a share of the likeliest token's
     seed: int = 0
-    ignore_eos: bool = False
+    ignore_eos: bool = False  # go on behind the model's own end tokens; what is named below still ends an answer
+    stop_token_ids: tuple[int, ...] = ()  # tokens that end an answer, beside the model's own
+    stop: tuple[str, ...] = ()  # strings that do; the tokens up to the one that completes the string are kept
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.max_tokens < 1:

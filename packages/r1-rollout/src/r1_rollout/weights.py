@@ -1,6 +1,6 @@
 """Hand-over of weights: named tensors are copied into a module, all of them or an error that names which."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -43,3 +43,20 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Non
 
 def _first(names: list[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
+
+
+def buckets(
+    weights: Iterable[tuple[str, Tensor]], max_bytes: int, dtype: torch.dtype | None = None
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield `weights` in lists of at most `max_bytes`, floats as `dtype`; one larger tensor goes alone."""
+    bucket: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in weights:
+        cast = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+        if bucket and size + cast.nbytes > max_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, cast))
+        size += cast.nbytes
+    if bucket:
+        yield bucket

@@ -31,6 +31,7 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
         share_processors()
         from r1_cli.models import ModelError
         from r1_cli.report import evaluate_model
+        from r1_rollout.vllm.client import ServerError
 
-        with told_plainly(ModelError, RewardSpecError):
+        with told_plainly(ModelError, RewardSpecError, ServerError):
             evaluate_model(model, config, json_path)

@@ -42,8 +42,9 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         from r1_cli.models import ModelError
         from r1_cli.run import train as run_training
         from r1_rewards.types import RewardFailure
+        from r1_rollout.vllm.client import ServerError
 
-        with told_plainly(ModelError, RewardSpecError, RewardFailure):
+        with told_plainly(ModelError, RewardSpecError, RewardFailure, ServerError):
             run_training(config, provenance)
 
 

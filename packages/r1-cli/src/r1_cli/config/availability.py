@@ -40,14 +40,22 @@ NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
     ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
-    ("worker.rollout.name", lambda v, c: v == "vllm", "set auto, which takes the embedded engine"),
+    (
+        "worker.rollout.name",
+        lambda v, c: v == "vllm" and not c.worker.rollout.servers.used,
+        "set auto, which takes the embedded engine",
+    ),
     ("trainer.nnodes", lambda v, c: v > 1, "one device, set 1"),
     ("trainer.n_gpus_per_node", lambda v, c: v > 1, "one device, set 1"),
     ("trainer.ray_timeline", lambda v, c: v is not None, "runs in one process, set null"),
 )
 # Refused where the user asks for it; as a mere default it means nothing on one device.
 NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
-    ("worker.rollout.tensor_parallel_size", lambda v, c: v > 1, "the engine runs on one device, set 1"),
+    (
+        "worker.rollout.tensor_parallel_size",
+        lambda v, c: v > 1 and not c.worker.rollout.servers.used,
+        "the engine runs on one device, set 1",
+    ),
 )
 NO_EFFECT: dict[str, str] = {
     "worker.hybrid_engine": "one process both samples and trains",
@@ -59,13 +67,6 @@ NO_EFFECT: dict[str, str] = {
     "worker.actor.fsdp.mp_reduce_dtype": "one device, nothing to reduce",
     "worker.actor.fsdp.mp_buffer_dtype": "buffers keep the model's own precision",
     "worker.ref": "the reference is loaded like the actor",
-    "worker.rollout.gpu_memory_utilization": "the embedded engine takes what it needs",
-    "worker.rollout.max_num_batched_tokens": "the embedded engine batches by itself",
-    "worker.rollout.max_model_len": "the embedded engine goes as far as the prompt and response lengths",
-    "worker.rollout.enforce_eager": "the embedded engine is always eager",
-    "worker.rollout.enable_chunked_prefill": "the embedded engine fills prompts in one go",
-    "worker.rollout.limit_images": "the embedded engine takes any number of pictures",
-    "worker.rollout.disable_log_stats": "the embedded engine prints none",
     "worker.rollout.disable_tqdm": "the progress bar is r1's own",
 }
 # On by default, so shown only where the user asks for them.
@@ -76,6 +77,22 @@ NO_EFFECT_WHEN_SET: dict[str, str] = {
 }
 
 
+def samples_with_vllm(config: RunConfig) -> bool:
+    """Whether vLLM samples, and so reads its keys."""
+    return config.worker.rollout.servers.used
+
+
+VLLM_ONLY = {
+    "gpu_memory_utilization": "the embedded engine takes what it needs",
+    "max_num_batched_tokens": "the embedded engine batches by itself",
+    "max_model_len": "the embedded engine goes as far as the prompt and response lengths",
+    "enforce_eager": "the embedded engine is always eager",
+    "enable_chunked_prefill": "the embedded engine fills prompts in one go",
+    "limit_images": "the embedded engine takes any number of pictures",
+    "disable_log_stats": "the embedded engine prints none",
+}
+
+
 def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
     return lambda config: config.algorithm.online_filtering and config.algorithm.filter_mode == mode
 
@@ -83,6 +100,7 @@ def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
 # Keys that are read in some configurations only: when, and the reason to give otherwise.
 READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("data.stopping_strategy", lambda c: any(s.weight for s in training_sources(c.data)), "no source has a weight"),
+    *((f"worker.rollout.{name}", samples_with_vllm, reason) for name, reason in VLLM_ONLY.items()),
     ("worker.critic", lambda c: c.algorithm.adv_estimator == "gae", "only gae has a critic"),
     ("trainer.critic_warmup", lambda c: c.algorithm.adv_estimator == "gae", "only gae has a critic"),
     ("algorithm.gdpo_reward_keys", lambda c: c.algorithm.adv_estimator == "gdpo", "only gdpo uses it"),

@@ -1,0 +1,140 @@
+"""Makes vLLM report the log-prob that a learner computes: over the whole vocabulary, at the sampling temperature.
+
+None of vLLM's modes does: `raw_logprobs` are taken at temperature 1, `processed_logprobs` after bans, top-k, top-p and
+min-p, which take tokens out of the sum. But in the mode `processed_logits` it reports the logit, divided by the
+temperature, that it sampled from. Adding a constant to all logits of a row changes no probability. So this processor
+(a public extension point) shifts each row, before anything is taken out, such that those very logits are the plain
+log-probs.
+
+It also does what needs the row unshifted: bans, and forcing a given answer, through which an engine scores it.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+from vllm.v1.sample.logits_processor import LogitsProcessor as FirstRunnerProcessor
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SecondRunnerProcessor
+
+BANNED = "r1_banned_token_ids"  # in vLLM's additional_config
+FORCED = "r1_forced_token_ids"  # in a request's extra_args
+GREEDY = 1e-5  # vLLM's own bound
+
+
+def plain_logprobs_(logits: Tensor, temperature: Tensor, banned: Tensor) -> Tensor:
+    """Shift each row such that divided by its temperature it is the plain log-softmax; then ban.
+
+    Args:
+        logits: float32 [rows, vocabulary].
+        temperature: float32 [rows], above 0.
+        banned: int64 [tokens].
+
+    Returns:
+        float32 [rows, vocabulary], in place.
+    """
+    scaled = logits / temperature[:, None]
+    logits -= temperature[:, None] * scaled.logsumexp(dim=-1, keepdim=True)
+    return logits.index_fill_(1, banned, -torch.inf)
+
+
+def force_(row: Tensor, token: int) -> None:
+    """Leave only one token of a row [vocabulary], with its value."""
+    value = row[token].item()
+    row.fill_(-torch.inf)
+    row[token] = value
+
+
+def reported_temperature(params: SamplingParams) -> float:
+    """The temperature of the reported log-probs: greedy sampling reports them at 1."""
+    return 1.0 if params.temperature < GREEDY else float(params.temperature)
+
+
+def forced_tokens(params: SamplingParams) -> list[int] | None:
+    return (params.extra_args or {}).get(FORCED)
+
+
+class PlainLogprobs(FirstRunnerProcessor, SecondRunnerProcessor):
+    """The processor for both of vLLM's model runners, which ask for the same in two ways.
+
+    The first (V1: processors, CPU) tells of rows that come, go and move; the second (V2: CUDA) of requests in slots.
+    """
+
+    def __init__(self, vllm_config: Any, *runner: Any) -> None:
+        """Read what is banned; `runner` is (device, pin memory) of the first, the requests' state of the second."""
+        self._first = len(runner) == 2
+        device = runner[0] if self._first else runner[0].device
+        self._device = torch.device(device)
+        banned = vllm_config.additional_config.get(BANNED, ())
+        self._banned = torch.tensor(list(banned), dtype=torch.int64, device=self._device)
+        self._rows: dict[int, tuple[SamplingParams, list[int]]] = {}  # first runner: row to (settings, its answer)
+        self._forced: dict[int, list[int]] = {}  # second runner: slot to answer
+        self._temperature = torch.ones(0)  # by row or by slot
+        if not self._first:
+            self._state = runner[0]
+            self._staged = torch.ones(self._state.max_num_reqs)
+            self._temperature = self._staged.to(self._device)
+
+    def is_argmax_invariant(self) -> bool:
+        """Say no: bans may take the largest logit."""
+        return False
+
+    # The first runner.
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow the rows: removed, added, then moved."""
+        if batch_update is None:
+            return
+        rows = self._rows
+        for index in batch_update.removed:
+            rows.pop(index, None)
+        for index, params, _, answer in batch_update.added:
+            rows[index] = params, answer
+        for source, target, direction in batch_update.moved:
+            moved, replaced = rows.pop(source, None), rows.pop(target, None)
+            if moved is not None:
+                rows[target] = moved
+            if replaced is not None and direction == MoveDirectionality.SWAP:
+                rows[source] = replaced
+        temperature = torch.ones(batch_update.batch_size)
+        for index, (params, _) in rows.items():
+            temperature[index] = reported_temperature(params)
+        self._temperature = temperature.to(self._device)
+
+    # The second runner.
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """Take note of a request in a slot."""
+        self._staged[req_idx] = reported_temperature(sampling_params)
+        self._forced.pop(req_idx, None)
+        if (answer := forced_tokens(sampling_params)) is not None:
+            self._forced[req_idx] = answer
+        return True
+
+    def apply_staged_writes(self) -> None:
+        """Bring the temperatures to the device."""
+        self._temperature.copy_(self._staged)
+
+    # Both.
+
+    def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
+        """Change float32 [rows, vocabulary] in place; `ctx` is the second runner's table of rows."""
+        if self._first:
+            plain_logprobs_(logits, self._temperature[: len(logits)], self._banned)
+            for index, (params, answer) in self._rows.items():
+                tokens = forced_tokens(params)
+                if tokens is not None and len(answer) < len(tokens):
+                    force_(logits[index], tokens[len(answer)])
+            return logits
+        plain_logprobs_(logits, self._temperature[ctx.expanded_idx_mapping], self._banned)
+        if self._forced:
+            self._force_slots(logits, ctx)
+        return logits
+
+    def _force_slots(self, logits: Tensor, ctx: Any) -> None:
+        for row, (slot, position) in enumerate(zip(ctx.expanded_idx_mapping.tolist(), ctx.pos.tolist(), strict=True)):
+            tokens = self._forced.get(slot, ())
+            step = position + 1 - int(self._state.prompt_len.np[slot])
+            if 0 <= step < len(tokens):
+                force_(logits[row], tokens[step])
