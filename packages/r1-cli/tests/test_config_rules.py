@@ -46,6 +46,17 @@ def message_of(*words: str) -> str:
             "must divide the 320 sequences per device and step",
         ),
         ("worker.rollout.n=1", "worker.rollout.n", "at least 2"),
+        (
+            "worker.rollout.name=embedded worker.rollout.servers.urls=[http://a:8000]",
+            "worker.rollout.name",
+            "is not what worker.rollout.servers are",
+        ),
+        (
+            "worker.rollout.servers.urls=[http://a:8000] worker.rollout.servers.weights_folder=/no/such/folder",
+            "worker.rollout.servers.weights_folder",
+            "is no folder",
+        ),
+        ("worker.rollout.servers.urls=[localhost:8000]", "worker.rollout.servers.urls", "should match pattern"),
         ("worker.rollout.n=1 algorithm.adv_estimator=rloo", "worker.rollout.n", "at least 2"),
         ("algorithm.adv_estimator=gae worker.critic.global_batch_size=100", "worker.critic.global_batch_size", "512"),
         ("data.val_batch_size=0", "data.val_batch_size", "-1 for all at once"),

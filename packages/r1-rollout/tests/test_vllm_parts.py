@@ -75,8 +75,7 @@ def test_a_bucket_for_other_processes_has_a_handle_for_each_tensor_on_each_gpu(m
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"gpu {device.index}"))
     monkeypatch.setattr("torch.multiprocessing.reductions.reduce_tensor", lambda tensor: (None, tuple(tensor.shape)))
     weights = [("a", torch.zeros(2, 3)), ("b", torch.zeros(4)), ("c", torch.zeros(5))]
-    first, second = buckets(weights, 20, torch.bfloat16)
-    assert [[name for name, _ in bucket] for bucket in (first, second)] == [["a", "b"], ["c"]]
+    first = next(buckets(weights, 20, torch.bfloat16))
     devices = [torch.device("cuda", index) for index in range(2)]
     told = describe(first, devices, [[tensor for _, tensor in first]] * 2)
     assert told == {

@@ -7,6 +7,7 @@ from r1_cli import models
 from r1_cli.config import RunConfig
 from r1_cli.config.availability import samples_with_vllm
 from r1_cli.config.sources import validation_sources
+from r1_cli.servers import build_server_pool
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.types import Generator
 from r1_rollout.vllm.engine import VllmEngine
@@ -29,6 +30,8 @@ def build_engine(config: RunConfig, model: "ModelFiles", weights: Any, stack: Ex
     """
     ends = models.end_token_ids(models.load_generation_config(model.path, model.config), model.tokenizer)
     banned = models.media_token_ids(model.config, model.tokenizer)
+    if config.worker.rollout.servers.used:
+        return stack.enter_context(build_server_pool(config, model, ends, max_sequences(config)))
     try:
         if samples_with_vllm(config):
             engine = VllmEngine.load(model.path, end_token_ids=ends, **vllm_options(config, model, banned))

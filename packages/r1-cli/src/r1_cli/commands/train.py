@@ -43,9 +43,10 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         from r1_cli.run import train as run_training
         from r1_rewards.types import RewardFailure
         from r1_rollout.canary import StaleWeights
+        from r1_rollout.vllm.client import ServerError
         from r1_rollout.vllm.thread import EngineError
 
-        with told_plainly(ModelError, RewardSpecError, RewardFailure, StaleWeights, EngineError):
+        with told_plainly(ModelError, RewardSpecError, RewardFailure, StaleWeights, EngineError, ServerError):
             run_training(config, provenance)
 
 

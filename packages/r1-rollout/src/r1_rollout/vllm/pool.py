@@ -1,0 +1,219 @@
+"""A pool of vLLM servers as one engine: balanced by the tokens they owe, mended when they fail, never out of date."""
+
+import logging
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from r1_rollout.lora import Adapter
+from r1_rollout.types import Completion, PromptLike, SamplingParams
+from r1_rollout.vllm.client import Call, Endpoint, ServerFault, ask, stream
+from r1_rollout.vllm.dispatch import FinishedGroups, Round
+from r1_rollout.vllm.members import Current, Deadlines, Member, Members
+from r1_rollout.vllm.protocol import GENERATE, generate_body, read_group, read_scores, score_body
+from r1_rollout.vllm.server import LocalServer
+from r1_rollout.vllm.shards import write_shards
+from r1_rollout.weights import Weights, WeightsError
+
+log = logging.getLogger("r1")
+
+flatten = chain.from_iterable
+_DISAGREEMENT = 0.2  # nats; half precision in another batch moves a log-prob by less
+
+
+class ServerPool:
+    """A `Generator` over servers that it starts (`LocalServer`) or is given (`Endpoint`).
+
+    Weights go over a folder of safetensors files, which also serves a server that is started anew. A server takes
+    requests only after its workers have said that they hold the current weights, and every answer must name them.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[LocalServer | Endpoint],
+        *,
+        end_token_ids: Collection[int],
+        banned_token_ids: Collection[int] = (),
+        max_sequences: int = 256,
+        max_attempts: int = 5,
+        max_restarts: int = 3,
+        deadlines: Deadlines | None = None,
+        folder: Path | None = None,
+        bucket_bytes: int = 2**28,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Take over the servers; they are started, side by side, by the first `awake`.
+
+        Args:
+            servers: those to start, and the addresses of those that run (see `server.REQUIRED` for their options).
+            end_token_ids: tokens that end an answer.
+            banned_token_ids: tokens that are never sampled, such as the placeholders of pictures.
+            max_sequences: samples that a server works on at the same time; its own `max_num_seqs`.
+            max_attempts: servers that a group is tried on before the call fails.
+            max_restarts: failed starts in a row after which a server is given up.
+            deadlines: how long to wait for what; None: the defaults of `Deadlines`.
+            folder: where weights are written, on a disk that every server sees; None: the machine's temporary folder.
+            bucket_bytes: what a push holds in memory beside the model.
+            dtype: precision in which weights are sent; None: the learner's.
+
+        Raises:
+            ValueError: there is no server, or an end token is banned.
+        """
+        if not servers:
+            raise ValueError("a pool needs at least one server: one to start, or the address of one")
+        if both := sorted({*end_token_ids} & {*banned_token_ids}):
+            raise ValueError(f"tokens {both} are both end tokens and banned: answers could not end")
+        members = [
+            Member(one.name, None, one) if isinstance(one, LocalServer) else Member(one.url, one, None)
+            for one in servers
+        ]
+        self._members = Members(members, deadlines or Deadlines(), max_restarts)
+        self._ends, self._banned = frozenset(end_token_ids), frozenset(banned_token_ids)
+        self._max_sequences, self._max_attempts = max_sequences, max_attempts
+        self._root = Path(tempfile.mkdtemp(prefix="r1-weights-", dir=folder))  # mode 0700
+        self._bucket_bytes, self._dtype = bucket_bytes, dtype
+        self._version: int | None = None
+        self._round: Round | None = None
+
+    def __enter__(self) -> "ServerPool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the servers that were started here, and remove the weights from the disk."""
+        self._end_round()
+        self._members.close()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    @contextmanager
+    def awake(self, weights: Weights, version: int) -> Iterator[None]:
+        """Push `weights` to all servers, sample inside the block; at its end unfinished requests are broken off.
+
+        Raises:
+            RuntimeError: the pool is awake already.
+            WeightsError: an adapter came: servers take whole weights only.
+            ServersLost: no server took the weights.
+        """
+        if self._version is not None:
+            raise RuntimeError(f"the pool is awake already, with weight version {self._version}")
+        if isinstance(weights, Adapter):
+            raise WeightsError("servers take whole weights only, and an adapter came: merge it into them first")
+        self._push(weights, version)
+        self._version = version
+        try:
+            yield
+        finally:
+            self._version = None
+            self._end_round()
+
+    def _push(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        label = f"{version}-{uuid.uuid4().hex[:12]}"
+        before, folder = self._members.current, self._root / label
+        tensors = write_shards(weights, folder, self._bucket_bytes, self._dtype)
+        self._members.push(Current(folder, label, tensors))
+        if before:
+            shutil.rmtree(before.folder, ignore_errors=True)
+
+    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> FinishedGroups:
+        """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
+
+        A later call ends an earlier one.
+
+        Raises:
+            RuntimeError: outside an awake block, or continued after the call was ended.
+            RequestRefused: a prompt that no server can serve, e.g. one that is too long for the model.
+            ServersLost: no server was left for longer than `deadlines.recovery`.
+            ServerFault: a group failed on `max_attempts` servers.
+        """
+        version, current = self._version, self._members.current
+        if version is None or current is None:
+            raise RuntimeError("generate() needs an awake pool: call it inside `with pool.awake(weights, version)`")
+        if params.n > self._max_sequences:
+            raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
+
+        def ask_group(
+            member: Member, prompt: PromptLike, call: Call, arrived: Callable[[int], None]
+        ) -> list[Completion]:
+            body = generate_body(prompt, params, self._ends)
+            events = stream(member.endpoint, GENERATE, body, timeout=self._members.deadlines.stall, call=call)
+            return read_group(
+                events,
+                prompt,
+                params,
+                end_token_ids=self._ends,
+                banned=self._banned,
+                label=current.label,
+                version=version,
+                arrived=arrived,
+            )
+
+        self._end_round()
+        self._round = Round(
+            self._members,
+            prompts,
+            params,
+            ask_group,
+            max_sequences=self._max_sequences,
+            max_attempts=self._max_attempts,
+        )
+        return self._round.groups()
+
+    def score(
+        self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
+        """Return the log-probs [response_length] of each response under the current weights.
+
+        Every server computes all of them, so that one with other weights than the rest is found.
+
+        Raises:
+            RuntimeError: outside an awake block.
+            ServerFault: a server fails, or two servers disagree.
+        """
+        current = self._members.current
+        if self._version is None or current is None:
+            raise RuntimeError("score() needs an awake pool: call it inside `with pool.awake(weights, version)`")
+        with self._members.changed:
+            ready = self._members.ready()
+        with ThreadPoolExecutor(len(ready)) as threads:
+            scores = list(
+                threads.map(lambda member: self._score(member, prompts, responses, temperature, current.label), ready)
+            )
+        for member, other in zip(ready[1:], scores[1:], strict=True):
+            pairs = zip(flatten(scores[0]), flatten(other), strict=True)
+            if (gap := max((abs(a - b) for a, b in pairs), default=0.0)) > _DISAGREEMENT:
+                raise ServerFault(f"log-probs of {ready[0].name} and {member.name} differ by {gap:.3g}: one is stale")
+        return scores[0]
+
+    def _score(
+        self,
+        member: Member,
+        prompts: Sequence[PromptLike],
+        responses: Sequence[Sequence[int]],
+        temperature: float,
+        label: str,
+    ) -> list[list[float]]:
+        timeout = self._members.deadlines.stall
+        scores = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            body = score_body(prompt, response, temperature)
+            answer = ask(member.endpoint, "POST", GENERATE, body, timeout=timeout)
+            scores.append(read_scores(answer, prompt, response, label))
+        return scores
+
+    def _end_round(self) -> None:
+        if self._round is not None:
+            self._round.close()
+            self._round = None

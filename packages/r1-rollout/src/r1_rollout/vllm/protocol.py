@@ -1,0 +1,195 @@
+"""What r1 asks of vLLM's `/inference/v1/generate`, token ids in and out, and which answers it believes.
+
+The servers report log-probs over the whole vocabulary at the sampling temperature, see `plain_logprobs`, which is also
+what bans tokens there and scores given responses.
+"""
+
+import base64
+import io
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from r1_rollout.sampling import noise_key
+from r1_rollout.types import Completion, PromptLike, SamplingParams
+from r1_rollout.vllm.client import ServerFault
+
+GENERATE = "/inference/v1/generate"
+FORCED = "r1_forced_token_ids"  # what `plain_logprobs` calls the answer to score; its module needs vLLM
+_NAN = -9999.0  # what vLLM writes for a log-prob that is not a number
+_CHUNK = 32  # tokens of a sample per event of the stream
+
+
+def generate_body(prompt: PromptLike, params: SamplingParams, end_token_ids: Collection[int]) -> dict[str, Any]:
+    """Return the request for a whole group. vLLM gives sample i the seed + i, so that each has its own noise.
+
+    Raises:
+        ValueError: the prompt has media that cannot be sent.
+    """
+    return _prompt(prompt) | {
+        "stream": True,
+        "return_token_ids": True,
+        "sampling_params": {
+            "n": params.n,
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": max(params.top_k, 0),
+            "min_p": params.min_p,
+            "seed": group_seed(params.seed, prompt.id),
+            "ignore_eos": True,  # the end tokens are those below and no others
+            "stop_token_ids": sorted(ends_of(params, end_token_ids)),
+            "stop": list(params.stop),
+            "logprobs": 0,
+            "detokenize": bool(params.stop),
+            "stream_interval": _CHUNK,
+        },
+    }
+
+
+def group_seed(seed: int, prompt_id: str) -> int:
+    """Return the seed of a prompt's first sample, in [0, 2^62): the same on every server."""
+    return noise_key(seed, prompt_id, 0) & ((1 << 62) - 1)
+
+
+def ends_of(params: SamplingParams, end_token_ids: Collection[int]) -> frozenset[int]:
+    """Return the tokens that end an answer of this call."""
+    return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else end_token_ids)
+
+
+def score_body(prompt: PromptLike, response: Sequence[int], temperature: float) -> dict[str, Any]:
+    """Return the request for the log-probs of a given response, computed on the way that samples are."""
+    return _prompt(prompt) | {
+        "sampling_params": {
+            "max_tokens": len(response),
+            "temperature": temperature,
+            "seed": 0,
+            "ignore_eos": True,
+            "logprobs": 0,
+            "detokenize": False,
+            "extra_args": {FORCED: list(response)},
+        }
+    }
+
+
+def _prompt(prompt: PromptLike) -> dict[str, Any]:
+    """Return the part of a request that says what is asked; pictures go as lossless PNG, one placeholder each."""
+    if getattr(prompt, "videos", ()):
+        raise ValueError(f"prompt {prompt.id} has a video, which cannot be sent to a server without loss")
+    images = getattr(prompt, "images", ())
+    if not images:
+        if prompt.model_inputs:
+            raise ValueError(f"prompt {prompt.id} has {', '.join(prompt.model_inputs)} but no images to send")
+        return {"token_ids": list(prompt.token_ids)}
+    parts = [{"type": "image_url", "url": f"data:image/png;base64,{_png(image)}"} for image in images]
+    return {"token_ids": list(prompt.engine_token_ids), "content_parts": parts}  # type: ignore[attr-defined]
+
+
+def _png(image: Any) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+@dataclass(slots=True)
+class _Sample:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+def read_group(
+    events: Iterable[dict[str, Any]],
+    prompt: PromptLike,
+    params: SamplingParams,
+    *,
+    end_token_ids: Collection[int],
+    banned: Collection[int],
+    label: str,
+    version: int,
+    arrived: Callable[[int], None] = lambda tokens: None,
+) -> list[Completion]:
+    """Put a group together from a server's events.
+
+    Args:
+        label: name of the weights that the server must say it sampled from.
+        version: the same as the step's number, for the completions.
+        arrived: told how many tokens each event brings.
+
+    Raises:
+        ServerFault: anything is missing, doubled, or not what was asked for.
+    """
+    samples = [_Sample() for _ in range(params.n)]
+    prompt_seen = False
+    try:
+        for event in events:
+            if (seen := event.get("prompt_token_ids")) is not None:
+                counts = f"it read {len(seen)} prompt tokens, not these {len(prompt.token_ids)}"
+                _require(seen == list(prompt.token_ids), f"{counts} (are pictures resized by the server?)")
+                prompt_seen = True
+            for choice in event["choices"]:
+                sample = samples[choice["index"]] if choice["index"] >= 0 else None
+                _require(sample is not None and sample.finish_reason is None, "a sample goes on after its end")
+                arrived(_extend(sample, choice, label))  # type: ignore[arg-type]
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ServerFault(f"prompt {prompt.id}: an event has another form: {type(error).__name__}: {error}") from error
+    _require(prompt_seen, "the prompt's tokens were not read back")
+    ends = ends_of(params, end_token_ids)
+    return [_completion(sample, params, ends, frozenset(banned), version) for sample in samples]
+
+
+def _extend(sample: _Sample, choice: dict[str, Any], label: str) -> int:
+    """Add an event's tokens to their sample; return how many."""
+    tokens = choice["token_ids"] or []
+    content = choice["logprobs"]["content"] if tokens else []
+    _require([entry["token_id"] for entry in content] == tokens, "tokens and log-probs do not belong together")
+    logprobs = [float(entry["logprob"]) for entry in content]
+    _require(all(math.isfinite(value) and _NAN < value < 1e-3 for value in logprobs), "a log-prob is not a number")
+    _require(all(type(token) is int and token >= 0 for token in tokens), "a token is not a number")
+    sample.token_ids += tokens
+    sample.logprobs += logprobs
+    sample.finish_reason, sample.stop_reason = choice["finish_reason"], choice.get("stop_reason")
+    if sample.finish_reason is not None:
+        used = {span["version"] for span in choice["weight_versions"] or ()}
+        _require(used == {label}, f"it sampled from weights {sorted(used)}, not from {label}")
+    return len(tokens)
+
+
+def _completion(
+    sample: _Sample, params: SamplingParams, ends: frozenset[int], banned: frozenset[int], version: int
+) -> Completion:
+    tokens, length, max_tokens = sample.token_ids, len(sample.token_ids), params.max_tokens
+    stop = bool(tokens) and (tokens[-1] in ends or sample.stop_reason in params.stop)
+    _require(0 < length <= max_tokens, f"a sample has {length} tokens, 1 to {max_tokens} were asked for")
+    _require(not ends.intersection(tokens[:-1]), "a sample goes on after an end token")
+    _require(not banned.intersection(tokens), f"it sampled the banned tokens {sorted(banned.intersection(tokens))}")
+    if sample.finish_reason == "stop" and stop:
+        return Completion(tokens, sample.logprobs, "stop", version)
+    reason = sample.finish_reason
+    what = (
+        f"a sample ended by {reason!r} after {length} of {max_tokens} tokens (is the server's max_model_len too small?)"
+    )
+    _require(reason == "length" and length == max_tokens, what)
+    return Completion(tokens, sample.logprobs, "length", version)
+
+
+def read_scores(answer: Any, prompt: PromptLike, response: Sequence[int], label: str) -> list[float]:
+    """Return the log-probs [response_length] that a server answers to `score_body`.
+
+    Raises:
+        ServerFault: anything is missing or not a number, or the weights were not those called `label`.
+    """
+    sample = _Sample()
+    try:
+        _extend(sample, answer["choices"][0], label)
+    except (KeyError, TypeError, IndexError) as error:
+        raise ServerFault(f"prompt {prompt.id}: scores have another form: {type(error).__name__}: {error}") from error
+    _require(sample.token_ids == list(response), "it scored other tokens; does it run without `plain_logprobs`?")
+    return sample.logprobs
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ServerFault(f"the server's answer makes no sense: {what}")

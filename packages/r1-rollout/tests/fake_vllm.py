@@ -1,0 +1,227 @@
+"""A server that speaks vLLM's protocol, answers as a function of the seed, and fails on demand. As a script: over a
+Unix socket, `python fake_vllm.py SOCKET`."""
+
+import json
+import os
+import random
+import socket
+import socketserver
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+END = 2
+Fault = Callable[[int, dict[str, Any]], str | None]
+
+
+def answer(seed: int, index: int, max_tokens: int) -> tuple[list[int], list[float], str]:
+    """What every fake server answers: tokens, log-probs, and why it ends."""
+    draw = random.Random(seed + index)
+    length = draw.randint(1, max_tokens)
+    tokens = [draw.randint(3, 59) for _ in range(length)]
+    if length < max_tokens:
+        tokens[-1] = END
+    return tokens, [-draw.random() for _ in tokens], "stop" if length < max_tokens else "length"
+
+
+class FakeServer:
+    """The state of one server, and its faults. `fault(number of the request, its body)` names one, or None."""
+
+    def __init__(self, fault: Fault = lambda number, body: None, token: str | None = None) -> None:
+        self.fault = fault
+        self.token = token
+        self.label: str | None = None
+        self.engine_label = "default"
+        self.loads: list[str] = []
+        self.keeps_old_weights = False
+        self.rejects_weights = False
+        self.down = False
+        self.requests: list[dict[str, Any]] = []
+        self.served: Counter[str] = Counter()  # label of the weights at each request
+        self.broken_off = threading.Event()
+        self.gate = threading.Event()  # generation waits for it
+        self.gate.set()
+        self.ending = threading.Event()
+        self.lock = threading.Lock()
+        self.shift = 0.0  # of every score
+
+    def control(self, path: str, body: dict[str, Any]) -> Any:
+        if path == "/weight_info":
+            return {"weight_version": self.engine_label}
+        if path == "/update_weight_version":
+            self.engine_label = body["new_version"]
+            return {"success": True}
+        if path == "/reset_prefix_cache":
+            return {"success": True}
+        if path == "/collective_rpc" and body["method"] == "r1_holds":
+            return {"results": [{"version": self.label}]}
+        if path == "/collective_rpc" and body["method"] == "r1_load":
+            from r1_rollout.vllm.shards import read_shards
+
+            kwargs = body["kwargs"]
+            if self.rejects_weights:
+                raise FileNotFoundError("there is no module named w0")
+            tensors = sum(1 for _ in read_shards(kwargs["folder"]))
+            self.loads.append(kwargs["version"])
+            if not self.keeps_old_weights:
+                self.label = kwargs["version"]
+            return {"results": [{"version": kwargs["version"], "tensors": tensors}]}
+        return None
+
+
+def events(body: dict[str, Any], label: str | None, fault: str | None) -> Iterator[bytes]:
+    params = body["sampling_params"]
+    first: dict[str, Any] = {
+        "prompt_token_ids": body["token_ids"][::-1] if fault == "other_prompt" else body["token_ids"]
+    }
+    for index in range(params["n"] - (fault == "sample_missing")):
+        tokens, logprobs, reason = answer(params["seed"], index, params["max_tokens"])
+        if fault == "nan":
+            logprobs[-1] = -9999.0
+        content = [{"token_id": t, "logprob": p} for t, p in zip(tokens, logprobs, strict=True)]
+        if fault == "wrong_ids":
+            content[0]["token_id"] += 1
+        if fault == "short":
+            content.pop()
+        if fault == "goes_on":
+            reason = "stop" if reason == "length" else "length"
+        versions = [{"version": "old" if fault == "stale" else label, "start": 0, "end": len(tokens)}]
+        choice = {"index": index, "token_ids": tokens, "logprobs": {"content": content}}
+        choice |= {"finish_reason": "abort" if fault == "abort" else reason, "weight_versions": versions}
+        if fault == "field_missing":
+            del choice["token_ids"]
+        yield b"data: " + json.dumps(first | {"choices": [choice]}).encode() + b"\n\n"
+        if fault == "doubled":
+            yield b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+        if fault == "bad_json":
+            yield b"data: {oops\n\n"
+        if fault == "late_refusal":
+            yield b'data: {"error": {"message": "longer than max_model_len", "code": 400}}\n\n'
+        if fault == "error_event":
+            yield b'data: {"error": {"message": "out of luck"}}\n\n'
+        first = {}
+    if fault != "ends_early":
+        yield b"data: [DONE]\n\n"
+
+
+class Handler(BaseHTTPRequestHandler):
+    fake: FakeServer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def address_string(self) -> str:
+        return "local"
+
+    def do_GET(self) -> None:
+        self.reply({})
+
+    def do_POST(self) -> None:
+        self.reply(json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}"))
+
+    def reply(self, body: dict[str, Any]) -> None:
+        fake = self.fake
+        if fake.token and self.headers.get("Authorization") != f"Bearer {fake.token}":
+            self.send(401, b"no")
+        elif fake.down:
+            self.send(503, b"down")
+        elif self.path == "/inference/v1/generate":
+            self.generate(body)
+        else:
+            try:
+                self.send(200, json.dumps(fake.control(self.path, body)).encode())
+            except FileNotFoundError as error:
+                self.send(500, str(error).encode())
+
+    def generate(self, body: dict[str, Any]) -> None:
+        fake = self.fake
+        with fake.lock:
+            number = len(fake.requests)
+            fake.requests.append(body)
+            fake.served[str(fake.label)] += 1
+        fault = fake.fault(number, body)
+        if fault == "refused":
+            return self.send(400, b"the prompt is longer than max_model_len")
+        if fault == "500":
+            return self.send(500, b"internal error")
+        if fault == "reset":
+            return None
+        if fault == "exit":
+            os._exit(9)
+        if scored := (body["sampling_params"].get("extra_args") or {}).get("r1_forced_token_ids"):
+            content = [{"token_id": t, "logprob": -t / 100 + fake.shift} for t in scored]
+            versions = [{"version": fake.label, "start": 0, "end": len(scored)}]
+            choice = {"index": 0, "token_ids": scored, "logprobs": {"content": content}, "finish_reason": "length"}
+            return self.send(200, json.dumps({"choices": [choice | {"weight_versions": versions}]}).encode())
+        self.send(200, None)
+        if fault == "hang":
+            fake.ending.wait(120)
+            return None
+        while not fake.gate.wait(0.05):
+            if not self.still_there():
+                fake.broken_off.set()
+                return None
+        for event in events(body, fake.label, fault):
+            self.wfile.write(event)
+        return None
+
+    def still_there(self) -> bool:
+        self.connection.setblocking(False)
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        finally:
+            self.connection.setblocking(True)
+
+    def send(self, status: int, text: bytes | None) -> None:
+        self.send_response(status)
+        self.end_headers()
+        if text:
+            self.wfile.write(text)
+
+
+class _Quiet(socketserver.ThreadingMixIn):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass
+
+
+class _Tcp(_Quiet, socketserver.TCPServer):
+    pass
+
+
+class _Unix(_Quiet, socketserver.UnixStreamServer):
+    pass
+
+
+@contextmanager
+def serving(fake: FakeServer) -> Iterator[str]:
+    """Serve in threads on a free port of the loopback; yield the address."""
+    with _Tcp(("127.0.0.1", 0), type("H", (Handler,), {"fake": fake})) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            fake.ending.set()
+            fake.gate.set()
+            server.shutdown()
+
+
+def main(path: str) -> None:
+    if os.environ.get("FAKE_START") == "broken":
+        print("the model has a shape that nobody knows", flush=True)
+        sys.exit(3)
+    dies_at = int(os.environ.get("FAKE_DIES_AT", "-1"))
+    fake = FakeServer(lambda number, body: "exit" if number == dies_at else None, os.environ["VLLM_API_KEY"])
+    _Unix(path, type("H", (Handler,), {"fake": fake})).serve_forever()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

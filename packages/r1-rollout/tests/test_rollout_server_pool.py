@@ -1,0 +1,323 @@
+"""A pool of servers loses nothing, doubles nothing, serves no old weights, and says what became of whom."""
+
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_vllm import END, FakeServer, answer, serving
+
+from r1_rollout.types import Completion, SamplingParams
+from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault
+from r1_rollout.vllm.members import Deadlines, ServersLost
+from r1_rollout.vllm.pool import ServerPool
+from r1_rollout.vllm.protocol import group_seed
+
+QUICK = Deadlines(stall=60.0, load=60.0, probe=0.01, recovery=120.0)
+PARAMS = SamplingParams(max_tokens=6, n=2, seed=5)
+
+
+def weights(count: int = 3) -> list[tuple[str, torch.Tensor]]:
+    return [(f"w{i}", torch.full((4,), float(i))) for i in range(count)]
+
+
+def prompts(count: int) -> list[Any]:
+    return [
+        SimpleNamespace(id=f"row {i}", token_ids=[5] * (1 + i % 7), model_inputs={}, position_ids=None)
+        for i in range(count)
+    ]
+
+
+def expected(prompt: Any, params: SamplingParams = PARAMS) -> list[tuple[list[int], list[float]]]:
+    return [answer(group_seed(params.seed, prompt.id), i, params.max_tokens)[:2] for i in range(params.n)]
+
+
+def told(group: list[Completion]) -> list[tuple[list[int], list[float]]]:
+    return [(one.token_ids, one.logprobs) for one in group]
+
+
+class Pools:
+    """Opens fake servers and pools over them, and closes everything."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+
+    def open(
+        self, *fakes: FakeServer, deadlines: Deadlines = QUICK, max_attempts: int = 50, **options: Any
+    ) -> ServerPool:
+        urls = [self.stack.enter_context(serving(fake)) for fake in fakes]
+        endpoints = [Endpoint(url, fake.token) for url, fake in zip(urls, fakes, strict=True)]
+        pool = ServerPool(
+            endpoints,
+            end_token_ids={END},
+            banned_token_ids={60},
+            deadlines=deadlines,
+            max_attempts=max_attempts,
+            **options,
+        )
+        return self.stack.enter_context(pool)
+
+
+@pytest.fixture
+def pools(tmp_path: Any) -> Any:
+    with ExitStack() as stack:
+        yield Pools(stack)
+
+
+def test_thousands_of_samples_arrive_once_each_whatever_two_of_three_servers_do(pools: Pools) -> None:
+    kinds = ["500", "reset", "bad_json", "wrong_ids", "nan", "short", "ends_early", "stale", "doubled", "abort"]
+    fakes = [
+        FakeServer(lambda number, body: kinds[number // 40 % len(kinds)] if number % 40 == 39 else None),
+        FakeServer(lambda number, body: kinds[number // 60 % len(kinds)] if number % 60 == 59 else None),
+        FakeServer(),
+    ]
+    pool, asked = pools.open(*fakes, max_sequences=32), prompts(1500)
+    counts: Counter[int] = Counter()
+    with pool.awake(weights(), 7):
+        for index, group in pool.generate(asked, PARAMS):
+            counts[index] += 1
+            assert told(group) == expected(asked[index])
+            assert {one.weight_version for one in group} == {7}
+    assert counts == dict.fromkeys(range(1500), 1)
+    assert sum(len(fake.requests) for fake in fakes) > 1500  # some were asked for again
+
+
+FAULTS = ["500", "reset", "bad_json", "wrong_ids", "nan", "short", "ends_early", "stale", "doubled", "abort", "goes_on"]
+FAULTS += ["sample_missing", "field_missing", "error_event", "other_prompt"]
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_group_goes_elsewhere_when_its_server_answers_nonsense(pools: Pools, kind: str) -> None:
+    bad, good = FakeServer(lambda number, body: kind), FakeServer()
+    pool, asked = pools.open(bad, good), prompts(6)
+    asked = [SimpleNamespace(**vars(p) | {"token_ids": [5, 6]}) for p in asked]
+    with pool.awake(weights(), 0):
+        groups = dict(pool.generate(asked, PARAMS))
+    assert {index: told(group) for index, group in groups.items()} == {i: expected(p) for i, p in enumerate(asked)}
+    assert bad.requests
+    assert len(good.requests) == 6
+
+
+def test_a_server_that_hangs_is_left_after_its_deadline(pools: Pools) -> None:
+    hung = FakeServer(lambda number, body: "hang")
+    pool = pools.open(hung, FakeServer(), deadlines=Deadlines(stall=2.0, load=60, probe=0.01, recovery=120))
+    with pool.awake(weights(), 0):
+        assert len(dict(pool.generate(prompts(8), PARAMS))) == 8
+    assert hung.requests
+
+
+def test_without_a_server_the_call_ends_after_the_stated_time_and_says_why(pools: Pools) -> None:
+    fake = FakeServer()
+    pool = pools.open(fake, deadlines=Deadlines(stall=60, load=60, probe=0.01, recovery=0.5))
+    with pool.awake(weights(), 0):
+        fake.down = True
+        with pytest.raises(ServersLost, match="HTTP 503"):
+            list(pool.generate(prompts(3), PARAMS))
+
+
+def test_a_prompt_that_fails_everywhere_ends_the_call_and_is_named(pools: Pools) -> None:
+    def poison(number: int, body: dict[str, Any]) -> str | None:
+        return "reset" if body["token_ids"] == [5, 5] else None
+
+    pool = pools.open(FakeServer(poison), FakeServer(poison), max_attempts=3)
+    with pool.awake(weights(), 0), pytest.raises(ServerFault, match="prompt row 1 failed 3 times"):
+        list(pool.generate(prompts(4), PARAMS))
+
+
+@pytest.mark.parametrize("kind", ["refused", "late_refusal"])
+def test_a_prompt_that_is_refused_is_named_and_not_tried_again(pools: Pools, kind: str) -> None:
+    fakes = [FakeServer(lambda number, body: kind), FakeServer(lambda number, body: kind)]
+    pool = pools.open(*fakes)
+    with pool.awake(weights(), 0), pytest.raises(RequestRefused, match=r"row 0.*longer than max_model_len"):
+        list(pool.generate(prompts(1), PARAMS))
+    assert sum(len(fake.requests) for fake in fakes) == 1
+
+
+def test_requests_go_to_the_server_that_owes_least(pools: Pools) -> None:
+    fakes = [FakeServer() for _ in range(3)]
+    pool = pools.open(*fakes, max_sequences=1000)
+    asked = prompts(60)
+    asked[0].token_ids = [5] * 500
+    with pool.awake(weights(), 0):
+        for fake in fakes:
+            fake.gate.clear()
+        groups = pool.generate(asked, PARAMS)
+        first = threading.Thread(target=lambda: next(groups))
+        first.start()
+        wait_for(lambda: sum(len(fake.requests) for fake in fakes) == 60)
+        owed = sorted(sum(len(body["token_ids"]) + 12 for body in fake.requests) for fake in fakes)
+        for fake in fakes:
+            fake.gate.set()
+        first.join(60)
+        assert len(list(groups)) == 59
+    assert owed[1] - owed[0] <= 7 + 12  # within one request, but for the long prompt's server
+    assert min(len(fake.requests) for fake in fakes) < 15 < max(len(fake.requests) for fake in fakes)
+
+
+def test_a_server_gets_no_more_samples_than_it_has_room_for(pools: Pools) -> None:
+    fake = FakeServer()
+    fake.gate.clear()
+    pool = pools.open(fake, max_sequences=5)
+    with pool.awake(weights(), 0):
+        groups = pool.generate(prompts(9), PARAMS)
+        first = threading.Thread(target=lambda: next(groups))
+        first.start()
+        wait_for(lambda: len(fake.requests) == 2)
+        time.sleep(0.3)
+        assert len(fake.requests) == 2  # two groups of two
+        fake.gate.set()
+        first.join(60)
+        assert len(list(groups)) == 8
+
+
+def test_a_group_is_one_request_with_its_own_seed(pools: Pools) -> None:
+    fake = FakeServer()
+    pool = pools.open(fake)
+    with pool.awake(weights(), 0):
+        list(pool.generate(prompts(5), PARAMS))
+        list(pool.generate(prompts(5)[::-1], PARAMS))
+    seeds = [body["sampling_params"]["seed"] for body in fake.requests]
+    assert len(set(seeds)) == 5
+    assert all(body["sampling_params"]["n"] == 2 for body in fake.requests)
+
+
+def test_closing_the_iterator_breaks_off_what_is_under_way(pools: Pools) -> None:
+    quick, slow = FakeServer(), FakeServer()
+    slow.gate.clear()
+    pool = pools.open(quick, slow, max_sequences=2)
+    with pool.awake(weights(), 0):
+        groups = pool.generate(prompts(40), PARAMS)
+        next(groups)
+        wait_for(lambda: bool(slow.requests))
+        groups.close()  # type: ignore[attr-defined]
+        assert slow.broken_off.wait(60)
+        assert len(quick.requests) + len(slow.requests) <= 41
+        slow.gate.set()
+        assert len(dict(pool.generate(prompts(4), PARAMS))) == 4
+
+
+def test_a_later_call_and_the_end_of_the_block_end_an_earlier_call(pools: Pools) -> None:
+    pool = pools.open(FakeServer())
+    with pool.awake(weights(), 0):
+        first = pool.generate(prompts(4), PARAMS)
+        next(first)
+        second = pool.generate(prompts(4), PARAMS)
+        next(second)
+    for groups in (first, second):
+        with pytest.raises(RuntimeError, match="was ended"):
+            list(groups)
+
+
+def test_it_samples_only_while_awake(pools: Pools) -> None:
+    pool = pools.open(FakeServer())
+    with pytest.raises(RuntimeError, match="awake"):
+        pool.generate(prompts(1), PARAMS)
+    with pool.awake(weights(), 0), pytest.raises(RuntimeError, match="awake already"), pool.awake(weights(), 1):
+        pass
+
+
+def test_every_server_holds_the_new_weights_before_it_serves(pools: Pools) -> None:
+    fakes = [FakeServer() for _ in range(3)]
+    pool = pools.open(*fakes, max_sequences=2)
+    for version in range(3):
+        with pool.awake(weights(), version):
+            list(pool.generate(prompts(30), PARAMS))
+    for fake in fakes:
+        assert [label.partition("-")[0] for label in fake.loads] == ["0", "1", "2"]
+        assert set(fake.served) <= set(fake.loads)
+    assert not list(pool._root.glob("[01]-*"))  # older weights have left the disk
+
+
+def test_a_server_that_keeps_its_old_weights_never_serves(pools: Pools) -> None:
+    stale, good = FakeServer(), FakeServer()
+    stale.keeps_old_weights = True
+    pool = pools.open(stale, good)
+    with pool.awake(weights(), 0):
+        assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
+    assert not stale.requests
+    alone = pools.open(stale, deadlines=Deadlines(stall=60, load=60, probe=0.01, recovery=0.5))
+    with pytest.raises(ServersLost, match=r"holds .* not 4-"), alone.awake(weights(), 4):
+        pass
+
+
+def test_a_server_that_comes_back_with_other_weights_gets_the_current_ones_first(pools: Pools) -> None:
+    fake, other = FakeServer(), FakeServer()
+    pool = pools.open(fake, other, max_sequences=2)
+    with pool.awake(weights(), 3):
+        fake.down = True
+        assert len(dict(pool.generate(prompts(10), PARAMS))) == 10
+        fake.label, fake.engine_label = None, "default"  # somebody has started it anew
+        fake.down = False
+        wait_for(lambda: len(fake.loads) == 2)
+        wait_for(lambda: all(member.state == "ready" for member in pool._members.all))
+        before = len(fake.requests)
+        other.gate.clear()
+        assert len(list(take(pool.generate(prompts(10), PARAMS), 5))) == 5
+    assert len(fake.requests) > before
+    assert fake.loads[0] == fake.loads[1]
+    assert set(fake.served) == {fake.loads[0]}
+
+
+def test_weights_that_no_server_can_load_end_the_push_at_once(pools: Pools) -> None:
+    fakes = [FakeServer(), FakeServer()]
+    pool = pools.open(*fakes)
+    for fake in fakes:
+        fake.rejects_weights = True
+    with pytest.raises(ServersLost, match="no module named w0"), pool.awake(weights(), 0):
+        pass
+
+
+def test_a_server_without_a_lock_is_warned_of(pools: Pools, caplog: pytest.LogCaptureFixture) -> None:
+    pool = pools.open(FakeServer(token="secret"), FakeServer())
+    with pool.awake(weights(), 0):
+        pass
+    open_doors = [record.message for record in caplog.records if "for anybody" in record.message]
+    assert len(open_doors) == 1
+    assert Endpoint("http://example.org:8000").exposed
+    assert not Endpoint("https://example.org").exposed
+
+
+def test_a_wrong_token_is_said_to_be_wrong(pools: Pools) -> None:
+    fake = FakeServer(token="right")
+    url = pools.stack.enter_context(serving(fake))
+    short = Deadlines(stall=60, load=60, probe=0.01, recovery=0.3)
+    pool = pools.stack.enter_context(ServerPool([Endpoint(url, "wrong")], end_token_ids={END}, deadlines=short))
+    with pytest.raises(ServersLost, match="does not take this token"), pool.awake(weights(), 0):
+        pass
+    assert "wrong" not in repr(Endpoint(url, "wrong"))
+
+
+def test_scores_come_from_every_server_and_must_agree(pools: Pools) -> None:
+    fakes = [FakeServer(), FakeServer()]
+    pool = pools.open(*fakes)
+    asked = prompts(2)
+    with pool.awake(weights(), 0):
+        assert pool.score(asked, [[7, 8], [9]]) == [[-0.07, -0.08], [-0.09]]
+        assert [len(fake.requests) for fake in fakes] == [2, 2]
+        fakes[1].shift = -0.5
+        with pytest.raises(ServerFault, match=r"differ by 0\.5: one is stale"):
+            pool.score(asked, [[7, 8], [9]])
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    for url in ("localhost:8000", "ftp://host", "http://"):
+        with pytest.raises(ValueError, match="no server's address"):
+            Endpoint(url)
+    with pytest.raises(ValueError, match="at least one server"):
+        ServerPool([], end_token_ids={END})
+
+
+def take(groups: Any, count: int) -> Any:
+    for _ in range(count):
+        yield next(groups)
+
+
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
