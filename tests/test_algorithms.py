@@ -28,8 +28,20 @@ def loss(inputs):
 """
 
 
+# All 16 answers of a step differ in reward, so that what an estimator makes of them does not hang on the draw.
+DISTINCT = """
+def compute_score(reward_inputs):
+    graded = [(7 * place % 16 / 15, place % 2) for place in range(len(reward_inputs))]
+    return [{"overall": value, "graded": value, "even": even} for value, even in graded]
+"""
+
+
 def step(r1: R1, folder: Path, *overrides: str) -> dict[str, Any]:
-    r1("train", QUICKSTART, *STEP, f"trainer.save_checkpoint_path={folder}", *overrides)
+    folder.mkdir(exist_ok=True)
+    reward = folder / "reward.py"
+    reward.write_text(DISTINCT)
+    given = f"trainer.save_checkpoint_path={folder}", f"worker.reward.reward_function={reward}:compute_score"
+    r1("train", QUICKSTART, *STEP, *given, *overrides)
     return read_log(folder)[-1]
 
 

@@ -53,7 +53,7 @@ def rules_of(model: Any) -> dict[str, frozenset[int]]:
     """What ends an answer and what is never sampled, as a run sets them."""
     tokenizer = families.make_tokenizer()
     banned = media_token_ids(model.config, tokenizer)
-    return {"end_token_ids": end_token_ids(model, tokenizer), "banned_token_ids": banned}
+    return {"end_token_ids": end_token_ids(model.generation_config, tokenizer), "banned_token_ids": banned}
 
 
 def sample(

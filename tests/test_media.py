@@ -140,6 +140,6 @@ def test_pictures_are_decoded_once_a_run_and_processed_once_an_epoch(
     r1(
         "train", QUICKSTART, *MIXED, f"data.train_files=examples/quickstart/train.parquet[:{pictures}]",
         f"data.rollout_batch_size={pictures}", f"trainer.max_steps={epochs}", "data.filter_overlong_prompts_workers=1",
-        "algorithm.disable_kl=false", f"trainer.save_checkpoint_path={tmp_path}",
+        "algorithm.disable_kl=false", "worker.rollout.canary=false", f"trainer.save_checkpoint_path={tmp_path}",
     )  # fmt: skip
     assert calls == {"load_image": pictures, "_preprocess": pictures * epochs}
