@@ -13,6 +13,7 @@ from r1_cli.config import RunConfig
 from r1_cli.config.availability import samples_with_vllm
 from r1_cli.engines import build_engine
 from r1_cli.media import media_settings
+from r1_cli.precision import DTYPES, engine_dtype
 from r1_cli.roles import Schedule, Scorer
 from r1_cli.verifiers import DispatchingVerifier
 from r1_core.batching import Batching, MicroLimit
@@ -20,8 +21,6 @@ from r1_core.learner import Learner
 from r1_core.optim import build_optimizer, learning_rate_scale
 from r1_data.render import Renderer
 from r1_rollout.types import SamplingParams
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +81,9 @@ def load_weights(config: RunConfig, model: ModelFiles, dtype: torch.dtype) -> An
     )
 
 
-def engine_dtype(config: RunConfig, model: ModelFiles) -> torch.dtype:
-    """Return what the engine computes in. Processors do so in float32: half precision is slower there."""
-    return DTYPES[config.worker.rollout.dtype] if model.device.type == "cuda" else torch.float32
-
-
 def load_engine_weights(config: RunConfig, model: ModelFiles) -> Any:
     """Return a copy of the model for the engine."""
-    return load_weights(config, model, engine_dtype(config, model))
+    return load_weights(config, model, engine_dtype(config, model.device))
 
 
 def build_scorer(

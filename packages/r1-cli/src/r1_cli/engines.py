@@ -7,6 +7,7 @@ from r1_cli import models
 from r1_cli.config import RunConfig
 from r1_cli.config.availability import samples_with_vllm
 from r1_cli.config.sources import validation_sources
+from r1_cli.precision import engine_dtype
 from r1_cli.servers import build_server_pool
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.types import Generator
@@ -15,8 +16,6 @@ from r1_rollout.vllm.thread import EngineError
 
 if TYPE_CHECKING:
     from r1_cli.assemble import ModelFiles
-
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def build_engine(config: RunConfig, model: "ModelFiles", weights: Any, stack: ExitStack) -> Generator:
@@ -61,8 +60,7 @@ def vllm_options(config: RunConfig, model: "ModelFiles", banned: frozenset[int])
     rollout, data, settings = config.worker.rollout, config.data, config.worker.actor.model
     return {
         "banned_token_ids": banned,
-        # As with the embedded engine: processors compute in float32, half precision is slower there.
-        "dtype": DTYPES[rollout.dtype] if model.device.type == "cuda" else "float32",
+        "dtype": str(engine_dtype(config, model.device)).removeprefix("torch."),
         "tokenizer": settings.tokenizer_path,
         "hf_overrides": dict(settings.override_config),
         "trust_remote_code": settings.trust_remote_code,

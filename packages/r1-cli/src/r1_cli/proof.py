@@ -11,8 +11,9 @@ from typing import Protocol, cast
 import torch
 
 from r1_cli import models
-from r1_cli.assemble import DTYPES, ModelFiles, engine_dtype
+from r1_cli.assemble import ModelFiles
 from r1_cli.config import RunConfig
+from r1_cli.precision import DTYPES, engine_dtype
 from r1_cli.roles import Learner, Scorer
 from r1_cli.samples import extend_positions
 from r1_core.types import Sample
@@ -118,7 +119,7 @@ def prove(scorer: Scorer, learner: AblatedLearner, canary: Canary) -> Scorer:
 def build_canary(config: RunConfig, model: ModelFiles, renderer: Renderer) -> Canary:
     """Choose the sequences and the tolerance that suit the model and the run's lengths and precision."""
     actor = config.worker.actor
-    precisions = {DTYPES[actor.kept_dtype], engine_dtype(config, model)}
+    precisions = {DTYPES[actor.kept_dtype], engine_dtype(config, model.device)}
     if model.device.type == "cuda":
         precisions.add(DTYPES[actor.fsdp.mp_param_dtype])
     return Canary(

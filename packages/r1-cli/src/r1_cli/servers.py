@@ -8,6 +8,7 @@ import torch
 
 from r1_cli import models
 from r1_cli.config import RunConfig
+from r1_cli.precision import engine_dtype
 from r1_rollout.vllm.client import Endpoint
 from r1_rollout.vllm.members import Deadlines
 from r1_rollout.vllm.pool import ServerPool
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from r1_cli.assemble import ModelFiles
 
 TOKEN_VARIABLE = "R1_SERVERS_TOKEN"  # the token of given servers: a secret, so not a key of the configuration
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build_server_pool(
@@ -37,8 +37,7 @@ def build_server_pool(
         raise models.ModelError(f"worker.rollout.servers.urls: put the servers' token into {TOKEN_VARIABLE}")
     banned = models.media_token_ids(model.config, model.tokenizer)
     on_cpu = model.device.type == "cpu"
-    # Processors compute in float32: half precision is slower there.
-    dtype = torch.float32 if on_cpu else DTYPES[rollout.dtype]
+    dtype = engine_dtype(config, model.device)
     command = vllm_command(model.path, server_options(config, model, banned, dtype, max_sequences))
     local = [
         LocalServer(
