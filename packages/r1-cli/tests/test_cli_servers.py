@@ -48,6 +48,31 @@ def test_given_servers_become_a_pool_with_its_deadlines(monkeypatch: pytest.Monk
         assert pool._banned == {60}
 
 
+BROADCAST = "worker.rollout.servers.transfer=broadcast"
+
+
+@pytest.mark.parametrize(("words", "backend"), [([], None), ([BROADCAST], "r1_tcp")])
+def test_the_way_of_the_weights_reaches_the_pool_and_the_servers(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], backend: str | None
+) -> None:
+    monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
+    config = config_of(URLS, *words)
+    with servers.build_server_pool(config, model(), frozenset({2}), 256) as pool:
+        assert pool._broadcast == backend
+    options = servers.server_options(config, model(), frozenset(), torch.float32, 256)
+    assert options["weight_transfer_config"] == ({"backend": backend} if backend else None)
+
+
+def test_gpus_get_their_weights_over_nccl_for_which_the_learner_needs_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
+    config = config_of(URLS, BROADCAST)
+    options = servers.server_options(config, model("cuda"), frozenset(), torch.bfloat16, 256)
+    assert options["weight_transfer_config"] == {"backend": "nccl"}
+    monkeypatch.setattr(servers, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="transfer=broadcast on GPUs needs vLLM here"):
+        servers.build_server_pool(config, model("cuda"), frozenset({2}), 256)
+
+
 def test_given_servers_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("R1_SERVERS_TOKEN", raising=False)
     with pytest.raises(ModelError, match="R1_SERVERS_TOKEN"):

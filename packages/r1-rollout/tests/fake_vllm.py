@@ -39,6 +39,12 @@ class FakeServer:
         self.loads: list[str] = []
         self.keeps_old_weights = False
         self.rejects_weights = False
+        self.backend: str | None = "r1_tcp"  # of its weight transfer
+        self.update_fault: Callable[[int], str | None] = lambda number: None  # of the bucket with this number
+        self.calls: list[str] = []  # of a push by broadcast
+        self.received: dict[str, Any] = {}
+        self.group: Any = None
+        self.updates = 0
         self.down = False
         self.requests: list[dict[str, Any]] = []
         self.served: Counter[str] = Counter()  # label of the weights at each request
@@ -70,7 +76,46 @@ class FakeServer:
             if not self.keeps_old_weights:
                 self.label = kwargs["version"]
             return {"results": [{"version": kwargs["version"], "tensors": tensors}]}
+        return self.broadcast(path, body)
+
+    def broadcast(self, path: str, body: dict[str, Any]) -> Any:
+        """Take weights over vLLM's weight transfer."""
+        from r1_rollout.vllm.tcp_group import TcpReceiver
+
+        method = body.get("method")
+        self.calls.append(method or path)
+        if method == "r1_begin":
+            self.label, self.received = None, {}
+            return {"results": [{"backend": self.backend}]}
+        if path == "/get_world_size":
+            return {"world_size": 1}
+        if path == "/init_weight_transfer_engine":
+            self.group = TcpReceiver(**body["init_info"])
+        if path == "/update_weights":
+            self.update(**body["update_info"])
+        if method == "r1_commit":
+            self.group.destroy()
+            self.loads.append(body["kwargs"]["version"])
+            if not self.keeps_old_weights:
+                self.label = body["kwargs"]["version"]
+            return {"results": [{"version": body["kwargs"]["version"]}]}
         return None
+
+    def update(self, names: list[str], dtype_names: list[str], shapes: list[list[int]]) -> None:
+        """Receive a bucket."""
+        import torch
+
+        number, self.updates = self.updates, self.updates + 1
+        fault = self.update_fault(number)
+        if fault == "exit":
+            os._exit(9)
+        if fault == "hang":
+            self.ending.wait(120)
+        if fault == "reject":
+            raise FileNotFoundError("there is no module named w0")
+        for name, kind, shape in zip(names, dtype_names, shapes, strict=True):
+            self.received[name] = torch.empty(shape, dtype=getattr(torch, kind))
+            self.group.receive(self.received[name])
 
 
 def events(body: dict[str, Any], label: str | None, fault: str | None) -> Iterator[bytes]:
@@ -134,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             try:
                 self.send(200, json.dumps(fake.control(self.path, body)).encode())
-            except FileNotFoundError as error:
+            except OSError as error:
                 self.send(500, str(error).encode())
 
     def generate(self, body: dict[str, Any]) -> None:
@@ -220,6 +265,11 @@ def main(path: str) -> None:
         sys.exit(3)
     dies_at = int(os.environ.get("FAKE_DIES_AT", "-1"))
     fake = FakeServer(lambda number, body: "exit" if number == dies_at else None, os.environ["VLLM_API_KEY"])
+    update_dies_at, fault = (
+        int(os.environ.get("FAKE_UPDATE_DIES_AT", "-1")),
+        os.environ.get("FAKE_UPDATE_FAULT", "exit"),
+    )
+    fake.update_fault = lambda number: fault if number == update_dies_at else None
     _Unix(path, type("H", (Handler,), {"fake": fake})).serve_forever()
 
 

@@ -17,7 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import r1_rollout
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault, ask
-from r1_rollout.vllm.members import Deadlines
+from r1_rollout.vllm.members import Deadlines, ServersLost
 from r1_rollout.vllm.pool import ServerPool
 from r1_rollout.vllm.server import LocalServer, vllm_command
 
@@ -40,6 +40,7 @@ OPTIONS = {
     "max_num_seqs": 64,
     "kv_cache_memory_bytes": 2**28,
     "additional_config": {"r1_banned_token_ids": sorted(BANNED)},
+    "weight_transfer_config": {"backend": "r1_tcp"},
 }
 
 
@@ -150,6 +151,62 @@ def test_every_door_is_locked(policy: Any, pool: ServerPool, servers: list[Local
         for path in ("/collective_rpc", "/update_weight_version", "/reset_prefix_cache", "/pause", "/v1/completions"):
             with pytest.raises(ServerFault, match="does not take this token"):
                 ask(stranger, "POST", path, {"method": "r1_holds"}, timeout=60)
+
+
+@pytest.fixture
+def broadcasting(pool: ServerPool, policy: Any, servers: list[LocalServer]) -> Iterator[ServerPool]:
+    """The same servers as ones that are given, which nobody starts anew, with buckets smaller than a layer."""
+    with pool.awake(policy.state_dict().items(), 0):
+        pass  # they run from here on
+    deadlines = Deadlines(stall=300, load=300, probe=0.5, recovery=300)
+    given = [server.endpoint for server in servers]
+    with ServerPool(
+        given,
+        end_token_ids={END},
+        banned_token_ids=BANNED,
+        max_sequences=64,
+        deadlines=deadlines,
+        bucket_bytes=20_000,
+        broadcast="r1_tcp",
+    ) as other:
+        yield other
+
+
+def test_weights_by_broadcast_are_those_that_are_sampled_from(policy: Any, broadcasting: ServerPool) -> None:
+    asked, params = prompts(12), SamplingParams(max_tokens=16, n=2, seed=3)
+    for version in range(3):
+        change(policy)
+        with broadcasting.awake(policy.state_dict().items(), version):
+            groups = dict(broadcasting.generate(asked, params))
+            scores = broadcasting.score(asked, [groups[i][0].token_ids for i in range(12)])  # both servers agree
+        assert gap(policy, asked, groups) < 1e-5
+        assert max(abs(a - b) for i in groups for a, b in zip(scores[i], groups[i][0].logprobs, strict=True)) < 1e-5
+
+
+@pytest.mark.parametrize("way", ["broadcast", "folder"])
+def test_what_a_broken_broadcast_left_in_the_layers_does_not_mix_into_the_next_weights(
+    policy: Any, pool: ServerPool, broadcasting: ServerPool, way: str
+) -> None:
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        """End between the projections that one layer of vLLM's fuses."""
+        for name, tensor in policy.state_dict().items():
+            yield name, tensor + 1.0
+            if "layers.1.self_attn.q_proj.weight" in name:
+                raise ValueError("a shard is gone")
+
+    with pytest.raises(ValueError, match="a shard is gone"), broadcasting.awake(broken(), 0):
+        pass
+    change(policy)
+    asked, chosen = prompts(12), broadcasting if way == "broadcast" else pool
+    with chosen.awake(policy.state_dict().items(), 1):
+        groups = dict(chosen.generate(asked, SamplingParams(max_tokens=16, n=2)))
+    assert gap(policy, asked, groups) < 1e-5
+
+
+def test_weights_that_vllm_cannot_load_are_named(policy: Any, broadcasting: ServerPool) -> None:
+    other = [(name.replace("layers.1.", "layers.9."), tensor) for name, tensor in policy.state_dict().items()]
+    with pytest.raises(ServersLost, match=r"layers\.9"), broadcasting.awake(other, 0):
+        pass
 
 
 def test_a_server_killed_in_the_middle_loses_nothing_and_returns_with_the_current_weights(

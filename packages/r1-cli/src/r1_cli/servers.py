@@ -1,6 +1,7 @@
 """The pool of vLLM servers of `worker.rollout.servers`: those that r1 starts, each on GPUs of its own, or is given."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from r1_cli import models
 from r1_cli.config import RunConfig
 from r1_cli.precision import engine_dtype
 from r1_rollout.vllm.client import Endpoint
+from r1_rollout.vllm.lane import Backend
 from r1_rollout.vllm.members import Deadlines
 from r1_rollout.vllm.pool import ServerPool
 from r1_rollout.vllm.server import LocalServer, vllm_command
@@ -29,12 +31,15 @@ def build_server_pool(
         max_sequences: samples that a server decodes at the same time.
 
     Raises:
-        ModelError: there are too few GPUs for the servers, or no token for the given ones.
+        ModelError: there are too few GPUs for the servers, no token for the given ones, or no vLLM to broadcast with.
     """
     rollout, wanted = config.worker.rollout, config.worker.rollout.servers
     token = os.environ.get(TOKEN_VARIABLE)
     if wanted.urls and not token:
         raise models.ModelError(f"worker.rollout.servers.urls: put the servers' token into {TOKEN_VARIABLE}")
+    backend = transfer_backend(config, model.device)
+    if backend == "nccl" and not find_spec("vllm"):
+        raise models.ModelError("worker.rollout.servers.transfer=broadcast on GPUs needs vLLM here: r1-rollout[vllm]")
     banned = models.media_token_ids(model.config, model.tokenizer)
     on_cpu = model.device.type == "cpu"
     dtype = engine_dtype(config, model.device)
@@ -56,7 +61,15 @@ def build_server_pool(
         deadlines=Deadlines(stall=wanted.stall_timeout, load=wanted.load_timeout, recovery=wanted.recovery_timeout),
         folder=Path(wanted.weights_folder) if wanted.weights_folder else None,
         dtype=dtype,
+        broadcast=backend,
     )
+
+
+def transfer_backend(config: RunConfig, device: torch.device) -> Backend | None:
+    """Return what weights are broadcast over, for which servers must compute on what the learner does; None: files."""
+    if config.worker.rollout.servers.transfer == "folder":
+        return None
+    return "r1_tcp" if device.type == "cpu" else "nccl"
 
 
 def server_options(
@@ -66,6 +79,7 @@ def server_options(
     rollout, data, settings = config.worker.rollout, config.data, config.worker.actor.model
     on_cpu = model.device.type == "cpu"
     pixels = {"min_pixels": data.min_pixels, "max_pixels": data.max_pixels} if model.vision_language else {}
+    backend = transfer_backend(config, model.device)
     return {
         "tokenizer": settings.tokenizer_path,
         "hf_overrides": settings.override_config or None,
@@ -83,6 +97,7 @@ def server_options(
         "mm_processor_kwargs": {name: value for name, value in pixels.items() if value is not None} or None,
         "limit_mm_per_prompt": {"image": rollout.limit_images} if rollout.limit_images else None,
         "additional_config": {"r1_banned_token_ids": sorted(banned)},
+        "weight_transfer_config": {"backend": backend} if backend else None,
     }
 
 

@@ -147,6 +147,7 @@ class ServersConfig(Section):
 
     count: Annotated[int, Field(ge=0)] = 0  # servers that r1 starts, each on tensor_parallel_size GPUs of its own
     urls: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = Field(default_factory=list)  # that run already
+    transfer: Literal["folder", "broadcast"] = "folder"  # weights as files, or by NCCL to GPUs and TCP to processors
     weights_folder: str | None = None  # on a disk that all servers see; null: this machine's temporary folder
     start_timeout: Positive = 600.0
     load_timeout: Positive = 600.0  # for new weights

@@ -46,10 +46,14 @@ class Endpoint:
             raise ValueError(f"{self.url!r} is no server's address: write http://host:port")
 
     @property
+    def remote(self) -> bool:
+        """Whether it is on another machine."""
+        return urlsplit(self.url).hostname not in (None, "localhost", "127.0.0.1", "::1")
+
+    @property
     def exposed(self) -> bool:
         """Whether the token and all else crosses a network in the clear."""
-        parts = urlsplit(self.url)
-        return parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1")
+        return self.remote and urlsplit(self.url).scheme == "http"
 
     def connect(self, timeout: float) -> HTTPConnection:
         """Return a connection that is opened by its first request."""

@@ -3,11 +3,12 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from r1_rollout.vllm.broadcast import Broadcast, BrokenOff, Bucket, Follower
 from r1_rollout.vllm.client import (
     Endpoint,
     RequestRefused,
@@ -17,7 +18,9 @@ from r1_rollout.vllm.client import (
     ServerStalled,
     ask,
 )
+from r1_rollout.vllm.lane import Backend, Lane
 from r1_rollout.vllm.server import GUARD, REQUIRED, LocalServer, ServerFailed
+from r1_rollout.vllm.shards import read_buckets
 
 log = logging.getLogger("r1")
 
@@ -82,17 +85,41 @@ class Member:
             expected = {"version": current.label, "tensors": current.tensors}
             if not _workers(held) or any(one != expected for one in _workers(held)):
                 raise ServerFault(f"{self.name} loaded {held}, expected {expected} of each worker")
-            self.half_loaded = False
-            self._reset_prefix_cache(timeout)
-            for path in _CACHES:
-                self._post(path, None, timeout)
-            self._post("/update_weight_version", {"new_version": current.label}, timeout)
-            self.check(current.label, timeout)
+            self._settle(current.label, timeout)
         except RequestRefused as error:
-            raise ServerFault(
-                f"{self.name} takes no weights: {error}\nA server must be started with VLLM_SERVER_DEV_MODE=1 and "
-                f"{' '.join(REQUIRED)}"
-            ) from error
+            raise ServerFault(self._unfit(error)) from error
+
+    def receive(self, parts: Iterable[Bucket], label: str, backend: Backend, timeout: float) -> None:
+        """Give the server the weights over a lane of its own, and see that it has them.
+
+        Raises:
+            ServerFault: it has not, for whatever reason.
+            BrokenOff: `parts` ended early. What the server has then is of no version.
+        """
+        try:
+            self.half_loaded = True
+            with Lane(self.name, self.endpoint, backend, timeout) as lane:
+                for bucket in parts:
+                    lane.send(bucket)
+                lane.finish(label)
+            self._settle(label, timeout)
+        except RequestRefused as error:
+            raise ServerFault(self._unfit(error)) from error
+
+    def _settle(self, label: str, timeout: float) -> None:
+        """Let the engine know what its workers hold, and forget what older weights have computed."""
+        self.half_loaded = False
+        self._reset_prefix_cache(timeout)
+        for path in _CACHES:
+            self._post(path, None, timeout)
+        self._post("/update_weight_version", {"new_version": label}, timeout)
+        self.check(label, timeout)
+
+    def _unfit(self, error: RequestRefused) -> str:
+        return (
+            f"{self.name} takes no weights: {error}\nA server must be started with VLLM_SERVER_DEV_MODE=1 and "
+            f"{' '.join(REQUIRED)}"
+        )
 
     def renew(self, current: Current, timeout: float) -> None:
         """Load the weights if the server does not hold them already. Raises ServerFault as `load` does."""
@@ -113,8 +140,10 @@ class Member:
         if engine != {"weight_version": label} or not workers or any(one != {"version": label} for one in workers):
             raise ServerFault(f"{self.name} holds {engine} and {workers}, not {label}")
 
-    def warn_of_open_doors(self, timeout: float) -> None:
+    def warn_of_open_doors(self, timeout: float, *, broadcast: bool) -> None:
         """Say so if whoever can reach the server can replace its weights, or can listen."""
+        if broadcast and self.endpoint.remote:
+            log.warning("%s: the weights cross the network in the clear; use a private one or a tunnel", self.name)
         if self.endpoint.exposed:
             log.warning(
                 "%s: the token and the prompts cross the network in the clear; use https or a tunnel", self.name
@@ -144,13 +173,17 @@ def _workers(answer: Any) -> list[Any]:
 class Members:
     """All servers. `changed` is notified when one of them can take requests, or none can any more."""
 
-    def __init__(self, members: Sequence[Member], deadlines: Deadlines, max_restarts: int) -> None:
+    def __init__(
+        self, members: Sequence[Member], deadlines: Deadlines, max_restarts: int, backend: Backend | None = None
+    ) -> None:
+        """Take the servers; `backend` is what `broadcast` sends over."""
         self.all = tuple(members)
         self.deadlines = deadlines
         self.changed = threading.Condition()
         self.current: Current | None = None
         self.closed = False
         self._max_restarts = max_restarts
+        self._backend = backend
         self._threads: list[threading.Thread] = []
 
     def ready(self) -> list[Member]:
@@ -159,16 +192,59 @@ class Members:
         return [member for member in self.all if member.state == "ready" and member.label == label]
 
     def push(self, current: Current) -> None:
-        """Bring all servers that are not being revived to the new weights, side by side.
+        """Bring all servers that are not being revived to the new weights, side by side, over the folder.
 
         Raises:
             ServersLost: none could be brought there within `deadlines.recovery`, or all say that the weights cannot be.
         """
         with self.changed:
             self.current = current
-            due = [member for member in self.all if member.state in ("new", "ready")]
+            due = self._due()
         rejected: list[Member] = []
-        threads = [self._run(self._bring_up, member, current, rejected) for member in due]
+
+        def load(member: Member) -> None:
+            member.load(current, self.deadlines.load)
+
+        self._await_ready([self._run(self._bring_up, member, load, rejected) for member in due], rejected)
+
+    def broadcast(self, label: str, keep: Callable[[Broadcast], Current]) -> None:
+        """Bring all servers that are not being revived to the new weights by one pass over them.
+
+        Args:
+            label: of the weights.
+            keep: makes the pass, with the broadcast between the buckets and the folder for servers that fail meanwhile
+                or later; returns where they are when they are there. What it raises is raised here, after each server
+                has gone back to the beginning, so that the next push finds none of them half loaded.
+
+        Raises:
+            ServersLost: as `push` does.
+        """
+        with self.changed:
+            before, self.current = self.current, None  # who is being revived waits for the folder
+            due = self._due()
+        broadcast, rejected = Broadcast(), list[Member]()
+        threads = [self._run(self._follow, member, broadcast.join(), label, rejected) for member in due]
+        try:
+            current = keep(broadcast)
+        except BaseException:
+            broadcast.end(broken=True)
+            for thread in threads:
+                thread.join()
+            self._make_current(before)
+            raise
+        self._make_current(current)
+        broadcast.end()
+        self._await_ready(threads, rejected)
+
+    def _due(self) -> list[Member]:
+        return [member for member in self.all if member.state in ("new", "ready")]
+
+    def _make_current(self, current: Current | None) -> None:
+        with self.changed:
+            self.current = current
+            self.changed.notify_all()
+
+    def _await_ready(self, threads: list[threading.Thread], rejected: list[Member]) -> None:
         for thread in threads:
             thread.join()
         deadline = time.monotonic() + self.deadlines.recovery
@@ -185,21 +261,34 @@ class Members:
             fates = "\n".join(f"{member.name} is {member.state}: {member.error}" for member in self.all)
             raise ServersLost(f"no vLLM server takes requests:\n{fates}")
 
-    def _bring_up(self, member: Member, current: Current, rejected: list[Member]) -> None:
+    def _follow(self, member: Member, follower: Follower, label: str, rejected: list[Member]) -> None:
+        """Bring one server up in a broadcast; whatever becomes of it, the others wait for it no longer."""
+
+        def receive(member: Member) -> None:
+            assert self._backend is not None
+            member.receive(follower, label, self._backend, self.deadlines.load)
+
+        with follower:
+            self._bring_up(member, receive, rejected)
+
+    def _bring_up(self, member: Member, load: Callable[[Member], None], rejected: list[Member]) -> None:
         try:
             if member.state == "new" and member.local:
                 member.local.start(lambda: self.closed)
             elif member.state == "new":
-                member.warn_of_open_doors(self.deadlines.load)
-            member.load(current, self.deadlines.load)
+                member.warn_of_open_doors(self.deadlines.load, broadcast=self._backend is not None)
+            load(member)
         except (ServerFailed, OSError) as error:
             self._lose(member, error)  # it never ran: trying again would change nothing
+        except BrokenOff:
+            with self.changed:
+                member.state, member.label = "new", None
         except ServerFault as error:
             if isinstance(error, ServerRejected):
                 rejected.append(member)
             self.fail(member, error)
         else:
-            self._set_ready(member, current)
+            self._set_ready(member, self.current)
 
     def fail(self, member: Member, error: ServerFault) -> None:
         """Take a server out after a fault, and see in the background that it comes back."""
@@ -225,9 +314,9 @@ class Members:
                     stalled, member.faults = False, 0
                 else:
                     self._pause(self.deadlines.probe * min(member.faults, _PATIENCE))
-                current = self.current  # whatever has been pushed while the server started
-                assert current is not None
-                member.renew(current, self.deadlines.load)
+                if (current := self._await_current()) is None:
+                    return
+                self._renew(member, current)
             except (ServerFault, ServerFailed, OSError) as error:
                 member.error = str(error)
                 member.faults += 1
@@ -240,15 +329,30 @@ class Members:
                 log.warning("%s is back", member.name)
                 return
 
+    def _await_current(self) -> Current | None:
+        """Return whatever has been pushed while a server was out; None if the pool is closed first."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.closed or self.current is not None)
+            return self.current
+
+    def _renew(self, member: Member, current: Current) -> None:
+        """Give a server the current weights from the folder, or what is in it by a broadcast of its own."""
+        try:
+            member.renew(current, self.deadlines.load)
+        except ServerRejected:
+            if self._backend is None:
+                raise
+            member.receive(read_buckets(current.folder), current.label, self._backend, self.deadlines.load)
+
     def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not self.closed and time.monotonic() < deadline:
             time.sleep(min(0.05, seconds))
 
-    def _set_ready(self, member: Member, current: Current) -> bool:
+    def _set_ready(self, member: Member, current: Current | None) -> bool:
         """Let a server take requests, unless newer weights have come meanwhile; return whether it does."""
         with self.changed:
-            if current is not self.current:
+            if current is None or current is not self.current:
                 return False
             member.state, member.label, member.error = "ready", current.label, ""
             self.changed.notify_all()

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, PromptLike, SamplingParams
+from r1_rollout.vllm.broadcast import Broadcast
 from r1_rollout.vllm.client import Call, Endpoint, ServerFault, ask, stream
 from r1_rollout.vllm.dispatch import FinishedGroups, Round
+from r1_rollout.vllm.lane import Backend
 from r1_rollout.vllm.members import Current, Deadlines, Member, Members
 from r1_rollout.vllm.protocol import GENERATE, generate_body, read_group, read_scores, score_body
 from r1_rollout.vllm.server import LocalServer
-from r1_rollout.vllm.shards import write_shards
-from r1_rollout.weights import Weights, WeightsError
+from r1_rollout.vllm.shards import write_buckets, write_shards
+from r1_rollout.weights import Weights, WeightsError, buckets
 
 log = logging.getLogger("r1")
 
@@ -33,8 +35,9 @@ _DISAGREEMENT = 0.2  # nats; half precision in another batch moves a log-prob by
 class ServerPool:
     """A `Generator` over servers that it starts (`LocalServer`) or is given (`Endpoint`).
 
-    Weights go over a folder of safetensors files, which also serves a server that is started anew. A server takes
-    requests only after its workers have said that they hold the current weights, and every answer must name them.
+    Weights go over a folder of safetensors files, or by broadcast to the servers' workers; the folder then serves a
+    server that fails meanwhile or later. A server takes requests only after its workers have said that they hold the
+    current weights, and every answer must name them.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class ServerPool:
         folder: Path | None = None,
         bucket_bytes: int = 2**28,
         dtype: torch.dtype | None = None,
+        broadcast: Backend | None = None,
     ) -> None:
         """Take over the servers; they are started, side by side, by the first `awake`.
 
@@ -61,9 +65,13 @@ class ServerPool:
             max_attempts: servers that a group is tried on before the call fails.
             max_restarts: failed starts in a row after which a server is given up.
             deadlines: how long to wait for what; None: the defaults of `Deadlines`.
-            folder: where weights are written, on a disk that every server sees; None: the machine's temporary folder.
+            folder: where weights are written, on a disk that every server sees, or with `broadcast` any disk of this
+                machine; None: the machine's temporary folder.
             bucket_bytes: what a push holds in memory beside the model.
             dtype: precision in which weights are sent; None: the learner's.
+            broadcast: send the weights over process groups instead: `nccl` to servers on GPUs, from the first that
+                this process sees, `r1_tcp` to servers on processors. The servers need
+                `--weight-transfer-config={"backend": …}` with the same word. None: over the folder.
 
         Raises:
             ValueError: there is no server, or an end token is banned.
@@ -76,11 +84,11 @@ class ServerPool:
             Member(one.name, None, one) if isinstance(one, LocalServer) else Member(one.url, one, None)
             for one in servers
         ]
-        self._members = Members(members, deadlines or Deadlines(), max_restarts)
+        self._members = Members(members, deadlines or Deadlines(), max_restarts, broadcast)
         self._ends, self._banned = frozenset(end_token_ids), frozenset(banned_token_ids)
         self._max_sequences, self._max_attempts = max_sequences, max_attempts
         self._root = Path(tempfile.mkdtemp(prefix="r1-weights-", dir=folder))  # mode 0700
-        self._bucket_bytes, self._dtype = bucket_bytes, dtype
+        self._bucket_bytes, self._dtype, self._broadcast = bucket_bytes, dtype, broadcast
         self._version: int | None = None
         self._round: Round | None = None
 
@@ -122,8 +130,16 @@ class ServerPool:
     def _push(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         label = f"{version}-{uuid.uuid4().hex[:12]}"
         before, folder = self._members.current, self._root / label
-        tensors = write_shards(weights, folder, self._bucket_bytes, self._dtype)
-        self._members.push(Current(folder, label, tensors))
+        if self._broadcast:
+            parts = buckets(weights, self._bucket_bytes, self._dtype)
+
+            def keep(broadcast: Broadcast) -> Current:
+                return Current(folder, label, write_buckets(broadcast.through(parts), folder))
+
+            self._members.broadcast(label, keep)
+        else:
+            tensors = write_shards(weights, folder, self._bucket_bytes, self._dtype)
+            self._members.push(Current(folder, label, tensors))
         if before:
             shutil.rmtree(before.folder, ignore_errors=True)
 

@@ -1,22 +1,29 @@
-"""The server's end of a weight push: what r1 adds to vLLM's workers to load a folder of shards and say its version.
+"""The server's end of a weight push: what r1 adds to vLLM's workers to take weights and to say their version.
 
 `vllm serve --worker-extension-cls r1_rollout.vllm.receiver.WeightReceiver` mixes it into every worker, and
-`/collective_rpc` calls it there.
+`/collective_rpc` calls it there. Its import makes the transfer engine `r1_tcp` known to vLLM.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
+from vllm.config import set_current_vllm_config
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
 from r1_rollout.vllm.shards import read_shards
 from r1_rollout.vllm.sync import repack_heads
+
+WeightTransferEngineFactory.register_engine("r1_tcp", "r1_rollout.vllm.transfer_engine", "TcpTransferEngine")
 
 
 class WeightReceiver:
     """Methods of a vLLM worker; `self` is the worker."""
 
     r1_version: str | None = None  # of the weights that this worker holds; None while they change
+    r1_unfinished = False  # a load has begun and has not ended
 
     def r1_load(self, folder: str, version: str) -> dict[str, Any]:
         """Replace the model's weights by those in `folder`, named as in the Hugging Face checkpoint.
@@ -24,7 +31,7 @@ class WeightReceiver:
         Returns:
             The version, and how many tensors there were, for the sender to compare.
         """
-        self.r1_version = None
+        self.r1_open()
         tensors = 0
 
         def counted() -> Iterator[tuple[str, Tensor]]:
@@ -35,10 +42,48 @@ class WeightReceiver:
 
         worker: Any = self
         worker.reload_weights(weights_iterator=counted())
-        repack_heads(worker.get_model())
-        self.r1_version = version
+        self.r1_close(version)
         return {"version": version, "tensors": tensors}
+
+    def r1_begin(self) -> dict[str, Any]:
+        """Expect weights over vLLM's weight transfer; return what it was told to go over."""
+        worker: Any = self
+        self.r1_open()
+        worker.shutdown_weight_transfer_engine()  # leaves the group of a push that broke off
+        config = worker.vllm_config.weight_transfer_config
+        return {"backend": config.backend if config else None}
+
+    def r1_commit(self, version: str) -> dict[str, Any]:
+        """Take what has come since `r1_begin` for the weights called `version`; return it.
+
+        Raises:
+            RuntimeError: nothing has begun here, so this is another process than the one that got the weights.
+        """
+        if not self.r1_unfinished:
+            raise RuntimeError("no broadcast of weights has begun in this worker")
+        worker: Any = self
+        worker.shutdown_weight_transfer_engine()
+        self.r1_close(version)
+        return {"version": version}
 
     def r1_holds(self) -> dict[str, Any]:
         """Return the version of this worker's weights."""
         return {"version": self.r1_version}
+
+    def r1_open(self) -> None:
+        """Hold no version from now on, and drop what a load that broke off brought: it would count for the next."""
+        worker: Any = self
+        self.r1_version = None
+        if self.r1_unfinished:
+            with suppress(RuntimeError):  # there is no update, or it failed: vLLM has closed it
+                worker.finish_weight_update()
+            with set_current_vllm_config(worker.vllm_config):
+                finalize_layerwise_reload(worker.get_model(), worker.model_config)
+        self.r1_unfinished = True
+
+    def r1_close(self, version: str) -> None:
+        """Hold `version`, now that its last tensor is loaded."""
+        worker: Any = self
+        repack_heads(worker.get_model())
+        self.r1_unfinished = False
+        self.r1_version = version

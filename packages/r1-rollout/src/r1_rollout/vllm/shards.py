@@ -23,13 +23,18 @@ def write_shards(
         max_bytes: size of a file, and of what is held in memory beside the model; one larger tensor goes alone.
         dtype: what floating-point tensors are written as; None: as they are.
     """
+    return write_buckets(buckets(weights, max_bytes, dtype), folder)
+
+
+def write_buckets(parts: Iterable[list[tuple[str, Tensor]]], folder: Path) -> int:
+    """Do what `write_shards` does with weights that are in buckets already, one file for each."""
     from safetensors.torch import save_file
 
     draft = folder.with_name(folder.name + ".partial")
     draft.mkdir(parents=True)
     tensors = 0
     try:
-        for number, bucket in enumerate(buckets(weights, max_bytes, dtype)):
+        for number, bucket in enumerate(parts):
             save_file(_apart(bucket), draft / f"{number:05d}.safetensors")
             tensors += len(bucket)
         draft.rename(folder)
@@ -59,10 +64,22 @@ def read_shards(folder: str | Path) -> Iterator[tuple[str, Tensor]]:
     """
     from safetensors import safe_open
 
-    files = sorted(Path(folder).glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{folder} has no weights; does this machine see the sender's disk?")
-    for file in files:
+    for file in _files(folder):
         with safe_open(file, framework="pt") as shard:
             for name in shard.keys():  # noqa: SIM118 (no dict)
                 yield name, shard.get_tensor(name)
+
+
+def read_buckets(folder: str | Path) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield the buckets of `write_buckets`, one in memory at a time. Raises as `read_shards` does."""
+    from safetensors.torch import load_file
+
+    for file in _files(folder):
+        yield list(load_file(file).items())
+
+
+def _files(folder: str | Path) -> list[Path]:
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{folder} has no weights; does this machine see the sender's disk?")
+    return files

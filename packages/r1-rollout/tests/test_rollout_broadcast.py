@@ -1,0 +1,347 @@
+"""Weights by broadcast reach every server bucket by bucket; who dies, hangs or refuses on the way holds up nobody."""
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_vllm import END, FakeServer, serving
+
+import r1_rollout
+from r1_rollout.types import SamplingParams
+from r1_rollout.vllm import lane
+from r1_rollout.vllm.broadcast import Broadcast, BrokenOff
+from r1_rollout.vllm.client import Endpoint
+from r1_rollout.vllm.members import Deadlines, ServersLost
+from r1_rollout.vllm.nccl_group import NcclSender
+from r1_rollout.vllm.pool import ServerPool
+from r1_rollout.vllm.server import LocalServer
+from r1_rollout.vllm.tcp_group import TcpReceiver, TcpSender, own_address
+
+FAKE = Path(__file__).with_name("fake_vllm.py")
+SOURCES = str(Path(r1_rollout.__file__).parents[1])
+PARAMS = SamplingParams(max_tokens=6, n=2, seed=5)
+QUICK = Deadlines(stall=60.0, load=60.0, probe=0.01, recovery=120.0)
+NAMES = [f"w{i}" for i in range(5)]
+
+
+def weights(count: int = 5) -> list[tuple[str, torch.Tensor]]:
+    return [(name, torch.full((4,), float(i))) for i, name in enumerate(NAMES[:count])]
+
+
+def prompts(count: int) -> list[Any]:
+    return [SimpleNamespace(id=f"row {i}", token_ids=[5, 6], model_inputs={}, position_ids=None) for i in range(count)]
+
+
+class Pools:
+    """Opens pools over fake servers, with buckets of two tensors, and closes everything."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+
+    def over(self, *servers: LocalServer | Endpoint, deadlines: Deadlines = QUICK, **options: Any) -> ServerPool:
+        pool = ServerPool(
+            servers, end_token_ids={END}, deadlines=deadlines, broadcast="r1_tcp", bucket_bytes=32, **options
+        )
+        return self.stack.enter_context(pool)
+
+    def given(self, *fakes: FakeServer, **options: Any) -> ServerPool:
+        return self.over(*(Endpoint(self.stack.enter_context(serving(fake))) for fake in fakes), **options)
+
+
+@pytest.fixture
+def pools() -> Iterator[Pools]:
+    with ExitStack() as stack:
+        yield Pools(stack)
+
+
+def local(**environment: str) -> LocalServer:
+    environment["PYTHONPATH"] = os.pathsep.join([SOURCES, os.environ.get("PYTHONPATH", "")])
+    return LocalServer(
+        lambda path: [sys.executable, str(FAKE), path], name="mortal", environment=environment, start_timeout=120
+    )
+
+
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def all_ready(pool: ServerPool) -> bool:
+    return all(member.state == "ready" for member in pool._members.all)
+
+
+def test_every_server_gets_every_tensor_in_vllms_order_of_calls(pools: Pools) -> None:
+    fakes = [FakeServer(), FakeServer()]
+    pool = pools.given(*fakes)
+    sent = [*weights(), ("scalar", torch.tensor(3)), ("wide", torch.arange(12.0).reshape(3, 4).T)]
+    with pool.awake(sent, 4):
+        assert len(dict(pool.generate(prompts(8), PARAMS))) == 8
+    for fake in fakes:
+        assert fake.calls == [
+            "r1_begin", "/get_world_size", "/init_weight_transfer_engine", "/start_weight_update",
+            *["/update_weights"] * 4, "/finish_weight_update", "r1_commit",
+            "/reset_mm_cache", "/reset_encoder_cache",
+        ]  # fmt: skip
+        assert all(torch.equal(fake.received[name], tensor) for name, tensor in sent)
+        assert [label.partition("-")[0] for label in fake.loads] == ["4"]
+
+
+def test_masters_in_float32_arrive_in_the_precision_asked_for(pools: Pools) -> None:
+    fake = FakeServer()
+    pool = pools.given(fake, dtype=torch.bfloat16)
+    master = torch.randn(3, 5)
+    with pool.awake([("w", master), ("steps", torch.tensor([7]))], 0):
+        assert torch.equal(fake.received["w"], master.bfloat16())
+        assert torch.equal(fake.received["steps"], torch.tensor([7]))
+
+
+def test_one_bucket_exists_at_a_time_and_each_tensor_is_made_once(pools: Pools) -> None:
+    made: list[str] = []
+
+    def stream() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights():
+            updates = {fake.updates for fake in fakes}
+            assert len(updates) == 1, f"{name} is made before all servers have the last bucket"
+            made.append(name)
+            yield name, tensor
+
+    fakes = [FakeServer() for _ in range(3)]
+    pool = pools.given(*fakes)
+    with pool.awake(stream(), 0):
+        assert made == NAMES
+
+
+def test_a_server_that_dies_in_a_push_gets_the_weights_from_the_folder_and_the_others_go_on(pools: Pools) -> None:
+    good, mortal = FakeServer(), local(FAKE_UPDATE_DIES_AT="1")
+    url = pools.stack.enter_context(serving(good))
+    pool = pools.over(Endpoint(url), mortal)
+    with pool.awake(weights(), 3):
+        assert sorted(good.received) == NAMES
+        assert len(dict(pool.generate(prompts(10), PARAMS))) == 10
+        wait_for(lambda: all_ready(pool))  # started anew, it is told the folder: no second broadcast would get through
+        assert mortal.alive
+    assert good.loads == [good.label]
+
+
+def test_a_server_that_hangs_in_a_push_is_left_after_the_deadline_and_the_others_serve(
+    pools: Pools, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, hung = FakeServer(), FakeServer()
+    hung.update_fault = lambda number: "hang" if number == 1 else None
+    pool = pools.given(good, hung, deadlines=Deadlines(stall=60, load=8.0, probe=0.01, recovery=120))
+    with pool.awake(weights(), 3):
+        assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
+        assert sorted(good.received) == NAMES
+        wait_for(lambda: all_ready(pool))  # it hung in this push only
+    hung_up = [record.message for record in caplog.records if "/update_weights: nothing heard for" in record.message]
+    assert any(pool._members.all[1].name in message for message in hung_up)
+
+
+def test_a_given_server_without_our_disk_returns_by_a_broadcast_of_its_own(pools: Pools) -> None:
+    far, other = FakeServer(), FakeServer()
+    far.rejects_weights = True  # from a folder, that is
+    far.update_fault = lambda number: "reject" if number == 1 else None
+    pool = pools.given(far, other)
+    with pool.awake(weights(), 3):
+        wait_for(lambda: all_ready(pool))
+        assert all(torch.equal(far.received[name], tensor) for name, tensor in weights())
+    assert far.loads == other.loads
+    assert len(other.loads) == 1
+
+
+def test_servers_follow_push_after_push_and_serve_no_old_weights(pools: Pools) -> None:
+    fakes = [FakeServer() for _ in range(3)]
+    fakes[1].update_fault = lambda number: "reject" if number == 4 else None  # in the second push
+    pool = pools.given(*fakes, max_sequences=2)
+    for version in range(4):
+        with pool.awake(weights(), version):
+            assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
+            wait_for(lambda: all_ready(pool))
+    for fake in fakes:
+        assert [label.partition("-")[0] for label in fake.loads] == ["0", "1", "2", "3"]
+        assert set(fake.served) <= set(fake.loads)
+    assert len(list(pool._root.glob("*"))) == 1
+
+
+def test_weights_that_break_off_leave_servers_that_the_next_push_can_fill(pools: Pools) -> None:
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from weights(4)
+        raise ValueError("a shard is gone")
+
+    fakes = [FakeServer(), FakeServer()]
+    pool = pools.given(*fakes)
+    for version in range(2):
+        with pytest.raises(ValueError, match="a shard is gone"), pool.awake(broken(), version):
+            pass
+        with pool.awake(weights(), version):
+            assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
+    assert [len(fake.loads) for fake in fakes] == [2, 2]
+
+
+def test_weights_that_every_server_rejects_end_the_push_at_once(pools: Pools) -> None:
+    fakes = [FakeServer(), FakeServer()]
+    for fake in fakes:
+        fake.rejects_weights = True
+        fake.update_fault = lambda number: "reject"
+    pool = pools.given(*fakes)
+    with pytest.raises(ServersLost, match="no module named w0"), pool.awake(weights(), 0):
+        pass
+
+
+def test_a_server_started_for_another_transfer_is_told_the_option(pools: Pools) -> None:
+    fake = FakeServer()
+    fake.backend, fake.rejects_weights = None, True
+    pool = pools.given(fake)
+    with pytest.raises(ServersLost, match=r'--weight-transfer-config={"backend": "r1_tcp"}'), pool.awake(weights(), 0):
+        pass
+
+
+def test_a_sender_that_cannot_make_its_end_says_so(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(workers: int, device: torch.device) -> NcclSender:
+        raise RuntimeError("libnccl is not there")
+
+    monkeypatch.setattr(lane, "NcclSender", no_library)
+    fake = FakeServer()
+    fake.backend, fake.rejects_weights = "nccl", True
+    url = pools.stack.enter_context(serving(fake))
+    short = Deadlines(stall=60, load=60, probe=0.01, recovery=0.5)
+    pool = pools.stack.enter_context(
+        ServerPool([Endpoint(url)], end_token_ids={END}, deadlines=short, broadcast="nccl")
+    )
+    with (
+        pytest.raises(ServersLost, match=r"no group over nccl .*: libnccl is not"),
+        pool.awake(weights(), 0),
+    ):
+        pass
+
+
+def test_a_server_that_only_says_it_took_the_weights_never_serves(pools: Pools) -> None:
+    stale, good = FakeServer(), FakeServer()
+    stale.keeps_old_weights = True
+    pool = pools.given(stale, good)
+    with pool.awake(weights(), 0):
+        assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
+    assert not stale.requests
+
+
+def test_who_does_not_know_the_secret_stays_out_of_the_group() -> None:
+    sender = TcpSender("127.0.0.1", 1, 60.0)
+    port, secret = sender.init_info["port"], sender.init_info["secret"]
+    for greeting in (b"", b"x" * 64):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(greeting)
+    received = torch.empty(3)
+    worker = threading.Thread(target=lambda: TcpReceiver("127.0.0.1", port, secret, 60.0).receive(received))
+    worker.start()
+    sender.connect()
+    sender.send([torch.tensor([1.0, 2.0, 3.0])])
+    worker.join(60)
+    assert received.tolist() == [1.0, 2.0, 3.0]
+    sender.destroy()
+    with pytest.raises(OSError, match="does not answer at 127"):
+        TcpReceiver("127.0.0.1", port, secret, 60.0)
+
+
+@pytest.mark.parametrize("stage", ["connect", "send"])
+def test_a_group_that_is_ended_lets_go_whoever_waits_in_it(stage: str) -> None:
+    sender = TcpSender("127.0.0.1", 1, 600.0)
+    outcome: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            sender.connect()
+            sender.send([torch.zeros(2**24)])  # more than the socket's buffers hold
+        except OSError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    if stage == "send":
+        idle = TcpReceiver(**sender.init_info)
+        wait_for(lambda: bool(sender._sockets))
+    sender.destroy()
+    thread.join(60)
+    assert outcome
+    if stage == "send":
+        with pytest.raises(OSError, match=r"closed in the middle|reset"):
+            idle.receive(torch.empty(2**24))
+
+
+def test_the_sender_listens_where_the_server_can_reach_it() -> None:
+    assert own_address(Endpoint("unix:/tmp/socket")) == "127.0.0.1"
+    assert own_address(Endpoint("http://localhost:8000")) == "127.0.0.1"
+    assert own_address(Endpoint("http://[::1]:8000")) == "127.0.0.1"
+    assert own_address(Endpoint("http://127.0.0.2:8000")) == "127.0.0.1"  # the route to it begins there
+
+
+def test_followers_that_leave_early_or_late_hold_nobody_up() -> None:
+    broadcast, taken = Broadcast(), dict[int, list[str]]()
+    followers = [broadcast.join() for _ in range(4)]
+
+    def follow(number: int) -> None:
+        with followers[number] as follower:
+            for turn, bucket in enumerate(follower):
+                taken.setdefault(number, []).extend(name for name, _ in bucket)
+                if turn == number:
+                    return
+
+    threads = [threading.Thread(target=follow, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    followers[3].__exit__(None, None, None)  # before it began
+    passed = [name for bucket in broadcast.through([[pair] for pair in weights()]) for name, _ in bucket]
+    broadcast.end()
+    for thread in threads:
+        thread.join(60)
+    assert passed == NAMES
+    assert taken == {0: NAMES[:1], 1: NAMES[:2], 2: NAMES[:3]}
+    late = broadcast.join()
+    broadcast.end(broken=True)
+    with pytest.raises(BrokenOff):
+        next(iter(late))
+
+
+def test_on_gpus_the_group_is_joined_used_and_ended_as_vllm_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    class Communicator:
+        def broadcast(self, tensor: torch.Tensor, src: int, stream: Any) -> None:
+            calls.append(("broadcast", tensor.tolist(), src))
+
+        def destroy(self) -> None:
+            calls.append("destroy")
+
+    def join(unique_id: bytes, rank: int, world_size: int, device: torch.device) -> Communicator:
+        calls.append((unique_id, rank, world_size))
+        return Communicator()
+
+    stream = SimpleNamespace(
+        wait_stream=lambda other: calls.append("wait"), synchronize=lambda: calls.append("synchronize")
+    )
+    library = SimpleNamespace(ncclGetUniqueId=lambda: SimpleNamespace(internal=list(range(128))))
+    wrapper = SimpleNamespace(NCCLLibrary=lambda: library)
+    common = SimpleNamespace(uid_init_process_group=join)
+    monkeypatch.setitem(sys.modules, "vllm.distributed.device_communicators.pynccl_wrapper", wrapper)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.nccl_common", common)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: ExitStack())
+    sender = NcclSender(2, torch.device("cpu"))
+    sender.connect()
+    sender.send([torch.tensor([1.0]), torch.tensor([2.0])])
+    sender.destroy()
+    assert sender.init_info["world_size"] == 3
+    assert calls == [
+        (bytes(range(128)), 0, 3), "wait", ("broadcast", [1.0], 0), ("broadcast", [2.0], 0), "synchronize", "destroy",
+    ]  # fmt: skip
