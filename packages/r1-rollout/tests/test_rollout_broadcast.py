@@ -1,10 +1,10 @@
 """Weights by broadcast reach every server bucket by bucket; who dies, hangs or refuses on the way holds up nobody."""
 
 import os
+import re
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,54 +13,23 @@ from typing import Any
 
 import pytest
 import torch
-from fake_vllm import END, FakeServer, serving
+from fake_vllm import FakeServer
+from server_pools import PARAMS, Pools, adapter, all_ready, prompts, wait_for, weights
 
 import r1_rollout
-from r1_rollout.types import SamplingParams
 from r1_rollout.vllm import lane
 from r1_rollout.vllm.broadcast import Broadcast, BrokenOff
 from r1_rollout.vllm.client import Endpoint
 from r1_rollout.vllm.members import Deadlines, ServersLost
 from r1_rollout.vllm.nccl_group import NcclSender
-from r1_rollout.vllm.pool import ServerPool
 from r1_rollout.vllm.server import LocalServer
 from r1_rollout.vllm.tcp_group import TcpReceiver, TcpSender, own_address
+from r1_rollout.weights import WeightsError
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 SOURCES = str(Path(r1_rollout.__file__).parents[1])
-PARAMS = SamplingParams(max_tokens=6, n=2, seed=5)
-QUICK = Deadlines(stall=60.0, load=60.0, probe=0.01, recovery=120.0)
+BY_TWOS: dict[str, Any] = {"broadcast": "r1_tcp", "bucket_bytes": 32}  # buckets of two tensors
 NAMES = [f"w{i}" for i in range(5)]
-
-
-def weights(count: int = 5) -> list[tuple[str, torch.Tensor]]:
-    return [(name, torch.full((4,), float(i))) for i, name in enumerate(NAMES[:count])]
-
-
-def prompts(count: int) -> list[Any]:
-    return [SimpleNamespace(id=f"row {i}", token_ids=[5, 6], model_inputs={}, position_ids=None) for i in range(count)]
-
-
-class Pools:
-    """Opens pools over fake servers, with buckets of two tensors, and closes everything."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self.stack = stack
-
-    def over(self, *servers: LocalServer | Endpoint, deadlines: Deadlines = QUICK, **options: Any) -> ServerPool:
-        pool = ServerPool(
-            servers, end_token_ids={END}, deadlines=deadlines, broadcast="r1_tcp", bucket_bytes=32, **options
-        )
-        return self.stack.enter_context(pool)
-
-    def given(self, *fakes: FakeServer, **options: Any) -> ServerPool:
-        return self.over(*(Endpoint(self.stack.enter_context(serving(fake))) for fake in fakes), **options)
-
-
-@pytest.fixture
-def pools() -> Iterator[Pools]:
-    with ExitStack() as stack:
-        yield Pools(stack)
 
 
 def local(**environment: str) -> LocalServer:
@@ -70,21 +39,10 @@ def local(**environment: str) -> LocalServer:
     )
 
 
-def wait_for(condition: Any, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
-def all_ready(pool: ServerPool) -> bool:
-    return all(member.state == "ready" for member in pool._members.all)
-
-
 def test_every_server_gets_every_tensor_in_vllms_order_of_calls(pools: Pools) -> None:
     fakes = [FakeServer(), FakeServer()]
-    pool = pools.given(*fakes)
-    sent = [*weights(), ("scalar", torch.tensor(3)), ("wide", torch.arange(12.0).reshape(3, 4).T)]
+    pool = pools.open(*fakes, **BY_TWOS)
+    sent = [*weights(5), ("scalar", torch.tensor(3)), ("wide", torch.arange(12.0).reshape(3, 4).T)]
     with pool.awake(sent, 4):
         assert len(dict(pool.generate(prompts(8), PARAMS))) == 8
     for fake in fakes:
@@ -99,7 +57,7 @@ def test_every_server_gets_every_tensor_in_vllms_order_of_calls(pools: Pools) ->
 
 def test_masters_in_float32_arrive_in_the_precision_asked_for(pools: Pools) -> None:
     fake = FakeServer()
-    pool = pools.given(fake, dtype=torch.bfloat16)
+    pool = pools.open(fake, dtype=torch.bfloat16, **BY_TWOS)
     master = torch.randn(3, 5)
     with pool.awake([("w", master), ("steps", torch.tensor([7]))], 0):
         assert torch.equal(fake.received["w"], master.bfloat16())
@@ -110,23 +68,22 @@ def test_one_bucket_exists_at_a_time_and_each_tensor_is_made_once(pools: Pools) 
     made: list[str] = []
 
     def stream() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in weights():
+        for name, tensor in weights(5):
             updates = {fake.updates for fake in fakes}
             assert len(updates) == 1, f"{name} is made before all servers have the last bucket"
             made.append(name)
             yield name, tensor
 
     fakes = [FakeServer() for _ in range(3)]
-    pool = pools.given(*fakes)
+    pool = pools.open(*fakes, **BY_TWOS)
     with pool.awake(stream(), 0):
         assert made == NAMES
 
 
 def test_a_server_that_dies_in_a_push_gets_the_weights_from_the_folder_and_the_others_go_on(pools: Pools) -> None:
     good, mortal = FakeServer(), local(FAKE_UPDATE_DIES_AT="1")
-    url = pools.stack.enter_context(serving(good))
-    pool = pools.over(Endpoint(url), mortal)
-    with pool.awake(weights(), 3):
+    pool = pools.open(good, mortal, **BY_TWOS)
+    with pool.awake(weights(5), 3):
         assert sorted(good.received) == NAMES
         assert len(dict(pool.generate(prompts(10), PARAMS))) == 10
         wait_for(lambda: all_ready(pool))  # started anew, it is told the folder: no second broadcast would get through
@@ -139,8 +96,8 @@ def test_a_server_that_hangs_in_a_push_is_left_after_the_deadline_and_the_others
 ) -> None:
     good, hung = FakeServer(), FakeServer()
     hung.update_fault = lambda number: "hang" if number == 1 else None
-    pool = pools.given(good, hung, deadlines=Deadlines(stall=60, load=8.0, probe=0.01, recovery=120))
-    with pool.awake(weights(), 3):
+    pool = pools.open(good, hung, deadlines=Deadlines(stall=60, load=8.0, probe=0.01, recovery=120), **BY_TWOS)
+    with pool.awake(weights(5), 3):
         assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
         assert sorted(good.received) == NAMES
         wait_for(lambda: all_ready(pool))  # it hung in this push only
@@ -152,10 +109,10 @@ def test_a_given_server_without_our_disk_returns_by_a_broadcast_of_its_own(pools
     far, other = FakeServer(), FakeServer()
     far.rejects_weights = True  # from a folder, that is
     far.update_fault = lambda number: "reject" if number == 1 else None
-    pool = pools.given(far, other)
-    with pool.awake(weights(), 3):
+    pool = pools.open(far, other, **BY_TWOS)
+    with pool.awake(weights(5), 3):
         wait_for(lambda: all_ready(pool))
-        assert all(torch.equal(far.received[name], tensor) for name, tensor in weights())
+        assert all(torch.equal(far.received[name], tensor) for name, tensor in weights(5))
     assert far.loads == other.loads
     assert len(other.loads) == 1
 
@@ -163,9 +120,9 @@ def test_a_given_server_without_our_disk_returns_by_a_broadcast_of_its_own(pools
 def test_servers_follow_push_after_push_and_serve_no_old_weights(pools: Pools) -> None:
     fakes = [FakeServer() for _ in range(3)]
     fakes[1].update_fault = lambda number: "reject" if number == 4 else None  # in the second push
-    pool = pools.given(*fakes, max_sequences=2)
+    pool = pools.open(*fakes, max_sequences=2, **BY_TWOS)
     for version in range(4):
-        with pool.awake(weights(), version):
+        with pool.awake(weights(5), version):
             assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
             wait_for(lambda: all_ready(pool))
     for fake in fakes:
@@ -180,30 +137,84 @@ def test_weights_that_break_off_leave_servers_that_the_next_push_can_fill(pools:
         raise ValueError("a shard is gone")
 
     fakes = [FakeServer(), FakeServer()]
-    pool = pools.given(*fakes)
+    pool = pools.open(*fakes, **BY_TWOS)
     for version in range(2):
         with pytest.raises(ValueError, match="a shard is gone"), pool.awake(broken(), version):
             pass
-        with pool.awake(weights(), version):
+        with pool.awake(weights(5), version):
             assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
     assert [len(fake.loads) for fake in fakes] == [2, 2]
 
 
-def test_weights_that_every_server_rejects_end_the_push_at_once(pools: Pools) -> None:
+def test_weights_that_every_server_rejects_end_the_push_at_once_and_the_next_may_be_good(pools: Pools) -> None:
     fakes = [FakeServer(), FakeServer()]
+    pool = pools.open(*fakes, **BY_TWOS)
     for fake in fakes:
-        fake.rejects_weights = True
         fake.update_fault = lambda number: "reject"
-    pool = pools.given(*fakes)
-    with pytest.raises(ServersLost, match="no module named w0"), pool.awake(weights(), 0):
+    with pytest.raises(WeightsError, match=r"no module named w0(.*\n)*.*no module named w0"), pool.awake(weights(5), 0):
         pass
+    assert not list(pool._root.iterdir())
+    for fake in fakes:
+        fake.update_fault = lambda number: None
+    with pool.awake(weights(5), 0):
+        assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
+    assert [len(fake.loads) for fake in fakes] == [1, 1]
+
+
+def test_weights_of_other_names_or_shapes_than_the_first_never_become_a_version(pools: Pools) -> None:
+    fakes = [FakeServer(), FakeServer()]
+    pool = pools.open(*fakes, **BY_TWOS)
+    with pool.awake(weights(5), 0):
+        pass
+    first = fakes[0].base
+    for wrong, came, message in [
+        (weights(4), NAMES[:4], "1 weights differ from those of the first push: w4 is missing, was [4]"),
+        (weights(6), NAMES[:4], "w5 is [4], was unknown"),
+        ([*weights(2), ("w2", torch.ones(2, 2)), *weights(5)[3:]], NAMES[:2], "w2 is [2, 2], was [4]"),
+    ]:
+        fakes[1].update_fault = lambda number: "reject"  # which is not what the push fails by
+        with pytest.raises(WeightsError, match=re.escape(message)), pool.awake(wrong, 1):
+            pass
+        assert sorted(fakes[0].received) == came
+        assert {fake.base for fake in fakes} == {None}
+        assert {(member.state, member.label) for member in pool._members.all} == {("new", None)}
+        fakes[1].update_fault = lambda number: None
+    with pool.awake(adapter(), 1):  # upon the base that none of them holds any more
+        assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
+        assert {fake.base for fake in fakes} == {first}
+    with pool.awake(weights(5), 2):
+        assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
+    for fake in fakes:
+        assert [label.partition("-")[0] for label in fake.loads] == ["0", "0", "1", "2"]
+
+
+def test_adapters_alone_go_over_the_folder_upon_what_was_broadcast(pools: Pools) -> None:
+    fakes = [FakeServer(), FakeServer()]
+    pool = pools.open(*fakes, max_sequences=2, **BY_TWOS)
+    with pool.awake(weights(5), 0):
+        pass
+    for version in (1, 2):
+        with pool.awake(adapter(), version):
+            assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
+    with pool.awake(adapter(), 3):
+        fakes[0].forget()
+        assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
+        wait_for(lambda: all_ready(pool))
+    assert [label.partition("-")[0] for label in fakes[0].loads] == ["0", "1", "2", "3", "0", "3"]
+    assert [fake.calls.count("r1_begin") for fake in fakes] == [1, 1]
+    with pool.awake(weights(5), 4):
+        assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
+    assert [fake.calls.count("r1_begin") for fake in fakes] == [2, 2]
 
 
 def test_a_server_started_for_another_transfer_is_told_the_option(pools: Pools) -> None:
     fake = FakeServer()
-    fake.backend, fake.rejects_weights = None, True
-    pool = pools.given(fake)
-    with pytest.raises(ServersLost, match=r'--weight-transfer-config={"backend": "r1_tcp"}'), pool.awake(weights(), 0):
+    fake.backend = None
+    pool = pools.open(fake, **BY_TWOS)
+    with (
+        pytest.raises(WeightsError, match=r'--weight-transfer-config={"backend": "r1_tcp"}'),
+        pool.awake(weights(5), 0),
+    ):
         pass
 
 
@@ -214,14 +225,11 @@ def test_a_sender_that_cannot_make_its_end_says_so(pools: Pools, monkeypatch: py
     monkeypatch.setattr(lane, "NcclSender", no_library)
     fake = FakeServer()
     fake.backend, fake.rejects_weights = "nccl", True
-    url = pools.stack.enter_context(serving(fake))
     short = Deadlines(stall=60, load=60, probe=0.01, recovery=0.5)
-    pool = pools.stack.enter_context(
-        ServerPool([Endpoint(url)], end_token_ids={END}, deadlines=short, broadcast="nccl")
-    )
+    pool = pools.open(fake, deadlines=short, broadcast="nccl")
     with (
         pytest.raises(ServersLost, match=r"no group over nccl .*: libnccl is not"),
-        pool.awake(weights(), 0),
+        pool.awake(weights(5), 0),
     ):
         pass
 
@@ -229,8 +237,8 @@ def test_a_sender_that_cannot_make_its_end_says_so(pools: Pools, monkeypatch: py
 def test_a_server_that_only_says_it_took_the_weights_never_serves(pools: Pools) -> None:
     stale, good = FakeServer(), FakeServer()
     stale.keeps_old_weights = True
-    pool = pools.given(stale, good)
-    with pool.awake(weights(), 0):
+    pool = pools.open(stale, good, **BY_TWOS)
+    with pool.awake(weights(5), 0):
         assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
     assert not stale.requests
 
@@ -300,7 +308,7 @@ def test_followers_that_leave_early_or_late_hold_nobody_up() -> None:
     for thread in threads:
         thread.start()
     followers[3].__exit__(None, None, None)  # before it began
-    passed = [name for bucket in broadcast.through([[pair] for pair in weights()]) for name, _ in bucket]
+    passed = [name for bucket in broadcast.through([[pair] for pair in weights(5)]) for name, _ in bucket]
     broadcast.end()
     for thread in threads:
         thread.join(60)

@@ -17,6 +17,12 @@ from r1_cli.supply import save_surplus
 from r1_cli.track import Generation
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
+from r1_rollout.canary import StaleWeights
+from r1_rollout.vllm.client import ServerError
+from r1_rollout.vllm.thread import EngineError
+
+# What ends a run between two steps, where the learner is whole: its last step is saved before.
+SAMPLING_FAILED = (RewardFailure, StaleWeights, EngineError, ServerError)
 
 log = logging.getLogger("r1")
 
@@ -24,7 +30,8 @@ log = logging.getLogger("r1")
 def train(run: Run, at: Position) -> Position:
     """Train from a position to the schedule's end; return the last whole step's position.
 
-    With the learner's own state, a position is all that a checkpoint holds: everything else is a function of it.
+    With the learner's own state, a position is all that a checkpoint holds: everything else is a function of it. One is
+    written, too, where a signal, a reward or an engine ends the run.
     """
     try:
         if run.validation and run.schedule.val_before_train and not run.tracker.has(at.step):
@@ -34,11 +41,11 @@ def train(run: Run, at: Position) -> Position:
             at, record = take_step(run, at)
             conclude_step(run, at, record)
             run.stop.check()
-    except (Stopped, RewardFailure) as request:
+    except (Stopped, *SAMPLING_FAILED) as request:
         log.warning("%s: leaving after step %d", request, at.step)
         if at.step not in run.store.steps():
             run.store.publish(write_checkpoint(run, at, {}))
-        if isinstance(request, RewardFailure):
+        if not isinstance(request, Stopped):
             raise
     return at
 
@@ -81,7 +88,7 @@ def conclude_step(run: Run, at: Position, record: dict[str, float]) -> None:
         try:
             with watch("validation"):
                 scores, generations = validate(run, at.step)
-        except RewardFailure:
+        except SAMPLING_FAILED:
             run.tracker.log(at.step, record)
             raise
         record |= scores

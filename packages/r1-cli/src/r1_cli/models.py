@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from r1_cli.attention import PACKED_ATTENTION
+from r1_rollout import loading
 
 PositionIds = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
@@ -166,14 +167,7 @@ def position_ids_of(config: Any) -> PositionIds | None:
 def media_token_ids(config: Any, tokenizer: Any) -> frozenset[int]:
     """Return every token that stands for media: an answer that holds one would ask for a picture that is not there."""
     named = {tokenizer.convert_tokens_to_ids(t) for t in MEDIA_TOKENS if t in tokenizer.get_vocab()}
-    configured = {
-        value for key, value in config.to_dict().items() if key.endswith("_token_id") and _is_media(key) and value
-    }
-    return frozenset(named | configured)
-
-
-def _is_media(key: str) -> bool:
-    return any(word in key for word in ("image", "video", "vision"))
+    return loading.media_token_ids(config) | named
 
 
 def load_generation_config(path: str, config: Any) -> Any:

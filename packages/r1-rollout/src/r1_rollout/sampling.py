@@ -14,8 +14,8 @@ _NUCLEUS = 512  # likeliest tokens among which a nucleus is sought before all ar
 
 def noise_key(seed: int, prompt_id: str, sample: int) -> int:
     """Name one sample's noise by 64 bits, signed: the same on every machine, whatever else is in the batch."""
-    word = blake2b(f"{seed}\0{sample}\0{prompt_id}".encode(), digest_size=8).digest()
-    return int.from_bytes(word, "little", signed=True)
+    word = blake2b(f"{seed}\0{sample}\0{prompt_id}".encode(errors="surrogatepass"), digest_size=8)
+    return int.from_bytes(word.digest(), "little", signed=True)
 
 
 def uniform(keys: Tensor, steps: Tensor) -> Tensor:

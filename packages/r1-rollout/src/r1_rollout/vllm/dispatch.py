@@ -8,7 +8,8 @@ from queue import SimpleQueue
 
 from r1_rollout.types import Completion, PromptLike, SamplingParams
 from r1_rollout.vllm.client import Call, RequestRefused, ServerFault
-from r1_rollout.vllm.members import Member, Members
+from r1_rollout.vllm.member import Member
+from r1_rollout.vllm.members import Members
 
 Ask = Callable[[Member, PromptLike, Call, Callable[[int], None]], list[Completion]]
 

@@ -1,35 +1,31 @@
-"""The servers of a pool: what each holds and owes, how it gets the current weights, how it returns after a fault."""
+"""The servers of a pool together: who brings them to the current weights, and back after a fault."""
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from r1_rollout.vllm.broadcast import Broadcast, BrokenOff, Bucket, Follower
-from r1_rollout.vllm.client import (
-    Endpoint,
-    RequestRefused,
-    ServerError,
-    ServerFault,
-    ServerRejected,
-    ServerStalled,
-    ask,
-)
-from r1_rollout.vllm.lane import Backend, Lane
-from r1_rollout.vllm.server import GUARD, REQUIRED, LocalServer, ServerFailed
+from r1_rollout.vllm.broadcast import Broadcast, BrokenOff, Follower
+from r1_rollout.vllm.client import ServerError, ServerFault, ServerRejected, ServerStalled
+from r1_rollout.vllm.lane import Backend
+from r1_rollout.vllm.member import Current, Member
+from r1_rollout.vllm.server import ServerFailed
 from r1_rollout.vllm.shards import read_buckets
+from r1_rollout.weights import WeightsError
 
 log = logging.getLogger("r1")
 
-_CACHES = ("/reset_mm_cache", "/reset_encoder_cache")
 _PATIENCE = 3  # faults in a row after which a server that seems alive is started anew
 
 
 class ServersLost(ServerError, RuntimeError):
     """No server is left to ask; the message says what became of each."""
+
+
+class WeightsRefused(ServerError, WeightsError):
+    """Every server says that it cannot take the weights; the message says what each finds wrong with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,132 +38,6 @@ class Deadlines:
     load: float = 600.0  # for one server to load new weights
     probe: float = 5.0  # before a look at a server that is out; twice and three times that after further faults
     recovery: float = 900.0  # with no server up, until the call gives up
-
-
-@dataclass(frozen=True, slots=True)
-class Current:
-    """The weights that every server is to hold."""
-
-    folder: Path
-    label: str  # unique for each push, so that a stale server cannot be taken for a fresh one
-    tensors: int
-
-
-class Member:
-    """One server of the pool. Its fields change under the lock of `Members`."""
-
-    def __init__(self, name: str, endpoint: Endpoint | None, local: LocalServer | None) -> None:
-        self.name = name
-        self.local = local
-        self._endpoint = endpoint
-        self.state: Literal["new", "ready", "down", "lost"] = "new"
-        self.label: str | None = None  # of the weights that it was seen to hold
-        self.owed = 0  # tokens of the requests under way, prompts and answers, that have not come yet
-        self.sequences = 0
-        self.faults = 0  # in a row
-        self.half_loaded = False  # a load began and did not end well: what vLLM has now is anybody's guess
-        self.error = ""
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return self.local.endpoint if self.local else self._endpoint  # type: ignore[return-value]
-
-    def load(self, current: Current, timeout: float) -> None:
-        """Give the server the weights and see that it has them.
-
-        Raises:
-            ServerFault: it has not, for whatever reason.
-        """
-        try:
-            arguments = {"folder": str(current.folder), "version": current.label}
-            self.half_loaded = True
-            held = self._post("/collective_rpc", {"method": "r1_load", "kwargs": arguments}, timeout)
-            expected = {"version": current.label, "tensors": current.tensors}
-            if not _workers(held) or any(one != expected for one in _workers(held)):
-                raise ServerFault(f"{self.name} loaded {held}, expected {expected} of each worker")
-            self._settle(current.label, timeout)
-        except RequestRefused as error:
-            raise ServerFault(self._unfit(error)) from error
-
-    def receive(self, parts: Iterable[Bucket], label: str, backend: Backend, timeout: float) -> None:
-        """Give the server the weights over a lane of its own, and see that it has them.
-
-        Raises:
-            ServerFault: it has not, for whatever reason.
-            BrokenOff: `parts` ended early. What the server has then is of no version.
-        """
-        try:
-            self.half_loaded = True
-            with Lane(self.name, self.endpoint, backend, timeout) as lane:
-                for bucket in parts:
-                    lane.send(bucket)
-                lane.finish(label)
-            self._settle(label, timeout)
-        except RequestRefused as error:
-            raise ServerFault(self._unfit(error)) from error
-
-    def _settle(self, label: str, timeout: float) -> None:
-        """Let the engine know what its workers hold, and forget what older weights have computed."""
-        self.half_loaded = False
-        self._reset_prefix_cache(timeout)
-        for path in _CACHES:
-            self._post(path, None, timeout)
-        self._post("/update_weight_version", {"new_version": label}, timeout)
-        self.check(label, timeout)
-
-    def _unfit(self, error: RequestRefused) -> str:
-        return (
-            f"{self.name} takes no weights: {error}\nA server must be started with VLLM_SERVER_DEV_MODE=1 and "
-            f"{' '.join(REQUIRED)}"
-        )
-
-    def renew(self, current: Current, timeout: float) -> None:
-        """Load the weights if the server does not hold them already. Raises ServerFault as `load` does."""
-        try:
-            self.check(current.label, timeout)
-        except ServerStalled:
-            raise
-        except ServerFault:
-            self.load(current, timeout)
-
-    def check(self, label: str, timeout: float) -> None:
-        """Raise ServerFault unless the engine and each of its workers say that they hold the weights `label`."""
-        try:
-            engine = ask(self.endpoint, "GET", "/weight_info", timeout=timeout)
-            workers = _workers(self._post("/collective_rpc", {"method": "r1_holds"}, timeout))
-        except RequestRefused as error:
-            raise ServerFault(str(error)) from error
-        if engine != {"weight_version": label} or not workers or any(one != {"version": label} for one in workers):
-            raise ServerFault(f"{self.name} holds {engine} and {workers}, not {label}")
-
-    def warn_of_open_doors(self, timeout: float, *, broadcast: bool) -> None:
-        """Say so if whoever can reach the server can replace its weights, or can listen."""
-        if broadcast and self.endpoint.remote:
-            log.warning("%s: the weights cross the network in the clear; use a private one or a tunnel", self.name)
-        if self.endpoint.exposed:
-            log.warning(
-                "%s: the token and the prompts cross the network in the clear; use https or a tunnel", self.name
-            )
-        try:
-            ask(Endpoint(self.endpoint.url), "GET", "/weight_info", timeout=timeout)
-        except (ServerFault, RequestRefused):
-            return
-        log.warning("%s replaces its weights for anybody: start it with --middleware=%s", self.name, GUARD)
-
-    def _reset_prefix_cache(self, timeout: float) -> None:
-        """Forget keys and values of older weights; retried while requests that were broken off are still leaving."""
-        deadline = time.monotonic() + timeout
-        while self._post("/reset_prefix_cache", None, timeout) != {"success": True}:
-            if time.monotonic() > deadline:
-                raise ServerStalled(f"{self.name} could not empty its prefix cache within {timeout:g} s")
-            time.sleep(0.05)
-
-    def _post(self, path: str, body: dict[str, Any] | None, timeout: float) -> Any:
-        return ask(self.endpoint, "POST", path, body, timeout=timeout)
-
-
-def _workers(answer: Any) -> list[Any]:
-    return answer.get("results") or [] if isinstance(answer, dict) else []
 
 
 class Members:
@@ -188,27 +58,29 @@ class Members:
 
     def ready(self) -> list[Member]:
         """Return those that hold the current weights and take requests. The lock must be held."""
-        label = self.current.label if self.current else None
-        return [member for member in self.all if member.state == "ready" and member.label == label]
+        if self.current is None:
+            return []
+        return [member for member in self.all if member.state == "ready" and member.label == self.current.label]
 
     def push(self, current: Current) -> None:
         """Bring all servers that are not being revived to the new weights, side by side, over the folder.
 
         Raises:
-            ServersLost: none could be brought there within `deadlines.recovery`, or all say that the weights cannot be.
+            ServersLost: none could be brought there within `deadlines.recovery`.
+            WeightsRefused: all say that they cannot take these weights. The next push may bring better ones.
         """
         with self.changed:
-            self.current = current
+            self.current, before = current, self.current
             due = self._due()
-        rejected: list[Member] = []
+        rejected: dict[Member, ServerFault] = {}
 
         def load(member: Member) -> None:
             member.load(current, self.deadlines.load)
 
-        self._await_ready([self._run(self._bring_up, member, load, rejected) for member in due], rejected)
+        self._await_ready([self._run(self._bring_up, member, load, rejected) for member in due], rejected, before)
 
-    def broadcast(self, label: str, keep: Callable[[Broadcast], Current]) -> None:
-        """Bring all servers that are not being revived to the new weights by one pass over them.
+    def broadcast(self, label: str, keep: Callable[[Broadcast], Current]) -> Current:
+        """Bring all servers that are not being revived to the new full weights by one pass over them.
 
         Args:
             label: of the weights.
@@ -216,13 +88,16 @@ class Members:
                 or later; returns where they are when they are there. What it raises is raised here, after each server
                 has gone back to the beginning, so that the next push finds none of them half loaded.
 
+        Returns:
+            What `keep` returned.
+
         Raises:
-            ServersLost: as `push` does.
+            ServersLost, WeightsRefused: as `push` does.
         """
         with self.changed:
             before, self.current = self.current, None  # who is being revived waits for the folder
             due = self._due()
-        broadcast, rejected = Broadcast(), list[Member]()
+        broadcast, rejected = Broadcast(), dict[Member, ServerFault]()
         threads = [self._run(self._follow, member, broadcast.join(), label, rejected) for member in due]
         try:
             current = keep(broadcast)
@@ -230,26 +105,29 @@ class Members:
             broadcast.end(broken=True)
             for thread in threads:
                 thread.join()
-            self._make_current(before)
+            self._renounce(before)
             raise
-        self._make_current(current)
+        with self.changed:
+            self.current = current
+            self.changed.notify_all()
         broadcast.end()
-        self._await_ready(threads, rejected)
+        self._await_ready(threads, rejected, before)
+        return current
 
     def _due(self) -> list[Member]:
         return [member for member in self.all if member.state in ("new", "ready")]
 
-    def _make_current(self, current: Current | None) -> None:
-        with self.changed:
-            self.current = current
-            self.changed.notify_all()
-
-    def _await_ready(self, threads: list[threading.Thread], rejected: list[Member]) -> None:
+    def _await_ready(
+        self, threads: list[threading.Thread], rejected: dict[Member, ServerFault], before: Current | None
+    ) -> None:
         for thread in threads:
             thread.join()
-        deadline = time.monotonic() + self.deadlines.recovery
         if len(rejected) == len(self.all):
-            deadline = 0.0
+            self._renounce(before)
+            raise WeightsRefused("no vLLM server takes the weights:\n" + "\n".join(map(str, rejected.values())))
+        for member, error in rejected.items():
+            self.fail(member, error)
+        deadline = time.monotonic() + self.deadlines.recovery
         with self.changed:
             while not self.ready():
                 self.require_hope(deadline)
@@ -261,7 +139,15 @@ class Members:
             fates = "\n".join(f"{member.name} is {member.state}: {member.error}" for member in self.all)
             raise ServersLost(f"no vLLM server takes requests:\n{fates}")
 
-    def _follow(self, member: Member, follower: Follower, label: str, rejected: list[Member]) -> None:
+    def _renounce(self, before: Current | None) -> None:
+        """Go back behind a push that came to nothing; servers that it left in pieces start anew with the next."""
+        with self.changed:
+            self.current = before
+            for member in self._due():
+                member.state, member.label = "new" if member.half_loaded else "ready", None
+            self.changed.notify_all()
+
+    def _follow(self, member: Member, follower: Follower, label: str, rejected: dict[Member, ServerFault]) -> None:
         """Bring one server up in a broadcast; whatever becomes of it, the others wait for it no longer."""
 
         def receive(member: Member) -> None:
@@ -271,24 +157,25 @@ class Members:
         with follower:
             self._bring_up(member, receive, rejected)
 
-    def _bring_up(self, member: Member, load: Callable[[Member], None], rejected: list[Member]) -> None:
+    def _bring_up(self, member: Member, load: Callable[[Member], None], rejected: dict[Member, ServerFault]) -> None:
         try:
             if member.state == "new" and member.local:
                 member.local.start(lambda: self.closed)
             elif member.state == "new":
                 member.warn_of_open_doors(self.deadlines.load, broadcast=self._backend is not None)
             load(member)
+            current = self.current
+            assert current is not None  # a broadcast ends, unless broken off, when its folder is current
+            member.settle(current, self.deadlines.load)
+            self._set_ready(member, current)
         except (ServerFailed, OSError) as error:
             self._lose(member, error)  # it never ran: trying again would change nothing
         except BrokenOff:
-            with self.changed:
-                member.state, member.label = "new", None
+            pass  # `broadcast` sees to all that followed
+        except ServerRejected as error:
+            rejected[member] = error
         except ServerFault as error:
-            if isinstance(error, ServerRejected):
-                rejected.append(member)
             self.fail(member, error)
-        else:
-            self._set_ready(member, self.current)
 
     def fail(self, member: Member, error: ServerFault) -> None:
         """Take a server out after a fault, and see in the background that it comes back."""
@@ -340,19 +227,20 @@ class Members:
         try:
             member.renew(current, self.deadlines.load)
         except ServerRejected:
-            if self._backend is None:
+            if self._backend is None or current.base is not None:
                 raise
             member.receive(read_buckets(current.folder), current.label, self._backend, self.deadlines.load)
+            member.settle(current, self.deadlines.load)
 
     def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not self.closed and time.monotonic() < deadline:
             time.sleep(min(0.05, seconds))
 
-    def _set_ready(self, member: Member, current: Current | None) -> bool:
+    def _set_ready(self, member: Member, current: Current) -> bool:
         """Let a server take requests, unless newer weights have come meanwhile; return whether it does."""
         with self.changed:
-            if current is None or current is not self.current:
+            if current is not self.current:
                 return False
             member.state, member.label, member.error = "ready", current.label, ""
             self.changed.notify_all()

@@ -1,4 +1,4 @@
-"""The server's end of a weight push: what r1 adds to vLLM's workers to take weights and to say their version.
+"""The server's end of a weight push: what r1 adds to vLLM's workers to take weights up and say which they hold.
 
 `vllm serve --worker-extension-cls r1_rollout.vllm.receiver.WeightReceiver` mixes it into every worker, and
 `/collective_rpc` calls it there. Its import makes the transfer engine `r1_tcp` known to vLLM.
@@ -13,6 +13,7 @@ from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
+from r1_rollout.vllm.adapter import adapted_modules, check_bound, written_names
 from r1_rollout.vllm.shards import read_shards
 from r1_rollout.vllm.sync import repack_heads
 
@@ -22,16 +23,16 @@ WeightTransferEngineFactory.register_engine("r1_tcp", "r1_rollout.vllm.transfer_
 class WeightReceiver:
     """Methods of a vLLM worker; `self` is the worker."""
 
-    r1_version: str | None = None  # of the weights that this worker holds; None while they change
-    r1_unfinished = False  # a load has begun and has not ended
+    r1_base: str | None = None  # of the full weights that this worker holds; None while they change
+    r1_version: str | None = None  # of what it answers with: the base, or the adapter upon it
+    r1_unfinished = False  # a load of full weights has begun and has not ended
 
     def r1_load(self, folder: str, version: str) -> dict[str, Any]:
         """Replace the model's weights by those in `folder`, named as in the Hugging Face checkpoint.
 
         Returns:
-            The version, and how many tensors there were, for the sender to compare.
+            The version, and how many tensors there were, for the sender to compare; or what went wrong, under `error`.
         """
-        self.r1_open()
         tensors = 0
 
         def counted() -> Iterator[tuple[str, Tensor]]:
@@ -41,12 +42,16 @@ class WeightReceiver:
                 yield named
 
         worker: Any = self
-        worker.reload_weights(weights_iterator=counted())
-        self.r1_close(version)
+        try:
+            self.r1_open()
+            worker.reload_weights(weights_iterator=counted())
+            self.r1_close(version)
+        except Exception as error:  # whatever it is, the sender must hear of it
+            return {"error": f"{type(error).__name__}: {error}"}
         return {"version": version, "tensors": tensors}
 
     def r1_begin(self) -> dict[str, Any]:
-        """Expect weights over vLLM's weight transfer; return what it was told to go over."""
+        """Expect full weights over vLLM's weight transfer; return what it was told to go over."""
         worker: Any = self
         self.r1_open()
         worker.shutdown_weight_transfer_engine()  # leaves the group of a push that broke off
@@ -54,7 +59,7 @@ class WeightReceiver:
         return {"backend": config.backend if config else None}
 
     def r1_commit(self, version: str) -> dict[str, Any]:
-        """Take what has come since `r1_begin` for the weights called `version`; return it.
+        """Take what has come since `r1_begin` for the full weights called `version`; return it.
 
         Raises:
             RuntimeError: nothing has begun here, so this is another process than the one that got the weights.
@@ -66,14 +71,29 @@ class WeightReceiver:
         self.r1_close(version)
         return {"version": version}
 
+    def r1_adopt(self, folder: str, version: str) -> dict[str, Any]:
+        """Go by the adapter in `folder`, which vLLM has taken up by itself, upon the base that is there.
+
+        Returns:
+            As `r1_load`; an `error` names what vLLM cannot bind, which it passes over in silence.
+        """
+        names = written_names(folder)
+        worker: Any = self
+        try:
+            check_bound(names, adapted_modules(worker.get_model()))
+        except ValueError as error:
+            return {"error": str(error)}
+        self.r1_version = version
+        return {"version": version, "tensors": len(names)}
+
     def r1_holds(self) -> dict[str, Any]:
-        """Return the version of this worker's weights."""
-        return {"version": self.r1_version}
+        """Return the versions of this worker's weights."""
+        return {"base": self.r1_base, "version": self.r1_version}
 
     def r1_open(self) -> None:
         """Hold no version from now on, and drop what a load that broke off brought: it would count for the next."""
         worker: Any = self
-        self.r1_version = None
+        self.r1_base = self.r1_version = None
         if self.r1_unfinished:
             with suppress(RuntimeError):  # there is no update, or it failed: vLLM has closed it
                 worker.finish_weight_update()
@@ -86,4 +106,4 @@ class WeightReceiver:
         worker: Any = self
         repack_heads(worker.get_model())
         self.r1_unfinished = False
-        self.r1_version = version
+        self.r1_base = self.r1_version = version
