@@ -13,9 +13,10 @@ other work on the machine disturbs less. The ways:
 - `continuous`: `transformers`' continuous batching, one request a sample with its own limit;
 - `vllm`: its offline engine, one request a sample with its own limit and prefix caching, if it is installed.
 
-The limits stand beside the figures: the time that this machine's fastest matrix product of such a shape would take for
-the arithmetic of the tokens that are needed, each prompt once; and the time to read the weights once a step, and each
-prompt's keys and values once a step and group and each answer's own, at the speed at which it sums a large tensor.
+The limits stand beside the figures: the time that torch's matrix product of such a shape, in its best run here, would
+take for the arithmetic of the tokens that are needed, each prompt once; and the time to read the weights once a step,
+and each prompt's keys and values once a step and group and each answer's own, at the speed at which it sums a large
+tensor.
 """
 
 import argparse
