@@ -28,7 +28,7 @@ from r1_rollout.canary import TOLERANCE, Canary, StaleWeights, widest_gap
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.fault import find_fault, group_of
 from r1_rollout.lora import Adapter
-from r1_rollout.probes import ProbePrompt, Probes, spread_tokens, text_probes
+from r1_rollout.probes import RESPONSE, ProbePrompt, Probes, spread_tokens, text_probes
 
 ALLOWED = range(60)
 IMAGE, START, END_OF_IMAGE = 60, 62, 63
@@ -94,7 +94,7 @@ def picture_probes(model: Any, variant: int) -> Probes:
     )
     positions = torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
     prompt = ProbePrompt(f"picture:{variant}", token_ids, positions, media)
-    return Probes((prompt,), (spread_tokens(ALLOWED, 6, 9 + variant),))
+    return Probes((prompt,), (spread_tokens(ALLOWED, RESPONSE, 9 + variant),))
 
 
 def canary_for(model: Any, longest_prompt: int = 40) -> Canary:
