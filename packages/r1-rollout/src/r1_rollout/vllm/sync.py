@@ -1,9 +1,12 @@
-"""Bringing the learner's weights into a running vLLM: by reference where it computes in this process, by IPC elsewhere.
+"""Bringing the learner's weights into a running vLLM: by reference where it computes in this process.
 
-Both ways load a layer as soon as its tensors are there, so the peak is the model plus one layer or one bucket.
+To workers in other processes they go by IPC on GPUs, through files elsewhere. All ways load a layer as soon as its
+tensors are there, so the peak is the model plus one layer or one bucket.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -11,9 +14,10 @@ from torch import Tensor, nn
 
 from r1_rollout.fault import group_of
 from r1_rollout.names import FUSED, Directory, unwrapped
+from r1_rollout.vllm.shards import read_shards, write_shards
 from r1_rollout.weights import buckets
 
-BUCKET = 1 << 30  # bytes on each GPU
+BUCKET = 1 << 30  # bytes on each GPU, or of a file
 
 
 def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], *, on_cpu: bool) -> None:
@@ -84,6 +88,35 @@ def repack_heads(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding):
             module.quant_method.process_weights_after_loading(module)
+
+
+def push(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+    """Hand `weights` over to workers in other processes of this machine, through a private folder.
+
+    Raises:
+        ValueError: a name or shape is not the model's. The engine's weights are then a mixture.
+    """
+    with TemporaryDirectory(prefix="r1-weights-") as place:
+        folder = Path(place) / "shards"
+        write_shards(weights, folder, BUCKET, dtype)
+        errors = llm.collective_rpc(load_folder, args=(str(folder),))
+    for rank, error in enumerate(errors):
+        if error:
+            raise ValueError(f"worker {rank}: {error}")
+
+
+def load_folder(worker: Any, folder: str) -> str:
+    """Load the shards of `folder` in a worker's process; return what went wrong, "" if nothing did.
+
+    It is told, not raised: of several workers' errors vLLM 0.32 raises the first and leaves the others in their queues,
+    where its next call takes them for its own answers.
+    """
+    try:
+        worker.reload_weights(weights_iterator=read_shards(folder))
+        repack_heads(worker.get_model())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def send(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
