@@ -15,6 +15,7 @@ from cli_fakes import LONG, SHORT, DrainableEngine, Engine, Equality, Prompts, p
 
 from r1_cli.collect import Batch, collect
 from r1_cli.draws import prompts_needed
+from r1_cli.groups import tell_apart
 from r1_cli.roles import Position, Run
 from r1_cli.stopwatch import Stopwatch
 from r1_cli.supply import load_surplus, save_surplus
@@ -264,6 +265,42 @@ def test_a_row_at_the_end_of_an_epoch_is_not_sampled_twice_with_the_same_noise()
     assert len({name for name, _ in seen}) == 16  # the last partial batch of an epoch is dropped
 
 
+def test_a_row_that_a_batch_has_twice_gets_other_answers_each_time() -> None:
+    class Small(Prompts):
+        def __getitem__(self, row: int) -> Prompt:
+            return prompt(row % 3)
+
+    batch, _ = step(run(Engine(room=8, rate=1.0), wanted=24, dataset=Small()), start(KeepAll()))
+    assert [group.prompt.id for group in batch.groups] == [f"file:{row % 3}" for row in range(24)]
+    asked = tell_apart([prompt(row % 3) for row in range(12)])
+    assert len({one.id for one in asked}) == 12
+    assert [one.id for one in asked[:4]] == ["file:0", "file:1", "file:2", "copy 2 of file:0"]
+    lengths = {len(group.completions[0].token_ids) for group in batch.groups if group.prompt.id == "file:0"}
+    assert lengths == {SHORT, LONG}, "all copies of a row got the same noise"
+
+
+def test_where_none_passes_a_last_draw_that_cannot_be_read_gives_way_to_the_one_before() -> None:
+    class Torn(Prompts):
+        def __getitem__(self, row: int) -> Prompt:
+            if row >= 16 or row == 3:
+                raise DataError(f"row {row} is torn")
+            return prompt(row)
+
+    batch, at = step(run(Engine(room=8, rate=0.0), wanted=16, tries=2, dataset=Torn()), start())
+    assert 0 < len(batch.groups) <= 15
+    assert (batch.passed, at.supply.surplus, batch.discarded) == (0, (), 0), "what did not pass is no surplus"
+
+
+@pytest.mark.parametrize("tries", [-1, 2])
+def test_data_that_is_gone_ends_the_step(tries: int) -> None:
+    class Gone(Prompts):
+        def __getitem__(self, row: int) -> Prompt:
+            raise DataError("gone")
+
+    with pytest.raises(DataError, match="no prompt of the batches from number 0"):
+        step(run(Engine(room=8, rate=1.0), wanted=8, tries=tries, dataset=Gone()), start())
+
+
 def test_prompts_that_cannot_be_read_make_a_step_smaller(caplog: pytest.LogCaptureFixture) -> None:
     class Torn(Prompts):
         def __getitem__(self, row: int) -> Prompt:
@@ -299,6 +336,21 @@ def test_answers_that_could_not_be_scored_are_replaced_by_other_prompts() -> Non
     batch, at = step(of, start(KeepAll()))
     assert [group.prompt.id for group in batch.groups] == [f"file:{row}" for row in (0, 1, 3, 4, 6, 7, 8, 9)]
     assert at.supply.pending == tuple(range(10, 16))
+
+    # Nor does the run end because the draw of the one group that is missing has lost all its answers.
+    class Unlucky(Prompts):
+        def __getitem__(self, row: int) -> Prompt:
+            return replace(prompt(row), metadata={"bad": row in (7, 8, 9)})
+
+    batch, _ = step(run(Engine(room=8, rate=1.0), wanted=8, verifier=Dropping(), dataset=Unlucky()), start(KeepAll()))
+    assert [group.prompt.id for group in batch.groups] == [f"file:{row}" for row in (*range(7), 10)]
+
+    class Dead(Prompts):
+        def __getitem__(self, row: int) -> Prompt:
+            return replace(prompt(row), metadata={"bad": True})
+
+    with pytest.raises(RewardFailure, match="not one answer could be scored, to 8 prompts"):
+        step(run(Engine(room=8, rate=1.0), wanted=8, verifier=Dropping(), dataset=Dead()), start(KeepAll()))
 
     class Failing(Equality):
         def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:

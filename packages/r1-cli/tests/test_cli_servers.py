@@ -64,6 +64,7 @@ def test_the_engines_keys_become_options_of_the_servers() -> None:
     assert options["max_model_len"] == 5000
     assert options["limit_mm_per_prompt"] == {"image": 3}
     assert options["additional_config"] == {"r1_banned_token_ids": [7, 9]}
+    assert options["load_format"] == "dummy"
     assert servers.server_options(config, model(), frozenset(), torch.float32, 256)["kv_cache_memory_bytes"] == 2**30
 
 

@@ -69,6 +69,12 @@ def message_of(*words: str) -> str:
         ),
         ("worker.rollout.max_model_len=1000", "worker.rollout.max_model_len", "(4096), or null"),
         ("worker.rollout.temperature=0", "worker.rollout.temperature", "must be above 0 in training"),
+        ("worker.rollout.temperature=0.001", "worker.rollout.temperature", "at least 0.01, or 0"),
+        (
+            "worker.rollout.val_override_config.temperature=1e-9",
+            "worker.rollout.val_override_config.temperature",
+            "at least 0.01, or 0 for greedy answers",
+        ),
         ("worker.rollout.top_k=0", "worker.rollout.top_k", "-1 for no limit"),
         ("worker.rollout.val_override_config.top_k=-2", "worker.rollout.val_override_config.top_k", "-1 for no limit"),
         (

@@ -276,6 +276,7 @@ def test_effective_sample_size_is_one_for_equal_weights_and_a_share_for_one_that
     ruling = torch.tensor([[1.0, 0, 0], [0, 0, 0]])
     assert effective_sample_size(ruling, MASK).item() == pytest.approx(1 / 5)
     assert effective_sample_size(ruling * 0, MASK).item() == 1
+    assert effective_sample_size(ruling * torch.nan, MASK).isnan(), "a step of NaN looked like one without a gap"
 
 
 def test_diagnostics_by_hand_and_of_nothing():

@@ -34,8 +34,12 @@ class FakeServer:
     def __init__(self, fault: Fault = lambda number, body: None, token: str | None = None) -> None:
         self.fault = fault
         self.token = token
+        self.base: str | None = None
         self.label: str | None = None
         self.engine_label = "default"
+        self.adapters: list[str] = []
+        self.binds = True  # adapters find their modules
+        self.has_tokenizer = True
         self.loads: list[str] = []
         self.keeps_old_weights = False
         self.rejects_weights = False
@@ -58,7 +62,17 @@ class FakeServer:
         if path == "/reset_prefix_cache":
             return {"success": True}
         if path == "/collective_rpc" and body["method"] == "r1_holds":
-            return {"results": [{"version": self.label}]}
+            return {"results": [{"base": self.base, "version": self.label}]}
+        if path == "/v1/models":
+            cards = [{"id": name, "parent": "model"} for name in self.adapters]
+            return {"data": [{"id": "model", "parent": None}, *cards]}
+        if path == "/v1/unload_lora_adapter":
+            self.adapters.remove(body["lora_name"])
+        if path == "/v1/load_lora_adapter":
+            assert os.listdir(body["lora_path"])
+            self.adapters.append(body["lora_name"])
+        if path == "/collective_rpc" and body["method"] == "r1_adopt":
+            return {"results": [self.adopt(**body["kwargs"])]}
         if path == "/collective_rpc" and body["method"] == "r1_load":
             from r1_rollout.vllm.shards import read_shards
 
@@ -68,9 +82,22 @@ class FakeServer:
             tensors = sum(1 for _ in read_shards(kwargs["folder"]))
             self.loads.append(kwargs["version"])
             if not self.keeps_old_weights:
-                self.label = kwargs["version"]
+                self.base = self.label = kwargs["version"]
             return {"results": [{"version": kwargs["version"], "tensors": tensors}]}
         return None
+
+    def adopt(self, folder: str, version: str) -> dict[str, Any]:
+        from r1_rollout.vllm.adapter import written_names
+
+        if not self.binds:
+            return {"error": "the adapter would be bound to nothing: vLLM's model has no layers.7.q_proj"}
+        self.loads.append(version)
+        self.label = version
+        return {"version": version, "tensors": len(written_names(folder))}
+
+    def forget(self) -> None:
+        """Be as a server that somebody has started anew."""
+        self.base, self.label, self.engine_label, self.adapters = None, None, "default", []
 
 
 def events(body: dict[str, Any], label: str | None, fault: str | None) -> Iterator[bytes]:
@@ -129,6 +156,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send(401, b"no")
         elif fake.down:
             self.send(503, b"down")
+        elif self.path == "/detokenize" and not fake.has_tokenizer:
+            self.send(400, b"there is none")
         elif self.path == "/inference/v1/generate":
             self.generate(body)
         else:
@@ -144,6 +173,8 @@ class Handler(BaseHTTPRequestHandler):
             fake.requests.append(body)
             fake.served[str(fake.label)] += 1
         fault = fake.fault(number, body)
+        if "model" in body and body["model"] not in fake.adapters:
+            return self.send(404, b"the model does not exist")
         if fault == "refused":
             return self.send(400, b"the prompt is longer than max_model_len")
         if fault == "500":

@@ -1,9 +1,12 @@
-"""Tiny random models: a Qwen2 and a Qwen2.5-VL that fit in a test."""
+"""Tiny random models: a Qwen2 and a Qwen2.5-VL that fit in a test, and a tokenizer of letters."""
 
 from typing import Any
 
+import tokenizers
 import torch
-from transformers import Qwen2_5_VLConfig
+from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ?"
 
 TEXT = {
     "vocab_size": 64,
@@ -27,6 +30,17 @@ def sharpen(model: Any) -> Any:
             if parameter.ndim > 1:
                 parameter.mul_(6.0)
     return model.eval()
+
+
+def make_tokenizer() -> Any:
+    """A tokenizer of 64 letters, one token each, with a chat template."""
+    model = tokenizers.models.WordLevel({letter: i for i, letter in enumerate(LETTERS)}, unk_token=" ")
+    fast = tokenizers.Tokenizer(model)
+    fast.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    fast.decoder = tokenizers.decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="h")
+    tokenizer.chat_template = "{% for m in messages %}U{{ m['content'] }}{% endfor %}A"
+    return tokenizer
 
 
 def vision_config(text: dict[str, Any]) -> Any:

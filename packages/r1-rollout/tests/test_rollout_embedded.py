@@ -288,10 +288,7 @@ def test_no_prompts_give_no_groups(text_model):
         assert list(engine.generate([], SamplingParams(max_tokens=2))) == []
 
 
-def test_models_and_tokens_that_cannot_work_are_refused(text_model):
-    sliding = Qwen2Config(**{**text_model.config.to_dict(), "layer_types": ["full_attention", "sliding_attention"]})
-    with pytest.raises(ValueError, match=r"Qwen2ForCausalLM: .* no sliding_attention layers"):
-        EmbeddedEngine(Qwen2ForCausalLM(sliding), end_token_ids={END})
+def test_tokens_that_could_not_end_an_answer_are_refused(text_model):
     with pytest.raises(ValueError, match=r"tokens \[7\] are both end tokens and banned"):
         engine_for(text_model, banned_token_ids={END, 8})
 

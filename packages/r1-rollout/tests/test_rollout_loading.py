@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from embedded_cases import END, copy_of, picture_prompt, plain_logprobs, text_prompt
 
 from r1_rollout import LoadedEngine, SamplingParams, load
+from r1_rollout.loading import media_token_ids
 
 PARAMS = SamplingParams(max_tokens=6, n=2, seed=3)
 
@@ -113,6 +115,56 @@ def test_a_vision_language_model_never_says_its_placeholders_and_takes_text_and_
 def test_what_cannot_be_loaded_is_refused(text_model, change, error, message):
     with pytest.raises(error, match=message):
         load(text_model, **change)
+
+
+@pytest.mark.parametrize("model", [None, 3, torch.nn.Linear(2, 2)])
+def test_what_is_neither_a_path_nor_a_model_is_refused_at_once(model):
+    with pytest.raises(ValueError, match=f"a path, a name or a transformers model, got a {type(model).__name__}"):
+        load(model)
+
+
+def test_token_ids_may_come_as_a_tensor_or_an_array(engine):
+    expected = answers(engine, [[5, 9, 7]])
+    assert answers(engine, [torch.tensor([5, 9, 7])]) == answers(engine, torch.tensor([[5, 9, 7]])) == expected
+    assert answers(engine, [torch.tensor([5, 9, 7]).numpy()]) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([5, 9, 7], "prompt 0 is a int: a prompt is a string"),
+        ([{"role": "user", "content": "what"}], "prompt 0 is a dict"),
+        (["what", None], "prompt 1 is a NoneType"),
+        ([b"what"], "prompt 0 is a bytes"),
+        ([[5, 9.5]], "prompt 0 is a list of something else than whole numbers"),
+        ([["what", "who"]], "prompt 0 is a list of something else"),
+    ],
+)
+def test_what_is_no_prompt_is_named(engine, prompts, message):
+    with pytest.raises(ValueError, match=message):
+        engine.generate(prompts, PARAMS)
+
+
+def test_a_models_precision_can_be_chosen(text_model):
+    engine = load(text_model, end_token_ids={END}, dtype="bfloat16")
+    assert next(engine.engine._model.parameters()).dtype == torch.bfloat16
+    assert list(engine.generate([[5, 9, 7]], PARAMS))
+
+
+@pytest.mark.parametrize(
+    ("config", "banned"),
+    [
+        ("LlavaConfig", {"image_token_id": 60}),
+        ("Gemma3Config", {"image_token_id": 60, "boi_token_index": 61, "eoi_token_index": 62}),
+        ("InternVLConfig", {"image_token_id": 60}),
+        ("Glm4vConfig", {"image_token_id": 60, "image_start_token_id": 61, "video_token_id": 62}),
+        ("Qwen2_5_VLConfig", {"image_token_id": 60, "vision_start_token_id": 61, "vision_end_token_id": 62}),
+    ],
+)
+def test_placeholders_are_found_by_whatever_name_a_configuration_has_for_them(config, banned):
+    found = media_token_ids(getattr(transformers, config)(**banned))
+    assert {*banned.values()} <= found
+    assert media_token_ids(transformers.Qwen2Config(pad_token_id=3, bos_token_id=4, eos_token_id=5)) == frozenset()
 
 
 def test_vllm_is_asked_for_by_name_where_it_is_not_installed(checkpoint, monkeypatch):

@@ -136,6 +136,15 @@ BROKEN = {
         ),
         r"q_proj makes \[47, 48\], the engine's weight is \[48, 48\]",
     ),
+    "quantised": (
+        lambda adapter: replace(adapter, weights=[(n, t.to(torch.int8)) for n, t in adapter.weights]),
+        r"lora_A.*got torch\.int8, a factor has floating-point numbers",
+    ),
+    "no pairs": (lambda adapter: replace(adapter, weights=None), r"pairs, got a NoneType"),
+    "targets in one string": (
+        lambda adapter: replace(adapter, target_modules="all-linear"),
+        r"target_modules is a string: give a tuple, \('all-linear',\)",
+    ),
     "no adapter's tensor": (
         lambda adapter: replace(adapter, weights=[*adapter.weights, ("model.norm.weight", torch.zeros(48))]),
         r"model\.norm\.weight is no factor of a LoRA adapter",
@@ -149,6 +158,14 @@ def test_an_adapter_that_cannot_be_bound_is_refused_and_changes_nothing(text_mod
     with pytest.raises(WeightsError, match=rf"weights of version 3: .*{message}"):
         WeightStore(text_model).load(broken(adapter_for(text_model, 1)), 3)
     assert all(torch.equal(tensor, base[name]) for name, tensor in text_model.state_dict().items())
+
+
+def test_factors_may_come_as_a_state_dict_of_a_wrapped_model(text_model: Any) -> None:
+    adapter, base = adapter_for(text_model, 1), state_of(text_model)
+    wrapped = {f"module.{name}": tensor for name, tensor in adapter.weights}
+    WeightStore(text_model).load(replace(adapter, weights=wrapped), 3)  # type: ignore[arg-type]
+    for name, tensor in merged(base, adapter).items():
+        assert torch.equal(text_model.state_dict()[name], tensor)
 
 
 def test_factors_among_full_weights_are_no_full_weights(text_model: Any) -> None:

@@ -11,7 +11,7 @@ LOGITS = PROBS.log() + 1.7  # unnormalised
 
 
 def params(**changes: float) -> SamplingParams:
-    return SamplingParams(max_tokens=4, **changes)  # type: ignore[arg-type]
+    return SamplingParams(**{"max_tokens": 4, **changes})  # type: ignore[arg-type]
 
 
 def frequencies(params: SamplingParams, banned: tuple[int, ...] = (), draws: int = 4096) -> torch.Tensor:
@@ -177,8 +177,27 @@ def test_noise_of_neighbours_is_not_correlated():
         ({"stop": "END"}, "stop must be a tuple .* 'END'"),
         ({"stop": ("",)}, "stop must be a tuple"),
         ({"stop_token_ids": (-1,)}, r"stop_token_ids .* \(-1,\)"),
+        ({"n": 2.0}, r"n must be a whole number, got 2\.0"),
+        ({"n": True}, "n must be a whole number, got True"),
+        ({"max_tokens": None}, "max_tokens must be a whole number, got None"),
+        ({"seed": None}, "seed must be a whole number"),
+        ({"top_k": 2.5}, "top_k must be a whole number"),
+        ({"top_p": None}, "top_p must be a number"),
+        ({"temperature": "1"}, "temperature must be a number"),
+        ({"temperature": -0.1}, r"temperature=-0\.1"),
+        ({"temperature": 1e-45}, "temperature=1.*e-45"),
+        ({"stop": None}, "stop must be a tuple .* None"),
+        ({"stop_token_ids": 7}, "stop_token_ids must be a tuple .* 7"),
     ],
 )
 def test_settings_out_of_range_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         params(**changes)
+
+
+def test_seeds_and_ids_of_any_size_and_spelling_name_a_noise():
+    keys = {
+        noise_key(seed, name, 0) for seed in (0, -5, 2**63, 2**80) for name in ("p", "", "\ud800.parquet:1", "ü" * 999)
+    }
+    assert len(keys) == 16
+    assert all(-(2**63) <= key < 2**63 for key in keys)

@@ -1,71 +1,19 @@
-"""A pool of servers loses nothing, doubles nothing, serves no old weights, and says what became of whom."""
+"""A pool of servers loses nothing, doubles nothing, and says what became of whom."""
 
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from fake_vllm import END, FakeServer, answer, serving
+from fake_vllm import END, FakeServer, serving
+from server_pools import PARAMS, Pools, expected, prompts, told, wait_for, weights
 
-from r1_rollout.types import Completion, SamplingParams
+from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault
 from r1_rollout.vllm.members import Deadlines, ServersLost
 from r1_rollout.vllm.pool import ServerPool
-from r1_rollout.vllm.protocol import group_seed
-
-QUICK = Deadlines(stall=60.0, load=60.0, probe=0.01, recovery=120.0)
-PARAMS = SamplingParams(max_tokens=6, n=2, seed=5)
-
-
-def weights(count: int = 3) -> list[tuple[str, torch.Tensor]]:
-    return [(f"w{i}", torch.full((4,), float(i))) for i in range(count)]
-
-
-def prompts(count: int) -> list[Any]:
-    return [
-        SimpleNamespace(id=f"row {i}", token_ids=[5] * (1 + i % 7), model_inputs={}, position_ids=None)
-        for i in range(count)
-    ]
-
-
-def expected(prompt: Any, params: SamplingParams = PARAMS) -> list[tuple[list[int], list[float]]]:
-    return [answer(group_seed(params.seed, prompt.id), i, params.max_tokens)[:2] for i in range(params.n)]
-
-
-def told(group: list[Completion]) -> list[tuple[list[int], list[float]]]:
-    return [(one.token_ids, one.logprobs) for one in group]
-
-
-class Pools:
-    """Opens fake servers and pools over them, and closes everything."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self.stack = stack
-
-    def open(
-        self, *fakes: FakeServer, deadlines: Deadlines = QUICK, max_attempts: int = 50, **options: Any
-    ) -> ServerPool:
-        urls = [self.stack.enter_context(serving(fake)) for fake in fakes]
-        endpoints = [Endpoint(url, fake.token) for url, fake in zip(urls, fakes, strict=True)]
-        pool = ServerPool(
-            endpoints,
-            end_token_ids={END},
-            banned_token_ids={60},
-            deadlines=deadlines,
-            max_attempts=max_attempts,
-            **options,
-        )
-        return self.stack.enter_context(pool)
-
-
-@pytest.fixture
-def pools(tmp_path: Any) -> Any:
-    with ExitStack() as stack:
-        yield Pools(stack)
 
 
 def test_thousands_of_samples_arrive_once_each_whatever_two_of_three_servers_do(pools: Pools) -> None:
@@ -135,6 +83,18 @@ def test_a_prompt_that_is_refused_is_named_and_not_tried_again(pools: Pools, kin
     with pool.awake(weights(), 0), pytest.raises(RequestRefused, match=r"row 0.*longer than max_model_len"):
         list(pool.generate(prompts(1), PARAMS))
     assert sum(len(fake.requests) for fake in fakes) == 1
+
+
+def test_stop_strings_are_refused_where_a_server_has_no_tokenizer(pools: Pools) -> None:
+    fakes = [FakeServer(), FakeServer()]
+    pool, params = pools.open(*fakes), SamplingParams(max_tokens=6, stop=("end",))
+    with pool.awake(weights(), 0):
+        assert len(dict(pool.generate(prompts(3), params))) == 3
+        fakes[1].has_tokenizer = False
+        with pytest.raises(RequestRefused, match="no tokenizer"):
+            pool.generate(prompts(3), params)
+        fakes[1].down = True
+        assert len(dict(pool.generate(prompts(3), params))) == 3
 
 
 def test_requests_go_to_the_server_that_owes_least(pools: Pools) -> None:
@@ -220,57 +180,6 @@ def test_it_samples_only_while_awake(pools: Pools) -> None:
         pass
 
 
-def test_every_server_holds_the_new_weights_before_it_serves(pools: Pools) -> None:
-    fakes = [FakeServer() for _ in range(3)]
-    pool = pools.open(*fakes, max_sequences=2)
-    for version in range(3):
-        with pool.awake(weights(), version):
-            list(pool.generate(prompts(30), PARAMS))
-    for fake in fakes:
-        assert [label.partition("-")[0] for label in fake.loads] == ["0", "1", "2"]
-        assert set(fake.served) <= set(fake.loads)
-    assert not list(pool._root.glob("[01]-*"))  # older weights have left the disk
-
-
-def test_a_server_that_keeps_its_old_weights_never_serves(pools: Pools) -> None:
-    stale, good = FakeServer(), FakeServer()
-    stale.keeps_old_weights = True
-    pool = pools.open(stale, good)
-    with pool.awake(weights(), 0):
-        assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
-    assert not stale.requests
-    alone = pools.open(stale, deadlines=Deadlines(stall=60, load=60, probe=0.01, recovery=0.5))
-    with pytest.raises(ServersLost, match=r"holds .* not 4-"), alone.awake(weights(), 4):
-        pass
-
-
-def test_a_server_that_comes_back_with_other_weights_gets_the_current_ones_first(pools: Pools) -> None:
-    fake, other = FakeServer(), FakeServer()
-    pool = pools.open(fake, other, max_sequences=2)
-    with pool.awake(weights(), 3):
-        fake.down = True
-        assert len(dict(pool.generate(prompts(10), PARAMS))) == 10
-        fake.label, fake.engine_label = None, "default"  # somebody has started it anew
-        fake.down = False
-        wait_for(lambda: len(fake.loads) == 2)
-        wait_for(lambda: all(member.state == "ready" for member in pool._members.all))
-        before = len(fake.requests)
-        other.gate.clear()
-        assert len(list(take(pool.generate(prompts(10), PARAMS), 5))) == 5
-    assert len(fake.requests) > before
-    assert fake.loads[0] == fake.loads[1]
-    assert set(fake.served) == {fake.loads[0]}
-
-
-def test_weights_that_no_server_can_load_end_the_push_at_once(pools: Pools) -> None:
-    fakes = [FakeServer(), FakeServer()]
-    pool = pools.open(*fakes)
-    for fake in fakes:
-        fake.rejects_weights = True
-    with pytest.raises(ServersLost, match="no module named w0"), pool.awake(weights(), 0):
-        pass
-
-
 def test_a_server_without_a_lock_is_warned_of(pools: Pools, caplog: pytest.LogCaptureFixture) -> None:
     pool = pools.open(FakeServer(token="secret"), FakeServer())
     with pool.awake(weights(), 0):
@@ -309,15 +218,3 @@ def test_an_address_that_is_none_is_refused() -> None:
             Endpoint(url)
     with pytest.raises(ValueError, match="at least one server"):
         ServerPool([], end_token_ids={END})
-
-
-def take(groups: Any, count: int) -> Any:
-    for _ in range(count):
-        yield next(groups)
-
-
-def wait_for(condition: Any, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)

@@ -19,7 +19,7 @@ from r1_rollout.vllm.client import Endpoint, ServerFault, ask
 from r1_rollout.vllm.guard import TokenGuard
 from r1_rollout.vllm.members import Deadlines, ServersLost
 from r1_rollout.vllm.pool import ServerPool
-from r1_rollout.vllm.protocol import group_seed
+from r1_rollout.vllm.seeds import sample_seed
 from r1_rollout.vllm.server import LocalServer, ServerFailed, vllm_command
 from r1_rollout.vllm.shards import read_shards, write_shards
 
@@ -105,7 +105,7 @@ def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_weights()
             groups = list(pool.generate(rows, PARAMS))
             assert sorted(index for index, _ in groups) == list(range(200))
             for index, group in groups:
-                seed = group_seed(PARAMS.seed, rows[index].id)
+                seed = sample_seed(PARAMS.seed, rows[index].id, 0)
                 assert [one.token_ids for one in group] == [answer(seed, i, 6)[0] for i in range(2)]
             wait_for(lambda: servers[0].alive and all(member.state == "ready" for member in pool._members.all))
             assert servers[0].pid != before
@@ -189,7 +189,8 @@ def test_shards_are_of_bounded_size_whole_or_absent_and_read_back_exactly(tmp_pa
         ("big", torch.randn(100, 16)),
         ("ids", torch.arange(3)),
     ]
-    assert write_shards(named, tmp_path / "w", max_bytes=1100) == 5
+    shapes = write_shards(named, tmp_path / "w", max_bytes=1100)
+    assert shapes == {name: list(tensor.shape) for name, tensor in named}
     back = dict(read_shards(tmp_path / "w"))
     assert all(torch.equal(back[name], tensor) for name, tensor in named)
     sizes = sorted(file.stat().st_size for file in (tmp_path / "w").iterdir())

@@ -11,7 +11,8 @@ from PIL import Image
 
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import ServerFault
-from r1_rollout.vllm.protocol import generate_body, group_seed, read_group, read_scores, score_body
+from r1_rollout.vllm.protocol import generate_body, read_group, read_scores, score_body
+from r1_rollout.vllm.seeds import sample_seed
 
 
 def prompt(**fields: Any) -> Any:
@@ -44,7 +45,7 @@ def test_pictures_go_without_loss_and_the_prompt_with_one_placeholder_each() -> 
 
 def test_what_cannot_be_sent_is_refused() -> None:
     params = SamplingParams(max_tokens=4)
-    with pytest.raises(ValueError, match="row 1 has a video"):
+    with pytest.raises(ValueError, match=r"row 1 has a video.*let one engine sample"):
         generate_body(prompt(videos=(torch.ones(2),)), params, {2})
     with pytest.raises(ValueError, match="row 1 has pixel_values but no images"):
         generate_body(prompt(model_inputs={"pixel_values": torch.ones(2)}), params, {2})
@@ -94,7 +95,8 @@ def test_scores_are_of_the_tokens_that_were_given() -> None:
 
 
 def test_seeds_differ_by_run_and_prompt_and_leave_room_for_the_samples() -> None:
-    seeds = {group_seed(seed, f"row {i}") for seed in range(20) for i in range(200)}
-    assert len(seeds) == 4000
-    assert all(0 <= seed < 2**62 for seed in seeds)
-    assert group_seed(1, "row 1") == group_seed(1, "row 1")
+    seeds = {sample_seed(seed, f"row {i}", sample) for seed in range(20) for i in range(200) for sample in range(8)}
+    assert len(seeds) == 32000
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    body = generate_body(prompt(), SamplingParams(max_tokens=4, n=8, seed=3), {2})
+    assert body["sampling_params"]["seed"] + 5 == sample_seed(3, "row 1", 5)  # vLLM adds the sample's number

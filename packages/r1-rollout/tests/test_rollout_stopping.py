@@ -138,6 +138,38 @@ def test_an_update_ends_the_call_that_is_running(text_model):
         next(groups)
 
 
+def test_weights_that_are_too_old_change_nothing_and_end_nothing(text_model):
+    engine, params = engine_for(text_model, max_sequences=2), SamplingParams(max_tokens=6, n=2)
+    prompts = [text_prompt(f"p{i}", 5) for i in range(4)]
+    engine.update(text_model.state_dict().items(), 5)
+    groups = engine.generate(prompts, params)
+    first = next(groups)
+    with pytest.raises(ValueError, match="version 4 are older than version 5"):
+        engine.update(((name, -tensor) for name, tensor in text_model.state_dict().items()), 4)
+    answers = dict([first, *groups])
+    assert answers == dict(engine.generate(prompts, params))
+    assert {completion.weight_version for group in answers.values() for completion in group} == {5}
+
+
+def test_after_a_trainer_that_died_while_it_pushed_nothing_is_sampled_until_a_whole_set_has_come(text_model):
+    engine = engine_for(text_model)
+    engine.update(text_model.state_dict().items(), 1)
+
+    def half() -> Any:
+        yield from list(text_model.state_dict().items())[:5]
+        raise ConnectionError("the trainer is gone")
+
+    with pytest.raises(ConnectionError):
+        engine.update(half(), 2)
+    with pytest.raises(
+        RuntimeError,
+        match=r"needs an awake engine with whole weights: .*awake\(weights, version\)`, or after `engine.up",
+    ):
+        engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=2))
+    engine.update(text_model.state_dict(), 2)
+    assert list(engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=2)))
+
+
 def test_after_an_update_that_failed_nothing_is_sampled_until_the_next(text_model):
     engine, prompt = engine_for(text_model), text_prompt("p", 3)
     engine.update(text_model.state_dict().items(), 1)

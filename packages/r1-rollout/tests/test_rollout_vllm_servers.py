@@ -1,25 +1,30 @@
 """Real vLLM servers: log-probs of a plain forward, samples from the weights just pushed, and one of them killed."""
 
+import copy
 import importlib.util
 import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from rollout_models import TEXT
+from rollout_models import LETTERS, TEXT, make_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import r1_rollout
+from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault, ask
 from r1_rollout.vllm.members import Deadlines
 from r1_rollout.vllm.pool import ServerPool
+from r1_rollout.vllm.protocol import generate_body
 from r1_rollout.vllm.server import LocalServer, vllm_command
+from r1_rollout.weights import WeightsError
 
 pytestmark = [
     pytest.mark.vllm,
@@ -35,7 +40,6 @@ SIZES = TEXT | {
 OPTIONS = {
     "dtype": "float32",
     "enforce_eager": True,
-    "skip_tokenizer_init": True,
     "max_model_len": 256,
     "max_num_seqs": 64,
     "kv_cache_memory_bytes": 2**28,
@@ -55,20 +59,35 @@ def policy() -> Any:
 
 @pytest.fixture(scope="module")
 def servers(policy: Any, tmp_path_factory: pytest.TempPathFactory) -> list[LocalServer]:
-    folder = tmp_path_factory.mktemp("model")
+    return make_servers(policy, tmp_path_factory.mktemp("model"), 2, **OPTIONS, skip_tokenizer_init=True)
+
+
+def make_servers(policy: Any, folder: Path, count: int, **options: Any) -> list[LocalServer]:
     policy.save_pretrained(folder)
     paths = [str(Path(r1_rollout.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    command = vllm_command(str(folder), OPTIONS)
-    return [LocalServer(command, name=f"server {i}", environment=environment, start_timeout=900) for i in range(2)]
+    command = vllm_command(str(folder), options)
+    return [LocalServer(command, name=f"server {i}", environment=environment, start_timeout=900) for i in range(count)]
+
+
+def open_pool(servers: list[LocalServer]) -> ServerPool:
+    deadlines = Deadlines(stall=300, load=300, probe=0.5, recovery=900)
+    return ServerPool(servers, end_token_ids={END}, banned_token_ids=BANNED, max_sequences=64, deadlines=deadlines)
 
 
 @pytest.fixture(scope="module")
 def pool(servers: list[LocalServer]) -> Iterator[ServerPool]:
-    deadlines = Deadlines(stall=300, load=300, probe=0.5, recovery=900)
-    with ServerPool(
-        servers, end_token_ids={END}, banned_token_ids=BANNED, max_sequences=64, deadlines=deadlines
-    ) as pool:
+    with open_pool(servers) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def lone(policy: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
+    """A pool of one server, which takes adapters, has a tokenizer, and reads no weights by itself."""
+    folder = tmp_path_factory.mktemp("lone")
+    make_tokenizer().save_pretrained(folder)
+    options = {"load_format": "dummy", "enable_lora": True, "max_lora_rank": 8}
+    with open_pool(make_servers(policy, folder, 1, **OPTIONS, **options)) as pool:
         yield pool
 
 
@@ -114,6 +133,24 @@ def test_logprobs_are_those_of_a_forward_pass_after_every_push(policy: Any, pool
         assert {one.weight_version for group in groups.values() for one in group} == {version}
         assert not any(BANNED.intersection(one.token_ids) for group in groups.values() for one in group)
         change(policy)
+
+
+def test_a_server_gives_a_sample_the_seed_that_the_engine_of_this_process_gives_it() -> None:
+    from r1_rollout.vllm.requests import sample_settings
+
+    asked, params = prompts(1)[0], SamplingParams(max_tokens=24, n=8, seed=3)
+    first = generate_body(asked, params, {END})["sampling_params"]["seed"]
+    seeds = [sample_settings(params, frozenset({END}), asked.id, sample).seed for sample in range(8)]
+    assert seeds == [first + sample for sample in range(8)]  # which is what vLLM does with a group's seed
+
+
+def test_a_sample_is_the_same_when_it_is_asked_for_alone(policy: Any, pool: ServerPool) -> None:
+    asked, params = prompts(6), SamplingParams(max_tokens=24, n=4, seed=3)
+    with pool.awake(policy.state_dict().items(), 0):
+        together = dict(pool.generate(asked, params))
+        alone = [next(pool.generate([one], replace(params, n=2)))[1] for one in asked]  # of a smaller group, too
+    same = [a.token_ids == b.token_ids for i in range(6) for a, b in zip(together[i], alone[i], strict=False)]
+    assert sum(same) >= 11  # a kernel of another batch may differ in the last digit
 
 
 def test_a_sample_has_its_own_noise_whoever_computes_it(policy: Any, pool: ServerPool) -> None:
@@ -175,3 +212,74 @@ def test_a_server_killed_in_the_middle_loses_nothing_and_returns_with_the_curren
         assert label.startswith("5-")
         assert ask(servers[0].endpoint, "GET", "/weight_info", timeout=60) == {"weight_version": label}
         pool.score(asked[:4], [[5, 6], [7], [8, 9], [10]])  # both servers agree
+
+
+def adapted(policy: Any, seed: int) -> tuple[Any, Adapter]:
+    """A copy of `policy` with a low-rank change merged in, and the change alone."""
+    generator = torch.Generator().manual_seed(seed)
+    merged, weights = copy.deepcopy(policy), {}
+    for name, module in merged.named_modules():
+        if name.endswith(("q_proj", "v_proj", "down_proj")):
+            a = torch.randn(4, module.in_features, generator=generator) / 10
+            b = torch.randn(module.out_features, 4, generator=generator) / 10
+            weights[f"base_model.model.{name}.lora_A.default.weight"] = a
+            weights[f"base_model.model.{name}.lora_B.default.weight"] = b
+            module.weight.data += 2.0 * b @ a
+    return merged, Adapter(4, 8.0, ("q_proj", "v_proj", "down_proj"), weights.items())
+
+
+def test_adapters_alone_go_over_the_full_weights_that_came_last(policy: Any, lone: ServerPool) -> None:
+    asked, params = prompts(8), SamplingParams(max_tokens=16, n=2)
+    with lone.awake(policy.state_dict().items(), 0):
+        assert gap(policy, asked, dict(lone.generate(asked, params))) < 1e-5
+    for seed in (1, 2):
+        merged, adapter = adapted(policy, seed)
+        with lone.awake(adapter, seed):
+            groups = dict(lone.generate(asked, params))
+            scores = lone.score(asked, [groups[i][0].token_ids for i in range(8)])
+        assert gap(merged, asked, groups) < 2e-5
+        assert max(abs(a - b) for i in groups for a, b in zip(scores[i], groups[i][0].logprobs, strict=True)) < 2e-5
+    elsewhere = [(name.replace("layers.1", "layers.7"), tensor) for name, tensor in adapter.weights]
+    lost = Adapter(4, 8.0, adapter.target_modules, elsewhere)
+    with pytest.raises(WeightsError, match=r"bound to nothing.*layers\.7"), lone.awake(lost, 3):
+        pass
+    with lone.awake(policy.state_dict().items(), 3):  # full weights take the adapter away
+        assert gap(policy, asked, dict(lone.generate(asked, params))) < 1e-5
+
+
+def test_a_server_that_rejected_weights_starts_anew_with_the_base_and_then_the_adapter(
+    policy: Any, lone: ServerPool
+) -> None:
+    asked, params = prompts(8), SamplingParams(max_tokens=16, n=2)
+    with lone.awake(policy.state_dict().items(), 4):
+        pass
+    wrong = dict(policy.state_dict()) | {"model.layers.1.self_attn.k_proj.weight": torch.zeros(3, 3)}
+    with pytest.raises(WeightsError, match=r"k_proj\.weight is \[3, 3\], was"), lone.awake(wrong.items(), 5):
+        pass
+    lone._shapes = None  # a first push has nothing to be compared with
+    with pytest.raises(WeightsError, match=r"server 0: .*dimension size"), lone.awake(wrong.items(), 5):
+        pass
+    merged, adapter = adapted(policy, 3)
+    with lone.awake(adapter, 5):
+        assert gap(merged, asked, dict(lone.generate(asked, params))) < 2e-5
+
+
+def test_answers_end_at_the_token_that_completes_a_stop_string(policy: Any, lone: ServerPool) -> None:
+    asked, params = prompts(8), SamplingParams(max_tokens=100, n=2, seed=4, ignore_eos=True)
+    with lone.awake(policy.state_dict().items(), 4):
+        free = dict(lone.generate(asked, params))
+        written = ["".join(LETTERS[token] for token in one.token_ids) for group in free.values() for one in group]
+        stop = (written[0][40:42], written[3][70:72])
+        groups = dict(lone.generate(asked, replace(params, stop=stop)))
+    assert gap(policy, asked, groups) < 1e-5
+    texts = ["".join(LETTERS[token] for token in one.token_ids) for group in groups.values() for one in group]
+    ends = {one.finish_reason for group in groups.values() for one in group}
+    for text, one in zip(texts, (one for group in groups.values() for one in group), strict=True):
+        assert text.endswith(stop) == (one.finish_reason == "stop")
+        assert not any(string in text[:-1] for string in stop)
+    assert "stop" in ends
+
+
+def test_stop_strings_need_a_server_with_a_tokenizer(policy: Any, pool: ServerPool) -> None:
+    with pool.awake(policy.state_dict().items(), 0), pytest.raises(RequestRefused, match="tokenizer"):
+        list(pool.generate(prompts(2), SamplingParams(max_tokens=8, stop=("ab",))))

@@ -57,6 +57,40 @@ def test_a_shape_that_would_broadcast_is_refused():
         load_weights(model, given.items())
 
 
+def test_a_state_dict_does_as_well_as_its_items():
+    model, other = Tied(), Tied()
+    load_weights(model, other.state_dict())
+    assert torch.equal(model.body.weight, other.body.weight)
+
+
+class Sharded(torch.Tensor):
+    """Looks like a DTensor."""
+
+    def full_tensor(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (None, r"\(name, tensor\) pairs, got a NoneType: give model\.state_dict\(\)\.items\(\)"),
+        ("model.safetensors", "got a str"),
+        (Tied(), "got a Tied"),
+        (["body.bias"], "pairs, got 'body.bias'"),
+        ([("body.bias", [0.0, 0.0, 0.0])], "pairs, got .*0.0"),
+        (
+            [("body.bias", torch.zeros(3).as_subclass(Sharded))],
+            r"body\.bias is sharded .*full_tensor\(\), on all ranks",
+        ),
+        ([("body.bias", torch.zeros(3, device="meta"))], r"body\.bias is on the meta device"),
+        ([("body.bias", torch.zeros(3, dtype=torch.int8))], r"body\.bias: got torch\.int8, .* unquantised"),
+        ([("body.bias", torch.zeros(3, dtype=torch.complex64))], r"body\.bias: got torch\.complex64"),
+    ],
+)
+def test_what_is_no_named_tensor_with_values_is_named(weights, message):
+    with pytest.raises(WeightsError, match=message):
+        load_weights(Tied(), weights)
+
+
 def test_an_engine_goes_forward_only():
     model = Tied()
     store = WeightStore(model)

@@ -12,6 +12,7 @@ from r1_cli.stopwatch import Stopwatch
 from r1_cli.supply import Drawn, Supply
 from r1_core.filtering import GroupFilter
 from r1_data.types import DataError
+from r1_rewards.types import RewardFailure
 
 log = logging.getLogger("r1")
 
@@ -42,7 +43,8 @@ def collect(run: Run, at: Position, watch: Stopwatch) -> Batch:
 
     Fewer groups than wanted after `max_try_make_batch` batches make a smaller step, with a warning. If none passed,
     the last draw is trained on as it is: its advantages are zero, and only a KL term acts. Prompts that cannot be read
-    make a step smaller, too.
+    make a step smaller, too. Prompts whose answers could not be scored are replaced by others; when so many as make a
+    step have failed in either way and none has not, there is no use in going on.
 
     Raises:
         DataError: not one prompt could be read.
@@ -53,22 +55,26 @@ def collect(run: Run, at: Position, watch: Stopwatch) -> Batch:
     supply, kept = at.supply, list(at.supply.surplus)
     sampled: list[Drawn] = []
     judged: list[list[float]] = []  # what the filter looks at, of each group sampled
-    passed = tokens = latest = 0
+    passed = tokens = lost = unread = latest = 0
     while len(kept) < wanted:
-        aim = Aim(wanted - len(kept), len(sampled), passed, not at.filter.alone, fresh=supply.cursor != last)
+        aim = Aim(wanted - len(kept), len(sampled) or lost, passed, not at.filter.alone, fresh=supply.cursor != last)
         drawn = draw(run, supply, at.filter, aim, watch)
         supply, wanted = drawn.supply, max(1, wanted - drawn.unread)
         values = filter_values([one.group for one in drawn.groups], run.filter_key)
         good = [one for one, keep in zip(drawn.groups, passes(at.filter, values), strict=True) if keep]
-        kept, sampled, judged, latest = kept + good, sampled + drawn.groups, judged + values, len(drawn.groups)
-        passed, tokens = passed + len(good), tokens + drawn.tokens
-        if supply.cursor == last and not supply.pending and len(kept) < wanted:
+        kept, sampled, judged = kept + good, sampled + drawn.groups, judged + values
+        passed, tokens, latest = passed + len(good), tokens + drawn.tokens, len(drawn.groups) or latest
+        lost, unread = lost + drawn.lost, unread + drawn.unread
+        in_vain = not sampled and lost + unread >= run.schedule.rollout_batch_size
+        if len(kept) < wanted and (in_vain or (supply.cursor == last and not supply.pending)):
             message = "only %d of %d groups passed the filter after trainer.max_try_make_batch=%d batches"
             log.warning(message, len(kept), wanted, run.schedule.max_try_make_batch)
             break
     if at.step == 0:
         require_part(run, sampled)
-    kept = kept or sampled[len(sampled) - latest :]
+    kept = kept or sampled[len(sampled) - latest :][:wanted]
+    if not kept and lost:
+        raise RewardFailure(f"not one answer could be scored, to {lost} prompts in turn, and all have been dropped")
     if not kept:
         raise DataError(f"no prompt of the batches from number {at.supply.cursor} to {supply.cursor - 1} could be read")
     surplus = tuple(one for one in kept[wanted:] if at.step + 1 - one.version <= run.schedule.surplus_max_age)

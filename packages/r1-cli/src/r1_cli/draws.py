@@ -12,7 +12,6 @@ from r1_cli.samples import Group, drop_failures
 from r1_cli.stopwatch import Stopwatch
 from r1_cli.supply import Drawn, Supply
 from r1_core.filtering import GroupFilter
-from r1_rewards.types import RewardFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,7 @@ class Draw:
     """What came of it."""
 
     groups: list[Drawn]  # as the filter sees them, in the order of their prompts
+    lost: int  # groups without answers enough that could be scored
     supply: Supply
     unread: int  # prompts that could not be read
     tokens: int  # of all answers
@@ -53,7 +53,7 @@ def draw(run: Run, supply: Supply, group_filter: GroupFilter, aim: Aim, watch: S
     """Sample the next prompts, as many as the aim needs; those that are not begun are pending after it.
 
     Raises:
-        RewardFailure: an answer could not be scored, where that ends the run; or not one could.
+        RewardFailure: an answer could not be scored, where that ends the run.
     """
     chosen, left = choose_rows(run, supply, aim)
     readable = list(read_prompts(run.dataset, chosen))
@@ -64,20 +64,17 @@ def draw(run: Run, supply: Supply, group_filter: GroupFilter, aim: Aim, watch: S
     sampled = sample_groups(run.scorer, prompts, params, watch, run.progress, quota=quota)
     settled = {index: settle(run, group) for index, group in compare_with_greedy(run, sampled, watch).items()}
     groups = [Drawn(readable[index][0], group) for index, group in settled.items() if group]
-    if sampled and not groups:
-        raise RewardFailure("not one answer to a batch of prompts could be scored, and all have been dropped")
     waiting = tuple(row for index, (row, _) in enumerate(readable) if index not in sampled)
     left = replace(left, draws=left.draws + 1, pending=waiting + left.pending)
     tokens = sum(len(completion.token_ids) for group in sampled.values() for completion in group.completions)
-    return Draw(groups, left, len(chosen) - len(readable), tokens)
+    return Draw(groups, len(sampled) - len(groups), left, len(chosen) - len(readable), tokens)
 
 
 def choose_rows(run: Run, supply: Supply, aim: Aim) -> tuple[list[int], Supply]:
     """Return the rows to sample next, at most a batch of the stream, and the supply without them."""
     rows, batch = list(supply.pending), run.stream.batch(supply.cursor)
     count = len(batch) if aim.whole else min(len(batch), prompts_needed(aim.missing, aim.sampled, aim.passed))
-    # A row that stands in both, at the end of an epoch, must not be sampled twice with the same noise.
-    if aim.fresh and len(rows) < count and not {*rows} & {*batch}:
+    if aim.fresh and len(rows) < count:
         rows, supply = rows + batch, replace(supply, cursor=supply.cursor + 1)
     return rows[:count], replace(supply, pending=tuple(rows[count:]))
 

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from r1_cli.roles import Dataset, Progress, Scorer
@@ -82,7 +82,7 @@ def sample_groups(
             return answers[index].scored(thread.scores(index))
 
         brake = _brake(scorer.generator, quota, group)
-        finished = progress(scorer.generator.generate(prompts, params), what, len(prompts))
+        finished = progress(scorer.generator.generate(tell_apart(prompts), params), what, len(prompts))
         for index, completions in watch.each("gen", finished):
             answers[index] = _read(scorer, prompts[index], completions)
             if scorer.alone(prompts[index].source):
@@ -100,6 +100,20 @@ def sample_groups(
         scorer.failures_shown,
     )
     return groups
+
+
+def tell_apart(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Give each further copy of a prompt an id of its own, or its answers would be the first copy's once more.
+
+    A source that is smaller than its share of a batch has rows in it twice.
+    """
+    copies: Counter[str] = Counter()
+    apart = []
+    for prompt in prompts:
+        copies[prompt.id] += 1
+        copy = copies[prompt.id]
+        apart.append(replace(prompt, id=f"copy {copy} of {prompt.id}") if copy > 1 else prompt)
+    return apart
 
 
 def _brake(engine: Generator, quota: Quota | None, group_of: Callable[[int], Group]) -> Callable[[int], None]:

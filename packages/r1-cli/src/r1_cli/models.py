@@ -18,6 +18,8 @@ from transformers import (
 )
 
 from r1_cli.attention import PACKED_ATTENTION
+from r1_cli.patches import multiply_patches
+from r1_rollout import loading
 
 PositionIds = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
@@ -80,6 +82,7 @@ def load_model(
     if info["missing_keys"] or info["mismatched_keys"]:
         missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")
+    multiply_patches(model)
     return model.to(device).eval()
 
 
@@ -166,14 +169,7 @@ def position_ids_of(config: Any) -> PositionIds | None:
 def media_token_ids(config: Any, tokenizer: Any) -> frozenset[int]:
     """Return every token that stands for media: an answer that holds one would ask for a picture that is not there."""
     named = {tokenizer.convert_tokens_to_ids(t) for t in MEDIA_TOKENS if t in tokenizer.get_vocab()}
-    configured = {
-        value for key, value in config.to_dict().items() if key.endswith("_token_id") and _is_media(key) and value
-    }
-    return frozenset(named | configured)
-
-
-def _is_media(key: str) -> bool:
-    return any(word in key for word in ("image", "video", "vision"))
+    return loading.media_token_ids(config) | named
 
 
 def load_generation_config(path: str, config: Any) -> Any:

@@ -67,6 +67,10 @@ def server_options(
     on_cpu = model.device.type == "cpu"
     pixels = {"min_pixels": data.min_pixels, "max_pixels": data.max_pixels} if model.vision_language else {}
     return {
+        "load_format": "dummy",  # a push comes before the first request
+        # On the device a layer normalises pictures whose mean and deviation are buffers: dummy weights replace them by
+        # noise, and no push brings them back, as no checkpoint has them.
+        "no_mm_device_do_normalize": model.vision_language,
         "tokenizer": settings.tokenizer_path,
         "hf_overrides": settings.override_config or None,
         "trust_remote_code": settings.trust_remote_code,

@@ -131,4 +131,4 @@ def _score(plain: Mapping[str, Any]) -> Score:
 
 
 def _digest(prompt: Prompt) -> str:
-    return hashlib.blake2b(f"{prompt.id} {prompt.token_ids}".encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(f"{prompt.id} {prompt.token_ids}".encode(errors="surrogatepass"), digest_size=16).hexdigest()

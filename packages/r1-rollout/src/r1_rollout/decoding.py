@@ -12,6 +12,7 @@ from r1_rollout.plan import Plan
 from r1_rollout.prefill import prefill, prefill_batches, rotary_axes, without_lone_axis
 from r1_rollout.rows import Rows
 from r1_rollout.types import Completion, PromptLike
+from r1_rollout.vllm.thread import EngineMemoryError
 
 
 class Decoding:
@@ -45,7 +46,7 @@ class Decoding:
         Raises:
             RuntimeError: the engine has ended this call.
             FloatingPointError: the model's logits are not finite.
-            MemoryError: there is too little memory on the GPU.
+            EngineMemoryError: there is too little memory on the GPU.
         """
         while not self._finished:
             if self._running is None or not (self._waiting or self._running[0]):
@@ -58,7 +59,7 @@ class Decoding:
             except torch.OutOfMemoryError as error:
                 running = len(self._running[0])
                 self.close()
-                raise MemoryError(
+                raise EngineMemoryError(
                     f"out of memory with {running} samples running: lower max_sequences ({self._capacity} of them may "
                     "run), the answers' length, or what else is on the GPU"
                 ) from error

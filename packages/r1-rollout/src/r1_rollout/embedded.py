@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from r1_rollout.architecture import Reach, prepare
 from r1_rollout.decoding import Decoding
-from r1_rollout.kv import ATTENTION
 from r1_rollout.plan import Plan, replay_plan, sampling_plan
 from r1_rollout.prefill import rotary_axes
 from r1_rollout.sampling import banned_tokens
 from r1_rollout.types import PromptLike, SamplingParams
+from r1_rollout.vllm.thread import PromptError
 from r1_rollout.weights import Weights, WeightStore
 
 
@@ -37,7 +38,7 @@ class EmbeddedEngine:
         """Take over `model`.
 
         Args:
-            model: a `transformers.PreTrainedModel` with full attention in every layer. The engine owns it, with its
+            model: a `transformers.PreTrainedModel` with full or sliding attention. The engine owns it, with its
                 configuration (do not share that object): moves it, sets its attention, overwrites its weights.
             end_token_ids: tokens that end an answer.
             banned_token_ids: tokens that are never sampled, such as the placeholders of pictures.
@@ -47,18 +48,15 @@ class EmbeddedEngine:
             version: of the weights in `model`, if they are to be sampled from; else `awake` or `update` bring some.
 
         Raises:
-            ValueError: the model has layers without full attention, an end token is banned, or nothing is allowed.
+            ValueError: the engine cannot decode with this model, an end token is banned, or nothing is allowed.
         """
+        self._reach = prepare(model)
         text = model.config.get_text_config()
-        if kinds := set(getattr(text, "layer_types", None) or ()) - {"full_attention"}:
-            raise ValueError(f"{type(model).__name__}: the embedded engine has no {', '.join(sorted(kinds))} layers")
         banned = banned_tokens(text.vocab_size, banned_token_ids)
         if both := sorted({*end_token_ids} & {*banned_token_ids}):
             raise ValueError(f"tokens {both} are both end tokens and banned: answers could not end")
-        model.set_attn_implementation(ATTENTION)
         self._model = model.to(device).eval().requires_grad_(False)
         self._vocabulary: int = text.vocab_size
-        self._positions = _trained_positions(text)
         self._banned = banned.to(device)
         self._filler = next(token for token in range(text.vocab_size) if token not in frozenset(banned_token_ids))
         self._end_token_ids, self._tokenizer = frozenset(end_token_ids), tokenizer
@@ -111,10 +109,11 @@ class EmbeddedEngine:
 
         Raises:
             RuntimeError: outside an awake block, or continued after the call was ended.
-            ValueError: a prompt is empty, its positions do not fit the others', or its answer may run past the model's
-                last position; a group exceeds `max_sequences`; stop strings without a tokenizer.
+            PromptError: a prompt is empty, has a token that the model does not know, its positions do not fit the
+                others', or its answer may run past what the model knows or sees; the engine is well.
+            ValueError: a group exceeds `max_sequences`; stop strings without a tokenizer.
             FloatingPointError: the model's logits are not finite.
-            MemoryError: there is too little memory on the GPU.
+            EngineMemoryError: there is too little memory on the GPU.
         """
         if params.n > self._max_sequences:
             raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
@@ -163,8 +162,13 @@ class EmbeddedEngine:
 
     def _decode(self, name: str, prompts: Sequence[PromptLike], plan: Plan) -> Decoding:
         if self._version is None:
-            raise RuntimeError(f"{name}() needs an awake engine: call it inside `with engine.awake(weights, version)`")
-        _check(prompts, plan.limits, self._positions)
+            raise RuntimeError(
+                f"{name}() needs an awake engine with whole weights: call it inside `with engine.awake(weights, "
+                "version)`, or after `engine.update(weights, version)`"
+            )
+        for prompt, limit in zip(prompts, plan.limits, strict=True):
+            _check_shape(prompt, len(prompts[0].position_ids), self._vocabulary)
+            _check_length(prompt, limit, self._reach)
         return Decoding(
             self._model,
             prompts,
@@ -176,6 +180,7 @@ class EmbeddedEngine:
 
     def _load(self, weights: Weights, version: int) -> None:
         """Replace the weights; until all have arrived, there is no version to sample from."""
+        self._weights.require_newer(version)
         self._end("new weights came before it finished")
         self._version = None
         self._weights.load(weights, version)
@@ -188,28 +193,31 @@ class EmbeddedEngine:
         self._decoding = None
 
 
-def _trained_positions(text: Any) -> int | None:
-    """Return how many positions the model knows; None if its rotary embedding is stretched beyond them."""
-    rope = getattr(text, "rope_parameters", None) or {}
-    known: int | None = getattr(text, "max_position_embeddings", None)
-    return known if rope.get("rope_type", "default") == "default" else None
+def _check_shape(prompt: PromptLike, axes: int, vocabulary: int) -> None:
+    """Raise PromptError on a prompt that the model would misread or choke on far from its cause."""
+    tokens = prompt.token_ids
+    if not len(tokens):
+        raise PromptError(f"prompt {prompt.id} is empty: the model needs at least one token to go on from")
+    if min(tokens) < 0 or max(tokens) >= vocabulary:
+        wrong = next(token for token in tokens if not 0 <= token < vocabulary)
+        raise PromptError(f"prompt {prompt.id}: token {wrong} is outside the vocabulary of {vocabulary}")
+    if tuple(prompt.position_ids.shape) != (axes, len(tokens)):
+        raise PromptError(
+            f"prompt {prompt.id}: position_ids have shape {list(prompt.position_ids.shape)}, expected "
+            f"{[axes, len(tokens)]}: {axes} axes like the first prompt, one column per token"
+        )
 
 
-def _check(prompts: Sequence[PromptLike], limits: Sequence[int], positions: int | None) -> None:
-    """Raise ValueError on a prompt that the model would misread or choke on far from its cause."""
-    for prompt, limit in zip(prompts, limits, strict=True):
-        if not prompt.token_ids:
-            raise ValueError(f"prompt {prompt.id} is empty: the model needs at least one token to go on from")
-        axes = len(prompts[0].position_ids)
-        expected = (axes, len(prompt.token_ids))
-        if tuple(prompt.position_ids.shape) != expected:
-            raise ValueError(
-                f"prompt {prompt.id}: position_ids have shape {list(prompt.position_ids.shape)}, expected "
-                f"{list(expected)}: {axes} axes like the first prompt, one column per token"
-            )
-        start = int(rotary_axes(prompt.position_ids).max()) + 1
-        if positions is not None and start + limit > positions:
-            raise ValueError(
-                f"prompt {prompt.id} ends at position {start} and its answer may have {limit} tokens, but the model "
-                f"knows {positions} positions (max_position_embeddings): shorten the prompt or the answer"
-            )
+def _check_length(prompt: PromptLike, limit: int, reach: Reach) -> None:
+    """Raise PromptError where the answer may run past what the model knows or sees."""
+    start, length = int(rotary_axes(prompt.position_ids).max()) + 1, len(prompt.token_ids)
+    if reach.positions is not None and start + limit > reach.positions:
+        raise PromptError(
+            f"prompt {prompt.id} ends at position {start} and its answer may have {limit} tokens, but the model "
+            f"knows {reach.positions} positions (max_position_embeddings): shorten the prompt or the answer"
+        )
+    if reach.window is not None and length + limit > reach.window:
+        raise PromptError(
+            f"prompt {prompt.id} has {length} tokens and its answer may have {limit}, but layers of the model see "
+            f"{reach.window} (sliding_window), and the embedded engine goes no further: shorten them, or use vLLM"
+        )

@@ -1,20 +1,29 @@
 """The front door: `load(model)` gives an engine that samples at once, from text or token ids."""
 
+import operator
+import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from r1_rollout.weights import Weights
+
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | PromptLike
+_KINDS = "a prompt is a string, a list of chat messages or of token ids; `prompts` is a list of such"
+# What configurations call the tokens that stand for media, and those around them: `image_token_id`,
+# `vision_start_token_id`, in some `image_token_index`; `boi` begins an image, `eoa` ends audio.
+_MEDIA_KEY = re.compile(r"^(image|video|vision|audio|[be]o[ia])_([a-z]+_)?token_(id|index)$")
 
 
 def load(
@@ -35,19 +44,22 @@ def load(
             strings need it.
         chat: whether a prompt that is a string is the user's message in a chat, or else plain text; by default it is if
             the tokenizer has a chat template.
-        options: of the embedded engine: `device`, by default CUDA where there is one; `dtype`, by default float32 on a
-            CPU and what the checkpoint says on a GPU; the arguments of `EmbeddedEngine`, of which `end_token_ids` and
-            `banned_token_ids` are by default the checkpoint's end tokens and its placeholders of media. Of vLLM: see
-            `VllmEngine.load`.
+        options: of the embedded engine: `device`, by default CUDA where there is one; `dtype`, by default the object's,
+            of a checkpoint float32 on a CPU and what it says on a GPU; the arguments of `EmbeddedEngine`, of which
+            `end_token_ids` and `banned_token_ids` are by default the checkpoint's end tokens and its placeholders of
+            media. Of vLLM: see `VllmEngine.load`.
 
     Raises:
-        ValueError: there is no such engine, vLLM is asked to serve an object, or no token would end an answer.
+        ValueError: there is no such engine, `model` is neither a path nor a model, vLLM is asked to serve an object, no
+            token would end an answer, or the embedded engine cannot decode with the model.
         ImportError: vLLM is asked for and not installed.
         OSError: the path holds no model.
     """
     if engine not in ("auto", "embedded", "vllm"):
         raise ValueError(f'engine={engine!r}: there are "auto", "embedded" and "vllm"')
-    is_path = not hasattr(model, "forward")
+    is_path = isinstance(model, str | os.PathLike)
+    if not is_path and not hasattr(model, "config"):
+        raise ValueError(f"model must be a path, a name or a transformers model, got a {type(model).__name__}")
     if engine == "vllm" and not is_path:
         raise ValueError(
             f"vLLM loads models from a path, got a {type(model).__name__}: save it, or use the embedded one"
@@ -78,13 +90,13 @@ class LoadedEngine:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
 
         Args:
-            prompts: each is a string, a list of chat messages, a list of token ids, or any `PromptLike`, which may
-                bring pictures.
+            prompts: each is a string, a list of chat messages, a list (or a tensor or array) of token ids, or any
+                `PromptLike`, which may bring pictures.
             params: how to sample.
 
         Raises:
-            ValueError: `prompts` is itself a string, text comes without a tokenizer, or messages without its chat
-                template; and what the engine refuses.
+            ValueError: `prompts` is itself one prompt, or one of them is none of these; text comes without a tokenizer,
+                or messages without its chat template; and what the engine refuses.
         """
         groups: Groups = self.engine.generate(self._prompts(prompts), params)
         return groups
@@ -96,14 +108,14 @@ class LoadedEngine:
         logprobs: list[list[float]] = self.engine.score(self._prompts(prompts), responses, temperature)
         return logprobs
 
-    def awake(self, weights: "Iterable[tuple[str, Tensor]]", version: int) -> AbstractContextManager[None]:
+    def awake(self, weights: "Weights", version: int) -> AbstractContextManager[None]:
         """Load `weights`, sample inside the block; after it the engine sleeps, to wake with these weights."""
-        block: AbstractContextManager[None] = self.engine.awake(weights, version)
+        block: AbstractContextManager[None] = self.engine.awake(_pairs(weights), version)
         return block
 
-    def update(self, weights: "Iterable[tuple[str, Tensor]]", version: int) -> None:
+    def update(self, weights: "Weights", version: int) -> None:
         """Load `weights` to sample from them until others come."""
-        self.engine.update(weights, version)
+        self.engine.update(_pairs(weights), version)
 
     def text(self, completion: Completion) -> str:
         """Return the answer's text without special tokens.
@@ -119,20 +131,25 @@ class LoadedEngine:
             raise ValueError("prompts must be a list of prompts, got one string: put it in a list")
         seen: Counter[str] = Counter()
         made: list[PromptLike] = []
-        for prompt in prompts:
-            if not isinstance(prompt, str | Sequence):
-                made.append(prompt)
+        for index, prompt in enumerate(prompts):
+            if hasattr(prompt, "token_ids"):
+                made.append(cast(PromptLike, prompt))
                 continue
-            token_ids = self._token_ids(prompt)
+            token_ids = self._token_ids(prompt.tolist() if hasattr(prompt, "tolist") else prompt, index)
             digest = blake2b(",".join(map(str, token_ids)).encode(), digest_size=12).hexdigest()
             made.append(_make_prompt(f"{digest}-{seen[digest]}", token_ids))
             seen[digest] += 1
         return made
 
-    def _token_ids(self, prompt: Any) -> list[int]:
-        """Return the tokens of a string, of messages, or of token ids."""
+    def _token_ids(self, prompt: Any, index: int) -> list[int]:
+        """Return the tokens of a string, of messages, or of token ids; of prompt number `index`, to be named."""
+        if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes):
+            raise ValueError(f"prompt {index} is a {type(prompt).__name__}: {_KINDS}")
         if not isinstance(prompt, str) and not any(isinstance(part, Mapping) for part in prompt):
-            return [int(token) for token in prompt]
+            try:
+                return [operator.index(token) for token in prompt]
+            except TypeError as error:
+                raise ValueError(f"prompt {index} is a list of something else than whole numbers: {_KINDS}") from error
         tokenizer = self._need_tokenizer("a prompt of text")
         if isinstance(prompt, str) and not self._chat:
             tokens: list[int] = tokenizer(prompt)["input_ids"]
@@ -149,6 +166,12 @@ class LoadedEngine:
         if self.tokenizer is None:
             raise ValueError(f"{what} needs a tokenizer: load(model, tokenizer=…), or give token ids")
         return self.tokenizer
+
+
+def _pairs(weights: Any) -> "Weights":
+    """Let a state dict do for its items."""
+    pairs: Weights = weights.items() if isinstance(weights, Mapping) else weights
+    return pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +206,11 @@ def _embedded(model: Any, is_path: bool, tokenizer: Any, options: dict[str, Any]
     from r1_rollout.embedded import EmbeddedEngine
 
     device = torch.device(options.pop("device", "cuda" if torch.cuda.is_available() else "cpu"))
+    dtype = options.pop("dtype", None)
     if is_path:
-        dtype = options.pop("dtype", torch.float32 if device.type == "cpu" else "auto")
-        model = _checkpoint(str(model), dtype)
+        model = _checkpoint(str(model), dtype or (torch.float32 if device.type == "cpu" else "auto"))
+    elif dtype is not None:
+        model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
     ends = options.pop("end_token_ids", None) or _end_token_ids(model, tokenizer)
     if not ends:
         raise ValueError(f"{type(model).__name__} names no end token: load(model, end_token_ids=…)")
@@ -193,7 +218,7 @@ def _embedded(model: Any, is_path: bool, tokenizer: Any, options: dict[str, Any]
     return EmbeddedEngine(
         model,
         end_token_ids=ends,
-        banned_token_ids=_media_token_ids(model.config) if banned is None else banned,
+        banned_token_ids=media_token_ids(model.config) if banned is None else banned,
         device=device,
         tokenizer=tokenizer,
         version=0,
@@ -213,12 +238,12 @@ def _end_token_ids(model: Any, tokenizer: Any) -> set[int]:
     """Return the end tokens that the generation settings, the configuration and the tokenizer name."""
     generation = getattr(model, "generation_config", None)
     text = model.config.get_text_config()
-    named = [getattr(source, "eos_token_id", None) for source in (generation, text, tokenizer)]
+    named = [getattr(source, "eos_token_id", None) for source in (generation, model.config, text, tokenizer)]
     return {token for ids in named for token in (ids if isinstance(ids, list) else [ids]) if token is not None}
 
 
-def _media_token_ids(config: Any) -> set[int]:
-    """Return the tokens that stand for media or around them, as the configuration names them."""
-    kinds = ("image", "video", "vision", "audio")
-    named = {name: value for name, value in config.to_dict().items() if name.endswith("_token_id")}
-    return {value for name, value in named.items() if name.startswith(kinds) and value is not None}
+def media_token_ids(config: Any) -> frozenset[int]:
+    """Return the tokens that stand for media or around them, as a model's configuration names them."""
+    return frozenset(
+        value for name, value in config.to_dict().items() if _MEDIA_KEY.match(name) and isinstance(value, int)
+    )

@@ -63,6 +63,8 @@ def _pair(adapter: Adapter) -> dict[str, tuple[Tensor, Tensor]]:
     """Return (A, B) of each module."""
     if adapter.rank < 1:
         raise ValueError(f"the adapter has rank {adapter.rank}, it must be at least 1")
+    if isinstance(adapter.target_modules, str):
+        raise ValueError(f"target_modules is a string: give a tuple, ({adapter.target_modules!r},)")
     sides: dict[str, dict[str, Tensor]] = {"A": {}, "B": {}}
     for name, tensor in adapter.weights:
         part = adapter_part(name)
@@ -72,6 +74,8 @@ def _pair(adapter: Adapter) -> dict[str, tuple[Tensor, Tensor]]:
         axis = 0 if side == "A" else 1
         if tensor.ndim != 2 or tensor.shape[axis] != adapter.rank:
             raise ValueError(f"{name}: got shape {list(tensor.shape)}, axis {axis} must be the rank, {adapter.rank}")
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name}: got {tensor.dtype}, a factor has floating-point numbers")
         sides[side][module] = tensor
     if not sides["A"] and not sides["B"]:
         raise ValueError(f"the adapter for {_listed(adapter.target_modules)} holds no weights")

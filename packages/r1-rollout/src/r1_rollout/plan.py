@@ -57,7 +57,13 @@ def sampling_plan(
 
 
 def replay_plan(responses: Sequence[Sequence[int]], temperature: float, device: torch.device) -> Plan:
-    """Plan to let each prompt say the given response, none of them empty, to learn its log-probs."""
+    """Plan to let each prompt say the given response, none of them empty, to learn its log-probs.
+
+    Raises:
+        ValueError: the temperature is negative or not finite.
+    """
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
     longest = max(map(len, responses), default=0)
     padded = [[*response, *[0] * (longest - len(response))] for response in responses]
     given = torch.tensor(padded, dtype=torch.int64, device=device)

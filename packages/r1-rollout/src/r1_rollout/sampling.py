@@ -16,8 +16,8 @@ _NUCLEUS = 512  # likeliest tokens among which a nucleus is sought before all ar
 
 def noise_key(seed: int, prompt_id: str, sample: int) -> int:
     """Name one sample's noise by 64 bits, signed: the same on every machine, whatever else is in the batch."""
-    word = blake2b(f"{seed}\0{sample}\0{prompt_id}".encode(), digest_size=8).digest()
-    return int.from_bytes(word, "little", signed=True)
+    word = blake2b(f"{seed}\0{sample}\0{prompt_id}".encode(errors="surrogatepass"), digest_size=8)
+    return int.from_bytes(word.digest(), "little", signed=True)
 
 
 def uniform(keys: Tensor, steps: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ def _search(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         int64 [rows, 1], the first such column, and float32 [rows, 1] in [0, 1), how far into its weight the noise lies.
     """
     cumulative = weights.cumsum(dim=-1)
-    target = noise * cumulative[:, -1:]  # never rounds up to the whole: noise ends half a unit or more below 1
+    target = noise * cumulative[:, -1:]  # below the whole even if rounded, as noise is at most 1 - 2^-24
     index = torch.searchsorted(cumulative, target, right=True).clamp_(max=weights.shape[1] - 1)
     weight = weights.gather(1, index)
     rest = (target - cumulative.gather(1, index) + weight) / weight

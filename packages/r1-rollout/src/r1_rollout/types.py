@@ -11,11 +11,16 @@ if TYPE_CHECKING:
     from r1_rollout.weights import Weights
 
 
+_COLDEST = 1e-5  # logits divided by less leave the range of float32
+
+
 class PromptLike(Protocol):
     """What an engine reads of a prompt; any object with these attributes will do."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """What the noise of its samples is a function of: prompts that share an id share their noise."""
+
     @property
     def token_ids(self) -> Sequence[int]:
         """[prompt_length], media placeholders expanded."""
@@ -45,19 +50,30 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # strings that do; the tokens up to the one that completes the string are kept
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "n", "top_k", "seed"):
+            if type(getattr(self, name)) is not int:
+                raise ValueError(f"{name} must be a whole number, got {getattr(self, name)!r}")
+        for name in ("temperature", "top_p", "min_p"):
+            if not isinstance(getattr(self, name), int | float):
+                raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
         if self.n < 1 or self.max_tokens < 1:
             raise ValueError(f"n and max_tokens must be at least 1, got n={self.n}, max_tokens={self.max_tokens}")
-        if not (0 <= self.temperature < float("inf") and 0 < self.top_p <= 1 and 0 <= self.min_p <= 1) or (
-            self.top_k < 1 and self.top_k != -1
-        ):
+        if not (0 < self.top_p <= 1 and 0 <= self.min_p <= 1) or (self.top_k < 1 and self.top_k != -1):
             raise ValueError(
-                "temperature must be >= 0 and finite, top_p in (0, 1], min_p in [0, 1], top_k -1 or >= 1; got "
-                f"temperature={self.temperature}, top_p={self.top_p}, min_p={self.min_p}, top_k={self.top_k}"
+                "top_p must be in (0, 1], min_p in [0, 1], top_k at least 1, or -1 for no limit; got "
+                f"top_p={self.top_p}, min_p={self.min_p}, top_k={self.top_k}"
             )
-        if isinstance(self.stop, str) or not all(isinstance(string, str) and string for string in self.stop):
+        if self.temperature != 0 and not _COLDEST <= self.temperature < float("inf"):
+            raise ValueError(
+                f"temperature must be 0, which is greedy, or finite and at least {_COLDEST:g}, got "
+                f"temperature={self.temperature}"
+            )
+        if not isinstance(self.stop, tuple | list) or not all(isinstance(one, str) and one for one in self.stop):
             raise ValueError(f"stop must be a tuple of strings that are not empty, got {self.stop!r}")
-        if not all(isinstance(token, int) and token >= 0 for token in self.stop_token_ids):
-            raise ValueError(f"stop_token_ids must be token ids of at least 0, got {self.stop_token_ids}")
+        if not isinstance(self.stop_token_ids, tuple | list) or not all(
+            type(token) is int and token >= 0 for token in self.stop_token_ids
+        ):
+            raise ValueError(f"stop_token_ids must be a tuple of token ids of at least 0, got {self.stop_token_ids!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """Hand-over of weights: named tensors go into a model, in bounded buckets, all of them or an error that names which."""
 
-from collections.abc import Iterable, Iterator
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
@@ -61,21 +63,25 @@ class WeightStore:
         Raises:
             WeightsError: `version` is older than the present one, or the weights are not this model's.
         """
-        if self.version is not None and version < self.version:
-            raise WeightsError(
-                f"weights of version {version} are older than version {self.version}, which the engine has: an engine "
-                "goes forward only; make a new one to go back"
-            )
+        self.require_newer(version)
         self.version = None
         if isinstance(weights, Adapter):
             try:
-                self._adapter.load(weights)
+                self._adapter.load(replace(weights, weights=named_tensors(weights.weights)))
             except ValueError as error:
                 raise WeightsError(f"weights of version {version}: {error}") from error
         else:
             self._adapter.forget()
             load_weights(self._model, weights)
         self.version = version
+
+    def require_newer(self, version: int) -> None:
+        """Raise WeightsError, with nothing changed, if `version` is older than the present one."""
+        if self.version is not None and version < self.version:
+            raise WeightsError(
+                f"weights of version {version} are older than version {self.version}, which the engine has: an engine "
+                "goes forward only; make a new one to go back"
+            )
 
 
 @torch.no_grad()
@@ -86,15 +92,15 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Non
     `names`). Of tied weights (an embedding and the output layer) either name will do.
 
     Raises:
-        WeightsError: a name is unknown, a shape differs, or a weight of the model was not given. What came before the
-            error has been copied.
+        WeightsError: a name is unknown, a shape or a kind of number differs, a weight of the model was not given, or
+            something is no named tensor with all its values. What came before the error has been copied.
     """
     own = model.state_dict(keep_vars=True)
     directory = Directory(own)
     missing = {id(tensor) for tensor in own.values()}
     unknown = []
     parts: dict[int, tuple[Place, dict[str, int]]] = {}  # of fused tensors: rows of each part that came
-    for name, tensor in weights:
+    for name, tensor in named_tensors(weights):
         place = directory.find(name, tensor.shape[0] if tensor.ndim else 1)
         if place is None:
             unknown.append(name)
@@ -112,6 +118,27 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Non
         raise WeightsError(f"{len(absent)} weights of the engine's model were not given: {_first(absent)}")
 
 
+def named_tensors(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) of what a trainer handed over, a mapping or pairs.
+
+    Raises:
+        WeightsError: it is something else, or a tensor has not all its values here.
+    """
+    if isinstance(weights, str | nn.Module) or not isinstance(weights, Iterable):
+        raise WeightsError(
+            f"weights must be (name, tensor) pairs, got a {type(weights).__name__}: give model.state_dict().items()"
+        )
+    for pair in weights.items() if isinstance(weights, Mapping) else weights:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Tensor)):
+            raise WeightsError(f"weights must be (name, tensor) pairs, got {reprlib.repr(pair)}")
+        name, tensor = pair
+        if hasattr(tensor, "full_tensor"):
+            raise WeightsError(f"{name} is sharded (a DTensor): hand over tensor.full_tensor(), on all ranks at once")
+        if tensor.is_meta:
+            raise WeightsError(f"{name} is on the meta device and has no values: load the trainer's weights first")
+        yield name, tensor
+
+
 def _copy(name: str, tensor: Tensor, place: Place) -> None:
     view = place.rows(tensor.shape[0] if tensor.ndim else 1) if place.first_row >= 0 else None
     if view is None or view.shape != tensor.shape:
@@ -119,6 +146,8 @@ def _copy(name: str, tensor: Tensor, place: Place) -> None:
         raise WeightsError(
             f"{name}: got shape {list(tensor.shape)}, the engine's model has {list(place.target.shape)}{part}"
         )
+    if tensor.is_floating_point() != view.is_floating_point() or tensor.is_complex():
+        raise WeightsError(f"{name}: got {tensor.dtype}, the engine's model has {view.dtype}: hand it over unquantised")
     view.copy_(tensor)
 
 

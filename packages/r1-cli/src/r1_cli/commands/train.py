@@ -45,8 +45,10 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         from r1_rollout.canary import StaleWeights
         from r1_rollout.vllm.client import ServerError
         from r1_rollout.vllm.thread import EngineError
+        from r1_rollout.weights import WeightsError
 
-        with told_plainly(ModelError, RewardSpecError, RewardFailure, StaleWeights, EngineError, ServerError):
+        broken = (StaleWeights, WeightsError, EngineError, ServerError, FloatingPointError)
+        with told_plainly(ModelError, RewardSpecError, RewardFailure, *broken):
             run_training(config, provenance)
 
 

@@ -15,6 +15,7 @@ from r1_cli.config.sources import Source, training_sources, validation_sources
 Command = Literal["train", "eval", "data"]
 Finding = tuple[str, str]  # a key and what is wrong with its value
 
+COLDEST = 0.01  # vLLM samples at this temperature whatever is asked for below it, except 0
 GROUPED = (
     "grpo",
     "dr_grpo",
@@ -198,6 +199,12 @@ def _sampling(config: RunConfig) -> Iterator[Finding]:
     ):
         if top_k is not None and top_k < 1 and top_k != -1:
             yield key, "must be at least 1, or -1 for no limit"
+    for key, temperature in (
+        ("worker.rollout.temperature", rollout.temperature),
+        ("worker.rollout.val_override_config.temperature", rollout.val_override_config.temperature),
+    ):
+        if temperature is not None and 0 < temperature < COLDEST:
+            yield key, f"must be at least {COLDEST}, or 0 for greedy answers"
     limit = rollout.val_override_config.max_tokens
     if limit is not None and limit > config.data.max_response_length:
         yield (

@@ -153,7 +153,7 @@ def diagnose(gap: Tensor, mask: Tensor) -> dict[str, Tensor]:
 def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
     """(Σ w)² / (N Σ w²) over the N trained tokens: the share of them that the weights leave (Kish); 1 without any."""
     squares = weights.square().sum() * mask.sum()
-    return torch.where(squares > 0, weights.sum().square() / squares, 1.0)
+    return torch.where(squares == 0, 1.0, weights.sum().square() / squares)
 
 
 def correct(samples: Sequence[Sample], correction: Correction) -> tuple[list[Sample], dict[str, float]]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from r1_rollout.lora import Adapter
 
+WEIGHTS_FILE = "adapter_model.safetensors"
 LAYER = re.compile(r"(?:layers|blocks)\.\d+\..+")  # what names have in common on both sides
 
 
@@ -20,21 +21,40 @@ def load_adapter(llm: Any, adapter: Adapter, version: int) -> Any:
     Raises:
         ValueError: the adapter is empty, or vLLM's model has no such module to bind a part of it to.
     """
-    from safetensors.torch import save_file
     from vllm.lora.request import LoRARequest
+
+    for old in llm.llm_engine.list_loras():
+        llm.llm_engine.remove_lora(old)
+    with TemporaryDirectory(prefix="r1-adapter-") as folder:
+        names = write_adapter(adapter, Path(folder))
+        request = LoRARequest(f"version-{version}", version + 1, folder)
+        llm.llm_engine.add_lora(request)
+    check_bound(names, llm.apply_model(adapted_modules)[0])
+    return request
+
+
+def write_adapter(adapter: Adapter, folder: Path) -> list[str]:
+    """Write `adapter` into `folder` as PEFT does; return the names of its tensors there.
+
+    Raises:
+        ValueError: the adapter is empty.
+    """
+    from safetensors.torch import save_file
 
     tensors = {peft_name(name): tensor.detach().cpu().contiguous() for name, tensor in adapter.weights}
     if not tensors:
         raise ValueError("the adapter holds no weights")
-    for old in llm.llm_engine.list_loras():
-        llm.llm_engine.remove_lora(old)
-    with TemporaryDirectory(prefix="r1-adapter-") as folder:
-        save_file(tensors, str(Path(folder) / "adapter_model.safetensors"))
-        (Path(folder) / "adapter_config.json").write_text(json.dumps(_config(adapter)))
-        request = LoRARequest(f"version-{version}", version + 1, folder)
-        llm.llm_engine.add_lora(request)
-    check_bound(tensors, llm.apply_model(adapted_modules)[0])
-    return request
+    save_file(tensors, str(folder / WEIGHTS_FILE))
+    (folder / "adapter_config.json").write_text(json.dumps(_config(adapter)))
+    return list(tensors)
+
+
+def written_names(folder: str | Path) -> list[str]:
+    """Return the names of the tensors that `write_adapter` wrote."""
+    from safetensors import safe_open
+
+    with safe_open(Path(folder) / WEIGHTS_FILE, framework="pt") as file:
+        return list(file.keys())
 
 
 def peft_name(name: str) -> str:

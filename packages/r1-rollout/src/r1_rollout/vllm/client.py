@@ -33,6 +33,10 @@ class RequestRefused(ServerError, ValueError):
     """A server says that the request is at fault (HTTP 400 to 499); another server would say the same."""
 
 
+class NotThere(RequestRefused):
+    """A server does not know the address, or the model that the request names (HTTP 404)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where a server listens, and the bearer token it wants."""
@@ -109,6 +113,12 @@ def ask(endpoint: Endpoint, method: str, path: str, body: Mapping[str, Any] | No
         return _parse(response.read(_LONGEST_LINE), endpoint, path)
 
 
+def tell(endpoint: Endpoint, path: str, body: Mapping[str, Any], *, timeout: float) -> None:
+    """Post, where the server's status is all of its answer. Raises as `ask` does."""
+    with _open(endpoint, "POST", path, body, timeout, Call()):
+        pass
+
+
 def stream(
     endpoint: Endpoint, path: str, body: Mapping[str, Any], *, timeout: float, call: Call
 ) -> Iterator[dict[str, Any]]:
@@ -171,7 +181,8 @@ def _check_status(response: HTTPResponse, where: str) -> None:
     if response.status in (401, 403):
         raise ServerFault(f"{where}: HTTP {response.status}, the server does not take this token: {said:.300}")
     if 400 <= response.status < 500 and response.status not in (408, 429):
-        raise RequestRefused(f"{where}: HTTP {response.status}: {said}")
+        refusal = NotThere if response.status == 404 else RequestRefused
+        raise refusal(f"{where}: HTTP {response.status}: {said}")
     kind = ServerRejected if response.status == 500 else ServerFault
     raise kind(f"{where}: HTTP {response.status}: {said:.300}")
 

@@ -16,8 +16,10 @@ from r1_rollout.vllm.client import (
     ServerRejected,
     ServerStalled,
     ask,
+    tell,
 )
-from r1_rollout.vllm.server import GUARD, REQUIRED, LocalServer, ServerFailed
+from r1_rollout.vllm.server import GUARD, REQUIRED, REQUIRED_ENVIRONMENT, LocalServer, ServerFailed
+from r1_rollout.weights import WeightsError
 
 log = logging.getLogger("r1")
 
@@ -27,6 +29,10 @@ _PATIENCE = 3  # faults in a row after which a server that seems alive is starte
 
 class ServersLost(ServerError, RuntimeError):
     """No server is left to ask; the message says what became of each."""
+
+
+class WeightsRefused(ServerError, WeightsError):
+    """Every server says that it cannot take the weights; the message says what each finds wrong with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,12 @@ class Current:
     folder: Path
     label: str  # unique for each push, so that a stale server cannot be taken for a fresh one
     tensors: int
+    base: "Current | None" = None  # the full weights that these, an adapter's, stand on
+
+    @property
+    def address(self) -> dict[str, str]:
+        """What a request must say to be answered by these weights: vLLM calls an adapter by its name."""
+        return {"model": self.label} if self.base else {}
 
 
 class Member:
@@ -76,42 +88,91 @@ class Member:
             ServerFault: it has not, for whatever reason.
         """
         try:
-            arguments = {"folder": str(current.folder), "version": current.label}
-            self.half_loaded = True
-            held = self._post("/collective_rpc", {"method": "r1_load", "kwargs": arguments}, timeout)
-            expected = {"version": current.label, "tensors": current.tensors}
-            if not _workers(held) or any(one != expected for one in _workers(held)):
-                raise ServerFault(f"{self.name} loaded {held}, expected {expected} of each worker")
-            self.half_loaded = False
+            if current.base is None:
+                self.half_loaded = True
+                self._take("r1_load", current, timeout)
+                self.half_loaded = False
+            else:
+                self._load_adapter(current, current.base, timeout)
             self._reset_prefix_cache(timeout)
             for path in _CACHES:
                 self._post(path, None, timeout)
             self._post("/update_weight_version", {"new_version": current.label}, timeout)
-            self.check(current.label, timeout)
+            self.check(current, timeout)
         except RequestRefused as error:
-            raise ServerFault(
-                f"{self.name} takes no weights: {error}\nA server must be started with VLLM_SERVER_DEV_MODE=1 and "
-                f"{' '.join(REQUIRED)}"
+            settings = " ".join(f"{name}={value}" for name, value in REQUIRED_ENVIRONMENT.items())
+            lora = " --enable-lora and --max-lora-rank" if current.base else ""
+            raise ServerRejected(
+                f"{self.name} takes no weights: {error}\nA server must be started with {settings} and "
+                f"{' '.join(REQUIRED)}{lora}"
             ) from error
+
+    def _load_adapter(self, adapter: Current, base: Current, timeout: float) -> None:
+        """Let vLLM take up an adapter under its label, in the place of the one before, upon its base.
+
+        Its own loading in place is not used: vLLM would then read the files again at every step.
+        """
+        if any(one.get("base") != base.label for one in self._held(timeout)):
+            self.load(base, timeout)
+        for name in self._adapters(timeout):
+            tell(self.endpoint, "/v1/unload_lora_adapter", {"lora_name": name}, timeout=timeout)
+        arguments = {"lora_name": adapter.label, "lora_path": str(adapter.folder)}
+        tell(self.endpoint, "/v1/load_lora_adapter", arguments, timeout=timeout)
+        self._take("r1_adopt", adapter, timeout)
+
+    def _adapters(self, timeout: float) -> list[str]:
+        """Return the names of the adapters that the server knows."""
+        models = ask(self.endpoint, "GET", "/v1/models", timeout=timeout)
+        try:
+            return [card["id"] for card in models["data"] if card.get("parent")]
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ServerFault(f"{self.name}: /v1/models has another form: {models}") from error
+
+    def _take(self, method: str, current: Current, timeout: float) -> None:
+        """Call a method of `WeightReceiver` in every worker, and see that each took all tensors."""
+        arguments = {"folder": str(current.folder), "version": current.label}
+        workers = _workers(self._post("/collective_rpc", {"method": method, "kwargs": arguments}, timeout))
+        if errors := [one["error"] for one in workers if "error" in one]:
+            raise ServerRejected(f"{self.name}: {errors[0]}")
+        expected = {"version": current.label, "tensors": current.tensors}
+        if not workers or any(one != expected for one in workers):
+            raise ServerFault(f"{self.name} loaded {workers}, expected {expected} of each worker")
+
+    def _held(self, timeout: float) -> list[dict[str, Any]]:
+        """Return what each worker says of its weights."""
+        return _workers(self._post("/collective_rpc", {"method": "r1_holds"}, timeout))
 
     def renew(self, current: Current, timeout: float) -> None:
         """Load the weights if the server does not hold them already. Raises ServerFault as `load` does."""
         try:
-            self.check(current.label, timeout)
+            self.check(current, timeout)
         except ServerStalled:
             raise
         except ServerFault:
             self.load(current, timeout)
 
-    def check(self, label: str, timeout: float) -> None:
-        """Raise ServerFault unless the engine and each of its workers say that they hold the weights `label`."""
+    def check(self, current: Current, timeout: float) -> None:
+        """Raise ServerFault unless the engine and each of its workers say that they hold the weights `current`."""
         try:
             engine = ask(self.endpoint, "GET", "/weight_info", timeout=timeout)
-            workers = _workers(self._post("/collective_rpc", {"method": "r1_holds"}, timeout))
+            workers = self._held(timeout)
         except RequestRefused as error:
             raise ServerFault(str(error)) from error
-        if engine != {"weight_version": label} or not workers or any(one != {"version": label} for one in workers):
-            raise ServerFault(f"{self.name} holds {engine} and {workers}, not {label}")
+        expected = {"base": (current.base or current).label, "version": current.label}
+        if engine != {"weight_version": current.label} or not workers or any(one != expected for one in workers):
+            upon = f" upon {current.base.label}" if current.base else ""
+            raise ServerFault(f"{self.name} holds {engine} and {workers}, not {current.label}{upon}")
+
+    def require_tokenizer(self, timeout: float) -> None:
+        """Raise RequestRefused if the server has no tokenizer: it would pass over stop strings in silence."""
+        try:
+            ask(self.endpoint, "POST", "/detokenize", {"tokens": [0]}, timeout=timeout)
+        except (RequestRefused, ServerRejected) as error:
+            raise RequestRefused(
+                f"{self.name} has no tokenizer, so no stop strings: give it one, or set stop_token_ids: {error}"
+            ) from error
+        except ServerFault:
+            return  # it is gone, which its requests will show
 
     def warn_of_open_doors(self, timeout: float) -> None:
         """Say so if whoever can reach the server can replace its weights, or can listen."""
@@ -137,8 +198,9 @@ class Member:
         return ask(self.endpoint, "POST", path, body, timeout=timeout)
 
 
-def _workers(answer: Any) -> list[Any]:
-    return answer.get("results") or [] if isinstance(answer, dict) else []
+def _workers(answer: Any) -> list[dict[str, Any]]:
+    results = answer.get("results") or [] if isinstance(answer, dict) else []
+    return [one if isinstance(one, dict) else {"answer": one} for one in results]
 
 
 class Members:
@@ -155,25 +217,30 @@ class Members:
 
     def ready(self) -> list[Member]:
         """Return those that hold the current weights and take requests. The lock must be held."""
-        label = self.current.label if self.current else None
-        return [member for member in self.all if member.state == "ready" and member.label == label]
+        if self.current is None:
+            return []
+        return [member for member in self.all if member.state == "ready" and member.label == self.current.label]
 
     def push(self, current: Current) -> None:
         """Bring all servers that are not being revived to the new weights, side by side.
 
         Raises:
-            ServersLost: none could be brought there within `deadlines.recovery`, or all say that the weights cannot be.
+            ServersLost: none could be brought there within `deadlines.recovery`.
+            WeightsRefused: all say that they cannot take these weights. The next push may bring better ones.
         """
         with self.changed:
-            self.current = current
+            self.current, before = current, self.current
             due = [member for member in self.all if member.state in ("new", "ready")]
-        rejected: list[Member] = []
+        rejected: dict[Member, ServerFault] = {}
         threads = [self._run(self._bring_up, member, current, rejected) for member in due]
         for thread in threads:
             thread.join()
-        deadline = time.monotonic() + self.deadlines.recovery
         if len(rejected) == len(self.all):
-            deadline = 0.0
+            self._renounce(before)
+            raise WeightsRefused("no vLLM server takes the weights:\n" + "\n".join(map(str, rejected.values())))
+        for member, error in rejected.items():
+            self.fail(member, error)
+        deadline = time.monotonic() + self.deadlines.recovery
         with self.changed:
             while not self.ready():
                 self.require_hope(deadline)
@@ -185,7 +252,14 @@ class Members:
             fates = "\n".join(f"{member.name} is {member.state}: {member.error}" for member in self.all)
             raise ServersLost(f"no vLLM server takes requests:\n{fates}")
 
-    def _bring_up(self, member: Member, current: Current, rejected: list[Member]) -> None:
+    def _renounce(self, before: Current | None) -> None:
+        """Go back behind a push that every server rejected; those that it left in pieces start anew with the next."""
+        with self.changed:
+            self.current = before
+            for member in self.all:
+                member.state, member.label = "new" if member.half_loaded else "ready", None
+
+    def _bring_up(self, member: Member, current: Current, rejected: dict[Member, ServerFault]) -> None:
         try:
             if member.state == "new" and member.local:
                 member.local.start(lambda: self.closed)
@@ -194,9 +268,9 @@ class Members:
             member.load(current, self.deadlines.load)
         except (ServerFailed, OSError) as error:
             self._lose(member, error)  # it never ran: trying again would change nothing
+        except ServerRejected as error:
+            rejected[member] = error
         except ServerFault as error:
-            if isinstance(error, ServerRejected):
-                rejected.append(member)
             self.fail(member, error)
         else:
             self._set_ready(member, current)

@@ -4,7 +4,7 @@ import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 
 import torch
-from torch import Tensor
 
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, PromptLike, SamplingParams
-from r1_rollout.vllm.client import Call, Endpoint, ServerFault, ask, stream
+from r1_rollout.vllm.adapter import write_adapter
+from r1_rollout.vllm.client import Call, Endpoint, NotThere, ServerFault, ask, stream
 from r1_rollout.vllm.dispatch import FinishedGroups, Round
 from r1_rollout.vllm.members import Current, Deadlines, Member, Members
 from r1_rollout.vllm.protocol import GENERATE, generate_body, read_group, read_scores, score_body
@@ -35,6 +35,9 @@ class ServerPool:
 
     Weights go over a folder of safetensors files, which also serves a server that is started anew. A server takes
     requests only after its workers have said that they hold the current weights, and every answer must name them.
+
+    Servers do not sleep between two `awake` blocks: they are meant to have GPUs of their own, which nobody else waits
+    for. Only an engine on the learner's own GPUs (`VllmEngine`) gains by letting go of its memory.
     """
 
     def __init__(
@@ -81,6 +84,8 @@ class ServerPool:
         self._max_sequences, self._max_attempts = max_sequences, max_attempts
         self._root = Path(tempfile.mkdtemp(prefix="r1-weights-", dir=folder))  # mode 0700
         self._bucket_bytes, self._dtype = bucket_bytes, dtype
+        self._shapes: dict[str, list[int]] | None = None  # of the first full weights that were taken
+        self._base: Current | None = None
         self._version: int | None = None
         self._round: Round | None = None
 
@@ -102,15 +107,19 @@ class ServerPool:
     def awake(self, weights: Weights, version: int) -> Iterator[None]:
         """Push `weights` to all servers, sample inside the block; at its end unfinished requests are broken off.
 
+        Args:
+            weights: all weights, or an `Adapter` alone, if the servers were started with `enable_lora` and
+                `max_lora_rank`. An adapter stands on the full weights that came last.
+            version: the step's number, for the completions.
+
         Raises:
             RuntimeError: the pool is awake already.
-            WeightsError: an adapter came: servers take whole weights only.
-            ServersLost: no server took the weights.
+            WeightsError: these are not the servers' model's weights: names or shapes differ from those of the first
+                push, or all servers reject them; or an adapter is empty, binds to nothing, or came first.
+            ServersLost: no server is there to take the weights.
         """
         if self._version is not None:
             raise RuntimeError(f"the pool is awake already, with weight version {self._version}")
-        if isinstance(weights, Adapter):
-            raise WeightsError("servers take whole weights only, and an adapter came: merge it into them first")
         self._push(weights, version)
         self._version = version
         try:
@@ -119,13 +128,40 @@ class ServerPool:
             self._version = None
             self._end_round()
 
-    def _push(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def _push(self, weights: Weights, version: int) -> None:
         label = f"{version}-{uuid.uuid4().hex[:12]}"
         before, folder = self._members.current, self._root / label
-        tensors = write_shards(weights, folder, self._bucket_bytes, self._dtype)
-        self._members.push(Current(folder, label, tensors))
-        if before:
-            shutil.rmtree(before.folder, ignore_errors=True)
+        try:
+            if isinstance(weights, Adapter):
+                self._members.push(self._write_adapter(weights, folder, label))
+            else:
+                shapes = write_shards(weights, folder, self._bucket_bytes, self._dtype)
+                _compare(self._shapes or shapes, shapes)
+                current = Current(folder, label, len(shapes))
+                self._members.push(current)
+                self._shapes, self._base = shapes, current
+        finally:
+            self._sweep(before)
+
+    def _write_adapter(self, adapter: Adapter, folder: Path, label: str) -> Current:
+        if self._base is None:
+            raise WeightsError("an adapter came before the full weights that it stands on: push those first")
+        folder.mkdir()
+        try:
+            return Current(folder, label, len(write_adapter(adapter, folder)), self._base)
+        except ValueError as error:
+            raise WeightsError(str(error)) from error
+
+    def _sweep(self, before: Current | None) -> None:
+        """Remove the weights that no server will ask for again.
+
+        The last adapter stays for one more push: vLLM may still have a request for it that is about to be broken off.
+        """
+        current = self._members.current
+        last = before if before and before.base else None
+        kept = {one.folder for one in (current, current and current.base, self._base, last) if one}
+        for folder in set(self._root.iterdir()) - kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> FinishedGroups:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
@@ -134,7 +170,9 @@ class ServerPool:
 
         Raises:
             RuntimeError: outside an awake block, or continued after the call was ended.
-            RequestRefused: a prompt that no server can serve, e.g. one that is too long for the model.
+            Unsendable: a prompt has a video.
+            RequestRefused: a prompt that no server can serve, e.g. one that is too long for the model; or there are
+                stop strings, and a server without a tokenizer.
             ServersLost: no server was left for longer than `deadlines.recovery`.
             ServerFault: a group failed on `max_attempts` servers.
         """
@@ -143,22 +181,27 @@ class ServerPool:
             raise RuntimeError("generate() needs an awake pool: call it inside `with pool.awake(weights, version)`")
         if params.n > self._max_sequences:
             raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
+        if params.stop:
+            self._require_tokenizers()
 
         def ask_group(
             member: Member, prompt: PromptLike, call: Call, arrived: Callable[[int], None]
         ) -> list[Completion]:
-            body = generate_body(prompt, params, self._ends)
+            body = generate_body(prompt, params, self._ends) | current.address
             events = stream(member.endpoint, GENERATE, body, timeout=self._members.deadlines.stall, call=call)
-            return read_group(
-                events,
-                prompt,
-                params,
-                end_token_ids=self._ends,
-                banned=self._banned,
-                label=current.label,
-                version=version,
-                arrived=arrived,
-            )
+            try:
+                return read_group(
+                    events,
+                    prompt,
+                    params,
+                    end_token_ids=self._ends,
+                    banned=self._banned,
+                    label=current.label,
+                    version=version,
+                    arrived=arrived,
+                )
+            except NotThere as error:  # somebody has started it anew, so it does not know the adapter
+                raise ServerFault(f"{member.name}: {error}") from error
 
         self._end_round()
         self._round = Round(
@@ -170,6 +213,12 @@ class ServerPool:
             max_attempts=self._max_attempts,
         )
         return self._round.groups()
+
+    def _require_tokenizers(self) -> None:
+        with self._members.changed:
+            ready = self._members.ready()
+        for member in ready:
+            member.require_tokenizer(self._members.deadlines.stall)
 
     def score(
         self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
@@ -189,7 +238,7 @@ class ServerPool:
             ready = self._members.ready()
         with ThreadPoolExecutor(len(ready)) as threads:
             scores = list(
-                threads.map(lambda member: self._score(member, prompts, responses, temperature, current.label), ready)
+                threads.map(lambda member: self._score(member, prompts, responses, temperature, current), ready)
             )
         for member, other in zip(ready[1:], scores[1:], strict=True):
             pairs = zip(flatten(scores[0]), flatten(other), strict=True)
@@ -203,17 +252,31 @@ class ServerPool:
         prompts: Sequence[PromptLike],
         responses: Sequence[Sequence[int]],
         temperature: float,
-        label: str,
+        current: Current,
     ) -> list[list[float]]:
         timeout = self._members.deadlines.stall
         scores = []
         for prompt, response in zip(prompts, responses, strict=True):
-            body = score_body(prompt, response, temperature)
+            body = score_body(prompt, response, temperature) | current.address
             answer = ask(member.endpoint, "POST", GENERATE, body, timeout=timeout)
-            scores.append(read_scores(answer, prompt, response, label))
+            scores.append(read_scores(answer, prompt, response, current.label))
         return scores
 
     def _end_round(self) -> None:
         if self._round is not None:
             self._round.close()
             self._round = None
+
+
+def _compare(first: dict[str, list[int]], shapes: dict[str, list[int]]) -> None:
+    """Refuse weights that are not named and shaped like the first: vLLM keeps in silence what does not come, and does
+    not recover from a shape that is not its own.
+    """
+    differing = [
+        f"{name} is {shapes.get(name, 'missing')}, was {first.get(name, 'unknown')}"
+        for name in sorted(first.keys() | shapes.keys())
+        if first.get(name) != shapes.get(name)
+    ]
+    if differing:
+        shown = "; ".join(differing[:5]) + ("; …" if len(differing) > 5 else "")
+        raise WeightsError(f"{len(differing)} weights differ from those of the first push: {shown}")

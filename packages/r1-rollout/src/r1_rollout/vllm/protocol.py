@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from r1_rollout.sampling import noise_key
 from r1_rollout.types import Completion, PromptLike, SamplingParams
-from r1_rollout.vllm.client import ServerFault
+from r1_rollout.vllm.client import ServerError, ServerFault
+from r1_rollout.vllm.seeds import sample_seed
 
 GENERATE = "/inference/v1/generate"
 FORCED = "r1_forced_token_ids"  # what `plain_logprobs` calls the answer to score; its module needs vLLM
@@ -21,11 +21,15 @@ _NAN = -9999.0  # what vLLM writes for a log-prob that is not a number
 _CHUNK = 32  # tokens of a sample per event of the stream
 
 
+class Unsendable(ServerError, ValueError):
+    """A prompt that no request to a server can carry; the message names it."""
+
+
 def generate_body(prompt: PromptLike, params: SamplingParams, end_token_ids: Collection[int]) -> dict[str, Any]:
-    """Return the request for a whole group. vLLM gives sample i the seed + i, so that each has its own noise.
+    """Return the request for a whole group. vLLM gives sample i the seed + i, which is `sample_seed` of it.
 
     Raises:
-        ValueError: the prompt has media that cannot be sent.
+        Unsendable: the prompt has media that cannot be sent.
     """
     return _prompt(prompt) | {
         "stream": True,
@@ -37,7 +41,7 @@ def generate_body(prompt: PromptLike, params: SamplingParams, end_token_ids: Col
             "top_p": params.top_p,
             "top_k": max(params.top_k, 0),
             "min_p": params.min_p,
-            "seed": group_seed(params.seed, prompt.id),
+            "seed": sample_seed(params.seed, prompt.id, 0),
             "ignore_eos": True,  # the end tokens are those below and no others
             "stop_token_ids": sorted(ends_of(params, end_token_ids)),
             "stop": list(params.stop),
@@ -46,11 +50,6 @@ def generate_body(prompt: PromptLike, params: SamplingParams, end_token_ids: Col
             "stream_interval": _CHUNK,
         },
     }
-
-
-def group_seed(seed: int, prompt_id: str) -> int:
-    """Return the seed of a prompt's first sample, in [0, 2^62): the same on every server."""
-    return noise_key(seed, prompt_id, 0) & ((1 << 62) - 1)
 
 
 def ends_of(params: SamplingParams, end_token_ids: Collection[int]) -> frozenset[int]:
@@ -76,11 +75,14 @@ def score_body(prompt: PromptLike, response: Sequence[int], temperature: float) 
 def _prompt(prompt: PromptLike) -> dict[str, Any]:
     """Return the part of a request that says what is asked; pictures go as lossless PNG, one placeholder each."""
     if getattr(prompt, "videos", ()):
-        raise ValueError(f"prompt {prompt.id} has a video, which cannot be sent to a server without loss")
+        raise Unsendable(
+            f"prompt {prompt.id} has a video, which cannot be sent to a server without loss: let one engine sample, or "
+            "leave videos out"
+        )
     images = getattr(prompt, "images", ())
     if not images:
         if prompt.model_inputs:
-            raise ValueError(f"prompt {prompt.id} has {', '.join(prompt.model_inputs)} but no images to send")
+            raise Unsendable(f"prompt {prompt.id} has {', '.join(prompt.model_inputs)} but no images to send")
         return {"token_ids": list(prompt.token_ids)}
     parts = [{"type": "image_url", "url": f"data:image/png;base64,{_png(image)}"} for image in images]
     return {"token_ids": list(prompt.engine_token_ids), "content_parts": parts}  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The server's end of a weight push: what r1 adds to vLLM's workers to load a folder of shards and say its version.
+"""The server's end of a weight push: what r1 adds to vLLM's workers to take weights up and say which they hold.
 
 `vllm serve --worker-extension-cls r1_rollout.vllm.receiver.WeightReceiver` mixes it into every worker, and
 `/collective_rpc` calls it there.
@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from r1_rollout.vllm.adapter import adapted_modules, check_bound, written_names
 from r1_rollout.vllm.shards import read_shards
 from r1_rollout.vllm.sync import repack_heads
 
@@ -16,15 +17,16 @@ from r1_rollout.vllm.sync import repack_heads
 class WeightReceiver:
     """Methods of a vLLM worker; `self` is the worker."""
 
-    r1_version: str | None = None  # of the weights that this worker holds; None while they change
+    r1_base: str | None = None  # of the full weights that this worker holds; None while they change
+    r1_version: str | None = None  # of what it answers with: the base, or the adapter upon it
 
     def r1_load(self, folder: str, version: str) -> dict[str, Any]:
         """Replace the model's weights by those in `folder`, named as in the Hugging Face checkpoint.
 
         Returns:
-            The version, and how many tensors there were, for the sender to compare.
+            The version, and how many tensors there were, for the sender to compare; or what went wrong, under `error`.
         """
-        self.r1_version = None
+        self.r1_base = self.r1_version = None
         tensors = 0
 
         def counted() -> Iterator[tuple[str, Tensor]]:
@@ -34,11 +36,29 @@ class WeightReceiver:
                 yield named
 
         worker: Any = self
-        worker.reload_weights(weights_iterator=counted())
-        repack_heads(worker.get_model())
-        self.r1_version = version
+        try:
+            worker.reload_weights(weights_iterator=counted())
+            repack_heads(worker.get_model())
+        except Exception as error:  # whatever it is, the sender must hear of it
+            return {"error": f"{type(error).__name__}: {error}"}
+        self.r1_base = self.r1_version = version
         return {"version": version, "tensors": tensors}
 
+    def r1_adopt(self, folder: str, version: str) -> dict[str, Any]:
+        """Go by the adapter in `folder`, which vLLM has taken up by itself, upon the base that is there.
+
+        Returns:
+            As `r1_load`; an `error` names what vLLM cannot bind, which it passes over in silence.
+        """
+        names = written_names(folder)
+        worker: Any = self
+        try:
+            check_bound(names, adapted_modules(worker.get_model()))
+        except ValueError as error:
+            return {"error": str(error)}
+        self.r1_version = version
+        return {"version": version, "tensors": len(names)}
+
     def r1_holds(self) -> dict[str, Any]:
-        """Return the version of this worker's weights."""
-        return {"version": self.r1_version}
+        """Return the versions of this worker's weights."""
+        return {"base": self.r1_base, "version": self.r1_version}

@@ -7,12 +7,10 @@ from typing import Any, Literal
 from vllm import SamplingParams as Settings
 from vllm.sampling_params import RequestOutputKind
 
-from r1_rollout.sampling import noise_key
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.plain_logprobs import FORCED
+from r1_rollout.vllm.seeds import sample_seed
 from r1_rollout.vllm.thread import EngineError
-
-SEED_BITS = 62  # what fits signed and unsigned words everywhere
 
 
 def sample_settings(params: SamplingParams, end_token_ids: frozenset[int], prompt_id: str, sample: int) -> Settings:
@@ -24,11 +22,13 @@ def sample_settings(params: SamplingParams, end_token_ids: frozenset[int], promp
         top_p=params.top_p,
         top_k=0 if params.top_k == -1 else params.top_k,
         min_p=params.min_p,
-        seed=noise_key(params.seed, prompt_id, sample) & ((1 << SEED_BITS) - 1),
+        seed=sample_seed(params.seed, prompt_id, sample),
         ignore_eos=True,  # the model's own; r1 names the end tokens
         stop_token_ids=sorted(ends | {*params.stop_token_ids}),
         stop=list(params.stop),
         detokenize=bool(params.stop),
+        skip_special_tokens=False,  # they are part of the text that stop strings are sought in
+        spaces_between_special_tokens=False,
         logprobs=0,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

@@ -28,7 +28,8 @@ REQUIRED = (
     "--logprobs-mode=processed_logits",
     "--logits-processors=r1_rollout.vllm.plain_logprobs:PlainLogprobs",
 )
-REQUIRED_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
+# The first opens the endpoints for weights, the second those for adapters; the guard locks both.
+REQUIRED_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 _TAIL = 2000  # characters of the log in an error
 
 

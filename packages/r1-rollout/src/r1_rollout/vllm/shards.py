@@ -12,8 +12,8 @@ from r1_rollout.weights import buckets
 
 def write_shards(
     weights: Iterable[tuple[str, Tensor]], folder: Path, max_bytes: int, dtype: torch.dtype | None = None
-) -> int:
-    """Write `weights` into a new `folder`, one bucket in memory at a time; return the number of tensors.
+) -> dict[str, list[int]]:
+    """Write `weights` into a new `folder`, one bucket in memory at a time; return the tensors' shapes by name.
 
     The folder appears under its name when it is whole.
 
@@ -27,16 +27,16 @@ def write_shards(
 
     draft = folder.with_name(folder.name + ".partial")
     draft.mkdir(parents=True)
-    tensors = 0
+    shapes: dict[str, list[int]] = {}
     try:
         for number, bucket in enumerate(buckets(weights, max_bytes, dtype)):
             save_file(_apart(bucket), draft / f"{number:05d}.safetensors")
-            tensors += len(bucket)
+            shapes |= {name: list(tensor.shape) for name, tensor in bucket}
         draft.rename(folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    return tensors
+    return shapes
 
 
 def _apart(bucket: list[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -17,6 +17,10 @@ class PromptError(EngineError, ValueError):
     """A prompt that the engine cannot take; the engine itself is well."""
 
 
+class EngineMemoryError(EngineError, MemoryError):
+    """Too little memory for the samples that run; the engine itself is well."""
+
+
 class EngineThread:
     """Runs calls one after the other, in a thread of its own.
 

@@ -1,0 +1,71 @@
+"""Pools over fake servers, with what is pushed to them, asked of them and expected."""
+
+import time
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fake_vllm import END, FakeServer, answer, serving
+
+from r1_rollout.types import Completion, SamplingParams
+from r1_rollout.vllm.client import Endpoint
+from r1_rollout.vllm.members import Deadlines
+from r1_rollout.vllm.pool import ServerPool
+from r1_rollout.vllm.seeds import sample_seed
+
+QUICK = Deadlines(stall=60.0, load=60.0, probe=0.01, recovery=120.0)
+PARAMS = SamplingParams(max_tokens=6, n=2, seed=5)
+
+
+def weights(count: int = 3) -> list[tuple[str, torch.Tensor]]:
+    return [(f"w{i}", torch.full((4,), float(i))) for i in range(count)]
+
+
+def prompts(count: int) -> list[Any]:
+    return [
+        SimpleNamespace(id=f"row {i}", token_ids=[5] * (1 + i % 7), model_inputs={}, position_ids=None)
+        for i in range(count)
+    ]
+
+
+def expected(prompt: Any, params: SamplingParams = PARAMS) -> list[tuple[list[int], list[float]]]:
+    return [answer(sample_seed(params.seed, prompt.id, 0), i, params.max_tokens)[:2] for i in range(params.n)]
+
+
+def told(group: list[Completion]) -> list[tuple[list[int], list[float]]]:
+    return [(one.token_ids, one.logprobs) for one in group]
+
+
+class Pools:
+    """Opens fake servers and pools over them, and closes everything."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+
+    def open(
+        self, *fakes: FakeServer, deadlines: Deadlines = QUICK, max_attempts: int = 50, **options: Any
+    ) -> ServerPool:
+        urls = [self.stack.enter_context(serving(fake)) for fake in fakes]
+        endpoints = [Endpoint(url, fake.token) for url, fake in zip(urls, fakes, strict=True)]
+        pool = ServerPool(
+            endpoints,
+            end_token_ids={END},
+            banned_token_ids={60},
+            deadlines=deadlines,
+            max_attempts=max_attempts,
+            **options,
+        )
+        return self.stack.enter_context(pool)
+
+
+def take(groups: Any, count: int) -> Any:
+    for _ in range(count):
+        yield next(groups)
+
+
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)

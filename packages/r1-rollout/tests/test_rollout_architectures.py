@@ -1,0 +1,120 @@
+"""Which models the embedded engine samples from exactly, and which it refuses by name instead of sampling wrongly."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from embedded_cases import assert_exact, engine_for, sample, text_prompt
+from rollout_models import TEXT, sharpen
+
+from r1_rollout.types import SamplingParams
+
+MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_experts": 4, "head_dim": 12}
+TABLE = {"vocab_size": 64, "eos_token_id": None, "bos_token_id": None}
+GPT = {**TABLE, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 256}
+PARAMS = SamplingParams(max_tokens=9, n=3, ignore_eos=True)
+
+
+def model(name: str, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**settings)
+    return sharpen(transformers.AutoModelForCausalLM.from_config(config))
+
+
+def prompts(*lengths: int) -> list[Any]:
+    return [text_prompt(f"p{length}", length) for length in lengths]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("Llama", TEXT),
+        ("Llama", {**TEXT, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}),
+        ("Qwen3", {**TEXT, "head_dim": 12}),
+        ("Qwen3Moe", {**TEXT, **MIXTURE}),
+        ("Mistral", {**TEXT, "sliding_window": None}),
+        ("Phi3", {**TEXT, "pad_token_id": 0}),
+        ("Gemma", {**TEXT, "head_dim": 12}),
+        ("GPT2", GPT),  # positions of its own table, not rotary ones
+        ("OPT", {**TABLE, "hidden_size": 48, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4}),
+    ],
+)
+def test_log_probs_are_those_of_a_plain_forward(name: str, settings: dict[str, Any]) -> None:
+    one = model(name, **settings)
+    asked = prompts(3, 1, 17, 6)
+    assert_exact(one, asked, sample(one, asked, PARAMS, banned_token_ids=()), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("Mistral", {}),  # its configuration has a window and no list of layers
+        ("Phi3", {"pad_token_id": 0}),
+        ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
+        ("Gemma2", {"head_dim": 12}),
+        ("Gemma3Text", {"head_dim": 12}),
+    ],
+)
+def test_sliding_layers_are_exact_within_their_window_and_longer_answers_are_refused(
+    name: str, settings: dict[str, Any]
+) -> None:
+    one = model(name, **{**TEXT, **settings, "sliding_window": 20})
+    fits = prompts(11, 4)
+    assert_exact(one, fits, sample(one, fits, PARAMS, banned_token_ids=()), 1.0)
+    with pytest.raises(ValueError, match=r"prompt p12 has 12 tokens and its answer may have 9, .* see 20 \(sliding"):
+        sample(one, prompts(4, 12), PARAMS, banned_token_ids=())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "obstacle"),
+    [
+        ("GPTJ", {**GPT, "rotary_dim": 4}, "attention of its own"),
+        ("Falcon", {**TABLE, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}, "attention of its"),
+        (
+            "GptOss",  # sinks
+            {
+                **TEXT,
+                "head_dim": 12,
+                "num_local_experts": 2,
+                "num_experts_per_tok": 1,
+                "layer_types": ["full_attention"] * 2,
+            },
+            "attention of its own",
+        ),
+        ("Bart", {**TABLE, "d_model": 48, "decoder_layers": 1, "decoder_attention_heads": 4}, "positions that cannot"),
+        ("Mamba", {**TABLE, "hidden_size": 48, "num_hidden_layers": 1, "state_size": 4}, "linear_attention layers"),
+        (
+            "DeepseekV3",
+            {
+                **TEXT,
+                "num_key_value_heads": 4,
+                "n_routed_experts": 4,
+                "kv_lora_rank": 16,
+                "n_group": 1,
+                "topk_group": 1,
+            },
+            "latent attention",
+        ),
+    ],
+)
+def test_models_that_it_would_sample_from_wrongly_are_refused(
+    name: str, settings: dict[str, Any], obstacle: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{name}ForCausalLM has .*{obstacle}.* cannot sample from it, vLLM may"):
+        engine_for(model(name, **settings), banned_token_ids=())
+
+
+def test_what_is_no_transformers_model_is_refused() -> None:
+    from r1_rollout.embedded import EmbeddedEngine
+
+    with pytest.raises(ValueError, match=r"takes a transformers\.PreTrainedModel, got a Linear"):
+        EmbeddedEngine(torch.nn.Linear(2, 2), end_token_ids={2})
+
+
+@pytest.mark.parametrize("token", [64, -1])
+def test_a_token_that_the_model_does_not_know_is_named(text_model: Any, token: int) -> None:
+    asked = prompts(3)
+    asked[0].token_ids[1] = token
+    with pytest.raises(ValueError, match=f"prompt p3: token {token} is outside the vocabulary of 64"):
+        sample(text_model, asked, PARAMS)
