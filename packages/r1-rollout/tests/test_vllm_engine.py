@@ -28,10 +28,10 @@ from vllm_cases import (
     start,
 )
 
+from r1_rollout.errors import EngineError
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Generator, SamplingParams
 from r1_rollout.vllm.engine import VllmEngine
-from r1_rollout.vllm.thread import EngineError
 from r1_rollout.weights import WeightsError
 
 pytestmark = [

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from r1_rollout.errors import PromptError
 from r1_rollout.probes import ProbePrompt
-from r1_rollout.vllm.thread import PromptError
 
 pytestmark = [
     pytest.mark.vllm,

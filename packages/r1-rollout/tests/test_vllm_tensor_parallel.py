@@ -23,8 +23,8 @@ from vllm_cases import (
 )
 
 import r1_rollout
+from r1_rollout.errors import EngineError
 from r1_rollout.types import SamplingParams
-from r1_rollout.vllm.thread import EngineError
 from r1_rollout.vllm.workers import running_workers
 from r1_rollout.weights import WeightsError
 

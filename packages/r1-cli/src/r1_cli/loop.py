@@ -19,8 +19,8 @@ from r1_core.objective import Objective
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
 from r1_rollout.canary import StaleWeights
+from r1_rollout.errors import EngineError
 from r1_rollout.vllm.client import ServerError
-from r1_rollout.vllm.thread import EngineError
 
 # What ends a run between two steps, where the learner is whole: its last step is saved before.
 SAMPLING_FAILED = (RewardFailure, StaleWeights, EngineError, ServerError)

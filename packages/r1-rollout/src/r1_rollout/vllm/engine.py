@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from r1_rollout.errors import EngineError, PromptError
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
-from r1_rollout.vllm.thread import EngineError, EngineThread, PromptError
+from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.vllm.workers import end_workers, running_workers, silence_false_alarms, worker_threads
 from r1_rollout.weights import Weights, WeightsError
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from vllm.inputs import EngineInput, mm_input, tokens_input
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
+from r1_rollout.errors import PromptError
 from r1_rollout.types import PromptLike
 from r1_rollout.vllm.positions import BROUGHT
-from r1_rollout.vllm.thread import PromptError
 
 # The forward arguments of the Qwen-VL families, which vLLM's models of them read by the same names.
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
