@@ -13,9 +13,13 @@ other work on the machine disturbs less. The ways:
 - `continuous`: `transformers`' continuous batching, one request a sample with its own limit;
 - `vllm`: its offline engine, one request a sample with its own limit and prefix caching, if it is installed.
 
-The limits stand beside the figures: the time that this machine's fastest matrix product of such a shape would take for
-the arithmetic of the tokens that are needed, each prompt once; and the time to read the weights once a step, and each
-prompt's keys and values once a step and group and each answer's own, at the speed at which it sums a large tensor.
+A vision model's prompts have a picture of 112 × 112 each, the same one in every way. All ways run the vision tower in
+every turn; none is charged for the processor, which has made tensors of the pictures before the first one.
+
+The limits stand beside the figures: the time that torch's matrix product of such a shape, in its best run here, would
+take for the arithmetic of the tokens that are needed, each prompt once; and the time to read the weights once a step,
+and each prompt's keys and values once a step and group and each answer's own, at the speed at which it sums a large
+tensor.
 """
 
 import argparse
@@ -27,80 +31,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rollout_prompts import IMAGE, MEDIA, SIZES, Prompt, make_model, make_processor, make_prompts
 
 SAMPLES = 8
-SIZES = {
-    "tiny": (512, 128, 384, 3, 4, 2),
-    "small": (4096, 512, 1536, 9, 8, 4),
-    "vision": (512, 128, 384, 3, 4, 2),
-}
-MEDIA = IMAGE, VIDEO, VISION_START, VISION_END = 508, 509, 510, 511
-GRID = (1, 8, 8)  # patches of a picture of 112 × 112 pixels, four to a token
 Lengths = list[list[int]]  # [prompts][samples]
 Run = Callable[[], int]  # samples everything; returns the tokens that are needed
-
-
-@dataclass(frozen=True)
-class Prompt:
-    id: str
-    token_ids: list[int]
-    position_ids: torch.Tensor
-    model_inputs: dict[str, torch.Tensor]
-
-
-def make_model(name: str) -> Any:
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Config, Qwen2ForCausalLM
-
-    vocabulary, hidden, inner, layers, heads, kv_heads = SIZES[name]
-    text: dict[str, Any] = {
-        "vocab_size": vocabulary,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
-    torch.manual_seed(0)
-    if name != "vision":
-        return Qwen2ForCausalLM(Qwen2Config(**text)).eval()
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
-    vision = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "out_hidden_size": hidden}
-    config = Qwen2_5_VLConfig(
-        text_config={**text, "rope_parameters": rope},
-        vision_config={**vision, "fullatt_block_indexes": [1]},
-        image_token_id=IMAGE,
-        video_token_id=VIDEO,
-        vision_start_token_id=VISION_START,
-        vision_end_token_id=VISION_END,
-        tie_word_embeddings=True,
-    )
-    return Qwen2_5_VLForConditionalGeneration(config).eval()
-
-
-def make_prompts(model: Any, name: str, count: int) -> list[Prompt]:
-    """Prompts of 32 to 96 tokens; of a vision model, 18 of them are a picture."""
-    generator, prompts = torch.Generator().manual_seed(1), []
-    for index in range(count):
-        length = int(torch.randint(32, 97, (), generator=generator))
-        token_ids: list[int] = torch.randint(1, 500, (length,), generator=generator).tolist()
-        if name != "vision":
-            prompts.append(Prompt(f"{index}", token_ids, torch.arange(length)[None], {}))
-            continue
-        token_ids[1:19] = [VISION_START, *[IMAGE] * 16, VISION_END]
-        ids, grid = torch.tensor([token_ids]), torch.tensor([GRID])
-        media = {"pixel_values": torch.randn(64, 3 * 2 * 14 * 14, generator=generator), "image_grid_thw": grid}
-        rotary, _ = model.model.get_rope_index(ids, mm_token_type_ids=(ids == IMAGE).int(), image_grid_thw=grid)
-        prompts.append(Prompt(f"{index}", token_ids, torch.cat([torch.arange(length)[None], rotary[:, 0]]), media))
-    return prompts
 
 
 def make_lengths(kind: str, longest: int, prompts: int) -> Lengths:
@@ -132,11 +70,11 @@ def r1(model: Any, prompts: list[Prompt], lengths: Lengths) -> Run:
         return replace(plan(*args, **options), stopped=stopped)
 
     embedded.sampling_plan = scheduled
-    rows, media = len(prompts) * SAMPLES, [IMAGE, VIDEO, VISION_START, VISION_END]
+    rows = len(prompts) * SAMPLES
     engine = embedded.EmbeddedEngine(
         model,
         end_token_ids=(),
-        banned_token_ids=media if prompts[0].model_inputs else (),
+        banned_token_ids=MEDIA if prompts[0].model_inputs else (),
         max_sequences=rows,
         version=0,
     )
@@ -211,34 +149,54 @@ def vllm(model: Any, prompts: list[Prompt], lengths: Lengths) -> Run:
 
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
+    from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found,unused-ignore]
 
-    if prompts[0].model_inputs:
-        raise NotImplementedError("vLLM serves a vision model with a processor only, which a random model has not")
-    requests = [
-        ({"prompt_token_ids": p.token_ids}, n) for p, group in zip(prompts, lengths, strict=True) for n in group
-    ]
+    pictures = prompts[0].picture is not None
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
+        if pictures:
+            make_processor().save_pretrained(folder)
         engine = LLM(
             folder,
             dtype="float32",
             enforce_eager=True,
-            skip_tokenizer_init=True,
+            skip_tokenizer_init=not pictures,
             max_model_len=128 + max(map(max, lengths)),
-            max_num_seqs=len(requests),
+            max_num_seqs=len(prompts) * SAMPLES,
             max_num_batched_tokens=8192,
+            limit_mm_per_prompt={"image": 1, "video": 0} if pictures else {},
+            mm_processor_cache_gb=0,
         )
-    params = [
-        SamplingParams(max_tokens=length, ignore_eos=True, temperature=1.0, logprobs=0, detokenize=False)
-        for _, length in requests
+        rendered = engine.renderer.render_cmpl([_as_vllm_takes_it(prompt) for prompt in prompts])
+    if [inputs["prompt_token_ids"] for inputs in rendered] != [prompt.token_ids for prompt in prompts]:
+        raise RuntimeError("its processor makes other prompts of these")
+    settings = {"ignore_eos": True, "temperature": 1.0, "logprobs": 0, "detokenize": False}
+    last = RequestOutputKind.FINAL_ONLY
+    requests = [
+        (inputs, SamplingParams(max_tokens=length, output_kind=last, **settings))
+        for inputs, group in zip(rendered, lengths, strict=True)
+        for length in group
     ]
 
     def run() -> int:
         engine.reset_prefix_cache()
-        outputs = engine.generate([prompt for prompt, _ in requests], params, use_tqdm=False)
-        return sum(len(output.outputs[0].token_ids) for output in outputs)
+        engine.llm_engine.reset_encoder_cache()
+        for number, (inputs, wanted) in enumerate(requests):
+            engine.llm_engine.add_request(str(number), inputs, wanted)
+        said = 0
+        while engine.llm_engine.has_unfinished_requests():
+            said += sum(len(output.outputs[0].token_ids) for output in engine.llm_engine.step())
+        return said
 
     return run
+
+
+def _as_vllm_takes_it(prompt: Prompt) -> dict[str, Any]:
+    if prompt.picture is None:
+        return {"prompt_token_ids": prompt.token_ids}
+    # One placeholder stands for the picture; its processor makes as many of it as there are features.
+    once = [*prompt.token_ids[:2], *prompt.token_ids[17:]]
+    return {"prompt_token_ids": once, "multi_modal_data": {"image": prompt.picture}}
 
 
 WAYS = {"r1": r1, "generate": generate, "continuous": continuous, "vllm": vllm}

@@ -10,11 +10,18 @@ from click.testing import Result
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = "examples/quickstart/config.yaml"
 # A few small steps: enough to go through everything, not to learn much.
-SMALL = [
+SHORT = [
     "data.rollout_batch_size=4",
     "worker.actor.global_batch_size=2",
     "worker.rollout.n=4",
     "trainer.logger=[console,file]",
+]
+# The same on a few rows, which are read in this process: to check all of the quickstart's takes longer than the steps.
+SMALL = [
+    *SHORT,
+    "data.train_files=examples/quickstart/train.parquet[:256]",
+    "data.val_files=examples/quickstart/val.parquet[:32]",
+    "data.filter_overlong_prompts_workers=1",
 ]
 
 R1 = Callable[..., Result]

@@ -71,6 +71,8 @@ def make_config(family: str) -> Any:
     if family in TEXT_FAMILIES:
         return hf.AutoConfig.for_model(family, **text, tie_word_embeddings=False)
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
+    if family == "qwen3_vl":  # transformers does it unasked, vLLM where the configuration says so
+        rope |= {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
     size = {"hidden_size": HIDDEN, "intermediate_size": 96, "out_hidden_size": HIDDEN}
     vision = {
         "qwen2_vl": {"embed_dim": HIDDEN, "hidden_size": HIDDEN, "mlp_ratio": 2},

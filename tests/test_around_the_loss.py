@@ -8,7 +8,9 @@ from typing import Any, get_args
 import pytest
 from endtoend import QUICKSTART, R1, SMALL, read_log
 
+from r1_cli import algorithm
 from r1_cli.config.algorithm import Rejection
+from r1_core.learner import Learner
 
 STEP = [*SMALL, "trainer.val_before_train=false", "trainer.val_freq=-1"]
 # The engine computes in float32 on a processor: a learner in bfloat16 disagrees with it.
@@ -95,6 +97,31 @@ def test_off_policy_answers_are_dropped(r1: R1, tmp_path: Path) -> None:
     # To rounding: a loss that looks at whole rows computes the head once more, going backward.
     assert wide["actor/grad_norm"] == pytest.approx(plain["actor/grad_norm"], rel=1e-4)
     assert 0 < narrow["actor/grad_norm"] != pytest.approx(plain["actor/grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["algorithm.disable_kl=false", "algorithm.use_kl_loss=true"]], ids=["no KL", "KL"]
+)
+def test_a_step_of_one_update_needs_no_forward_pass_for_the_old_policy(
+    r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    one_update = ["worker.actor.global_batch_size=4", "worker.actor.micro_batch_size_per_device_for_update=8"]
+    same = [*words, *one_update, "worker.actor.micro_batch_size_per_device_for_experience=8"]
+    asked, annotate = [], Learner.annotate_old
+
+    def noting(self: Learner, samples: Any, **more: Any) -> Any:
+        asked.append(len(samples))
+        return annotate(self, samples, **more)
+
+    monkeypatch.setattr(Learner, "annotate_old", noting)
+    once = run(r1, tmp_path / "once", *same, "worker.rollout.canary=false", steps=2)
+    assert 16 not in asked
+    with monkeypatch.context() as patch:
+        patch.setattr(algorithm, "may_learn_old_later", lambda config, objective: False)
+        twice = run(r1, tmp_path / "twice", *same, "worker.rollout.canary=false", steps=2)
+    assert asked.count(16) == 2
+    assert without_clock(once) == without_clock(twice)
+    assert once[1]["rollout/logprob_gap_max"] > 0
 
 
 def test_long_answers_are_punished_before_the_advantages(r1: R1, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ ONE_STEP = [
     "trainer.save_freq=-1",
 ]
 
+FOUR_ANSWERS = ["data.rollout_batch_size=2", "worker.rollout.n=2"]  # each of which a worker may have to die for
+
 UNRELIABLE = """
 import os, random, time
 REWARD_TYPE = "sequential"
@@ -50,7 +52,7 @@ def train(r1: R1, folder: Path, *overrides: str, ok: bool = True):  # type: igno
     [
         (UNRELIABLE, ["data.rollout_batch_size=16"], {"exception", "non_finite", "wrong_shape", "crash"}),
         (TOO_FEW, [], {"wrong_shape"}),
-        (ENDLESS, ["worker.reward.timeout=0.2", "worker.reward.failure_score=-1"], {"timeout"}),
+        (ENDLESS, [*FOUR_ANSWERS, "worker.reward.timeout=0.2", "worker.reward.failure_score=-1"], {"timeout"}),
     ],
     ids=["unreliable", "too_few", "endless"],
 )

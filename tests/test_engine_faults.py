@@ -10,8 +10,8 @@ from endtoend import QUICKSTART, R1, SMALL, read_log
 
 from r1_cli import engines
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.errors import EngineError
 from r1_rollout.vllm.client import ServerError
-from r1_rollout.vllm.thread import EngineError
 from r1_rollout.weights import Weights, WeightsError
 
 # A learning rate that depends on the number of steps would tell a run from a longer one.

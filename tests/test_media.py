@@ -11,14 +11,14 @@ import families
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
+from endtoend import QUICKSTART, R1, ROOT, SHORT, read_log
 from PIL import Image
 from transformers import Qwen2VLImageProcessor
 
 from r1_data import vision
 
 MIXED = [
-    *SMALL, "trainer.max_steps=2", "data.val_files=null", "trainer.val_before_train=false", "trainer.val_freq=-1",
+    *SHORT, "trainer.max_steps=2", "data.val_files=null", "trainer.val_before_train=false", "trainer.val_freq=-1",
     "trainer.save_freq=-1", "data.max_prompt_length=400", "data.prompt_key=problem", "data.video_max_frames=4",
     "data.rollout_batch_size=8", "worker.actor.global_batch_size=4", "data.shuffle=false",
 ]  # fmt: skip

@@ -11,13 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS = 8
+STEPS = 6
 
 # Runs the command as a user would, and notes every sampled token of every step on the way.
 DRIVER = textwrap.dedent(
@@ -43,14 +42,14 @@ DRIVER = textwrap.dedent(
 
 
 def command(folder: Path, *overrides: str) -> list[str]:
-    validation = folder / "val.parquet"
-    if not validation.exists():
-        pq.write_table(pq.read_table(ROOT / "examples/quickstart/val.parquet").slice(0, 16), validation)
+    rows = "examples/quickstart"
     return [
         sys.executable, "-c", DRIVER, str(folder / "sampled.jsonl"), "train", "examples/quickstart/config.yaml",
         f"trainer.save_checkpoint_path={folder / 'run'}", f"trainer.max_steps={STEPS}", "trainer.save_freq=2",
-        f"data.val_files={validation}", "trainer.val_freq=3", "trainer.save_limit=2", "data.rollout_batch_size=4",
-        "worker.actor.global_batch_size=2", "worker.rollout.n=4", "algorithm.disable_kl=false", *overrides,
+        f"data.train_files={rows}/train.parquet[:256]", f"data.val_files={rows}/val.parquet[:16]",
+        "data.filter_overlong_prompts_workers=1", "trainer.val_freq=3", "trainer.save_limit=2",
+        "data.rollout_batch_size=4", "worker.actor.global_batch_size=2", "worker.rollout.n=4",
+        "algorithm.disable_kl=false", *overrides,
     ]  # fmt: skip
 
 
@@ -96,10 +95,11 @@ def assert_same_run(folder: Path, other: Path) -> None:
 
 def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted: Path) -> None:
     moments = random.Random(os.environ.get("R1_KILL_SEED", "3"))
+    with_workers = command(tmp_path, "data.filter_overlong_prompts_workers=2")
     kills = 0
-    for _ in range(4):
+    for _ in range(3):
         process = subprocess.Popen(
-            command(tmp_path), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            with_workers, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         # Counted from the first sign of progress: loading, which takes most of such a short run, is no random point.
         wait_for_growth(tmp_path / "run" / "experiment_log.jsonl", process)
@@ -109,7 +109,7 @@ def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted:
             kills += 1
         process.wait()
     assert kills, "every run ended before it was killed: make the run longer"
-    subprocess.run(command(tmp_path), cwd=ROOT, env=environment(), check=True, capture_output=True)
+    subprocess.run(with_workers, cwd=ROOT, env=environment(), check=True, capture_output=True)
     assert_same_run(tmp_path, uninterrupted)
 
 
@@ -134,7 +134,7 @@ def test_sigkill_leaves_no_trace_where_groups_are_kept_for_the_next_step(tmp_pat
     assert any(row.get("rollout/staleness", 0) > 0 for row in log_of(whole))
 
 
-def wait_for_growth(path: Path, process: subprocess.Popen[bytes], limit: float = 120.0) -> None:
+def wait_for_growth(path: Path, process: subprocess.Popen[bytes], limit: float = 600.0) -> None:
     size, start = path.stat().st_size if path.exists() else 0, time.monotonic()
     while process.poll() is None and not (path.exists() and path.stat().st_size > size):
         assert time.monotonic() - start < limit, f"no record was written to {path} in {limit} s"
@@ -147,7 +147,7 @@ def test_sigterm_saves_exits_cleanly_and_resumes(tmp_path: Path, uninterrupted: 
     )
     wait_for_growth(tmp_path / "run" / "experiment_log.jsonl", process)  # type: ignore[arg-type]
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert "SIGTERM" in output
     assert list((tmp_path / "run").glob("global_step_*/trainer.json"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
+from endtoend import QUICKSTART, R1, ROOT, SHORT, read_log
 
 FOLDER = ROOT / "examples/quickstart"
 
@@ -46,7 +46,7 @@ def mixture(tmp_path: Path) -> list[str]:
 
 def test_a_mixture_trains_and_reports_each_source(r1: R1, tmp_path: Path, mixture: list[str]) -> None:
     run = ["trainer.max_steps=2", "trainer.val_freq=2", "trainer.save_freq=-1", "trainer.val_before_train=false"]
-    output = r1("train", QUICKSTART, *SMALL, *run, *mixture, f"trainer.save_checkpoint_path={tmp_path / 'run'}").output
+    output = r1("train", QUICKSTART, *SHORT, *run, *mixture, f"trainer.save_checkpoint_path={tmp_path / 'run'}").output
     for said in ("easyr1", "verl", "reward_model.ground_truth", "weight 3", "2 answers"):
         assert said in output
     first, last = read_log(tmp_path / "run")

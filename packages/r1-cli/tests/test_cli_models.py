@@ -11,6 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_cli import models
 from r1_cli.device import PEAK_FLOPS, flops_per_token, peak_flops
+from r1_cli.patches import PatchEmbedding, multiply_patches
 
 MODEL = Path(__file__).resolve().parents[3] / "examples/quickstart/model"
 CPU = torch.device("cpu")
@@ -77,6 +78,28 @@ def test_dropout_is_off_even_in_training_mode(tmp_path: Path) -> None:
     loaded.train()
     ids = torch.arange(8)[None]
     assert torch.equal(loaded(input_ids=ids).logits, loaded(input_ids=ids).logits)
+
+
+def test_patches_are_multiplied_to_what_the_convolution_makes_of_them(model) -> None:  # type: ignore[no-untyped-def]
+    embedding = model.model.visual.patch_embed.proj
+    assert isinstance(embedding, PatchEmbedding)
+    patches = torch.randn(9, 3, *embedding.kernel_size, requires_grad=True)
+    found, expected = embedding(patches), torch.nn.Conv3d.forward(embedding, patches)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    gradients = [torch.autograd.grad(out.square().sum(), [patches, embedding.weight]) for out in (found, expected)]
+    for here, there in zip(*gradients, strict=True):
+        torch.testing.assert_close(here, there, atol=1e-4, rtol=1e-4)
+
+
+def test_a_convolution_over_more_than_one_patch_stays_one() -> None:
+    plain = torch.nn.Conv3d(3, 4, (2, 3, 3), stride=(2, 3, 3))
+    padded = torch.nn.Conv3d(3, 4, (2, 3, 3), padding=1)
+    pictures = torch.randn(2, 3, 2, 6, 9)
+    expected = plain(pictures), padded(pictures)
+    multiply_patches(torch.nn.ModuleList([plain, padded]))
+    assert [type(plain), type(padded)] == [PatchEmbedding, torch.nn.Conv3d]
+    assert torch.equal(plain(pictures), expected[0])
+    assert torch.equal(padded(pictures), expected[1])
 
 
 def test_there_is_no_vision_tower_to_freeze_in_a_text_model() -> None:

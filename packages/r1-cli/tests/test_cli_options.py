@@ -2,12 +2,13 @@
 
 import inspect
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_options_table import README, rewrite
 
-from r1_cli.algorithm import build_correction, build_estimate, build_objective, build_shaping
+from r1_cli.algorithm import build_correction, build_estimate, build_objective, build_shaping, may_learn_old_later
 from r1_cli.config import RunConfig, load_config, lookup
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, settings_of
 from r1_core.advantages import ESTIMATORS
@@ -133,6 +134,29 @@ def test_an_objective_takes_the_length_and_the_threshold() -> None:
         config_of("worker.actor.loss_scale_factor=9", "algorithm.off_policy_mask_threshold=0.5")
     )
     assert (objective.length, objective.off_policy_threshold) == (9, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "later"),
+    [
+        ("algorithm.disable_kl=true", True),
+        ("algorithm.disable_kl=false algorithm.use_kl_loss=true", True),
+        ("algorithm.disable_kl=false algorithm.use_kl_loss=false", False),
+        ("algorithm.disable_kl=true algorithm.adv_estimator=optimal_token_baseline", False),
+        ("algorithm.disable_kl=true algorithm.adv_estimator=mine.py:estimate", False),
+        ("algorithm.disable_kl=true algorithm.rollout_correction.rollout_is=token", False),
+        ("algorithm.disable_kl=true worker.actor.loss_type=clip_cov", False),
+        ("algorithm.disable_kl=true worker.actor.loss_type=gspo", True),
+        ("algorithm.disable_kl=true algorithm.off_policy_mask_threshold=0.5", True),
+    ],
+)
+def test_old_log_probs_are_taken_early_only_where_something_asks_for_them(
+    words: str, later: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def estimate(inputs): ...\n")
+    config = config_of(*words.split())
+    assert may_learn_old_later(config, build_objective(config)) is later
 
 
 def test_the_one_estimator_that_clips_after_its_baseline_is_given_unclipped_rewards() -> None:

@@ -60,8 +60,8 @@ CUTS = {
     for packed in (True, False)
     for name, limit in LIMITS.items()
 }
-# A round of two processes on one machine is mostly waiting; how the token limit cuts is not the ranks' affair.
-CUTS_FOR_RANKS = {name: batching for name, batching in CUTS.items() if batching.update.tokens is None}
+# A round of two processes on one machine is mostly waiting: two rounds that fill, and four of which the last does not.
+CUTS_FOR_RANKS = {name: CUTS[name] for name in ("packed, 3 samples", "padded, 1 sample")}
 
 
 def off_policy_samples() -> list[Sample]:

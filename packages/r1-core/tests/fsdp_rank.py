@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 import two_ranks
 from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
@@ -58,8 +59,29 @@ def step(learner, name):
     return {**metrics, **learner.optim_step()}
 
 
+def assert_one_pass_is_enough(learner, name):
+    """The old log-probs and the gradient of one forward pass are those of two."""
+    samples = assign(learner.annotate_ref(MODELS[name][1]()), Reinforce(whiten=False))
+    outcomes = []
+    for once in (True, False):
+        if once:
+            annotated, metrics = learner.forward_backward_on_policy(samples, OBJECTIVES[0])
+        else:
+            annotated = learner.annotate_old(samples)
+            metrics = learner.forward_backward(annotated, OBJECTIVES[0])
+        grads = {n: p.grad.to_local().clone() for n, p in learner.model.named_parameters()}
+        learner.optimizer.zero_grad()
+        outcomes.append((torch.cat([s.old_logprobs for s in annotated]), metrics, grads))
+    (one, metrics, grads), (two, expected, wanted) = outcomes
+    torch.testing.assert_close(one, two, atol=1e-6, rtol=0)
+    assert metrics == pytest.approx(expected, abs=1e-6)
+    for key, grad in grads.items():
+        torch.testing.assert_close(grad, wanted[key], atol=1e-6, rtol=0, msg=key)
+
+
 def run(name, parallel, folder):
     learner = learner_for(name, parallel)
+    assert_one_pass_is_enough(learner, name)
     for i in (1, 2, 3):
         step(learner, name)
         learner.save(folder / f"after{i}")

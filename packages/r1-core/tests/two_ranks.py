@@ -18,7 +18,7 @@ def run(script: Path, folder: Path) -> None:
         for rank in range(2)
     ]
     try:
-        errors = [rank.communicate(timeout=180)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=600)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -29,6 +29,6 @@ def join(rank: str, folder: str) -> Parallel:
     """Called by a rank with its arguments."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=int(rank), world_size=2, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=int(rank), world_size=2, timeout=timedelta(seconds=300)
     )
     return Parallel.join("cpu")

@@ -31,6 +31,8 @@ class Target:
             os._exit(7)
         if "hang" in text:
             time.sleep(600)
+        if "stall" in text:
+            os.write = _write_half
         if "swell" in text:
             bytearray(600 * MEGABYTE)
 
@@ -38,6 +40,13 @@ class Target:
         for example in examples:
             self.act(str(example.messages))
         return [len(str(example.messages)) for example in examples]
+
+
+def _write_half(descriptor: int, part: memoryview, write=os.write) -> int:
+    """What a worker's `os.write` becomes that stalls while it sends."""
+    write(descriptor, part[: part.nbytes // 2])
+    time.sleep(600)
+    return 0
 
 
 class Frail(Renderer):

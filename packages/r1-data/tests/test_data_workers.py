@@ -1,8 +1,10 @@
 """Tests of worker processes: bounded memory and time, deaths that cost one task, and the same result as without."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from multiprocessing import Pipe
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from r1_data.ahead import Ahead, Job
 from r1_data.dataset import PromptDataset
 from r1_data.prompt_memory import PromptMemory
 from r1_data.render import Renderer
+from r1_data.transfer import receive, send
 from r1_data.types import DataError, MediaError
 from r1_data.workers import WorkerDied, Workers
 
@@ -37,6 +40,7 @@ def test_results_and_errors_come_back_as_they_are(workers):
     [
         ("crash", r"ended by itself \(exit code 7\)"),
         ("hang", "took longer than 3 seconds"),
+        ("stall", "took longer than 3 seconds"),
         ("swell", "needs more than 314,572,800 bytes"),
     ],
 )
@@ -45,6 +49,21 @@ def test_a_death_costs_one_task_and_says_why(workers, act, message):
     with pytest.raises(WorkerDied, match=message):
         broken.result()
     assert sound.result() == 3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0005, 0.02, 0.5, 0.999])
+def test_a_message_of_which_the_rest_does_not_come_is_given_up(share):
+    message = {"text": "?", "array": torch.arange(1000).numpy()}
+    (whole, source), (ours, theirs) = Pipe(), Pipe()
+    with whole, source, ours, theirs:
+        send(source, message)
+        sent = os.read(whole.fileno(), 10**6)
+        os.write(theirs.fileno(), sent[: int(share * len(sent))])
+        with pytest.raises(TimeoutError):
+            receive(ours, 0.05)
+        theirs.close()
+        with pytest.raises(EOFError):
+            receive(ours, 60.0)
 
 
 def test_what_follows_a_task_computes_on_one_thread_and_nothing_else_does():

@@ -1,8 +1,9 @@
 """Every injected fault of a sync is caught, and blamed on the right group of parameters."""
 
 import copy
+import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from rollout_faults import (
     FaultyEngine,
     ModelReference,
     PrefixCachingEngine,
+    RenumberedEngine,
     drops_adapter,
     faults_of_transport,
     no_fault,
@@ -26,27 +28,50 @@ from r1_rollout.canary import TOLERANCE, Canary, StaleWeights, widest_gap
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.fault import find_fault, group_of
 from r1_rollout.lora import Adapter
-from r1_rollout.probes import ProbePrompt, Probes, spread_tokens, text_probes
+from r1_rollout.probes import RESPONSE, ProbePrompt, Probes, spread_tokens, text_probes
 
 ALLOWED = range(60)
 IMAGE, START, END_OF_IMAGE = 60, 62, 63
 SQUARE = {**TEXT, "num_hidden_layers": 3, "num_key_value_heads": 4}  # so that q and k can be swapped
+WIDE = {**SQUARE, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}  # vLLM's least
 MakeEngine = Callable[[Any], Any]
+NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 
 
 def embedded_engine(model: Any) -> EmbeddedEngine:
     return EmbeddedEngine(type(model)(copy.deepcopy(model.config)), end_token_ids={7})
 
 
-@pytest.fixture(params=[embedded_engine])
+@pytest.fixture(scope="module")
+def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeEngine]:
+    """One engine for the text models with a tied head, and one for the others; each is started when it is needed."""
+    from r1_rollout.vllm.engine import VllmEngine
+
+    started: dict[bool, VllmEngine] = {}
+
+    def make(model: Any) -> RenumberedEngine:
+        tied = model.config.tie_word_embeddings
+        if tied not in started:
+            folder = tmp_path_factory.mktemp("model")
+            model.save_pretrained(folder)
+            options = {"dtype": "float32", "kv_cache_bytes": 1 << 26, "dummy_weights": True, "lora_rank": 8}
+            started[tied] = VllmEngine.load(str(folder), end_token_ids={7}, **options)
+        return RenumberedEngine(started[tied])
+
+    yield make
+    for engine in started.values():
+        engine.close()
+
+
+@pytest.fixture(params=["embedded", pytest.param("vllm", marks=[pytest.mark.vllm, NEEDS_VLLM])])
 def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
-    """An engine for a model's architecture; the weights arrive by `awake`."""
-    return request.param
+    """An engine for a text model's architecture; the weights arrive by `awake`."""
+    return embedded_engine if request.param == "embedded" else request.getfixturevalue("vllm_engine")
 
 
 def text_model(*, tied: bool) -> Any:
     torch.manual_seed(0)
-    return sharpen(Qwen2ForCausalLM(Qwen2Config(**SQUARE, tie_word_embeddings=tied)))
+    return sharpen(Qwen2ForCausalLM(Qwen2Config(**WIDE, tie_word_embeddings=tied)))
 
 
 def vision_model() -> Any:
@@ -69,17 +94,17 @@ def picture_probes(model: Any, variant: int) -> Probes:
     )
     positions = torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
     prompt = ProbePrompt(f"picture:{variant}", token_ids, positions, media)
-    return Probes((prompt,), (spread_tokens(ALLOWED, 6, 9 + variant),))
+    return Probes((prompt,), (spread_tokens(ALLOWED, RESPONSE, 9 + variant),))
 
 
-def canary_for(model: Any) -> Canary:
+def canary_for(model: Any, longest_prompt: int = 40) -> Canary:
     vision = hasattr(model.model, "visual")
 
     def probes(variant: int) -> Probes:
         text = text_probes(
             ALLOWED[:50],
             axes=4 if vision else 1,
-            longest_prompt=40,
+            longest_prompt=longest_prompt,
             longest_response=9,
             variant=variant,
         )
@@ -117,7 +142,16 @@ def model(request: pytest.FixtureRequest) -> Any:
     return MODELS[request.param]()
 
 
-def test_a_faithful_engine_is_far_within_the_tolerance(make_engine: MakeEngine, model: Any) -> None:
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_faithful_engine_is_far_within_the_tolerance(make_engine: MakeEngine, tied: bool) -> None:
+    assert_faithful(text_model(tied=tied), make_engine)
+
+
+def test_a_faithful_engine_of_a_vision_model_is_far_within_the_tolerance() -> None:
+    assert_faithful(vision_model(), embedded_engine)
+
+
+def assert_faithful(model: Any, make_engine: MakeEngine) -> None:
     reference, engine, canary = ModelReference(model), make_engine(model), canary_for(model)
     for version in range(3):
         assert sync(canary, engine, reference, version) < canary.tolerance / 5
@@ -139,15 +173,15 @@ def test_faults_of_transport_are_caught_and_named(make_engine: MakeEngine, name:
     assert f"At fault: {found.group}" in str(found)
 
 
-def test_a_stale_vision_tower_is_named(make_engine: MakeEngine) -> None:
+def test_a_stale_vision_tower_is_named() -> None:
     model = vision_model()
-    found = catch(canary_for(model), FaultyEngine(make_engine(model), skips("visual.")), ModelReference(model))
+    found = catch(canary_for(model), FaultyEngine(embedded_engine(model), skips("visual.")), ModelReference(model))
     assert found.group == "vision tower"
 
 
-def test_a_skipped_layer_of_a_vision_model_is_not_blamed_on_the_tower(make_engine: MakeEngine) -> None:
+def test_a_skipped_layer_of_a_vision_model_is_not_blamed_on_the_tower() -> None:
     model = vision_model()
-    engine = FaultyEngine(make_engine(model), skips("language_model.layers.1."))
+    engine = FaultyEngine(embedded_engine(model), skips("language_model.layers.1."))
     assert catch(canary_for(model), engine, ModelReference(model)).group == "layer 1"
 
 
@@ -163,6 +197,37 @@ def test_an_output_layer_that_was_packed_once_is_named(tied: bool) -> None:
 def test_a_prefix_cache_that_outlives_the_sync_is_named(model: Any) -> None:
     engine = PrefixCachingEngine(type(model)(copy.deepcopy(model.config)), end_token_ids={7})
     assert catch(canary_for(model), engine, ModelReference(model)).group == "prefix cache"
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM
+def test_a_head_that_vllm_packs_but_once_is_named(vllm_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from r1_rollout.vllm import sync as vllm_sync
+
+    model, repack, repacked = text_model(tied=True), vllm_sync.repack_heads, []
+
+    def once(inner: Any) -> None:
+        if not repacked:
+            repack(inner)
+        repacked.append(inner)
+
+    monkeypatch.setattr(vllm_sync, "repack_heads", once)
+    found = catch(canary_for(model), vllm_engine(model), ModelReference(model))
+    assert found.group == "head"
+
+
+@pytest.mark.vllm
+@NEEDS_VLLM
+def test_vllms_prefix_cache_that_outlives_the_sync_is_named(
+    vllm_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = text_model(tied=False)
+    engine = vllm_engine(model)
+    with engine.awake(list(model.state_dict().items()), 0):
+        pass  # what earlier tests have left in the cache is gone
+    monkeypatch.setattr("vllm.v1.core.sched.scheduler.Scheduler.reset_prefix_cache", lambda *args, **options: True)
+    canary = canary_for(model, longest_prompt=200)  # a block of the cache has 128 tokens on processors
+    assert catch(canary, engine, ModelReference(model)).group == "prefix cache"
 
 
 def test_in_half_precision_rounding_is_accepted_and_a_wrong_matrix_is_not() -> None:

@@ -69,6 +69,29 @@ def test_the_ends_of_the_noise_pick_tokens_that_have_probability(noise):
     assert tokens.tolist() == [500]
 
 
+def test_a_vocabulary_of_several_blocks_is_cut_where_its_whole_cumulative_distribution_is():
+    vocabulary, draws = 300, 4096
+    logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(3)) * 2
+    logits[100:260] = -torch.inf  # a whole block in which nothing can be sampled
+    edges = logits.double().softmax(-1).cumsum(0)
+    noise = torch.cat([(torch.arange(draws) + 0.5) / draws, torch.tensor([0.0, 1 - 2**-24])])
+    tokens, _ = choose_tokens(logits.expand(len(noise), -1), banned_tokens(vocabulary, ()), noise, params())
+    clear = (noise[:, None] - edges).abs().amin(dim=1) > 1e-6
+    assert clear.sum() > 0.9 * draws
+    assert torch.equal(tokens[clear], torch.searchsorted(edges, noise.double(), right=True)[clear])
+    assert logits[tokens].isfinite().all()
+
+
+def test_noise_that_rounds_up_to_the_whole_picks_nothing_behind_it():
+    rows = 4096
+    logits = torch.randn(rows, 40, generator=torch.Generator().manual_seed(5))
+    logits[:, 30:] = -torch.inf
+    noise = torch.full((rows,), 1 - 2**-24)
+    tokens, logprobs = choose_tokens(logits, banned_tokens(40, ()), noise, params())
+    assert int(tokens.max()) < 30
+    assert logprobs.isfinite().all()
+
+
 def test_a_ban_holds_even_when_the_banned_token_has_all_the_probability():
     logits = torch.tensor([[200.0, 0.0, 1.0]])
     tokens, logprobs = choose_tokens(logits, banned_tokens(3, {0}), torch.tensor([0.9]), params())

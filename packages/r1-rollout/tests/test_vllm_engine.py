@@ -1,80 +1,43 @@
 """vLLM against plain forwards of the same model: log-probs, syncs, noise, bans, stops, adapters and faults."""
 
-import copy
 import importlib.util
+import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from vllm_cases import (
+    BANNED,
+    END,
+    FAMILIES,
+    PROMPTS,
+    STARTED,
+    TOLERANCE,
+    Case,
+    HandPrompt,
+    adapted,
+    assert_exact,
+    make_model,
+    next_version,
+    plain_logprobs,
+    sample,
+    start,
+)
 
+from r1_rollout.errors import EngineError
 from r1_rollout.lora import Adapter
-from r1_rollout.types import Completion, Generator, SamplingParams
+from r1_rollout.types import Generator, SamplingParams
 from r1_rollout.vllm.engine import VllmEngine
-from r1_rollout.vllm.thread import EngineError
 from r1_rollout.weights import WeightsError
 
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
 ]
-
-END, BANNED = 7, (60, 61)
-TOLERANCE = 1e-5
-SHAPE = {  # heads of 32: vLLM's attention on processors has no smaller ones
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "max_position_embeddings": 256,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-FAMILIES = {
-    "qwen2 tied": (Qwen2Config, Qwen2ForCausalLM, True),
-    "qwen3 untied": (Qwen3Config, Qwen3ForCausalLM, False),
-    "llama tied": (LlamaConfig, LlamaForCausalLM, True),
-}
-STARTED = {"dtype": "float32", "kv_cache_bytes": 1 << 26, "max_model_len": 128, "banned_token_ids": BANNED}
-
-
-@dataclass(frozen=True)
-class HandPrompt:
-    id: str
-    token_ids: list[int]
-    position_ids: Tensor = field(default_factory=lambda: torch.zeros(1, 0))
-    model_inputs: dict[str, Tensor] = field(default_factory=dict)
-
-
-PROMPTS = [HandPrompt(f"p{length}", list(range(1, length + 1))) for length in (4, 1, 17, 9, 40)]
-
-
-def make_model(family: str, seed: int = 0) -> Any:
-    """Random weights, scaled up so that the model has opinions."""
-    config, model, tied = FAMILIES[family]
-    torch.manual_seed(seed)
-    made = model(config(**SHAPE, tie_word_embeddings=tied)).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(4.0)
-    return made
-
-
-@dataclass(frozen=True)
-class Case:
-    family: str
-    model: Any
-    engine: VllmEngine
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
@@ -85,39 +48,6 @@ def any_family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     yield from start("qwen2 tied", tmp_path_factory.mktemp("model"), lora_rank=8)
-
-
-def start(family: str, folder: Path, **options: Any) -> Iterator[Case]:
-    model = make_model(family)
-    model.save_pretrained(folder)
-    engine = VllmEngine.load(str(folder), end_token_ids={END}, dummy_weights=True, **STARTED, **options)
-    yield Case(family, model, engine)
-    engine.close()
-
-
-def sample(case: Case, params: SamplingParams, prompts: list[HandPrompt] = PROMPTS) -> list[list[Completion]]:
-    """Sample from the case's own weights."""
-    with case.engine.awake(case.model.state_dict().items(), next_version(case.engine)):
-        groups = dict(case.engine.generate(prompts, params))
-    return [groups[index] for index in range(len(prompts))]
-
-
-def next_version(engine: VllmEngine) -> int:
-    return engine._latest + 1
-
-
-@torch.no_grad()
-def plain_logprobs(model: Any, prompt: HandPrompt, token_ids: list[int], temperature: float) -> Tensor:
-    logits = model(input_ids=torch.tensor([prompt.token_ids + token_ids]), use_cache=False).logits[0]
-    logits = logits[len(prompt.token_ids) - 1 : -1] / (temperature or 1.0)
-    return logits.log_softmax(-1).gather(1, torch.tensor(token_ids)[:, None])[:, 0]
-
-
-def assert_exact(model: Any, groups: list[list[Completion]], temperature: float) -> None:
-    for prompt, group in zip(PROMPTS, groups, strict=True):
-        for completion in group:
-            expected = plain_logprobs(model, prompt, completion.token_ids, temperature)
-            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=TOLERANCE, rtol=0)
 
 
 def test_logprobs_are_the_learners_after_every_sync(any_family: Case) -> None:
@@ -241,18 +171,22 @@ def test_weights_of_another_model_are_refused_and_the_next_sync_mends_all(case: 
     assert_exact(case.model, sample(case, SamplingParams(max_tokens=8)), 1.0)
 
 
-def adapted(model: Any, seed: int) -> tuple[Any, Adapter]:
-    """A copy of `model` with a low-rank change merged in, and the change alone."""
-    generator = torch.Generator().manual_seed(seed)
-    merged, weights = copy.deepcopy(model), {}
-    for name, module in merged.named_modules():
-        if name.endswith(("q_proj", "v_proj", "down_proj")):
-            a = torch.randn(4, module.in_features, generator=generator) / 10
-            b = torch.randn(module.out_features, 4, generator=generator) / 10
-            weights[f"base_model.model.{name}.lora_A.default.weight"] = a
-            weights[f"base_model.model.{name}.lora_B.default.weight"] = b
-            module.weight.data += 2.0 * b @ a
-    return merged, Adapter(4, 8.0, ("q_proj", "v_proj", "down_proj"), weights.items())
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.k_proj.bias", "model.norm.weight",
+     "model.embed_tokens.weight"],
+)  # fmt: skip
+def test_a_weight_that_does_not_come_is_named(case: Case, name: str) -> None:
+    tied = {name, "lm_head.weight"} if "embed" in name else {name}
+    weights = [(own, tensor) for own, tensor in case.model.state_dict().items() if own not in tied]
+    with (
+        pytest.raises(WeightsError, match=f"1 weights of the engine's model were not given: {re.escape(name)}"),
+        case.engine.awake(weights, next_version(case.engine)),
+    ):
+        pass
+    with pytest.raises(RuntimeError, match="awake"):
+        case.engine.generate(PROMPTS, SamplingParams(max_tokens=8))
+    assert_exact(case.model, sample(case, SamplingParams(max_tokens=8)), 1.0)
 
 
 def test_adapters_alone_are_synced_over_the_last_full_weights(case: Case) -> None:
@@ -276,7 +210,7 @@ def test_an_adapter_that_binds_to_nothing_is_refused(case: Case) -> None:
         pass
 
 
-def test_many_syncs_keep_memory_flat(case: Case) -> None:
+def test_many_syncs_samples_and_sleeps_keep_memory_flat(case: Case) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
@@ -284,12 +218,12 @@ def test_many_syncs_keep_memory_flat(case: Case) -> None:
 
     def cycle(times: int) -> None:
         for _ in range(times):
-            with case.engine.awake(weights, case.engine._latest + 1):
-                pass
+            with case.engine.awake(weights, next_version(case.engine)):
+                assert len(list(case.engine.generate(PROMPTS[:2], SamplingParams(max_tokens=3, n=2)))) == 2
 
     cycle(50)
     before = resident()
-    cycle(300)
+    cycle(200)
     assert resident() - before < 20 * 2**20
 
 

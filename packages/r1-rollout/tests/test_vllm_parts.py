@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from r1_rollout.errors import EngineError
+from r1_rollout.names import core
 from r1_rollout.vllm.adapter import check_bound, peft_name
-from r1_rollout.vllm.sync import describe
-from r1_rollout.vllm.thread import EngineError, EngineThread
+from r1_rollout.vllm.positions import extended
+from r1_rollout.vllm.sync import absent_names, describe
+from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.weights import buckets
 
 PATIENCE = 60.0
@@ -84,3 +87,40 @@ def test_a_bucket_for_other_processes_has_a_handle_for_each_tensor_on_each_gpu(m
         "shapes": [[2, 3], [4]],
         "ipc_handles": [{"gpu 0": (2, 3), "gpu 1": (2, 3)}, {"gpu 0": (4,), "gpu 1": (4,)}],
     }
+
+
+def test_what_did_not_come_is_named_as_a_checkpoint_names_it() -> None:
+    own = {
+        "visual.patch_embed.proj.weight": torch.zeros(4, 3),
+        "language_model.model.embed_tokens.weight": torch.zeros(8, 4),
+        "language_model.model.layers.0.self_attn.qkv_proj.base_layer.weight": torch.zeros(8, 4),
+        "language_model.model.layers.0.mlp.gate_up_proj.weight": torch.zeros(12, 4),
+        "language_model.model.layers.1.mlp.experts.w13_weight": torch.zeros(3, 12, 4),
+    }
+    given = {
+        "model.visual.patch_embed.proj.weight": 4,
+        "model.language_model.embed_tokens.weight": 8,
+        "model.language_model.layers.0.self_attn.q_proj.weight": 4,
+        "model.language_model.layers.0.self_attn.k_proj.weight": 2,
+        "model.language_model.layers.0.self_attn.v_proj.weight": 2,
+        "model.language_model.layers.0.mlp.gate_proj.weight": 6,
+        "model.language_model.layers.0.mlp.up_proj.weight": 6,
+        "model.language_model.layers.1.mlp.experts.0.gate_proj.weight": 6,  # in a layout of vLLM's own
+    }
+    assert absent_names(own, given) == []
+    layer = "language_model.layers.0"
+    for name in ("visual.patch_embed.proj", f"{layer}.self_attn.k_proj", f"{layer}.mlp.up_proj"):
+        rest = {own: rows for own, rows in given.items() if own != f"model.{name}.weight"}
+        (absent,) = absent_names(own, rest)
+        assert core(absent) == core(f"model.{name}.weight")
+    assert len(absent_names(own, {})) == 8
+
+
+def test_an_answer_goes_on_behind_the_largest_position_of_its_prompt() -> None:
+    prompt = torch.tensor([[0, 1, 1, 40, 2], [0, 1, 2, 1, 3], [0, 1, 1, 2, 3]])  # seconds that outrun the text
+    positions, delta = extended(prompt, 5)
+    assert positions.equal(prompt)
+    assert delta == 41 - 5
+    positions, delta = extended(prompt, 7)
+    assert positions[:, 5:].tolist() == [[41, 42]] * 3
+    assert delta == 41 - 5

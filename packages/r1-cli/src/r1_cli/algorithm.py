@@ -89,6 +89,17 @@ def kl_in_reward(config: RunConfig) -> str | None:
     return None if algorithm.use_kl_loss or algorithm.disable_kl else algorithm.kl_penalty
 
 
+def may_learn_old_later(config: RunConfig, objective: Objective) -> bool:
+    """Whether nothing asks for the old policy's log-probs, or its distributions, before the first gradient.
+
+    A step of one update then needs no forward pass for them: the update's own has the same weights. An estimator of the
+    user's own may look at whatever an estimator is given.
+    """
+    name = config.algorithm.adv_estimator
+    looks = name == "optimal_token_baseline" or name not in advantages.ESTIMATORS
+    return kl_in_reward(config) is None and not looks and not objective.needs_old_logprobs
+
+
 def build_shaping(config: RunConfig) -> Shaping:
     """What is done to rewards before the estimator; `reinforce_baseline` clips them after its baseline, by itself."""
     algorithm, overlong = config.algorithm, config.worker.reward.overlong_buffer

@@ -10,9 +10,9 @@ from r1_cli.config.sources import validation_sources
 from r1_cli.precision import engine_dtype
 from r1_cli.servers import build_server_pool
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.errors import EngineError
 from r1_rollout.types import Generator
 from r1_rollout.vllm.engine import VllmEngine
-from r1_rollout.vllm.thread import EngineError
 
 if TYPE_CHECKING:
     from r1_cli.assemble import ModelFiles

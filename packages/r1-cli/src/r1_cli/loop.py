@@ -15,11 +15,12 @@ from r1_cli.stop import Stopped
 from r1_cli.stopwatch import Stopwatch
 from r1_cli.supply import save_surplus
 from r1_cli.track import Generation
+from r1_core.objective import Objective
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
 from r1_rollout.canary import StaleWeights
+from r1_rollout.errors import EngineError
 from r1_rollout.vllm.client import ServerError
-from r1_rollout.vllm.thread import EngineError
 
 # What ends a run between two steps, where the learner is whole: its last step is saved before.
 SAMPLING_FAILED = (RewardFailure, StaleWeights, EngineError, ServerError)
@@ -59,21 +60,29 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
         groups, rewards = run.shaping.finish(batch.groups, at.rewards)
         samples = to_samples(groups)
         with watch("old"):
-            samples = run.learner.annotate_old(samples, squared_probs=run.squared_probs, full_kl=run.full_kl)
+            if not run.old_from_update:
+                samples = run.learner.annotate_old(samples, squared_probs=run.squared_probs, full_kl=run.full_kl)
         with watch("ref"):
             samples = run.learner.annotate_ref(samples)
         with watch("adv"):
             parts = part_rewards(groups, run.part_names)
             samples = run.estimate(samples, baselines=baselines(groups), parts=parts, kl_coef=at.kl.coef)
         with watch("update_actor"):
-            objective = replace(run.objective, kl_coef=at.kl.coef)
-            updates = [
-                run.learner.forward_backward(minibatch, objective) | run.learner.optim_step()
-                for minibatch in minibatches(samples, run.schedule)
-            ]
+            samples, updates = update(run, samples, replace(run.objective, kl_coef=at.kl.coef))
     record = step_metrics(run, at, batch, samples, watch.lap()) | update_metrics(updates)
     kl = at.kl.update(divergence(samples), len(samples))
     return Position(at.step + 1, batch.supply, kl, batch.next_filter, rewards), record
+
+
+def update(run: Run, samples: list[Sample], objective: Objective) -> tuple[list[Sample], list[dict[str, float]]]:
+    """Take the optimizer steps; return the samples with their old log-probs, and the metrics of each step."""
+    if run.old_from_update:
+        samples, metrics = run.learner.forward_backward_on_policy(samples, objective)
+        return samples, [metrics | run.learner.optim_step()]
+    return samples, [
+        run.learner.forward_backward(minibatch, objective) | run.learner.optim_step()
+        for minibatch in minibatches(samples, run.schedule)
+    ]
 
 
 def conclude_step(run: Run, at: Position, record: dict[str, float]) -> None:

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from r1_cli.attention import PACKED_ATTENTION
+from r1_cli.patches import multiply_patches
 from r1_rollout import loading
 
 PositionIds = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
@@ -81,6 +82,7 @@ def load_model(
     if info["missing_keys"] or info["mismatched_keys"]:
         missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")
+    multiply_patches(model)
     return model.to(device).eval()
 
 

@@ -21,14 +21,13 @@ from r1_data.render import Renderer
 from r1_data.types import DataError, Example
 from r1_rollout.canary import TOLERANCE, Canary
 from r1_rollout.fault import Engine, Rows, find_fault
-from r1_rollout.probes import Probes, spread_tokens, text_probes
+from r1_rollout.probes import RESPONSE, Probes, spread_tokens, text_probes
 from r1_rollout.types import Drainable, Groups, PromptLike, SamplingParams
 from r1_rollout.weights import Weights
 
 log = logging.getLogger("r1")
 
 PICTURE_SIDE = 56  # pixels, before the run's own pixel limits
-PICTURE_RESPONSE = 6  # tokens
 
 
 class AblatedLearner(Learner, Protocol):
@@ -149,7 +148,7 @@ def build_probes(config: RunConfig, model: ModelFiles, renderer: Renderer, *, va
         message = "the weights' canary goes without a picture: it takes %d tokens, data.max_prompt_length is %d"
         log.warning(message, len(prompt.token_ids), data.max_prompt_length)
         return probes
-    response = spread_tokens(allowed, min(PICTURE_RESPONSE, data.max_response_length), first=variant)
+    response = spread_tokens(allowed, min(RESPONSE, data.max_response_length), first=variant)
     return probes + Probes((prompt,), (response,))
 
 

@@ -42,6 +42,11 @@ class Learner(Protocol):
     def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
 
+    def forward_backward_on_policy(
+        self, samples: Sequence[Sample], objective: Objective
+    ) -> tuple[list[Sample], dict[str, float]]:
+        """Do what `annotate_old` and `forward_backward` do, in one forward pass; see `r1_core.learner`."""
+
     def optim_step(self) -> dict[str, float]:
         """Clip, update, forget the gradient; return grad_norm and lr."""
 
@@ -186,6 +191,7 @@ class Run:
     squared_probs: bool  # whether the estimator asks for sums of squared probabilities
     full_kl: bool  # whether the KL in the reward is taken over the whole vocabulary
     objective: Objective
+    old_from_update: bool  # whether the update's own forward pass gives the old log-probs
     shaping: Shaping
     filter_key: str  # what the filter looks at: `overall`, the reward, or a part of the scores
     schedule: Schedule

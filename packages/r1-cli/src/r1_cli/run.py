@@ -71,6 +71,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         scorer = assemble.build_scorer(config, model, verifier, stack)
         if config.worker.rollout.canary:
             scorer = prove(scorer, learner, build_canary(config, model, media.renderer))
+        objective = algorithm.build_objective(config)
         sampling, val_sampling = assemble.build_sampling(config)
         run = Run(
             learner=learner,
@@ -84,7 +85,8 @@ def train(config: RunConfig, provenance: Provenance) -> None:
             part_names=algorithm.build_part_names(config),
             squared_probs=config.algorithm.adv_estimator == "optimal_token_baseline",
             full_kl=algorithm.kl_in_reward(config) == FULL,
-            objective=algorithm.build_objective(config),
+            objective=objective,
+            old_from_update=schedule.updates_per_step == 1 and algorithm.may_learn_old_later(config, objective),
             shaping=algorithm.build_shaping(config),
             filter_key=config.algorithm.filter_key if config.algorithm.online_filtering else "overall",
             schedule=schedule,

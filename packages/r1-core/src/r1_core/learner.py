@@ -5,7 +5,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -18,6 +17,7 @@ from r1_core.ablation import zeroed
 from r1_core.batching import Batching, MicroLimit, count, fillers, schedule
 from r1_core.gradient_sums import GradientSums
 from r1_core.microbatch import MicroBatch, collate
+from r1_core.notes import Notes
 from r1_core.parallel import Parallel, reshard, total_norm, whole
 from r1_core.scoring import LazyLogits, Scorer, Scores
 from r1_core.types import LossInputs, LossOutput, Sample, Totals
@@ -114,27 +114,16 @@ class Learner:
         if not samples:
             return []
         scorer.model.eval()
-        mask = torch.cat([sample.loss_mask for sample in samples])
-        ends = torch.tensor([sample.response_length for sample in samples]).cumsum(0).tolist()
-        trained = torch.zeros(ends[-1], len(fields), dtype=torch.float32, device=self.device)
+        notes = Notes(samples, tuple(fields), self.device)
         for indices, batch in self._microbatches(samples, self.batching.experience):
             with self._precision():
                 reference = self._reference_logits(batch) if "full_kl" in fields else None
                 scores = scorer(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
-            columns = torch.stack([getattr(scores, score) for score in fields.values()], dim=-1)
-            # The fillers, which come last, have no trained tokens and so no values.
-            for i, values in zip(indices, columns.split([samples[i].response_length for i in indices]), strict=True):
-                trained[ends[i] - len(values) : ends[i]] = values
+            notes.put(indices, torch.stack([getattr(scores, score) for score in fields.values()], dim=-1))
         reshard(scorer.model)
         if self.reference is not None:
             reshard(self.reference)
-        flat = torch.zeros(len(mask), len(fields), dtype=torch.float32)
-        flat[mask] = self.parallel.sum(trained).cpu()
-        tables = flat.split([sample.token_ids.shape[0] for sample in samples])
-        return [
-            replace(sample, **dict(zip(fields, table.unbind(-1), strict=True)))
-            for sample, table in zip(samples, tables, strict=True)
-        ]
+        return notes.added(self.parallel)
 
     # --- one optimizer step ----------------------------------------------------------------------------------------
 
@@ -145,11 +134,33 @@ class Learner:
         micro-batches nor the number of ranks changes the gradient. Raises ValueError on samples without advantages or
         old log-probs.
         """
+        if any(sample.old_logprobs is None for sample in samples):
+            raise ValueError("a sample has no old_logprobs; call annotate first")
+        return self._forward_backward(samples, objective, None)
+
+    def forward_backward_on_policy(
+        self, samples: Sequence[Sample], objective: Loss
+    ) -> tuple[list[Sample], dict[str, float]]:
+        """Do what `annotate_old` and `forward_backward` do, where no optimizer step lies between them.
+
+        The policy before the step is then the one whose gradient is taken, so one forward pass gives both. Returns the
+        samples with `old_logprobs`, and the metrics. Gradient and metrics are those of the two verbs, to the bit if the
+        micro-batches are the same and the model does the same in training as in evaluation.
+
+        Raises ValueError on samples without advantages, and if the objective `needs_old_logprobs` before.
+        """
+        if samples and not self._policy_scorer.seen:
+            self.annotate_old(samples[:1])  # how the head is computed must not depend on where a run was begun
+        notes = Notes(samples, ("old_logprobs",), self.device)
+        metrics = self._forward_backward(samples, objective, notes)
+        return notes.added(self.parallel), metrics
+
+    def _forward_backward(self, samples: Sequence[Sample], objective: Loss, notes: Notes | None) -> dict[str, float]:
+        """Add the gradient; `notes` takes the log-probs that it was taken at, which are the old ones if not given."""
         if not samples:
             raise ValueError("forward_backward was given no samples")
-        for name, verb in (("advantages", "advantages.assign"), ("old_logprobs", "annotate")):
-            if any(getattr(sample, name) is None for sample in samples):
-                raise ValueError(f"a sample has no {name}; call {verb} first")
+        if any(sample.advantages is None for sample in samples):
+            raise ValueError("a sample has no advantages; call advantages.assign first")
         prepared: dict[str, float] = {}
         if isinstance(objective, PreparingLoss):
             samples, prepared = objective.prepare(samples)
@@ -157,12 +168,14 @@ class Learner:
         totals = count(samples)
         sums: dict[str, Tensor] = {}
         gradients = GradientSums(self.model)
-        for index, (_, batch) in enumerate(self._microbatches(samples, self.batching.update)):
+        for index, (indices, batch) in enumerate(self._microbatches(samples, self.batching.update)):
             if index > 0:
                 gradients.collect()
             scores = self._score(batch, objective, totals)
             output = objective(batch.loss_inputs(scores.logprobs, scores.entropy, totals, full_kl=scores.full_kl))
             output.loss.backward()
+            if notes is not None:
+                notes.put(indices, scores.logprobs.detach()[:, None])
             for name, value in output.metrics.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
         if self.reference is not None:

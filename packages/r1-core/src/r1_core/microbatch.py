@@ -32,14 +32,18 @@ class MicroBatch:
     def loss_inputs(
         self, logprobs: Tensor, entropy: Tensor | None, totals: Totals, *, full_kl: Tensor | None = None
     ) -> LossInputs:
-        """What the loss sees, from the log-probs [T], entropy [T] and full KL [T] of the trained tokens."""
+        """What the loss sees, from the log-probs [T], entropy [T] and full KL [T] of the trained tokens.
+
+        Samples without old log-probs are taken to be of the very policy that is being scored.
+        """
+        current = self.rows(logprobs)
         return LossInputs(
-            logprobs=self.rows(logprobs),
+            logprobs=current,
             loss_mask=self.loss_mask,
             totals=totals,
             entropy=None if entropy is None else self.rows(entropy),
             full_kl=None if full_kl is None else self.rows(full_kl),
-            **self.values,
+            **{"old_logprobs": current.detach(), **self.values},
         )
 
 

@@ -50,12 +50,20 @@ class Objective:
         """
         return getattr(self.policy_loss, "token_wise", False) and self.off_policy_threshold == math.inf
 
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether `prepare` asks for the old log-probs of all samples, before any gradient."""
+        return self.correction is not None or isinstance(self.policy_loss, SelectingLoss)
+
     def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
         """Do what needs all samples of an optimizer step at once: correct them, choose tokens; returns metrics too.
 
-        The learner calls it before it cuts the step into micro-batches.
+        The learner calls it before it cuts the step into micro-batches. Raises ValueError if it `needs_old_logprobs`
+        and a sample has none.
         """
         samples = list(samples)
+        if self.needs_old_logprobs and any(sample.old_logprobs is None for sample in samples):
+            raise ValueError("a sample has no old_logprobs, which this objective looks at first; call annotate")
         metrics: dict[str, float] = {}
         if self.correction is not None:
             samples, metrics = correct(samples, self.correction)

@@ -53,6 +53,11 @@ class Scorer:
         self.model = model
         self._head_is_last: bool | None = None  # None: not seen yet
 
+    @property
+    def seen(self) -> bool:
+        """Whether it is known how this model's head is to be computed."""
+        return self._head_is_last is not None or self._head() is None
+
     def __call__(
         self,
         batch: MicroBatch,

@@ -112,10 +112,9 @@ class PromptDataset:
     def _start(self, row: int) -> "Future[Prompt]":
         """Begin to render a row."""
         pixels = self.memory.pixels((self, row))
-        if pixels is not None and self._workers is not None:
-            return self._workers.compute(self._renderer.render, self._example(row), pixels)
         if pixels is not None:
-            return rendered(lambda: self._renderer.render(self._example(row), pixels))
+            begin = rendered if self._workers is None else self._workers.compute
+            return begin(lambda: self._renderer.render(self._example(row), pixels))
         try:
             example = self._example(row)
         except DataError as error:

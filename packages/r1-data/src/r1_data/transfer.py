@@ -2,11 +2,15 @@
 
 A picture's pixels are nearly all of a result. `Connection.send` copies them into a pickle, `Connection.recv` gathers
 them in pieces and copies them twice more; here they are written from where they are and read to where they stay.
+
+A message is the number of its parts and their sizes, eight bytes each, then the parts: a pickle, and its arrays.
 """
 
 import io
 import os
 import pickle
+import struct
+import time
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -17,24 +21,38 @@ def send(pipe: "Connection[Any, Any]", message: Any) -> None:
     buffers: list[pickle.PickleBuffer] = []
     head = io.BytesIO()
     ForkingPickler(head, 5, True, buffers.append).dump(message)
-    parts = [buffer.raw() for buffer in buffers]
-    pipe.send((head.getvalue(), [part.nbytes for part in parts]))
-    for part in parts:
+    parts = [head.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    sizes = struct.pack(f"<{1 + len(parts)}Q", len(parts), *(part.nbytes for part in parts))
+    for part in (memoryview(sizes), *parts):
         while part.nbytes:
             part = part[os.write(pipe.fileno(), part) :]
 
 
-def receive(pipe: "Connection[Any, Any]") -> Any:
-    """Return what `send` sent. Raises EOFError if the other side ends, before or amid it."""
+def receive(pipe: "Connection[Any, Any]", seconds: float) -> Any:
+    """Return what `send` sent.
+
+    Raises:
+        EOFError: the other side ended, before or amid it.
+        TimeoutError: after `seconds` it was not all there.
+    """
+    deadline = time.monotonic() + seconds
+    (count,) = struct.unpack("<Q", _read(pipe, 8, deadline))
+    sizes = struct.unpack(f"<{count}Q", _read(pipe, 8 * count, deadline))
+    head, *buffers = [_read(pipe, size, deadline) for size in sizes]
+    return pickle.loads(head, buffers=buffers)
+
+
+def _read(pipe: "Connection[Any, Any]", size: int, deadline: float) -> Any:
+    """The next bytes, as an array of uint8."""
     import numpy
 
-    head, sizes = pipe.recv()
-    buffers = [numpy.empty(size, numpy.uint8) for size in sizes]
-    for buffer in buffers:
-        rest = buffer.data
-        while rest.nbytes:
-            count = os.readv(pipe.fileno(), [rest])
-            if count == 0:
-                raise EOFError
-            rest = rest[count:]
-    return pickle.loads(head, buffers=buffers)
+    buffer = numpy.empty(size, numpy.uint8)
+    rest = buffer.data
+    while rest.nbytes:
+        if not pipe.poll(max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
+        count = os.readv(pipe.fileno(), [rest])
+        if count == 0:
+            raise EOFError
+        rest = rest[count:]
+    return buffer

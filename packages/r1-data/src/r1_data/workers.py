@@ -121,14 +121,14 @@ class _Process:
         """Send a request and wait for (whether it went well, result or exception). Raises WorkerDied."""
         try:
             self._connection.send(request)
-            if self._connection.poll(seconds):
-                reply: tuple[bool, Any] = receive(self._connection)
-                return reply
+            reply: tuple[bool, Any] = receive(self._connection, seconds)
+            return reply
+        except TimeoutError:
+            self.stop()
+            raise WorkerDied(f"it took longer than {seconds:g} seconds") from None
         except (EOFError, OSError):
             self.stop()
             raise WorkerDied(f"its worker process ended by itself (exit code {self._process.exitcode})") from None
-        self.stop()
-        raise WorkerDied(f"it took longer than {seconds:g} seconds")
 
     def stop(self) -> None:
         self._connection.close()

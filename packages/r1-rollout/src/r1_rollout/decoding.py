@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from r1_rollout.errors import EngineMemoryError
 from r1_rollout.kv import GroupCache
 from r1_rollout.plan import Plan
 from r1_rollout.prefill import prefill, prefill_batches, rotary_axes, without_lone_axis
 from r1_rollout.rows import Rows
 from r1_rollout.types import Completion, PromptLike
-from r1_rollout.vllm.thread import EngineMemoryError
 
 
 class Decoding:

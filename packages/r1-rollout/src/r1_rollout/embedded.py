@@ -9,11 +9,11 @@ import torch
 
 from r1_rollout.architecture import Reach, prepare
 from r1_rollout.decoding import Decoding
+from r1_rollout.errors import PromptError
 from r1_rollout.plan import Plan, replay_plan, sampling_plan
 from r1_rollout.prefill import rotary_axes
 from r1_rollout.sampling import banned_tokens
 from r1_rollout.types import PromptLike, SamplingParams
-from r1_rollout.vllm.thread import PromptError
 from r1_rollout.weights import Weights, WeightStore
 
 

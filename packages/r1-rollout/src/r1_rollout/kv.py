@@ -23,26 +23,18 @@ _decoding: ContextVar["GroupCache | None"] = ContextVar("decoding", default=None
 
 
 class _Layer:
-    """One layer's keys [places, heads, columns, size] and values [places, heads, size, columns].
-
-    Values lie transposed, because a product of them with few queries then takes half the time on a CPU.
-    """
+    """One layer's keys and values, each [places, heads, columns, size]."""
 
     def __init__(self, keys: Tensor) -> None:
-        # Zeros, because a masked column still meets the softmax's zero weight, and 0 × NaN is NaN.
-        self.keys = keys.new_zeros(0, keys.shape[1], 0, keys.shape[3])
-        self.values = keys.new_zeros(0, keys.shape[1], keys.shape[3], 0)
+        self.keys = self.values = keys.new_zeros(0, keys.shape[1], 0, keys.shape[3])
 
     def grow(self, places: int, columns: int) -> None:
-        old_places, heads, old_columns, size = self.keys.shape
-        keys, self.keys = self.keys, self.keys.new_zeros(places, heads, columns, size)
-        self.keys[:old_places, :, :old_columns] = keys
-        values, self.values = self.values, self.values.new_zeros(places, heads, size, columns)
-        self.values[:old_places, :, :, :old_columns] = values
+        self.keys = _grown(self.keys, places, columns)
+        self.values = _grown(self.values, places, columns)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
         self.keys[targets, :, :columns] = self.keys[sources, :, :columns]
-        self.values[targets, :, :, :columns] = self.values[sources, :, :, :columns]
+        self.values[targets, :, :columns] = self.values[sources, :, :columns]
 
 
 class GroupCache(Cache):
@@ -79,7 +71,7 @@ class GroupCache(Cache):
             if slots.stop > len(own.keys):
                 own.grow(max(slots.stop, 2 * len(own.keys)), self._prompt_columns)
             own.keys[slots, :, :width] = layer.keys
-            own.values[slots, :, :, :width] = layer.values.transpose(2, 3)
+            own.values[slots, :, :width] = layer.values
 
     def arrange(self, slots: Tensor, lengths: Tensor) -> None:
         """Say which prompts the rows belong to.
@@ -125,9 +117,9 @@ class GroupCache(Cache):
         rows, columns = self._target
         own = self._answers[layer_idx]
         own.keys[rows, :, columns] = key_states[:, :, 0]
-        own.values[rows, :, :, columns] = value_states[:, :, 0]
+        own.values[rows, :, columns] = value_states[:, :, 0]
         self.served, self.layer = own.keys[: len(rows), :, : self._width], layer_idx
-        return self.served, own.values[: len(rows), :, :, : self._width].transpose(2, 3)
+        return self.served, own.values[: len(rows), :, : self._width]
 
     def attend_prompts(self, query: Tensor) -> "Partial":
         """Attend to the rows' prompts: one product a prompt, with the queries [rows, heads, queries, size] of a group.
@@ -141,7 +133,7 @@ class GroupCache(Cache):
         part = partial_attention(
             together.reshape(self._used, heads, -1, size),
             own.keys[: self._used, :, : self._prompt_width],
-            own.values[: self._used, :, :, : self._prompt_width].transpose(2, 3),
+            own.values[: self._used, :, : self._prompt_width],
             self._prompt_bias,
         )
         return Partial(*(self._of_rows(tensor, queries) for tensor in part))
@@ -180,13 +172,13 @@ def partial_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -
     Args:
         query: [batch, heads, queries, size], scaled.
         key: [batch, heads, columns, size].
-        value: [batch, heads, columns, size], best if the columns are the contiguous axis.
+        value: [batch, heads, columns, size].
         bias: float32 [batch, 1, 1, columns], 0 or, where a column is out of sight, -inf.
     """
     scores = (query @ key.transpose(2, 3)).float().add_(bias)
     peak = scores.amax(dim=-1, keepdim=True)
     weights = scores.sub_(peak).exp_()
-    output = (value.transpose(2, 3) @ weights.to(value.dtype).transpose(2, 3)).transpose(2, 3)
+    output = weights.to(value.dtype) @ value
     return Partial(output.float(), peak, weights.sum(dim=-1, keepdim=True))
 
 
@@ -196,6 +188,15 @@ def merge(first: Partial, second: Partial) -> Tensor:
     first_scale, second_scale = (first.peak - peak).exp(), (second.peak - peak).exp()
     output = first.output * first_scale + second.output * second_scale
     return output / (first.total * first_scale + second.total * second_scale)
+
+
+def _grown(tensor: Tensor, places: int, columns: int) -> Tensor:
+    """Return a copy [places, heads, columns, size] of a smaller tensor, zeros behind it."""
+    old_places, heads, old_columns, size = tensor.shape
+    # Zeros, because a masked column still meets the softmax's zero weight, and 0 × NaN is NaN.
+    larger = tensor.new_zeros(places, heads, columns, size)
+    larger[:old_places, :, :old_columns] = tensor
+    return larger
 
 
 def _bias(lengths: Tensor, width: int) -> Tensor:

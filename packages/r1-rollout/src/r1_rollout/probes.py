@@ -10,8 +10,11 @@ from r1_rollout.types import PromptLike
 if TYPE_CHECKING:
     from torch import Tensor
 
-# (prompt, response) tokens. The long prompt fills whole blocks of a prefix cache, the short one none.
-LENGTHS = ((5, 4), (136, 6))
+# Tokens of each prompt. The long one fills whole blocks of a prefix cache, the short one none.
+PROMPTS = (5, 136)
+# Tokens of each response: the first shows what the prompt's forward pass computes, the second what a decoding step does
+# with the cache. Any more would cost a step each, after every sync.
+RESPONSE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,10 @@ def text_probes(
     """
     import torch
 
-    prompts, responses, used = [], [], variant * sum(map(sum, LENGTHS))
-    for number, (prompt_length, response_length) in enumerate(LENGTHS):
-        prompt_length, response_length = min(prompt_length, longest_prompt), min(response_length, longest_response)
+    response_length = min(RESPONSE, longest_response)
+    prompts, responses, used = [], [], variant * (sum(PROMPTS) + len(PROMPTS) * RESPONSE)
+    for number, length in enumerate(PROMPTS):
+        prompt_length = min(length, longest_prompt)
         token_ids = spread_tokens(allowed, prompt_length, used)
         used += prompt_length
         responses.append(spread_tokens(allowed, response_length, used))

@@ -43,8 +43,8 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         from r1_cli.run import train as run_training
         from r1_rewards.types import RewardFailure
         from r1_rollout.canary import StaleWeights
+        from r1_rollout.errors import EngineError
         from r1_rollout.vllm.client import ServerError
-        from r1_rollout.vllm.thread import EngineError
         from r1_rollout.weights import WeightsError
 
         broken = (StaleWeights, WeightsError, EngineError, ServerError, FloatingPointError)

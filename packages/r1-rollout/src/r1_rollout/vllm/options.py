@@ -42,7 +42,8 @@ class EngineOptions:
         """Return the arguments of `vllm.LLM`."""
         cache = self.kv_cache_bytes or (CPU_CACHE if on_cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ else None)
         lora = {"enable_lora": True, "max_lora_rank": self.lora_rank, "max_loras": 1} if self.lora_rank else {}
-        transfer = {"weight_transfer_config": {"backend": "ipc"}} if self.tensor_parallel_size > 1 else {}
+        by_ipc = self.tensor_parallel_size > 1 and not on_cpu
+        transfer = {"weight_transfer_config": {"backend": "ipc"}} if by_ipc else {}
         return {
             "model": path,
             "tokenizer": self.tokenizer,

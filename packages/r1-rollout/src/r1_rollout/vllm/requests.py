@@ -7,10 +7,10 @@ from typing import Any, Literal
 from vllm import SamplingParams as Settings
 from vllm.sampling_params import RequestOutputKind
 
+from r1_rollout.errors import EngineError
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.plain_logprobs import FORCED
 from r1_rollout.vllm.seeds import sample_seed
-from r1_rollout.vllm.thread import EngineError
 
 
 def sample_settings(params: SamplingParams, end_token_ids: frozenset[int], prompt_id: str, sample: int) -> Settings:
@@ -27,6 +27,8 @@ def sample_settings(params: SamplingParams, end_token_ids: frozenset[int], promp
         stop_token_ids=sorted(ends | {*params.stop_token_ids}),
         stop=list(params.stop),
         detokenize=bool(params.stop),
+        skip_special_tokens=False,  # they are part of the text that stop strings are sought in
+        spaces_between_special_tokens=False,
         logprobs=0,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

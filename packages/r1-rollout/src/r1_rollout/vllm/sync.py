@@ -1,28 +1,80 @@
-"""Bringing the learner's weights into a running vLLM: by reference where it computes in this process, by IPC elsewhere.
+"""Bringing the learner's weights into a running vLLM: by reference where it computes in this process.
 
-Both ways load a layer as soon as its tensors are there, so the peak is the model plus one layer or one bucket.
+To workers in other processes they go by IPC on GPUs, through files elsewhere. All ways load a layer as soon as its
+tensors are there, so the peak is the model plus one layer or one bucket.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from r1_rollout.fault import group_of
+from r1_rollout.names import FUSED, Directory, unwrapped
+from r1_rollout.vllm.shards import read_shards, write_shards
 from r1_rollout.weights import buckets
 
-BUCKET = 1 << 30  # bytes on each GPU
+BUCKET = 1 << 30  # bytes on each GPU, or of a file
 
 
 def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], *, on_cpu: bool) -> None:
     """Load `weights` into the engine of this process; they are read one by one, and cast as they are copied.
 
     Raises:
-        ValueError: a name or shape is not the model's. The engine's weights are then a mixture.
+        ValueError: a name or shape is not the model's, or a weight of the model was not given, which vLLM itself would
+            pass over: it keeps what it had, or what happened to be in memory. The engine's weights are then a mixture.
     """
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+    given: dict[str, int] = {}
+
+    def noted() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            given[name] = tensor.shape[0] if tensor.ndim else 1
+            yield name, tensor
+
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": noted()})
     if on_cpu:
         llm.apply_model(repack_heads)
+    (parameters,) = llm.apply_model(named_parameters)
+    if absent := absent_names(parameters, given):
+        shown = ", ".join(absent[:5]) + (", …" if len(absent) > 5 else "")
+        raise ValueError(f"{len(absent)} weights of the engine's model were not given: {shown}")
+
+
+def named_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Return vLLM's parameters by its own names, tied ones once."""
+    return dict(model.named_parameters())
+
+
+def absent_names(parameters: Mapping[str, Tensor], given: Mapping[str, int]) -> list[str]:
+    """Return which weights of the model did not come, as a checkpoint calls them.
+
+    Some models of vLLM's keep weights in a layout of their own, such as experts in one block. Of groups of parameters,
+    see `fault.group_of`, in which a given name leads nowhere, nothing is said.
+
+    Args:
+        parameters: the model's own, which may be fused.
+        given: names that came, each with the tensor's rows.
+    """
+    directory, came, elsewhere = Directory(parameters), set(), set()
+    for name, rows in given.items():
+        if place := directory.find(name, rows):
+            came.add((place.name, place.part))
+        else:
+            elsewhere.add(group_of(name))
+    absent = []
+    for name in parameters:
+        if (name, None) not in came and group_of(name) not in elsewhere:
+            fused = next((word for word in FUSED if f".{word}." in name), None)
+            parts = FUSED[fused] if fused else (None,)
+            absent += [
+                unwrapped(name.replace(fused, part) if fused and part else name)
+                for part in parts
+                if (name, part) not in came
+            ]
+    return absent
 
 
 def repack_heads(model: nn.Module) -> None:
@@ -36,6 +88,35 @@ def repack_heads(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding):
             module.quant_method.process_weights_after_loading(module)
+
+
+def push(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+    """Hand `weights` over to workers in other processes of this machine, through a private folder.
+
+    Raises:
+        ValueError: a name or shape is not the model's. The engine's weights are then a mixture.
+    """
+    with TemporaryDirectory(prefix="r1-weights-") as place:
+        folder = Path(place) / "shards"
+        write_shards(weights, folder, BUCKET, dtype)
+        errors = llm.collective_rpc(load_folder, args=(str(folder),))
+    for rank, error in enumerate(errors):
+        if error:
+            raise ValueError(f"worker {rank}: {error}")
+
+
+def load_folder(worker: Any, folder: str) -> str:
+    """Load the shards of `folder` in a worker's process; return what went wrong, "" if nothing did.
+
+    It is told, not raised: of several workers' errors vLLM 0.32 raises the first and leaves the others in their queues,
+    where its next call takes them for its own answers.
+    """
+    try:
+        worker.reload_weights(weights_iterator=read_shards(folder))
+        repack_heads(worker.get_model())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def send(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:

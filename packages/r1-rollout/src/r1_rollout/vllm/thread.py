@@ -6,19 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from r1_rollout.errors import EngineError
+
 Result = TypeVar("Result")
-
-
-class EngineError(RuntimeError):
-    """The engine cannot start, has died or hangs; the message says which, and what to do."""
-
-
-class PromptError(EngineError, ValueError):
-    """A prompt that the engine cannot take; the engine itself is well."""
-
-
-class EngineMemoryError(EngineError, MemoryError):
-    """Too little memory for the samples that run; the engine itself is well."""
 
 
 class EngineThread:

@@ -1,0 +1,25 @@
+"""The keys of `worker.rollout` as options of a vLLM engine in the run's own process."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from r1_cli.config import load_config
+from r1_cli.engines import vllm_options
+
+BASE = [
+    "data.train_files=owner/rows@train",
+    "worker.actor.model.model_path=owner/model",
+    "worker.reward.reward_function=math",
+    "worker.rollout.name=vllm",
+]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_default_of_two_workers_is_as_many_as_there_are_devices(devices: int) -> None:
+    config, _ = load_config([*BASE, f"trainer.n_gpus_per_node={devices}"])
+    assert config.worker.rollout.tensor_parallel_size == 2
+    model = cast(Any, SimpleNamespace(device=torch.device("cpu"), vision_language=False))
+    assert vllm_options(config, model, frozenset())["tensor_parallel_size"] == devices
