@@ -161,11 +161,19 @@ def test_prompts_that_are_empty_or_too_long_are_named(case: Case) -> None:
             case.engine.generate([HandPrompt("row 3", [])], SamplingParams(max_tokens=29))
 
 
-def test_weights_of_another_model_are_refused_and_the_next_sync_mends_all(case: Case) -> None:
-    wrong = [("model.layers.0.nonsense.weight", torch.zeros(3, 3))]
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("model.layers.0.nonsense.weight", (3, 3)), ("model.layers.0.self_attn.k_proj.weight", (3, 3)),
+     ("model.norm.weight", (3,)), ("model.layers.1.mlp.down_proj.weight", (64, 3))],
+)  # fmt: skip
+def test_weights_of_another_model_are_refused_and_the_next_sync_mends_all(
+    case: Case, name: str, shape: tuple[int, ...]
+) -> None:
+    sample(case, SamplingParams(max_tokens=1))  # so that the engine knows what comes
+    wrong = {own: tensor + 1 for own, tensor in case.model.state_dict().items()} | {name: torch.zeros(shape)}
     with (
-        pytest.raises(WeightsError, match="did not take weight version"),
-        case.engine.awake(wrong, next_version(case.engine)),
+        pytest.raises(WeightsError, match=f"did not take weight version.*{re.escape(name)}"),
+        case.engine.awake(wrong.items(), next_version(case.engine)),
     ):
         pass
     assert_exact(case.model, sample(case, SamplingParams(max_tokens=8)), 1.0)

@@ -44,6 +44,7 @@ class VllmEngine:
         self._latest = -1 if version is None else version
         self._inside = self._asleep = False
         self._adapter: Any = None  # vLLM's name of it
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of the last full weights
         self._batch: Generator[tuple[int, list[Completion]], None, None] | None = None
         self._workers: set[BaseProcess] = set()  # of a tensor-parallel engine
 
@@ -142,7 +143,7 @@ class VllmEngine:
         self._version = None
         try:
             self._call(self._sync, weights, version)
-        except (ValueError, KeyError, RuntimeError) as error:
+        except (ValueError, KeyError, RuntimeError, AssertionError) as error:
             if isinstance(error, EngineError):
                 raise
             raise WeightsError(f"vLLM did not take weight version {version}: {error}") from error
@@ -312,12 +313,15 @@ class VllmEngine:
             self._adapter = load_adapter(self._llm, weights, version)
         else:
             self._adapter = None
+            came: sync.Shapes = {}
+            weights = sync.noted(weights, came, self._shapes)
             if self._options.tensor_parallel_size == 1:
-                sync.reload(self._llm, weights, on_cpu=self._on_cpu)
+                sync.reload(self._llm, weights, came, on_cpu=self._on_cpu)
             elif self._on_cpu:
                 sync.push(self._llm, weights, self._dtype)
             else:
                 sync.send(self._llm, weights, self._dtype)
+            self._shapes = came
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False

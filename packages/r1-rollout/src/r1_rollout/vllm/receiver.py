@@ -9,13 +9,11 @@ from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
-from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
 from r1_rollout.vllm.adapter import adapted_modules, check_bound, written_names
 from r1_rollout.vllm.shards import read_shards
-from r1_rollout.vllm.sync import repack_heads
+from r1_rollout.vllm.sync import drop_unfinished, repack_heads
 
 WeightTransferEngineFactory.register_engine("r1_tcp", "r1_rollout.vllm.transfer_engine", "TcpTransferEngine")
 
@@ -97,8 +95,7 @@ class WeightReceiver:
         if self.r1_unfinished:
             with suppress(RuntimeError):  # there is no update, or it failed: vLLM has closed it
                 worker.finish_weight_update()
-            with set_current_vllm_config(worker.vllm_config):
-                finalize_layerwise_reload(worker.get_model(), worker.model_config)
+            drop_unfinished(worker)
         self.r1_unfinished = True
 
     def r1_close(self, version: str) -> None:

@@ -5,9 +5,10 @@ tensors are there, so the peak is the model plus one layer or one bucket.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,27 +21,60 @@ from r1_rollout.weights import buckets
 BUCKET = 1 << 30  # bytes on each GPU, or of a file
 
 
-def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], *, on_cpu: bool) -> None:
+Shapes: TypeAlias = dict[str, tuple[int, ...]]  # of the weights of one sync, by name
+
+
+def noted(weights: Iterable[tuple[str, Tensor]], came: Shapes, known: Shapes) -> Iterator[tuple[str, Tensor]]:
+    """Pass `weights` on, and note in `came` what they are.
+
+    Args:
+        known: what came in an earlier sync; empty before the first. vLLM must not see a tensor of another shape: it
+            keeps it, and loads it again in every later sync.
+
+    Raises:
+        ValueError: a name or shape is not among those known.
+    """
+    for name, tensor in weights:
+        came[name] = shape = tuple(tensor.shape)
+        if known and known.get(name) != shape:
+            raise ValueError(f"{name} is {list(shape)}, in the first sync it was {known.get(name, 'not there')}")
+        yield name, tensor
+
+
+def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], came: Shapes, *, on_cpu: bool) -> None:
     """Load `weights` into the engine of this process; they are read one by one, and cast as they are copied.
+
+    Args:
+        came: see `noted`, through which the weights pass.
 
     Raises:
         ValueError: a name or shape is not the model's, or a weight of the model was not given, which vLLM itself would
             pass over: it keeps what it had, or what happened to be in memory. The engine's weights are then a mixture.
     """
-    given: dict[str, int] = {}
-
-    def noted() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in weights:
-            given[name] = tensor.shape[0] if tensor.ndim else 1
-            yield name, tensor
-
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": noted()})
+    try:
+        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+    except BaseException:
+        llm.collective_rpc(drop_unfinished)
+        raise
     if on_cpu:
         llm.apply_model(repack_heads)
     (parameters,) = llm.apply_model(named_parameters)
+    given = {name: shape[0] if shape else 1 for name, shape in came.items()}
     if absent := absent_names(parameters, given):
         shown = ", ".join(absent[:5]) + (", …" if len(absent) > 5 else "")
         raise ValueError(f"{len(absent)} weights of the engine's model were not given: {shown}")
+
+
+def drop_unfinished(worker: Any) -> None:
+    """Let a worker forget what a load that failed has brought: vLLM 0.32 would count it for the next one.
+
+    Where vLLM itself has refused a tensor it cannot forget it, and refuses it here again.
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+    with suppress(Exception), set_current_vllm_config(worker.vllm_config):
+        finalize_layerwise_reload(worker.get_model(), worker.model_config)
 
 
 def named_parameters(model: nn.Module) -> dict[str, Tensor]:
@@ -115,6 +149,7 @@ def load_folder(worker: Any, folder: str) -> str:
         worker.reload_weights(weights_iterator=read_shards(folder))
         repack_heads(worker.get_model())
     except Exception as error:
+        drop_unfinished(worker)
         return f"{type(error).__name__}: {error}"
     return ""
 
