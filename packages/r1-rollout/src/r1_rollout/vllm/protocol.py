@@ -45,6 +45,8 @@ def generate_body(prompt: PromptLike, params: SamplingParams, end_token_ids: Col
             "ignore_eos": True,  # the end tokens are those below and no others
             "stop_token_ids": sorted(ends_of(params, end_token_ids)),
             "stop": list(params.stop),
+            "skip_special_tokens": False,  # stop strings may hold them
+            "spaces_between_special_tokens": False,
             "logprobs": 0,
             "detokenize": bool(params.stop),
             "stream_interval": _CHUNK,
