@@ -1,6 +1,5 @@
 """Real vLLM servers: log-probs of a plain forward, samples from the weights just pushed, and one of them killed."""
 
-import copy
 import importlib.util
 import os
 import signal
@@ -15,6 +14,7 @@ import pytest
 import torch
 from rollout_models import LETTERS, TEXT, make_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from vllm_cases import adapted
 
 import r1_rollout
 from r1_rollout.lora import Adapter
@@ -279,20 +279,6 @@ def test_a_server_killed_in_the_middle_loses_nothing_and_returns_with_the_curren
         assert label.startswith("5-")
         assert ask(servers[0].endpoint, "GET", "/weight_info", timeout=60) == {"weight_version": label}
         pool.score(asked[:4], [[5, 6], [7], [8, 9], [10]])  # both servers agree
-
-
-def adapted(policy: Any, seed: int) -> tuple[Any, Adapter]:
-    """A copy of `policy` with a low-rank change merged in, and the change alone."""
-    generator = torch.Generator().manual_seed(seed)
-    merged, weights = copy.deepcopy(policy), {}
-    for name, module in merged.named_modules():
-        if name.endswith(("q_proj", "v_proj", "down_proj")):
-            a = torch.randn(4, module.in_features, generator=generator) / 10
-            b = torch.randn(module.out_features, 4, generator=generator) / 10
-            weights[f"base_model.model.{name}.lora_A.default.weight"] = a
-            weights[f"base_model.model.{name}.lora_B.default.weight"] = b
-            module.weight.data += 2.0 * b @ a
-    return merged, Adapter(4, 8.0, ("q_proj", "v_proj", "down_proj"), weights.items())
 
 
 def test_adapters_alone_go_over_the_full_weights_that_came_last(policy: Any, lone: ServerPool) -> None:
