@@ -26,8 +26,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from r1_core.linear_scores import LOGPROB, Settings, linear_scores
-from r1_core.logprobs import token_logprobs
+from r1_core.learner.linear_scores import LOGPROB, Settings, linear_scores
+from r1_core.learner.logprobs import token_logprobs
 
 PEERS = {"trl": "trl", "liger": "liger_kernel"}
 SEQUENCE = 512  # tokens of one sequence, whose advantages are the same; peers want rows of it

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
-from r1_core.batching import MicroLimit, balance, split
+from r1_core.learner.batching import MicroLimit, balance, split
 
 LONGEST = 4096
 BUDGETS, SAMPLES, RANKS = (4096, 8192, 16384, 32768), (256, 512, 1024, 2048), (1, 2, 8)

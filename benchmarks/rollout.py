@@ -56,7 +56,7 @@ def make_lengths(kind: str, longest: int, prompts: int) -> Lengths:
 def r1(model: Any, prompts: list[Prompt], lengths: Lengths) -> Run:
     from dataclasses import replace
 
-    from r1_rollout import embedded
+    from r1_rollout.embedded import engine as embedded
     from r1_rollout.types import SamplingParams
 
     plan = embedded.sampling_plan

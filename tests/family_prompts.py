@@ -6,11 +6,11 @@ from typing import Any
 import families
 from golden import prompt_cases
 
-from r1_cli.attention import PACKED_ATTENTION
-from r1_cli.models import position_ids_of
-from r1_core.batching import Batching, MicroLimit
+from r1_cli.models.attention import PACKED_ATTENTION
+from r1_cli.models.load import position_ids_of
 from r1_core.learner import Learner
-from r1_core.optim import build_optimizer
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.optim import build_optimizer
 from r1_data.formats import Columns, detect_columns
 from r1_data.messages import to_example
 from r1_data.render import Renderer

@@ -19,8 +19,8 @@ import torch
 from family_prompts import make_learner, make_prompts
 from torch import Tensor
 
-from r1_cli.models import end_token_ids, media_token_ids
-from r1_cli.samples import Group, to_samples
+from r1_cli.groups.group import Group, to_samples
+from r1_cli.models.load import end_token_ids, media_token_ids
 from r1_core.learner import Learner
 from r1_data.types import Prompt
 from r1_rewards.types import Score

@@ -14,7 +14,7 @@ from family_prompts import make_learner, make_prompts
 from torch import Tensor
 from transformers import DynamicCache
 
-from r1_cli.samples import extend_positions
+from r1_cli.groups.group import extend_positions
 from r1_core.types import Sample
 from r1_data.types import Prompt
 

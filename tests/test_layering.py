@@ -46,7 +46,7 @@ def test_core_needs_torch_and_safetensors_only() -> None:
     [
         "import r1_rewards",
         "from r1_rewards import math",
-        "import r1_rewards.reward_model, r1_rewards.main",
+        "import r1_rewards.services.reward_model, r1_rewards.main",
         "import r1_data",
         "import r1_data.sources",
         "import r1_cli.main",

@@ -9,8 +9,10 @@ import pytest
 import torch
 from endtoend import QUICKSTART, R1, SMALL, read_log
 
-from r1_cli import assemble, engines, proof
+from r1_cli.build import engines
+from r1_cli.build import learner as assemble
 from r1_cli.config import load_config
+from r1_cli.sampling import proof
 from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.weights import Weights

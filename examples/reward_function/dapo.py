@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from r1_rewards import math
-from r1_rewards.extract import stated
-from r1_rewards.length import overlong_punishment
+from r1_rewards import extract, length, math
 
 REWARD_NAME = "dapo"
 REWARD_TYPE = "batch"
@@ -20,10 +18,10 @@ def compute_score(
 ) -> list[dict[str, float]]:
     scores = []
     for reward_input in reward_inputs:
-        answer = stated(reward_input["response"][-TAIL:])
+        answer = extract.stated(reward_input["response"][-TAIL:])
         right = answer is not None and math.equal(answer, reward_input["ground_truth"])
         accuracy = 1.0 if right else -1.0
-        overlong = overlong_punishment(
+        overlong = length.overlong_punishment(
             reward_input["response_length"], max_response_length, overlong_buffer_length, overlong_penalty_factor
         )
         scores.append(

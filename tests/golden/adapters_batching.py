@@ -3,8 +3,8 @@
 import torch
 from torch.nn.functional import pad
 
-from r1_core.batching import balance
-from r1_core.microbatch import collate
+from r1_core.learner.batching import balance
+from r1_core.learner.microbatch import collate
 from r1_core.types import Sample
 
 

@@ -1,6 +1,6 @@
 """From golden case names to our learning-rate schedule."""
 
-from r1_core.optim import learning_rate_scale
+from r1_core.learner.optim import learning_rate_scale
 
 
 def learning_rates(inputs, params, case):

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from r1_core import losses
-from r1_core.logprobs import token_logprobs
+from r1_core.learner.logprobs import token_logprobs
 from r1_core.losses import Correction, Rejection, ValueLoss, aggregate
 from r1_core.losses.correction import diagnose, effective_sample_size, importance_weights, log_gap
 from r1_core.objective import Objective

@@ -9,7 +9,6 @@ import re
 
 from r1_rewards import (
     dapo,
-    extract,
     geo3k,
     gsm8k_verl,
     lmm_r1,
@@ -19,12 +18,12 @@ from r1_rewards import (
     math_verl,
     numeric,
     prime_math,
-    prm800k,
     r1v,
     r1v_easyr1,
     search_r1,
 )
 from r1_rewards import format as response_format
+from r1_rewards.reading import extract, prm800k
 
 
 def text_of(case, key):

@@ -11,9 +11,9 @@ import torch
 
 from r1_rewards import format as response_format
 from r1_rewards import repetition
-from r1_rewards.reference_probability import LOG_HALF, Settings, combine, prompted_format
-from r1_rewards.shaping import aggregate, bins, shaping
-from r1_rewards.splice import splice, splice_alone
+from r1_rewards.reference.reference_probability import LOG_HALF, Settings, combine, prompted_format
+from r1_rewards.reference.shaping import aggregate, bins, shaping
+from r1_rewards.reference.splice import splice, splice_alone
 
 EOS = "<|endoftext|>"
 ROUNDED = 2**-8  # OpenBMB/RLPR passes its score through bfloat16

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from r1_cli.rewards import Shaping
+from r1_cli.groups.shaping import Shaping
+from r1_cli.groups.supply import Supply
 from r1_cli.roles import Position, Run, Schedule, Scorer
-from r1_cli.supply import Supply
 from r1_core.filtering import GroupFilter, NonzeroVariance
 from r1_core.kl_control import FixedKL
 from r1_core.reward_normalization import RewardNormalizer

@@ -2,7 +2,7 @@
 
 import torch
 
-from r1_cli.samples import Group
+from r1_cli.groups.group import Group
 from r1_data.types import Prompt
 from r1_rewards.types import Score
 from r1_rollout.types import Completion

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers as hf
 
-from r1_cli.attention import PACKED_ATTENTION
+from r1_cli.models.attention import PACKED_ATTENTION
 
 TEXT: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from r1_cli.build.rows import OpenSource
+from r1_cli.check.findings import Report
 from r1_cli.check.page import write_page
-from r1_cli.check.report import Report
 from r1_cli.config import load_config
 from r1_cli.config.sources import training_sources, validation_sources
-from r1_cli.sources import OpenSource
 from r1_data.check import Examined
 from r1_data.formats import Columns, Detected
 from r1_data.workers import WorkerDied

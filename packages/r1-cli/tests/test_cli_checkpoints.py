@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from r1_cli.checkpoints import CheckpointStore, read_state
+from r1_cli.state.checkpoints import CheckpointStore, read_state
 
 
 def save(store: CheckpointStore, step: int, score: float | None = None) -> None:
@@ -83,7 +83,7 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path, momen
         f"""
         import os, shutil, sys
         from pathlib import Path
-        from r1_cli.checkpoints import CheckpointStore
+        from r1_cli.state.checkpoints import CheckpointStore
 
         calls = 0
         def dying(function):

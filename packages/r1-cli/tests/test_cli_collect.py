@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from cli_fakes import LONG, SHORT, DrainableEngine, Engine, Equality, Prompts, prompt, run, start
 
-from r1_cli.collect import Batch, collect
-from r1_cli.draws import prompts_needed
-from r1_cli.groups import tell_apart
+from r1_cli.groups.supply import load_surplus, save_surplus
 from r1_cli.roles import Position, Run
-from r1_cli.stopwatch import Stopwatch
-from r1_cli.supply import load_surplus, save_surplus
+from r1_cli.sampling.ask import tell_apart
+from r1_cli.sampling.collect import Batch, collect
+from r1_cli.sampling.draws import prompts_needed
+from r1_cli.track.stopwatch import Stopwatch
 from r1_core.filtering import EMAStd, KeepAll, MeanRange
 from r1_data.types import DataError, Prompt
 from r1_rewards.types import Failure, RewardFailure, RewardInput, Score

@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from r1_cli.build.engines import vllm_options
 from r1_cli.config import load_config
-from r1_cli.engines import vllm_options
 
 BASE = [
     "data.train_files=owner/rows@train",

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from cli_fakes import Engine, Equality, prompt, scorer, silent
 
-from r1_cli.groups import sample_groups
-from r1_cli.samples import Group
-from r1_cli.scoring import ScoringThread
-from r1_cli.stopwatch import Stopwatch
-from r1_cli.verifiers import DispatchingVerifier
+from r1_cli.build.verifiers import DispatchingVerifier
+from r1_cli.groups.group import Group
+from r1_cli.sampling.ask import sample_groups
+from r1_cli.sampling.scoring import ScoringThread
+from r1_cli.track.stopwatch import Stopwatch
 from r1_rewards.load import load
 from r1_rewards.types import RewardInput, Score
 from r1_rollout.types import Completion, SamplingParams

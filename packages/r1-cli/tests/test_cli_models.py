@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from r1_cli import models
-from r1_cli.device import PEAK_FLOPS, flops_per_token, peak_flops
-from r1_cli.patches import PatchEmbedding, multiply_patches
+from r1_cli.models import load as models
+from r1_cli.models.device import PEAK_FLOPS, flops_per_token, peak_flops
+from r1_cli.models.patches import PatchEmbedding, multiply_patches
 
 MODEL = Path(__file__).resolve().parents[3] / "examples/quickstart/model"
 CPU = torch.device("cpu")

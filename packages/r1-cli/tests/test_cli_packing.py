@@ -13,14 +13,14 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from r1_cli.attention import PACKED_ATTENTION
-from r1_cli.models import is_vision_language, position_ids_of
-from r1_cli.samples import extend_positions
+from r1_cli.groups.group import extend_positions
+from r1_cli.models.attention import PACKED_ATTENTION
+from r1_cli.models.load import is_vision_language, position_ids_of
 from r1_core.advantages import GRPO, assign
-from r1_core.batching import Batching, MicroLimit
 from r1_core.learner import Learner
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.optim import build_optimizer
 from r1_core.objective import Objective
-from r1_core.optim import build_optimizer
 from r1_core.types import Sample
 
 VOCAB, IMAGE, VIDEO, START, END = 64, 60, 61, 62, 63

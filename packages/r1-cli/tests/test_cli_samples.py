@@ -6,11 +6,11 @@ import pytest
 import torch
 from cli_groups import group
 
-from r1_cli.collect import Batch
-from r1_cli.evaluate import is_correct, majority_is_correct, pass_at_k, summarise
-from r1_cli.metrics import agreement, mean_of, reward_metrics, spread, staleness
-from r1_cli.samples import drop_failures, extend_positions, to_samples
-from r1_cli.supply import Supply
+from r1_cli.groups.group import drop_failures, extend_positions, to_samples
+from r1_cli.groups.supply import Supply
+from r1_cli.measure.metrics import agreement, mean_of, reward_metrics, spread, staleness
+from r1_cli.measure.validate import is_correct, majority_is_correct, pass_at_k, summarise
+from r1_cli.sampling.collect import Batch
 from r1_core.filtering import KeepAll
 from r1_rewards.types import Failure, Score
 

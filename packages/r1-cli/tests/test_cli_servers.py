@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from r1_cli import servers
-from r1_cli.assemble import ModelFiles
+from r1_cli.build import servers
+from r1_cli.build.learner import ModelFiles
 from r1_cli.config import ConfigError, RunConfig, load_config, unavailable, without_effect
-from r1_cli.models import ModelError
-from r1_rollout.vllm.pool import ServerPool
+from r1_cli.models.load import ModelError
+from r1_rollout.vllm.servers.pool import ServerPool
 
 BASE = [
     "data.train_files=owner/rows@train",

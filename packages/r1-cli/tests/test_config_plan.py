@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from r1_cli.announce import announce, size_text
 from r1_cli.config import ConfigError, Provenance, RunConfig, load_config
-from r1_cli.plan import Plan, count, make_plan
+from r1_cli.plan.announce import announce, size_text
+from r1_cli.plan.batches import Plan, count, make_plan
 
 BASE = [
     "data.train_files=owner/rows@train",

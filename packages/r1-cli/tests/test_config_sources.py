@@ -8,7 +8,7 @@ import pytest
 from r1_cli.config import ConfigError, RunConfig, load_config
 from r1_cli.config.data import RowFormat
 from r1_cli.config.sources import training_sources, validation_sources
-from r1_cli.plan import count, make_plan
+from r1_cli.plan.batches import count, make_plan
 from r1_data.formats import NAMES
 
 BASE = ["worker.actor.model.model_path=owner/model", "worker.reward.reward_function=math"]

@@ -7,12 +7,12 @@ import torch
 from core_models import VOCAB, in_float64, qwen2, text_samples
 from torch import Tensor
 
-from r1_core.batching import Batching, MicroLimit
 from r1_core.learner import Learner
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.optim import build_optimizer
+from r1_core.learner.parallel import Parallel, shard_model
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES, Correction, Rejection
 from r1_core.objective import Objective
-from r1_core.optim import build_optimizer
-from r1_core.parallel import Parallel, shard_model
 from r1_core.registry import Registry
 from r1_core.types import Sample
 

@@ -3,9 +3,9 @@
 from torch import nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
-from r1_core.batching import Batching, MicroLimit
 from r1_core.learner import Learner
-from r1_core.optim import build_optimizer
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.optim import build_optimizer
 
 SCALES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
           "num_key_value_heads": 1, "vocab_size": 64, "pad_token_id": None, "bos_token_id": None,

@@ -13,12 +13,12 @@ import two_ranks
 from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
 
 from r1_core.advantages import Reinforce, assign
-from r1_core.batching import Batching, MicroLimit
 from r1_core.learner import Learner
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.optim import build_optimizer
+from r1_core.learner.parallel import shard_model
 from r1_core.losses import GSPO
 from r1_core.objective import Objective
-from r1_core.optim import build_optimizer
-from r1_core.parallel import shard_model
 
 MODELS = {
     "qwen2": (lambda seed: qwen2(seed, tied=True), lambda: text_samples(((3, 4), (9, 9), (2, 6), (4, 3)))),

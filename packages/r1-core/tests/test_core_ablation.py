@@ -4,7 +4,7 @@ import pytest
 import torch
 from core_models import qwen2
 
-from r1_core.ablation import zeroed
+from r1_core.learner.ablation import zeroed
 
 NORM, EMBEDDING = "model.norm.weight", "model.embed_tokens.weight"
 

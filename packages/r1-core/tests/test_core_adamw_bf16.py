@@ -11,12 +11,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from r1_core import adamw_bf16
-from r1_core.adamw_bf16 import AdamWBF16
 from r1_core.advantages import GRPO, assign
-from r1_core.learner import Learner
+from r1_core.learner import Learner, adamw_bf16
+from r1_core.learner.adamw_bf16 import AdamWBF16
+from r1_core.learner.optim import build_optimizer
 from r1_core.objective import Objective
-from r1_core.optim import build_optimizer
 
 
 def gradients(steps, size=512, seed=0):

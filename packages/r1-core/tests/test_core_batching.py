@@ -9,8 +9,8 @@ from core_models import IMAGE_TOKEN, picture_samples, text_samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from r1_core.batching import MicroLimit, balance, count, fillers, schedule, split
-from r1_core.microbatch import collate, pack, pad
+from r1_core.learner.batching import MicroLimit, balance, count, fillers, schedule, split
+from r1_core.learner.microbatch import collate, pack, pad
 from r1_core.types import Sample
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)

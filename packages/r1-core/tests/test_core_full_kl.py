@@ -7,8 +7,8 @@ import torch
 from core_heads import CHANGING, Headless, LoRAHead, learner_for
 from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
 
-from r1_core import linear_scores
 from r1_core.advantages import Reinforce, assign
+from r1_core.learner import linear_scores
 from r1_core.objective import Objective
 
 TEMPERATURE = 0.7

@@ -9,7 +9,7 @@ from torch.autograd import grad, gradcheck
 
 from r1_core import kl, losses
 from r1_core.kl import EXPONENT_LIMIT, KL_ESTIMATORS
-from r1_core.logprobs import token_logprobs
+from r1_core.learner.logprobs import token_logprobs
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES, ValueLoss, aggregate
 from r1_core.losses.policy import row_mean, token_gap
 from r1_core.objective import Objective

@@ -9,10 +9,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from r1_core.batching import Batching, MicroLimit
-from r1_core.gradient_sums import GradientSums
 from r1_core.learner import Learner
-from r1_core.optim import build_optimizer
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.gradient_sums import GradientSums
+from r1_core.learner.optim import build_optimizer
 from r1_core.types import LossOutput
 
 ONE_ROUNDING = 2.0**-8  # of the value: half the distance of two neighbours in bfloat16

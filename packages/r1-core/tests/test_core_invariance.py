@@ -12,11 +12,11 @@ from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samp
 from safetensors.torch import load_file
 
 from r1_core.advantages import GRPO, assign
-from r1_core.batching import Batching, MicroLimit
 from r1_core.learner import Learner
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.optim import build_optimizer, learning_rate_scale
 from r1_core.losses import AGGREGATIONS, ValueLoss, aggregate
 from r1_core.objective import Objective
-from r1_core.optim import build_optimizer, learning_rate_scale
 from r1_core.types import Totals
 
 MODELS = {"qwen2": (qwen2, text_samples), "qwen2.5-vl": (qwen25_vl, picture_samples)}

@@ -9,13 +9,12 @@ import torch
 from core_models import picture_samples, qwen2, qwen25_vl, text_samples
 from safetensors.torch import load_file
 
-from r1_core import checkpoint
 from r1_core.advantages import GRPO, assign
-from r1_core.batching import Batching, MicroLimit
-from r1_core.learner import Learner
-from r1_core.logprobs import token_logprobs
+from r1_core.learner import Learner, checkpoint
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.logprobs import token_logprobs
+from r1_core.learner.optim import build_optimizer, learning_rate_scale
 from r1_core.objective import Objective
-from r1_core.optim import build_optimizer, learning_rate_scale
 from r1_core.types import LossOutput
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from r1_core import linear_scores as room
-from r1_core.linear_scores import ENTROPY, LOGPROB, SQUARED_PROBS, Settings, linear_scores
+from r1_core.learner import linear_scores as room
+from r1_core.learner.linear_scores import ENTROPY, LOGPROB, SQUARED_PROBS, Settings, linear_scores
 
 VOCABULARY, WIDTH = 11, 5
 WAYS = ("recomputed", "token_wise", "frozen")

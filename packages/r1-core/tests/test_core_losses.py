@@ -9,8 +9,8 @@ from core_cases import SETTINGS
 from core_models import text_samples
 
 from r1_core import losses
-from r1_core.batching import count
-from r1_core.logprobs import token_logprobs
+from r1_core.learner.batching import count
+from r1_core.learner.logprobs import token_logprobs
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES, Correction, Rejection, ValueLoss, aggregate
 from r1_core.losses.correction import correct, diagnose, effective_sample_size, importance_weights
 from r1_core.losses.covariance import token_covariance

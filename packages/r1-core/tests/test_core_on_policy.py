@@ -6,11 +6,11 @@ from core_heads import Headless
 from core_models import picture_samples, qwen2, qwen25_vl, text_samples
 
 from r1_core.advantages import GRPO, assign
-from r1_core.batching import Batching, MicroLimit
 from r1_core.learner import Learner
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.optim import build_optimizer
 from r1_core.losses import GSPO, ClipCov, Correction
 from r1_core.objective import Objective
-from r1_core.optim import build_optimizer
 
 OBJECTIVES = {
     "token-wise": Objective(),

@@ -11,13 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from r1_core import linear_scores, losses
+from r1_core import losses
 from r1_core.advantages import GRPO, OptimalTokenBaseline, assign
-from r1_core.batching import MicroLimit, count
+from r1_core.learner import linear_scores
+from r1_core.learner.batching import MicroLimit, count
+from r1_core.learner.microbatch import collate
+from r1_core.learner.scoring import Scorer
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES
-from r1_core.microbatch import collate
 from r1_core.objective import Objective
-from r1_core.scoring import Scorer
 
 WIDE = {"clip_low": 0.2, "clip_high": 0.3}
 SETTINGS = {

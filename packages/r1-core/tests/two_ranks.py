@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from r1_core.parallel import Parallel
+from r1_core.learner.parallel import Parallel
 
 
 def run(script: Path, folder: Path) -> None:

@@ -8,7 +8,7 @@ import PIL.Image
 import pytest
 from PIL import Image, ImageChops
 
-from r1_data.media import image_size, load_image
+from r1_data.pictures import image_size, load_image
 from r1_data.types import DataError
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from r1_data.media import image_size
 from r1_data.media_cache import MediaCache
+from r1_data.pictures import image_size
 from r1_data.references import Downloads, Url, Video, digest_content, open_file, resolve_picture, resolve_video
 from r1_data.render import Renderer
 from r1_data.types import Example, MediaError

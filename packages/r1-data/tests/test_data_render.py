@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig
 
-from r1_data.media import load_image
+from r1_data.pictures import load_image
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from r1_rewards import RewardInput, RewardSpecError, code, load
-from r1_rewards.code_grading import same_output, same_value
-from r1_rewards.code_tests import AssertTests, CallTests, StdinTests, TestsError, read_tests
-from r1_rewards.jail import kernel, values
+from r1_rewards.sandbox.code_grading import same_output, same_value
+from r1_rewards.sandbox.code_tests import AssertTests, CallTests, StdinTests, TestsError, read_tests
+from r1_rewards.sandbox.jail import kernel, values
 
 pytestmark = pytest.mark.skipif(not kernel.SUPPORTED, reason="judged code is confined on Linux, x86_64 or aarch64")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from r1_rewards import extract
-from r1_rewards.number import parse_number
+from r1_rewards.reading import extract
+from r1_rewards.reading.number import parse_number
 
 
 @pytest.mark.parametrize(

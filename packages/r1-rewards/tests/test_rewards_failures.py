@@ -9,7 +9,8 @@ import textwrap
 
 import pytest
 
-from r1_rewards import RewardFailure, RewardInput, RewardSpecError, batch, load, pool
+from r1_rewards import RewardFailure, RewardInput, RewardSpecError, load
+from r1_rewards.workers import batch, pool
 
 SEQUENTIAL = "import os, time\nREWARD_TYPE = 'sequential'\ndef f(r):\n    text = r['response']\n"
 MIXED = SEQUENTIAL + "    if text == 'bad':\n        raise ValueError('ugh')\n    return float(text)\n"

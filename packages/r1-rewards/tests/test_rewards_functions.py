@@ -5,7 +5,7 @@ import io
 import pytest
 
 from r1_rewards import RewardInput, RewardSpecError, load
-from r1_rewards.arguments import check_columns
+from r1_rewards.workers.arguments import check_columns
 
 INPUTS = [
     RewardInput(

@@ -11,8 +11,8 @@ pytest.importorskip("httpx", reason='needs "r1-rewards[http]"')
 from loopback import answering
 
 from r1_rewards import RewardInput, RewardSpecError, load
-from r1_rewards.endpoint import Unusable
-from r1_rewards.judge import JudgeVerifier, read_mark, score
+from r1_rewards.services.endpoint import Unusable
+from r1_rewards.services.judge import JudgeVerifier, read_mark, score
 
 NONCE = "0123456789abcdef"
 

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from r1_rewards import RewardInput, reference_probability
-from r1_rewards.reference_probability import ReferenceProbability, Settings
-from r1_rewards.shaping import AGGREGATIONS, aggregate, bins, shaping
-from r1_rewards.splice import splice, splice_alone
+from r1_rewards.reference.reference_probability import ReferenceProbability, Settings
+from r1_rewards.reference.shaping import AGGREGATIONS, aggregate, bins, shaping
+from r1_rewards.reference.splice import splice, splice_alone
 
 RESPONSE = "<think>6*7</think> <answer> 41 </answer>"
 

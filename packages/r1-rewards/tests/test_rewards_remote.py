@@ -14,7 +14,7 @@ pytest.importorskip("httpx", reason='needs "r1-rewards[http]"')
 from loopback import answering, dead_url
 
 from r1_rewards import RewardInput, RewardSpecError, load
-from r1_rewards.remote import RemoteVerifier, score
+from r1_rewards.services.remote import RemoteVerifier, score
 
 QUICK = {"backoff": 0.01, "timeout": 5.0}
 
@@ -169,7 +169,7 @@ def test_pauses_grow_and_a_server_may_say_when_to_come_back(monkeypatch):
     async def sleep(seconds):
         pauses.append(seconds)
 
-    monkeypatch.setattr("r1_rewards.endpoint.asyncio.sleep", sleep)
+    monkeypatch.setattr("r1_rewards.services.endpoint.asyncio.sleep", sleep)
     busy = [(503, {})] * 4 + [(429, {}, [("retry-after", "20")])]
     answers = iter([*busy, (200, {"rewards": [2.0]})])
     with answering(lambda *_: next(answers)) as url, RemoteVerifier(url, backoff=1.0, tries=9) as verifier:

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from r1_rewards.jail import kernel
-from r1_rewards.sandbox import PROTECTIONS, Limits, Sandbox, SandboxError, describe
+from r1_rewards.sandbox.execution import PROTECTIONS, Limits, Sandbox, SandboxError, describe
+from r1_rewards.sandbox.jail import kernel
 
 pytestmark = pytest.mark.skipif(not kernel.SUPPORTED, reason="judged code is confined on Linux, x86_64 or aarch64")
 
@@ -264,7 +264,7 @@ def test_nothing_is_left_after_closing_even_in_the_middle_of_a_run():
 
 def test_a_sandbox_dies_with_its_owner():
     code = (
-        "from r1_rewards.sandbox import Sandbox\nbox = Sandbox()\nbox.start('answer', 'while True: pass')\n"
+        "from r1_rewards.sandbox.execution import Sandbox\nbox = Sandbox()\nbox.start('answer', 'while True: pass')\n"
         "import os\nos.system('cat /proc/%d/task/*/children' % os.getpid())\nos.kill(os.getpid(), 9)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
@@ -291,8 +291,8 @@ UNSHARE, LANDLOCK, SECCOMP = [(272, 97), None], [(444, 444), None], [(157, 167),
 
 ON_ANOTHER_SYSTEM = """
 import ctypes, json, struct, sys
-from r1_rewards.jail import kernel
-from r1_rewards.sandbox import Limits, Sandbox, SandboxError, describe
+from r1_rewards.sandbox.jail import kernel
+from r1_rewards.sandbox.execution import Limits, Sandbox, SandboxError, describe
 denied, level, source = json.loads(sys.argv[1])
 steps = []
 for numbers, argument in denied:
@@ -352,10 +352,10 @@ def test_without_a_system_call_filter_nothing_runs_at_any_level(level):
 
 def test_an_ordinary_user_gets_every_protection(tmp_path):
     code = (
-        "import os, sys\nfrom r1_rewards.jail import kernel\nuid = os.getuid()\n"
+        "import os, sys\nfrom r1_rewards.sandbox.jail import kernel\nuid = os.getuid()\n"
         "kernel.unshare(kernel.CLONE_NEWUSER)\nopen('/proc/self/uid_map', 'w').write(f'1000 {uid} 1')\n"
         "os.execv(sys.executable, [sys.executable, '-c', "
-        "'import os; from r1_rewards.sandbox import Sandbox\\n"
+        "'import os; from r1_rewards.sandbox.execution import Sandbox\\n"
         'with Sandbox() as s: print(os.getuid(), s.run("print(7)", b"", 5).stdout, *s.active)\'])\n'
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -17,8 +17,8 @@ from loopback import dead_url, faulty, serving
 
 from r1_rewards import RewardInput, Score, load
 from r1_rewards.main import main
-from r1_rewards.remote import RemoteVerifier
-from r1_rewards.serve import Limits, build_app, is_loopback, response_of
+from r1_rewards.services.remote import RemoteVerifier
+from r1_rewards.services.serve import Limits, build_app, is_loopback, response_of
 from r1_rewards.types import Failure
 
 TOKEN = "correct-horse-battery"

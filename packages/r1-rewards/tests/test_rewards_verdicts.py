@@ -4,7 +4,6 @@ import pytest
 
 from r1_rewards import (
     dapo,
-    expression,
     geo3k,
     gsm8k_verl,
     lmm_r1,
@@ -12,11 +11,11 @@ from r1_rewards import (
     math_easyr1,
     math_verl,
     prime_math,
-    prm800k,
     r1v_easyr1,
     search_r1,
 )
-from r1_rewards.guards import refusal
+from r1_rewards.reading import expression, prm800k
+from r1_rewards.reading.guards import refusal
 
 
 def test_dapo_pays_one_or_minus_one_and_punishes_length():

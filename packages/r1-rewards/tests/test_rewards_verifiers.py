@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from r1_rewards import gsm8k, math, r1v
-from r1_rewards.format import has_r1v
-from r1_rewards.guards import refusal
+from r1_rewards.reading.guards import refusal
+from r1_rewards.verifiers.format import has_r1v
 
 MODEL_SOLUTIONS = Path(__file__).resolve().parents[4] / "shared/data/gsm8k/model_solutions.json"
 EQUAL = [

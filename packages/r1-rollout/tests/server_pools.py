@@ -11,10 +11,10 @@ from fake_vllm import END, FakeServer, answer, serving
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint
-from r1_rollout.vllm.members import Deadlines
-from r1_rollout.vllm.pool import ServerPool
 from r1_rollout.vllm.seeds import sample_seed
-from r1_rollout.vllm.server import LocalServer
+from r1_rollout.vllm.servers.members import Deadlines
+from r1_rollout.vllm.servers.pool import ServerPool
+from r1_rollout.vllm.servers.server import LocalServer
 
 QUICK = Deadlines(stall=60.0, load=60.0, probe=0.01, recovery=120.0)
 PARAMS = SamplingParams(max_tokens=6, n=2, seed=5)

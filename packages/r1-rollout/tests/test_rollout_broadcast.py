@@ -17,12 +17,12 @@ from fake_vllm import FakeServer
 from server_pools import PARAMS, Pools, adapter, all_ready, prompts, wait_for, weights
 
 import r1_rollout
-from r1_rollout.vllm import lane
-from r1_rollout.vllm.broadcast import Broadcast, BrokenOff
 from r1_rollout.vllm.client import Endpoint
-from r1_rollout.vllm.members import Deadlines, ServersLost
 from r1_rollout.vllm.nccl_group import NcclSender
-from r1_rollout.vllm.server import LocalServer
+from r1_rollout.vllm.servers import lane
+from r1_rollout.vllm.servers.broadcast import Broadcast, BrokenOff
+from r1_rollout.vllm.servers.members import Deadlines, ServersLost
+from r1_rollout.vllm.servers.server import LocalServer
 from r1_rollout.vllm.tcp_group import TcpReceiver, TcpSender, own_address
 from r1_rollout.weights import WeightsError
 

@@ -12,8 +12,8 @@ from server_pools import PARAMS, Pools, expected, prompts, told, wait_for, weigh
 
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault
-from r1_rollout.vllm.members import Deadlines, ServersLost
-from r1_rollout.vllm.pool import ServerPool
+from r1_rollout.vllm.servers.members import Deadlines, ServersLost
+from r1_rollout.vllm.servers.pool import ServerPool
 
 
 def test_thousands_of_samples_arrive_once_each_whatever_two_of_three_servers_do(pools: Pools) -> None:

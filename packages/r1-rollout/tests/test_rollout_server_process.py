@@ -17,10 +17,10 @@ import r1_rollout
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import Endpoint, ServerFault, ask
 from r1_rollout.vllm.guard import TokenGuard
-from r1_rollout.vllm.members import Deadlines, ServersLost
-from r1_rollout.vllm.pool import ServerPool
 from r1_rollout.vllm.seeds import sample_seed
-from r1_rollout.vllm.server import LocalServer, ServerFailed, vllm_command
+from r1_rollout.vllm.servers.members import Deadlines, ServersLost
+from r1_rollout.vllm.servers.pool import ServerPool
+from r1_rollout.vllm.servers.server import LocalServer, ServerFailed, vllm_command
 from r1_rollout.vllm.shards import read_shards, write_shards
 
 FAKE = Path(__file__).with_name("fake_vllm.py")

@@ -11,8 +11,8 @@ from PIL import Image
 
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import ServerFault
-from r1_rollout.vllm.protocol import generate_body, read_group, read_scores, score_body
 from r1_rollout.vllm.seeds import sample_seed
+from r1_rollout.vllm.servers.protocol import generate_body, read_group, read_scores, score_body
 
 
 def prompt(**fields: Any) -> Any:

@@ -8,7 +8,7 @@ from fake_vllm import FakeServer
 from server_pools import PARAMS, Pools, adapter, all_ready, prompts, take, wait_for, weights
 
 from r1_rollout.lora import Adapter
-from r1_rollout.vllm.members import Deadlines, ServersLost
+from r1_rollout.vllm.servers.members import Deadlines, ServersLost
 from r1_rollout.weights import WeightsError
 
 

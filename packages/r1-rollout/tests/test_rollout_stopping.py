@@ -10,7 +10,7 @@ import torch
 from embedded_cases import END, copy_of, engine_for, mixed_prompts, sample, text_prompt
 
 from r1_rollout.embedded import EmbeddedEngine
-from r1_rollout.kv import GroupCache
+from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.types import Completion, SamplingParams
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-"

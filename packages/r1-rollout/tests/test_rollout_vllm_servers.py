@@ -20,10 +20,10 @@ import r1_rollout
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault, ask
-from r1_rollout.vllm.members import Deadlines
-from r1_rollout.vllm.pool import ServerPool
-from r1_rollout.vllm.protocol import generate_body
-from r1_rollout.vllm.server import LocalServer, vllm_command
+from r1_rollout.vllm.servers.members import Deadlines
+from r1_rollout.vllm.servers.pool import ServerPool
+from r1_rollout.vllm.servers.protocol import generate_body
+from r1_rollout.vllm.servers.server import LocalServer, vllm_command
 from r1_rollout.weights import WeightsError
 
 pytestmark = [

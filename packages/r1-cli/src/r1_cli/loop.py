@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from r1_cli.checkpoints import Draft
-from r1_cli.collect import collect
-from r1_cli.evaluate import validate
-from r1_cli.metrics import divergence, step_metrics, update_metrics
+from r1_cli.groups.group import baselines, part_rewards, to_samples
+from r1_cli.groups.supply import save_surplus
+from r1_cli.measure.metrics import divergence, step_metrics, update_metrics
+from r1_cli.measure.validate import validate
 from r1_cli.roles import Position, Run, Schedule
-from r1_cli.samples import baselines, part_rewards, to_samples
-from r1_cli.stop import Stopped
-from r1_cli.stopwatch import Stopwatch
-from r1_cli.supply import save_surplus
+from r1_cli.sampling.collect import collect
+from r1_cli.state.checkpoints import Draft
+from r1_cli.state.stop import Stopped
 from r1_cli.track import Generation
+from r1_cli.track.stopwatch import Stopwatch
 from r1_core.objective import Objective
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure

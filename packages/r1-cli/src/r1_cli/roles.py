@@ -7,11 +7,11 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from r1_cli.checkpoints import CheckpointStore
-from r1_cli.rewards import Shaping
-from r1_cli.samples import Decoder
-from r1_cli.stop import StopRequest
-from r1_cli.supply import Supply, resume_supply
+from r1_cli.groups.group import Decoder
+from r1_cli.groups.shaping import Shaping
+from r1_cli.groups.supply import Supply, resume_supply
+from r1_cli.state.checkpoints import CheckpointStore
+from r1_cli.state.stop import StopRequest
 from r1_cli.track import Tracker
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController

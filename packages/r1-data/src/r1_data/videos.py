@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from r1_data.media import image_size, load_image
+from r1_data.pictures import image_size, load_image
 from r1_data.references import Video, describe, fetched, open_file
 from r1_data.types import MediaError
 

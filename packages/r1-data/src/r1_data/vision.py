@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from r1_data.media import image_size, load_image
 from r1_data.media_cache import MediaCache
+from r1_data.pictures import image_size, load_image
 from r1_data.references import Video, digest_content, fetched
 from r1_data.types import DataError, MediaError
 from r1_data.videos import Clip, FrameRules, load_frames, probe_video

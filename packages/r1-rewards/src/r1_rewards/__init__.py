@@ -9,9 +9,9 @@ import importlib
 from types import ModuleType
 
 from r1_rewards.load import load
-from r1_rewards.pool import PooledVerifier
 from r1_rewards.spec import BUILTINS, RewardSpecError
 from r1_rewards.types import Cause, Failure, FailurePolicy, OpenVerifier, RewardFailure, RewardInput, Score, Verifier
+from r1_rewards.workers.pool import PooledVerifier
 
 __all__ = [
     "Cause",
@@ -28,8 +28,16 @@ __all__ = [
 ]
 
 
+# Modules that are asked for by these names, whichever room they stand in.
+_ROOMS = {
+    **{name: f"verifiers.{name}" for name in BUILTINS},
+    "extract": "reading.extract",
+    "reference_probability": "reference.reference_probability",
+}
+
+
 def __getattr__(name: str) -> ModuleType:
-    """Import a verifier's module when it is first asked for, as in `r1_rewards.math`."""
-    if name in (*BUILTINS, "reference_probability"):
-        return importlib.import_module(f"r1_rewards.{name}")
+    """Import a module when it is first asked for, as in `r1_rewards.math`."""
+    if name in _ROOMS:
+        return importlib.import_module(f"r1_rewards.{_ROOMS[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

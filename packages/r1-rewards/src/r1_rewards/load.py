@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from r1_rewards.pool import PooledVerifier
 from r1_rewards.service import open_service
-from r1_rewards.source import write_function
 from r1_rewards.spec import SERVICES, parse_spec
 from r1_rewards.types import FailurePolicy, OpenVerifier
+from r1_rewards.workers.pool import PooledVerifier
+from r1_rewards.workers.source import write_function
 
 
 def load(

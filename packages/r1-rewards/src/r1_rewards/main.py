@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from r1_rewards.load import load
-from r1_rewards.remote import TOKEN_VARIABLE
-from r1_rewards.serve import MARKERS, Limits, require_token, serve
+from r1_rewards.services.remote import TOKEN_VARIABLE
+from r1_rewards.services.serve import MARKERS, Limits, require_token, serve
 from r1_rewards.spec import BUILTINS, SERVICES, RewardSpecError
 
 DESCRIPTION = f"""Offer a verifier over HTTP: POST /get_reward as OpenRLHF and LMM-R1 ask, POST /score, GET /health.

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Each a module of this package with a function `score`.
+# Each a module of `verifiers` with a function `score`.
 BUILTINS = (
     "box", "choice", "code", "combine", "dapo", "format", "geo3k", "gsm8k", "gsm8k_verl", "language", "length",
     "lmm_r1", "math", "math_dapo", "math_easyr1", "math_verl", "numeric", "point", "prime_math", "r1v", "r1v_easyr1",
     "repetition", "search_r1", "text",
 )  # fmt: skip
 SERVICES = {  # classes that run in the caller's process, because they run nobody's code
-    "judge": "r1_rewards.judge:JudgeVerifier",
-    "remote": "r1_rewards.remote:RemoteVerifier",
-    "reward_model": "r1_rewards.reward_model:RewardModelVerifier",
+    "judge": "r1_rewards.services.judge:JudgeVerifier",
+    "remote": "r1_rewards.services.remote:RemoteVerifier",
+    "reward_model": "r1_rewards.services.reward_model:RewardModelVerifier",
 }
 
 
@@ -62,7 +62,7 @@ def parse_spec(text: str) -> RewardSpec:
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raise RewardSpecError for an option that the built-in verifier `name` does not have, or that it needs."""
-    module = importlib.import_module(f"r1_rewards.{name}")
+    module = importlib.import_module(f"r1_rewards.verifiers.{name}")
     signature = inspect.signature(module.score)
     keywords = [key for key, parameter in signature.parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
     for key in options:

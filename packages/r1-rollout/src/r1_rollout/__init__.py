@@ -1,6 +1,47 @@
 """Group sampling with token log-probs and hot weight updates."""
 
-from r1_rollout.loading import LoadedEngine, load
-from r1_rollout.types import Completion, SamplingParams
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Completion", "LoadedEngine", "SamplingParams", "load"]
+if TYPE_CHECKING:
+    from r1_rollout.canary import TOLERANCE as TOLERANCE
+    from r1_rollout.canary import Canary as Canary
+    from r1_rollout.embedded import EmbeddedEngine as EmbeddedEngine
+    from r1_rollout.fault import find_fault as find_fault
+    from r1_rollout.loading import LoadedEngine as LoadedEngine
+    from r1_rollout.loading import load as load
+    from r1_rollout.probes import text_probes as text_probes
+    from r1_rollout.types import Completion as Completion
+    from r1_rollout.types import SamplingParams as SamplingParams
+    from r1_rollout.vllm.client import Endpoint as Endpoint
+    from r1_rollout.vllm.engine import VllmEngine as VllmEngine
+    from r1_rollout.vllm.servers.members import Deadlines as Deadlines
+    from r1_rollout.vllm.servers.pool import ServerPool as ServerPool
+    from r1_rollout.vllm.servers.server import LocalServer as LocalServer
+    from r1_rollout.vllm.servers.server import vllm_command as vllm_command
+
+# What is imported from the package itself, and the module that has it, loaded when first asked for.
+PUBLIC = {
+    "Canary": "canary",
+    "Completion": "types",
+    "Deadlines": "vllm.servers.members",
+    "EmbeddedEngine": "embedded",
+    "Endpoint": "vllm.client",
+    "LoadedEngine": "loading",
+    "LocalServer": "vllm.servers.server",
+    "SamplingParams": "types",
+    "ServerPool": "vllm.servers.pool",
+    "TOLERANCE": "canary",
+    "VllmEngine": "vllm.engine",
+    "find_fault": "fault",
+    "load": "loading",
+    "text_probes": "probes",
+    "vllm_command": "vllm.servers.server",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name. Raises AttributeError for any other."""
+    if name in PUBLIC:
+        return getattr(import_module(f"r1_rollout.{PUBLIC[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

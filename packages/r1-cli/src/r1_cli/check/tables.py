@@ -5,8 +5,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from r1_cli.announce import found_format
-from r1_cli.check.report import TITLES, Report
+from r1_cli.check.findings import TITLES, Report
+from r1_cli.plan.announce import found_format
 
 BAR = 40  # characters of the longest bar
 

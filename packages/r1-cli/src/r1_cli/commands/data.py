@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from r1_cli.commands.errors import ANY_WORDS, told_plainly
-from r1_cli.threads import share_processors
+from r1_cli.commands.threads import share_processors
 
 
 @click.group(short_help="Check the rows of a configuration, or show one.")
@@ -38,13 +38,13 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None) -> None:
         share_processors()
         from rich.console import Console
 
-        from r1_cli.assemble import build_renderer, open_model
+        from r1_cli.build.learner import build_renderer, open_model
+        from r1_cli.build.rendering import open_workers
+        from r1_cli.check.examine import check as check_rows
         from r1_cli.check.page import write_page
-        from r1_cli.check.run import check as check_rows
         from r1_cli.check.tables import show as show_tables
-        from r1_cli.console import ConsoleReporter, configure_logging
-        from r1_cli.media import open_workers
-        from r1_cli.models import ModelError
+        from r1_cli.models.load import ModelError
+        from r1_cli.track.console import ConsoleReporter, configure_logging
         from r1_data.check import Inspector
 
         console = Console()
@@ -79,7 +79,7 @@ def show(settings: tuple[str, ...], row: str, validation: bool) -> None:
 
         share_processors()
         from r1_cli.check.show import describe_row
-        from r1_cli.models import ModelError
+        from r1_cli.models.load import ModelError
 
         with told_plainly(ModelError):
             click.echo(describe_row(config, row, validation=validation))

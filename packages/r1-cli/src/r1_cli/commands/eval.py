@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from r1_cli.commands.errors import ANY_WORDS, told_plainly
-from r1_cli.threads import share_processors
+from r1_cli.commands.threads import share_processors
 
 
 @click.command(name="eval", short_help="Score a model on the validation rows.", context_settings=ANY_WORDS)
@@ -29,8 +29,8 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
         config, _ = load_config([*settings, f"worker.actor.model.model_path={model}"], command="eval")
 
         share_processors()
-        from r1_cli.models import ModelError
-        from r1_cli.report import evaluate_model
+        from r1_cli.jobs.evaluate import evaluate_model
+        from r1_cli.models.load import ModelError
         from r1_rollout.errors import EngineError
         from r1_rollout.vllm.client import ServerError
 

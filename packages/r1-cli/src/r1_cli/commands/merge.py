@@ -20,8 +20,8 @@ def merge(checkpoint: Path, output: Path | None) -> None:
     \b
       r1 merge checkpoints/easy_r1/demo/global_step_60 --output my-model
     """
-    from r1_cli.merge import merge as write_folder
-    from r1_cli.models import ModelError
+    from r1_cli.jobs.merge import merge as write_folder
+    from r1_cli.models.load import ModelError
 
     with told_plainly(ModelError, FileExistsError):
         click.echo(write_folder(checkpoint, output))

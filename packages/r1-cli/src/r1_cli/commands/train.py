@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from r1_cli.commands.errors import ANY_WORDS, told_plainly
-from r1_cli.threads import share_processors
+from r1_cli.commands.threads import share_processors
 
 if TYPE_CHECKING:
     from r1_cli.config import Provenance, RunConfig
@@ -39,8 +39,8 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         require_available(config, provenance)
 
         share_processors()
-        from r1_cli.models import ModelError
-        from r1_cli.run import train as run_training
+        from r1_cli.jobs.train import train as run_training
+        from r1_cli.models.load import ModelError
         from r1_rewards.types import RewardFailure
         from r1_rollout.canary import StaleWeights
         from r1_rollout.errors import EngineError
@@ -56,11 +56,11 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     import yaml
     from rich.console import Console
 
-    from r1_cli.announce import announce, render_sources
+    from r1_cli.build.rows import open_local
     from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources
-    from r1_cli.plan import count, make_plan
-    from r1_cli.sources import open_local
+    from r1_cli.plan.announce import announce, render_sources
+    from r1_cli.plan.batches import count, make_plan
 
     plan = make_plan(config, *count(config))
     sources, val_sources = training_sources(config.data), validation_sources(config.data)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from r1_cli.checkpoints import write_json
+from r1_cli.state.checkpoints import write_json
 from r1_cli.track.types import Record, RunInfo
 
 CONFIG_FILE = "experiment_config.json"

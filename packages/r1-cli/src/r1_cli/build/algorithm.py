@@ -1,0 +1,147 @@
+"""From a configuration to the math of a run: objective, advantages, rewards, filter, and where they begin."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import cast
+
+from r1_cli.config import RunConfig
+from r1_cli.config.algorithm import bounds
+from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, settings_of
+from r1_cli.build.plugins import choose
+from r1_cli.groups.shaping import OverlongBuffer, Shaping
+from r1_cli.roles import Estimate, Position
+from r1_cli.groups.supply import Supply
+from r1_core import advantages, losses
+from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVariance
+from r1_core.kl_control import AdaptiveKL, FixedKL, KLController
+from r1_core.losses import Correction, Rejection
+from r1_core.losses.correction import Measure, Span
+from r1_core.objective import Objective
+from r1_core.reward_normalization import RewardNormalizer
+from r1_rollout.types import SamplingParams
+
+
+def build_part_names(config: RunConfig) -> Sequence[str] | None:
+    """The parts of a score that GDPO judges apart, () for all; None for estimators that see one reward."""
+    algorithm = config.algorithm
+    return (algorithm.gdpo_reward_keys or ()) if algorithm.adv_estimator == "gdpo" else None
+
+
+def build_objective(config: RunConfig) -> Objective:
+    """The loss that the learner descends.
+
+    Clip widths mean something else in every loss: those that the user did not set are the loss's own.
+    """
+    actor, algorithm = config.worker.actor, config.algorithm
+    off_policy = algorithm.off_policy_mask_threshold
+    return Objective(
+        choose(losses.POLICY_LOSSES, actor.loss_type, settings_of(config, LOSS_OPTIONS, actor.loss_type)),
+        aggregation=actor.loss_avg_mode,
+        kl_penalty=algorithm.kl_penalty if algorithm.use_kl_loss and not algorithm.disable_kl else None,
+        entropy_coef=actor.entropy_coef,
+        length=actor.loss_scale_factor or config.data.max_response_length,
+        off_policy_threshold=float("inf") if off_policy is None else off_policy,
+        correction=build_correction(config),
+    )
+
+
+def build_correction(config: RunConfig) -> Correction | None:
+    """How the gap between engine and learner is corrected; None for not at all."""
+    settings = config.algorithm.rollout_correction
+    if settings.rollout_is is None and not settings.rollout_rs:
+        return None
+    lower, upper = bounds(settings.rollout_is_threshold)
+    rules, thresholds = settings.rollout_rs or [], settings.rollout_rs_threshold or []
+    if len(thresholds) == 1:
+        thresholds = thresholds * len(rules)
+    return Correction(
+        settings.rollout_is,
+        upper=upper,
+        lower=lower or 0.0,
+        outside="clamp" if lower is None else "zero",
+        normalize=settings.rollout_is_batch_normalize,
+        rejections=tuple(build_rejection(*pair) for pair in zip(rules, thresholds, strict=True)),
+    )
+
+
+def build_rejection(rule: str, threshold: float | str) -> Rejection:
+    """Return the rule of veRL's name. Example: `seq_mean_k1` bounds the geometric mean of a sequence's ratios."""
+    span, _, measure = rule.removeprefix("seq_").rpartition("_")
+    lower, upper = bounds(threshold)
+    if lower is None:
+        lower = 1 / upper if measure == "k1" else 0.0
+    return Rejection(cast(Measure, measure), cast(Span, span), upper, lower)
+
+
+def build_estimate(config: RunConfig) -> Estimate:
+    """The function that gives samples their advantages, with the KL inside the reward if it is not in the loss."""
+    name = config.algorithm.adv_estimator
+    return partial(
+        advantages.assign,
+        estimator=choose(advantages.ESTIMATORS, name, settings_of(config, ESTIMATOR_OPTIONS, name)),
+        kl_penalty=kl_in_reward(config),
+    )
+
+
+def kl_in_reward(config: RunConfig) -> str | None:
+    """The KL penalty that is taken off the rewards, None if it stands in the loss or nowhere."""
+    algorithm = config.algorithm
+    return None if algorithm.use_kl_loss or algorithm.disable_kl else algorithm.kl_penalty
+
+
+def may_learn_old_later(config: RunConfig, objective: Objective) -> bool:
+    """Whether nothing asks for the old policy's log-probs, or its distributions, before the first gradient.
+
+    A step of one update then needs no forward pass for them: the update's own has the same weights. An estimator of the
+    user's own may look at whatever an estimator is given.
+    """
+    name = config.algorithm.adv_estimator
+    looks = name == "optimal_token_baseline" or name not in advantages.ESTIMATORS
+    return kl_in_reward(config) is None and not looks and not objective.needs_old_logprobs
+
+
+def build_shaping(config: RunConfig) -> Shaping:
+    """What is done to rewards before the estimator; `reinforce_baseline` clips them after its baseline, by itself."""
+    algorithm, overlong = config.algorithm, config.worker.reward.overlong_buffer
+    buffer = None
+    if overlong.enable and overlong.len is not None:
+        buffer = OverlongBuffer(config.data.max_response_length, overlong.len, overlong.penalty_factor)
+    clips_itself = algorithm.adv_estimator == "reinforce_baseline"
+    return Shaping(buffer, algorithm.normalize_reward, None if clips_itself else algorithm.reward_clip_range)
+
+
+def build_start(config: RunConfig) -> Position:
+    """Where a new run is."""
+    return Position(0, Supply(), build_kl_controller(config), build_filter(config), RewardNormalizer())
+
+
+def build_kl_controller(config: RunConfig) -> KLController:
+    """How the weight of the KL term changes over the run."""
+    algorithm = config.algorithm
+    if algorithm.kl_type == "fixed" or algorithm.disable_kl:
+        return FixedKL(algorithm.kl_coef)
+    return AdaptiveKL(algorithm.kl_coef, algorithm.kl_target, int(algorithm.kl_horizon))
+
+
+def build_filter(config: RunConfig) -> GroupFilter:
+    """Dynamic sampling: which groups are worth training on."""
+    algorithm = config.algorithm
+    if not algorithm.online_filtering:
+        return KeepAll()
+    if algorithm.filter_mode == "zero_variance":
+        return NonzeroVariance()
+    if algorithm.filter_mode == "ema_std":
+        return EMAStd(
+            beta=algorithm.std_filter_beta,
+            ratio=algorithm.filter_ema_ratio,
+            ema_start_step=algorithm.filter_ema_start_step,
+            filter_start_step=algorithm.filter_start_step,
+        )
+    return MeanRange(algorithm.filter_low, algorithm.filter_high)
+
+
+def build_baseline_sampling(config: RunConfig) -> SamplingParams | None:
+    """How the answer is sampled that ReMax compares with: greedily (arXiv 2310.10505, section 4); None for others."""
+    if config.algorithm.adv_estimator != "remax":
+        return None
+    return SamplingParams(max_tokens=config.data.max_response_length, temperature=0.0)

@@ -1,0 +1,78 @@
+"""Which engine samples, and how it is made from a configuration."""
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from r1_cli.models import load as models
+from r1_cli.config import RunConfig
+from r1_cli.config.availability import samples_with_vllm
+from r1_cli.config.sources import validation_sources
+from r1_cli.models.precision import engine_dtype
+from r1_cli.build.servers import build_server_pool
+from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.errors import EngineError
+from r1_rollout.types import Generator
+from r1_rollout.vllm.engine import VllmEngine
+
+if TYPE_CHECKING:
+    from r1_cli.build.learner import ModelFiles
+
+
+def build_engine(config: RunConfig, model: "ModelFiles", weights: Any, stack: ExitStack) -> Generator:
+    """Make the engine that `worker.rollout.name` asks for; it ends with `stack`.
+
+    Args:
+        weights: a loaded model. The embedded engine takes it over; None will do for vLLM.
+
+    Raises:
+        ModelError: the engine cannot run this kind of model, or cannot start.
+    """
+    ends = models.end_token_ids(models.load_generation_config(model.path, model.config), model.tokenizer)
+    banned = models.media_token_ids(model.config, model.tokenizer)
+    if config.worker.rollout.servers.used:
+        return stack.enter_context(build_server_pool(config, model, ends, max_sequences(config)))
+    try:
+        if samples_with_vllm(config):
+            engine = VllmEngine.load(model.path, end_token_ids=ends, **vllm_options(config, model, banned))
+            stack.callback(engine.close)
+            return engine
+        return EmbeddedEngine(
+            weights,
+            end_token_ids=ends,
+            banned_token_ids=banned,
+            max_sequences=max_sequences(config),
+            device=model.device,
+        )
+    except ValueError as error:
+        raise models.ModelError(f"{model.path}: {error}") from error
+    except EngineError as error:
+        raise models.ModelError(str(error)) from error
+
+
+def max_sequences(config: RunConfig) -> int:
+    """How many samples decode at the same time: a whole group at least."""
+    rollout = config.worker.rollout
+    return max(rollout.n, rollout.val_override_config.n, *(s.n or 1 for s in validation_sources(config.data)), 256)
+
+
+def vllm_options(config: RunConfig, model: "ModelFiles", banned: frozenset[int]) -> dict[str, Any]:
+    """Return the keys of `worker.rollout` as `r1_rollout.vllm.options.EngineOptions` names them."""
+    rollout, data, settings = config.worker.rollout, config.data, config.worker.actor.model
+    return {
+        "banned_token_ids": banned,
+        "dtype": str(engine_dtype(config, model.device)).removeprefix("torch."),
+        "tokenizer": settings.tokenizer_path,
+        "hf_overrides": dict(settings.override_config),
+        "trust_remote_code": settings.trust_remote_code,
+        "dummy_weights": True,
+        "tensor_parallel_size": min(rollout.tensor_parallel_size, config.trainer.devices),
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "max_model_len": rollout.max_model_len or data.max_prompt_length + data.max_response_length,
+        "max_num_batched_tokens": rollout.max_num_batched_tokens,
+        "max_sequences": max_sequences(config),
+        "enforce_eager": rollout.enforce_eager,
+        "enable_chunked_prefill": rollout.enable_chunked_prefill,
+        "limit_images": rollout.limit_images,
+        "pixels": {"min_pixels": data.min_pixels, "max_pixels": data.max_pixels} if model.vision_language else {},
+        "log_stats": not rollout.disable_log_stats,
+    }

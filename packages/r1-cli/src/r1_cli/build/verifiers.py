@@ -1,0 +1,83 @@
+"""The verifiers of a run: the one that all rows are judged by, and those that sources name for their own rows."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from r1_cli.config import RunConfig
+from r1_cli.config.sources import Source
+from r1_cli.roles import Dataset
+from r1_rewards.load import load
+from r1_rewards.service import Service
+from r1_rewards.types import RewardInput, Score, Verifier
+from r1_rewards.workers.arguments import check_columns
+from r1_rewards.workers.pool import PooledVerifier
+
+
+class DispatchingVerifier:
+    """Hands each answer to the verifier of its prompt's source."""
+
+    def __init__(self, default: Verifier | None, by_source: Mapping[str, Verifier]) -> None:
+        self._default, self._by_source = default, by_source
+
+    def of(self, source: str) -> Verifier:
+        """Return the verifier that judges rows of a source. Raises ValueError if none does."""
+        verifier = self._by_source.get(source, self._default)
+        if verifier is None:
+            raise ValueError(f"no verifier judges rows of source {source!r}")
+        return verifier
+
+    def alone(self, source: str) -> bool:
+        """Whether answers to a source's prompts may be scored as they come: no score depends on another answer."""
+        verifier = self.of(source)
+        return isinstance(verifier, PooledVerifier | Service) and verifier.alone
+
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
+        """Return one score per input, in order. Every verifier is called once, with all answers that are its own."""
+        shares: dict[int, tuple[Verifier, list[int]]] = {}
+        for index, item in enumerate(inputs):
+            verifier = self.of(item.source)
+            shares.setdefault(id(verifier), (verifier, []))[1].append(index)
+        scores: dict[int, Score] = {}
+        for verifier, indices in shares.values():
+            scores |= zip(indices, verifier([inputs[index] for index in indices]), strict=True)
+        return [scores[index] for index in range(len(inputs))]
+
+
+def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack) -> DispatchingVerifier:
+    """Open the rewards that judge answers to the prompts of `sources`; `stack` closes them.
+
+    Raises:
+        RewardSpecError: a reward that does not exist, or does not take its keywords.
+    """
+    reward = config.worker.reward
+    opened: list[tuple[tuple[str, dict[str, Any]], Verifier]] = []
+
+    def open_once(spec: str, kwargs: dict[str, Any]) -> Verifier:
+        found = next((verifier for known, verifier in opened if known == (spec, kwargs)), None)
+        if found is None:
+            found = stack.enter_context(
+                load(
+                    spec,
+                    kwargs,
+                    timeout=reward.timeout,
+                    failure_score=reward.failure_score,
+                    failure_policy=reward.failure_policy,
+                    workers=reward.num_cpus,
+                )
+            )
+            opened.append(((spec, kwargs), found))
+        return found
+
+    own = {s.name: open_once(s.reward_function, s.reward_function_kwargs) for s in sources if s.reward_function}
+    if own and all(source.name in own for source in sources):
+        return DispatchingVerifier(None, own)
+    return DispatchingVerifier(open_once(reward.reward_function or "", reward.reward_function_kwargs), own)
+
+
+def require_columns(verifier: DispatchingVerifier, sources: Sequence[Source], datasets: Sequence[Dataset]) -> None:
+    """Raise RewardSpecError if a reward asks for a column that the rows of one of its sources do not have."""
+    for source, dataset in zip(sources, datasets, strict=True):
+        judge = verifier.of(source.name)
+        if isinstance(judge, PooledVerifier) and judge.reward.wants:
+            check_columns(judge.reward.wants, dataset[0].metadata)

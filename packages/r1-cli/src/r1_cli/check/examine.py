@@ -1,0 +1,95 @@
+"""Checking all rows: their media in worker processes, then the answers by the rewards that will judge them."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+
+from r1_cli.build.rows import OpenSource, open_sources
+from r1_cli.build.verifiers import open_verifier
+from r1_cli.check.findings import Report
+from r1_cli.config import RunConfig
+from r1_cli.config.sources import training_sources, validation_sources
+from r1_cli.measure.validate import is_correct
+from r1_cli.roles import Progress
+from r1_data.check import Examined, Examinee, Inspector, examine_all
+from r1_data.lengths import MANY, open_known
+from r1_data.workers import Workers
+from r1_rewards.spec import BUILTINS
+from r1_rewards.types import RewardInput, Verifier
+
+BATCH = 256  # answers that a reward is given at a time
+# Ways in which a right answer may be written; a reward that reads answers accepts one of them.
+FORMS = (
+    r"<think>So.</think><answer>\boxed{{{}}}</answer>",
+    "<think>So.</think><answer>{}</answer>",
+    r"<think>So.</think>\boxed{{{}}}",
+    "<think>So.</think>{}",
+    "{}",
+)
+
+
+def open_all(config: RunConfig) -> tuple[list[OpenSource], int]:
+    """Open training and validation sources; return them in this order, and how many are for training."""
+    training = open_sources(training_sources(config.data))
+    return training + open_sources(validation_sources(config.data)), len(training)
+
+
+def check(
+    config: RunConfig, inspector: Inspector, workers: Workers | None, progress: Progress, *, strict: bool = False
+) -> Report:
+    """Examine every row of every source.
+
+    Args:
+        inspector: looks at rows here.
+        workers: hold the inspector, and look at media.
+        strict: rows that a run would leave out are errors.
+
+    Raises:
+        DataError, RewardSpecError: nothing can be examined at all.
+    """
+    opened, training = open_all(config)
+    report = Report(config, opened, training, strict=strict)
+    sources = [Examinee(one.source.label, one.rows, one.to_example()) for one in opened]
+    total = sum(len(one.rows) for one in opened)
+    with ExitStack() as stack:
+        known = open_known(config.data.cache_dir if total >= MANY else None, inspector.renderer)
+        if known is not None:
+            stack.enter_context(closing(known))
+        for row in progress(examine_all(sources, inspector, workers, known), "rows", total):
+            report.take(row)
+    report.close()
+    check_answers(config, opened, report, progress)
+    return report
+
+
+def check_answers(config: RunConfig, opened: Sequence[OpenSource], report: Report, progress: Progress) -> None:
+    """Ask each reward for the score of the ground truths it will be given, written as answers in several forms.
+
+    A built-in reward that refuses all of them cannot read the truth: an error. A user's own may want another form or
+    columns that are not there in this check: a warning.
+    """
+    sources = [one.source for one in opened]
+    named = {source.name: source.reward_function for source in sources if source.reward_function}
+    rewards = [named.get(source.name) or config.worker.reward.reward_function for source in sources]
+    judged = [source for source, reward in zip(sources, rewards, strict=True) if reward]
+    rows = [row for (index, _), row in report.answers.items() if rewards[index]]
+    if not judged or not rows:
+        return
+    batches = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
+    with ExitStack() as stack:
+        verifier = open_verifier(config, judged, stack)
+        for batch in progress(batches, "answers", len(batches)):
+            for row in _refused(verifier, batch, [source.name for source in sources]):
+                reward = rewards[row.source]
+                reason = f"{row.id}: {reward} gives the ground truth {str(row.answer)[:60]!r} itself no credit"
+                report.add("reward", reason, row, "error" if reward in BUILTINS else "warning")
+
+
+def _refused(verifier: Verifier, rows: list[Examined], names: Sequence[str]) -> list[Examined]:
+    """Return the rows whose ground truth is not right in any form; most need only the first."""
+    for form in FORMS:
+        inputs = [
+            RewardInput(form.format(row.answer), row.answer or "", metadata={}, source=names[row.source])
+            for row in rows
+        ]
+        rows = [row for row, score in zip(rows, verifier(inputs), strict=True) if not is_correct(score)]
+    return rows

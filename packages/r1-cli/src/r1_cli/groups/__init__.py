@@ -1,0 +1,1 @@
+"""Sampled groups as data: filtered, shaped, kept over, and turned into samples."""

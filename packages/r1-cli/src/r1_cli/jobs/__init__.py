@@ -1,0 +1,1 @@
+"""What each command does, from a checked configuration to its end."""

@@ -1,0 +1,76 @@
+"""`r1 eval`: a model's answers to the validation rows, as a table and as JSON."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from r1_cli.build import learner as assemble
+from r1_cli.build.prompts import build_prompts, build_validation
+from r1_cli.build.rendering import open_media
+from r1_cli.build.rows import open_sources
+from r1_cli.build.verifiers import open_verifier, require_columns
+from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.sources import validation_sources
+from r1_cli.measure.metrics import by_source, length_metrics, reward_metrics
+from r1_cli.measure.validate import answer, mean_score, summarise
+from r1_cli.track.console import ConsoleReporter, configure_logging
+
+
+def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None) -> dict[str, float]:
+    """Sample `data.val_files` as validation does, print what comes of it, and return it.
+
+    Args:
+        model: a Hugging Face folder, a hub name, or a checkpoint of r1.
+        json_path: also write the numbers there.
+
+    Raises:
+        ConfigError, DataError, ModelError: something cannot work.
+    """
+    sources = validation_sources(config.data)
+    if not sources:
+        raise ConfigError([Problem("data.val_files", "names no rows to evaluate on; set it", "null")])
+    console = Console()
+    configure_logging(console)
+    checkpoint = Path(model) / "actor"
+    files = assemble.open_model(config, str(checkpoint) if checkpoint.is_dir() else model)
+    _, sampling = assemble.build_sampling(config)
+    with ExitStack() as stack:
+        reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
+        media = stack.enter_context(open_media(config, assemble.build_renderer(config, files)))
+        prompts = build_prompts(config, open_sources(sources), media, reporter.counter)
+        weights = assemble.load_engine_weights(config, files)
+        verifier = open_verifier(config, sources, stack)
+        require_columns(verifier, sources, prompts.parts)
+        scorer = assemble.build_scorer(config, files, verifier, stack, weights)
+        with scorer.generator.awake(weights.state_dict().items(), 0):
+            groups = [
+                group
+                for one in build_validation(prompts, sources, sampling)
+                for group in answer(
+                    scorer, one.dataset, one.sampling, config.data.val_batch_size, reporter.progress, "evaluation"
+                )
+            ]
+    result = {
+        **summarise(groups),
+        "reward_score": mean_score(groups),
+        **reward_metrics(groups, prefix="", suffix="_reward"),
+        **length_metrics(groups, sampling.max_tokens),
+    }
+    for source, share in by_source(groups).items():
+        result |= {f"{source}/{name}": value for name, value in summarise(share).items()}
+    n = min(len(group.scores) for group in groups)
+    console.print(render(model, len(groups), n, result))
+    if json_path:
+        json_path.write_text(json.dumps({"model": model, "prompts": len(groups), "n": n, **result}, indent=2) + "\n")
+    return result
+
+
+def render(model: str, prompts: int, n: int, result: dict[str, float]) -> Table:
+    """Return the numbers as a table."""
+    table = Table("", "", title=f"{model}: {prompts} prompts × {n} answers", title_justify="left", show_header=False)
+    for name, value in result.items():
+        table.add_row(name, f"{value:.4g}")
+    return table

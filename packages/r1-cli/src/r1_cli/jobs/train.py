@@ -1,0 +1,192 @@
+"""`r1 train`, from a checked configuration to a trained checkpoint."""
+
+import logging
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from r1_cli import loop
+from r1_cli.build import algorithm
+from r1_cli.build import learner as assemble
+from r1_cli.build.prompts import build_prompts, build_stream, build_validation
+from r1_cli.build.rendering import open_media
+from r1_cli.build.rows import open_sources
+from r1_cli.build.verifiers import open_verifier, require_columns
+from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
+from r1_cli.config.sources import training_sources, validation_sources
+from r1_cli.groups.supply import load_surplus
+from r1_cli.measure.validate import validate
+from r1_cli.models.device import flops_per_token, peak_flops
+from r1_cli.plan.announce import announce, render_sources
+from r1_cli.plan.batches import Plan, make_plan
+from r1_cli.roles import Dataset, Position, Run, Schedule
+from r1_cli.sampling.proof import build_canary, prove
+from r1_cli.state.checkpoints import CheckpointStore, read_state
+from r1_cli.state.stop import StopRequest
+from r1_cli.track import RunInfo, Tracker
+from r1_cli.track.console import ConsoleReporter, configure_logging
+from r1_cli.track.files import read_settings
+from r1_core.kl import FULL
+from r1_core.learner import Learner
+
+log = logging.getLogger("r1")
+
+
+def train(config: RunConfig, provenance: Provenance) -> None:
+    """Train as configured: check the data, show the plan, resume if there is something to resume, run the loop.
+
+    Raises:
+        ConfigError, DataError, ModelError, RewardSpecError: something cannot work; found before the first step.
+    """
+    console = Console()
+    configure_logging(console)
+    store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
+    start = find_start(config, store)
+    model = assemble.open_model(config)
+    with ExitStack() as stack:
+        reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
+        sources, val_sources = training_sources(config.data), validation_sources(config.data)
+        opened, val_opened = open_sources(sources), open_sources(val_sources)
+        media = stack.enter_context(open_media(config, assemble.build_renderer(config, model)))
+        prompts = build_prompts(config, opened, media, reporter.counter)
+        val_prompts = build_prompts(config, val_opened, media, reporter.counter)
+        plan = make_plan(config, [len(part) for part in prompts.parts], len(val_prompts) if val_sources else None)
+        announce(console, config, provenance, plan)
+        summaries = [part.summary for part in (*prompts.parts, *val_prompts.parts)]
+        console.print(render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
+        schedule = build_schedule(config, plan)
+        learner = assemble.build_learner(config, model, schedule)
+        at = load_start(learner, prompts, start, algorithm.build_start(config))
+        reporter.begin(at.step, schedule.total_steps)
+        names = config.trainer.project_name, config.trainer.experiment_name
+        info = RunInfo(*names, store.root, printable(config), at.step)
+        if start:
+            report_changes(read_settings(store.root), info.config)
+        tracker = Tracker(config.trainer.logger, info, reporter)
+        stack.callback(tracker.close)
+        verifier = open_verifier(config, [*sources, *val_sources], stack)
+        require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
+        scorer = assemble.build_scorer(config, model, verifier, stack)
+        if config.worker.rollout.canary:
+            scorer = prove(scorer, learner, build_canary(config, model, media.renderer))
+        objective = algorithm.build_objective(config)
+        sampling, val_sampling = assemble.build_sampling(config)
+        run = Run(
+            learner=learner,
+            scorer=scorer,
+            dataset=prompts,
+            stream=build_stream(config, prompts, sources),
+            validation=build_validation(val_prompts, val_sources, val_sampling),
+            sampling=sampling,
+            estimate=algorithm.build_estimate(config),
+            baseline_sampling=algorithm.build_baseline_sampling(config),
+            part_names=algorithm.build_part_names(config),
+            squared_probs=config.algorithm.adv_estimator == "optimal_token_baseline",
+            full_kl=algorithm.kl_in_reward(config) == FULL,
+            objective=objective,
+            old_from_update=schedule.updates_per_step == 1 and algorithm.may_learn_old_later(config, objective),
+            shaping=algorithm.build_shaping(config),
+            filter_key=config.algorithm.filter_key if config.algorithm.online_filtering else "overall",
+            schedule=schedule,
+            store=store,
+            tracker=tracker,
+            stop=stack.enter_context(StopRequest().listening()),
+            save_assets=partial(assemble.save_assets, model),
+            flops_per_token=flops_per_token(learner.model),
+            device_peak_flops=peak_flops(model.device),
+            progress=reporter.progress,
+        )
+        if config.trainer.val_only:
+            tracker.log(at.step, *validate(run, at.step))
+            return
+        last = loop.train(run, at)
+    say_what_comes_next(console, provenance, store, finished=last.step == schedule.total_steps)
+
+
+def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
+    """Return the checkpoint to go on from, or None for a new run.
+
+    Raises:
+        ConfigError: the checkpoint that is named is none, or a new run would mix with an older one's checkpoints.
+    """
+    trainer = config.trainer
+    if trainer.load_checkpoint_path:
+        path = Path(trainer.load_checkpoint_path)
+        try:
+            read_state(path)
+        except FileNotFoundError as error:
+            raise ConfigError([Problem("trainer.load_checkpoint_path", str(error), str(path))]) from error
+        return path
+    latest = store.latest()
+    if latest and not trainer.find_last_checkpoint:
+        message = f"would start anew in {store.root}, which holds checkpoints up to {latest.name}; choose another "
+        message += "trainer.experiment_name or trainer.save_checkpoint_path, or set true to go on"
+        raise ConfigError([Problem("trainer.find_last_checkpoint", message, "false")])
+    return latest
+
+
+def load_start(learner: Learner, prompts: Dataset, start: Path | None, begin: Position) -> Position:
+    """Load the checkpoint, if there is one, into the learner; return the position to go on from."""
+    if start is None:
+        return begin
+    state = read_state(start)
+    if state["model_only"]:
+        log.warning("%s was saved without the optimizer (save_model_only): its moments start at zero", start)
+    learner.load(start / "actor", model_only=state["model_only"])
+    log.info("going on from %s", start)
+    at = begin.resume(state)
+    return replace(at, supply=replace(at.supply, surplus=load_surplus(start, prompts.__getitem__)))
+
+
+def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Say which settings differ from those that the run was started with."""
+    old, new = flatten(before), flatten(now)
+    for key in new:
+        if key in old and old[key] != new[key]:
+            log.warning("going on with another setting than before: %s=%s, was %s", key, new[key], old[key])
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under their dotted keys."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def build_schedule(config: RunConfig, plan: Plan) -> Schedule:
+    """Return the run's timetable. The plan must know the number of rows."""
+    trainer, actor = config.trainer, config.worker.actor
+    return Schedule(
+        total_steps=plan.total_steps or 0,
+        rollout_batch_size=config.data.rollout_batch_size,
+        global_batch_size=actor.global_batch_size,
+        ppo_epochs=actor.ppo_epochs,
+        max_try_make_batch=trainer.max_try_make_batch,
+        surplus_max_age=config.algorithm.surplus_max_age,
+        val_freq=trainer.val_freq,
+        val_before_train=trainer.val_before_train,
+        val_batch_size=config.data.val_batch_size,
+        val_generations_to_log=trainer.val_generations_to_log,
+        save_freq=trainer.save_freq,
+        save_model_only=trainer.save_model_only,
+    )
+
+
+def say_what_comes_next(console: Console, provenance: Provenance, store: CheckpointStore, *, finished: bool) -> None:
+    """Name the checkpoint, and the commands that a user types next."""
+    latest = store.latest()
+    if latest is None:
+        return
+    best = store.best()
+    config = f" {provenance.file}" if provenance.file else ""
+    lines = [f"checkpoint: {latest}" + ("" if best is None else f" (best in validation: {store.path(best).name})")]
+    if not finished:
+        lines.append("to go on, run the same command again")
+    lines += [f"next: r1 merge {latest} --output my-model", f"      r1 eval my-model{config}"]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

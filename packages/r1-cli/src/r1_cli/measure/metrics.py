@@ -1,0 +1,186 @@
+"""The numbers of a step under the names that dashboards of EasyR1 and veRL already know."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+
+import psutil
+import torch
+
+from r1_cli.groups.group import Group
+from r1_cli.roles import Position, Run
+from r1_cli.sampling.collect import Batch
+from r1_cli.sampling.proof import ProvenGenerator
+from r1_core.losses import correction
+from r1_core.types import Sample
+from r1_rollout.types import Generator
+
+
+def step_metrics(
+    run: Run, at: Position, batch: Batch, samples: Sequence[Sample], seconds: Mapping[str, float]
+) -> dict[str, float]:
+    """Return everything but the update's own metrics, of the step that begins at `at`."""
+    tokens = [len(sample.token_ids) for sample in samples]
+    return {
+        **{f"timing_s/{stage}": value for stage, value in seconds.items()},
+        **reward_metrics(batch.groups),
+        **source_metrics(batch.groups, "reward/"),
+        **spread("critic/score", [score.value for group in batch.groups for score in group.scores]),
+        **spread("critic/rewards", [sample.reward for sample in samples]),
+        **advantage_metrics(samples),
+        **length_metrics(batch.groups, run.sampling.max_tokens),
+        **staleness(at.step, batch, samples),
+        **canary_metrics(run.scorer.generator),
+        **spread("global_seqlen", tokens),
+        "rollout/groups_sampled": float(batch.sampled),
+        "rollout/groups_trained": float(len(batch.groups)),
+        "rollout/groups_kept": float(len(batch.supply.surplus)),
+        "rollout/groups_discarded": float(batch.discarded),
+        "rollout/tokens_sampled": float(batch.tokens),
+        "filter/rate": 1 - batch.passed / max(batch.sampled, 1),
+        **{f"filter/{name}": value for name, value in at.filter.metrics.items()},
+        **(run.shaping.overlong.metrics(batch.groups) if run.shaping.overlong else {}),
+        **performance(run, sum(tokens), seconds),
+    }
+
+
+def spread(name: str, values: Iterable[float]) -> dict[str, float]:
+    """Return mean, max and min. Example: `spread("x", [1, 3]) == {"x/mean": 2, "x/max": 3, "x/min": 1}`."""
+    values = [float(value) for value in values]
+    return {f"{name}/mean": fmean(values), f"{name}/max": max(values), f"{name}/min": min(values)}
+
+
+def mean_of(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over the optimizer steps that report it."""
+    columns: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        for name, value in record.items():
+            columns[name].append(value)
+    return {name: fmean(values) for name, values in columns.items()}
+
+
+def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean over the step's optimizer steps of what the learner reported."""
+    return {f"actor/{name}": value for name, value in mean_of(updates).items()}
+
+
+def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str = "") -> dict[str, float]:
+    """Return the mean of each part of the rewards, and how many answers could not be scored, by cause.
+
+    Every prompt counts the same, however many answers it has.
+    """
+    scores = [score for group in groups for score in group.scores]
+    means = mean_of([mean_of([score.parts for score in group.scores]) for group in groups])
+    record = {f"{prefix}{name}{suffix}": value for name, value in means.items()}
+    scores += [score for group in groups for score in group.dropped]
+    failures = Counter(score.error.cause for score in scores if score.error)
+    record |= {f"{prefix}failures/{cause}": float(count) for cause, count in failures.items()}
+    return record | {f"{prefix}failures": float(failures.total())}
+
+
+def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Return the groups of each data source; empty where all are of one, whose numbers are the overall ones."""
+    shares: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        shares[group.data_source].append(group)
+    return dict(shares) if len(shares) > 1 else {}
+
+
+def source_metrics(groups: Sequence[Group], prefix: str, suffix: str = "") -> dict[str, float]:
+    """Return the mean rewards of each source, `{prefix}{source}/{part}`, and how many prompts it gave."""
+    record: dict[str, float] = {}
+    for source, share in by_source(groups).items():
+        record |= reward_metrics(share, f"{prefix}{source}/", suffix)
+        record[f"{prefix}{source}/prompts"] = float(len(share))
+    return record
+
+
+def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return the spread over trained tokens; outcome estimators use the advantage as the return."""
+    values = torch.cat([s.advantages[s.loss_mask] for s in samples if s.advantages is not None]).tolist()
+    return spread("critic/advantages", values) | spread("critic/returns", values)
+
+
+def length_metrics(groups: Sequence[Group], max_tokens: int) -> dict[str, float]:
+    """Return lengths in tokens, and the share of answers that were cut at `max_tokens`."""
+    completions = [completion for group in groups for completion in group.completions]
+    return {
+        **spread("response_length", [len(c.token_ids) for c in completions]),
+        "response_length/clip_ratio": fmean(c.finish_reason == "length" for c in completions),
+        **spread("prompt_length", [len(group.prompt.token_ids) for group in groups]),
+    }
+
+
+def staleness(step: int, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
+    """Return how many steps old the answers are on average, and how far the policy has gone from the old ones.
+
+    Answers of this step tell how well engine and learner agree, under `rollout/`; for those that were kept from an
+    earlier one, under `rollout/kept_`, the same numbers hold what the policy has learned since, too.
+    """
+    ages = [step - completion.weight_version for group in batch.groups for completion in group.completions]
+    record = {"rollout/staleness": fmean(ages)}
+    for prefix, old in (("rollout/", False), ("rollout/kept_", True)):
+        share = [sample for sample, age in zip(samples, ages, strict=True) if (age > 0) is old]
+        record |= agreement(share, prefix)
+    return record
+
+
+def agreement(samples: Sequence[Sample], prefix: str = "rollout/") -> dict[str, float]:
+    """Return how far the engine's log-probs lie from the learner's, over trained tokens, before any correction.
+
+    {} without samples.
+
+    Mean and largest gap in nats; KL(engine, learner) by k1 and k3 and the χ² divergence; and the effective sample size
+    of the tokens' importance weights, which is 1 where the two agree.
+    """
+    columns = [
+        (s.old_logprobs - s.rollout_logprobs)[s.loss_mask].double()
+        for s in samples
+        if s.old_logprobs is not None and s.rollout_logprobs is not None
+    ]
+    if not columns:
+        return {}
+    gap = torch.cat(columns)[None]
+    tokens = torch.ones_like(gap, dtype=torch.bool)
+    found = correction.diagnose(gap, tokens)
+    weights = correction.importance_weights(gap, tokens, "token")
+    return {
+        f"{prefix}logprob_gap_mean": float(found["rollout_gap_mean"]),
+        f"{prefix}logprob_gap_max": float(found["rollout_gap_max"]),
+        f"{prefix}kl": float(found["rollout_kl"]),
+        f"{prefix}kl_k3": float(found["rollout_kl_k3"]),
+        f"{prefix}chi2": float(found["rollout_chi2"]),
+        f"{prefix}effective_sample_size": float(correction.effective_sample_size(weights, tokens)),
+    }
+
+
+def canary_metrics(generator: Generator) -> dict[str, float]:
+    """Return by what share of their size log-probs of engine and learner differed after the step's sync."""
+    return {"rollout/canary_gap": generator.gap} if isinstance(generator, ProvenGenerator) else {}
+
+
+def divergence(samples: Sequence[Sample]) -> float:
+    """Return the mean over answers of the policy's token KL from the reference (k1, nats); 0 without a reference."""
+    gaps = [
+        (s.old_logprobs - s.ref_logprobs)[s.loss_mask].double().mean()
+        for s in samples
+        if s.old_logprobs is not None and s.ref_logprobs is not None and s.loss_mask.any()
+    ]
+    return float(torch.stack(gaps).mean()) if gaps else 0.0
+
+
+def performance(run: Run, tokens: int, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return throughput and memory; MFU only where the device's peak is known, never a made-up one."""
+    record = {
+        "perf/total_num_tokens": float(tokens),
+        "perf/time_per_step": seconds["step"],
+        "perf/throughput": tokens / seconds["step"],
+        "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
+    }
+    if run.device_peak_flops:
+        updated = tokens * run.schedule.ppo_epochs
+        record["perf/mfu_actor"] = updated * run.flops_per_token / (seconds["update_actor"] * run.device_peak_flops)
+    if torch.cuda.is_available():
+        record["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / 2**30
+        record["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 2**30
+    return record

@@ -1,0 +1,1 @@
+"""Hugging Face models: their files, their loading, and how they attend."""

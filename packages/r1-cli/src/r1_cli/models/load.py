@@ -1,0 +1,187 @@
+"""Hugging Face models as r1 uses them: which class, which precision, which positions, which tokens are forbidden."""
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    GenerationConfig,
+)
+
+from r1_cli.models.attention import PACKED_ATTENTION
+from r1_cli.models.patches import multiply_patches
+from r1_rollout import loading
+
+PositionIds = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+
+MEDIA_GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
+
+
+class ModelError(ValueError):
+    """A model folder or hub name that cannot be used; the message says why and what to do."""
+
+
+def load_config(path: str, *, trust_remote_code: bool = False, overrides: Mapping[str, Any] | None = None) -> Any:
+    """Return the model's configuration from a folder or the hub.
+
+    Raises:
+        ModelError: neither a folder with a `config.json` nor a hub name that can be reached.
+    """
+    folder = Path(path)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(f"worker.actor.model.model_path={path}: the folder has no config.json")
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **(overrides or {}))
+    except OSError as error:
+        raise ModelError(
+            f"worker.actor.model.model_path={path}: no such folder here, and the hub did not give it "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+
+
+def is_vision_language(config: Any) -> bool:
+    """Whether the model reads pictures: its configuration has a vision part."""
+    return hasattr(config, "vision_config")
+
+
+def load_model(
+    path: str,
+    *,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    trust_remote_code: bool = False,
+) -> transformers.PreTrainedModel:
+    """Return the model with its language-model head, in `dtype` on `device`, without dropout.
+
+    Raises:
+        ModelError: there are no weights, or they do not fit the configuration and layers would be left random.
+    """
+    family = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
+    try:
+        model, info = family.from_pretrained(
+            path,
+            config=_without_dropout(config),
+            dtype=dtype,
+            attn_implementation=attention(device),
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except OSError as error:
+        raise ModelError(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})") from error
+    if info["missing_keys"] or info["mismatched_keys"]:
+        missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+        raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")
+    multiply_patches(model)
+    return model.to(device).eval()
+
+
+def _without_dropout(config: Any) -> Any:
+    """A copy, because engines change theirs; dropout would make the first importance ratios differ from 1."""
+    config = copy.deepcopy(config)
+    for part in {id(c): c for c in (config, config.get_text_config())}.values():
+        for name in part.to_dict():
+            if name.endswith("dropout"):
+                setattr(part, name, 0.0)
+    return config
+
+
+def attention(device: torch.device) -> str:
+    """Return the attention that packs well: flash-attn where it is installed on a GPU, torch's by pieces elsewhere."""
+    if device.type == "cuda" and transformers.utils.is_flash_attn_2_available():
+        return "flash_attention_2"
+    return PACKED_ATTENTION
+
+
+def freeze_vision(model: nn.Module) -> int:
+    """Stop the vision tower from training; return how many parameters that froze.
+
+    Raises:
+        ModelError: nothing in the model is named as a vision tower, so nothing would be frozen.
+    """
+    frozen = [p for name, p in model.named_parameters() if "visual." in name or "vision_tower." in name]
+    if not frozen:
+        raise ModelError("worker.actor.model.freeze_vision_tower=true: this model has no vision tower to freeze")
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    return sum(p.numel() for p in frozen)
+
+
+def enable_gradient_checkpointing(model: transformers.PreTrainedModel) -> None:
+    """Recompute activations in the backward pass. Hugging Face does so only for modules in training mode."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+
+
+def load_tokenizer(path: str, *, vision_language: bool, trust_remote_code: bool = False) -> tuple[Any, Any]:
+    """Return (tokenizer, processor); the processor is the tokenizer itself for text models."""
+    if vision_language:
+        processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
+        return processor.tokenizer, processor
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return tokenizer, tokenizer
+
+
+class RotaryPositions:
+    """The model's own rule for positions, M-RoPE (arXiv 2409.12191, section 2.1), from a copy without weights.
+
+    Worker processes get the configuration and make that copy themselves.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        with torch.device("meta"):
+            self.model = AutoModelForImageTextToText.from_config(config).model
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RotaryPositions, (self.config,)
+
+    def __call__(self, token_ids: Tensor, media: Mapping[str, Tensor]) -> Tensor:
+        """Return int64 [4, L] for token ids [L] and media inputs with `mm_token_type_ids` [L].
+
+        M-RoPE has three rotary axes; the text axis in front of them tells packed sequences apart.
+        """
+        kinds = media.get("mm_token_type_ids")
+        kinds = torch.zeros_like(token_ids) if kinds is None else kinds.reshape(-1)
+        grids = {name: media[name] for name in MEDIA_GRIDS if name in media}
+        rotary, _ = self.model.get_rope_index(token_ids[None], mm_token_type_ids=kinds[None], **grids)
+        return torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
+
+
+def position_ids_of(config: Any) -> PositionIds | None:
+    """Return the model's own rule for positions, or None where they simply count tokens."""
+    if not is_vision_language(config):
+        return None
+    positions = RotaryPositions(config)
+    return positions if hasattr(positions.model, "get_rope_index") else None
+
+
+def media_token_ids(config: Any, tokenizer: Any) -> frozenset[int]:
+    """Return every token that stands for media: an answer that holds one would ask for a picture that is not there."""
+    named = {tokenizer.convert_tokens_to_ids(t) for t in MEDIA_TOKENS if t in tokenizer.get_vocab()}
+    return loading.media_token_ids(config) | named
+
+
+def load_generation_config(path: str, config: Any) -> Any:
+    """Return the model's generation configuration, made from its own configuration where it has none."""
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except OSError:
+        return GenerationConfig.from_model_config(config)
+
+
+def end_token_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that end an answer, as the generation configuration and the tokenizer name them."""
+    configured = generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id} | set(configured if isinstance(configured, list) else [configured])
+    return frozenset(end for end in ends if end is not None)

@@ -1,0 +1,108 @@
+"""How a configuration cuts a run into steps, optimizer steps and forward passes: numbers only, nothing loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.rows import count_rows
+from r1_cli.config.sources import training_sources, validation_sources
+from r1_cli.plan.memory import Memory, estimate
+from r1_data.mixture import WeightedStream
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The arithmetic of a run. A sequence is one prompt with one answer; None where the number of rows is unknown.
+
+    Example (2100 rows, rollout_batch_size 256, n 6, global_batch_size 64, micro batches 2 and 8, 8 devices):
+    8 steps an epoch, 1536 sequences a step, 192 a device, 4 optimizer steps a step of 48 sequences a device each in
+    24 micro-batches, and 24 forward passes a device for the log-probs.
+    """
+
+    rows: int | None  # of training, before any filter
+    val_rows: int | None
+    has_validation: bool
+    devices: int
+    prompts_per_step: int
+    steps_per_epoch: int | None  # the last, partial batch is dropped
+    total_steps: int | None
+    sequences_per_step: int
+    sequences_per_device: int
+    optimizer_steps_per_step: int
+    sequences_per_optimizer_step: int
+    sequences_per_optimizer_step_and_device: int
+    accumulations: int  # micro-batches of an optimizer step on one device
+    experience_forwards: int  # micro-batches of a step on one device when log-probs are recomputed
+    is_upper_bound: bool  # with a token budget, short answers need fewer micro-batches than counted here
+    tokens_per_micro_batch: int
+    tokens_per_step: int
+    checkpoint_folder: Path
+    memory: Memory | None  # per device; None if the model is not a local folder
+
+
+def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int | None = None) -> Plan:
+    """Return the plan of a run on `rows` training rows, in all or of each source (None: not known yet).
+
+    Raises:
+        ConfigError: the rows do not fill one batch.
+    """
+    data, actor, n = config.data, config.worker.actor, config.worker.rollout.n
+    sizes = [rows] if isinstance(rows, int) else rows
+    steps_per_epoch = None if sizes is None else _steps_per_epoch(config, sizes)
+    replicas = max(1, config.trainer.devices // actor.ulysses_size)
+    step = data.rollout_batch_size * n
+    update = actor.global_batch_size * n
+    longest = data.max_prompt_length + data.max_response_length
+    return Plan(
+        rows=None if sizes is None else sum(sizes),
+        val_rows=val_rows,
+        has_validation=bool(validation_sources(data)),
+        devices=config.trainer.devices,
+        prompts_per_step=data.rollout_batch_size,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=_total_steps(config, steps_per_epoch),
+        sequences_per_step=step,
+        sequences_per_device=step // replicas,
+        optimizer_steps_per_step=data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs,
+        sequences_per_optimizer_step=update,
+        sequences_per_optimizer_step_and_device=update // replicas,
+        accumulations=_ceil(update // replicas, actor.micro_batch_size_per_device_for_update),
+        experience_forwards=_ceil(step // replicas, actor.micro_batch_size_per_device_for_experience),
+        is_upper_bound=actor.dynamic_batching,
+        tokens_per_micro_batch=actor.micro_batch_size_per_device_for_update * longest,
+        tokens_per_step=step * longest,
+        checkpoint_folder=config.trainer.checkpoint_folder,
+        memory=estimate(config),
+    )
+
+
+def count(config: RunConfig) -> tuple[list[int] | None, int | None]:
+    """Return the rows of each training source and of validation, None where it takes a download to know or has none."""
+    train, val = training_sources(config.data), validation_sources(config.data)
+    val_rows = count_rows(val) if val else None
+    return (count_rows(train) if train else None), None if val_rows is None else sum(val_rows)
+
+
+def _steps_per_epoch(config: RunConfig, sizes: Sequence[int]) -> int:
+    data, sources = config.data, training_sources(config.data)
+    weights = [source.weight for source in sources if source.weight]
+    if weights:
+        until = data.stopping_strategy
+        stream = WeightedStream(sizes, weights, data.rollout_batch_size, seed=data.seed, shuffle=False, until=until)
+        return stream.batches_per_epoch
+    if sum(sizes) < data.rollout_batch_size:
+        named = ", ".join(source.label for source in sources)
+        message = f"is more than the {sum(sizes)} rows of {named}, so no batch is ever full"
+        raise ConfigError([Problem("data.rollout_batch_size", message, str(data.rollout_batch_size))])
+    return sum(sizes) // data.rollout_batch_size
+
+
+def _total_steps(config: RunConfig, steps_per_epoch: int | None) -> int | None:
+    if config.trainer.max_steps is not None:
+        return config.trainer.max_steps
+    return None if steps_per_epoch is None else steps_per_epoch * config.trainer.total_epochs
+
+
+def _ceil(total: int, size: int) -> int:
+    return -(-total // size)

@@ -1,0 +1,308 @@
+"""The learner: old log-probs, gradients, optimizer steps, weights, save and load, as separate verbs."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from r1_core import kl
+from r1_core.learner import checkpoint
+from r1_core.learner.ablation import zeroed
+from r1_core.learner.batching import Batching, MicroLimit, count, fillers, schedule
+from r1_core.learner.gradient_sums import GradientSums
+from r1_core.learner.microbatch import MicroBatch, collate
+from r1_core.learner.notes import Notes
+from r1_core.learner.parallel import Parallel, reshard, total_norm, whole
+from r1_core.learner.scoring import LazyLogits, Scorer, Scores
+from r1_core.types import LossInputs, LossOutput, Sample, Totals
+
+logger = logging.getLogger(__name__)
+
+Loss = Callable[[LossInputs], LossOutput]
+
+
+@runtime_checkable
+class PreparingLoss(Protocol):
+    """A loss that looks at all samples of an optimizer step before the first gradient; `Objective` is one."""
+
+    def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]: ...
+
+
+class Learner:
+    """A model being trained, and the verbs that a training loop composes.
+
+    The model is called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, padded with
+    `attention_mask=`, and returns an object with `.logits`, as Hugging Face's causal models do. One whose head cannot
+    be used alone (see `scoring.Scorer`) is given `logits_to_keep=` (an index of positions), too, if packed. Under
+    several ranks every verb must be called by all of them with the same arguments, and `model` and `reference` must
+    have gone through `parallel.shard_model` before.
+
+    `learning_rate` gives the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
+    `temperature` is the one that the answers were sampled at. `autocast` is a dtype to compute in (bfloat16), while
+    the parameters keep theirs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        learning_rate: Callable[[int], float],
+        *,
+        reference: nn.Module | None = None,
+        batching: Batching | None = None,
+        temperature: float = 1.0,
+        max_grad_norm: float = 1.0,
+        parallel: Parallel | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.reference = reference
+        self.batching = batching or Batching()
+        self.temperature = temperature
+        self.max_grad_norm = max_grad_norm
+        self.parallel = parallel or Parallel()
+        self.autocast = autocast
+        self.step = 0  # calls of optim_step, skipped ones too
+        self.skipped_steps = 0
+        self.device = next(model.parameters()).device
+        self._policy_scorer = Scorer(model)
+        self._reference_scorer = None if reference is None else Scorer(reference)
+        self._base_lrs = [group["lr"] for group in optimizer.param_groups]
+        if reference is not None:
+            reference.requires_grad_(False).eval()
+
+    # --- log-probs -------------------------------------------------------------------------------------------------
+
+    def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples, in order, with all the log-probs that an objective may ask for."""
+        return self.annotate_ref(self.annotate_old(samples))
+
+    def annotate_old(
+        self, samples: Sequence[Sample], *, squared_probs: bool = False, full_kl: bool = False
+    ) -> list[Sample]:
+        """Return the samples, in order, with the policy's `old_logprobs` (float32 [L]), and what else is asked for.
+
+        `squared_probs` and, if there is a reference, `full_kl` are of the distributions that the tokens were drawn
+        from. The log-probs are, to the bit, those of `forward_backward` if the model has not moved, does the same in
+        training as in evaluation, and the micro-batches are the same; where only one of the two takes the full KL,
+        they are to rounding.
+        """
+        fields = {"old_logprobs": "logprobs"}
+        if squared_probs:
+            fields["squared_probs"] = "squared_probs"
+        if full_kl and self._reference_scorer is not None:
+            fields["full_kl"] = "full_kl"
+        return self._annotate(self._policy_scorer, samples, fields)
+
+    def annotate_ref(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples, in order, with the reference's `ref_logprobs` (float32 [L]); unchanged without one."""
+        if self._reference_scorer is None:
+            return list(samples)
+        return self._annotate(self._reference_scorer, samples, {"ref_logprobs": "logprobs"})
+
+    @torch.no_grad()
+    def _annotate(self, scorer: Scorer, samples: Sequence[Sample], fields: Mapping[str, str]) -> list[Sample]:
+        """Set fields of the samples to the `Scores` given for each: float32 [L], 0 on untrained tokens."""
+        if not samples:
+            return []
+        scorer.model.eval()
+        notes = Notes(samples, tuple(fields), self.device)
+        for indices, batch in self._microbatches(samples, self.batching.experience):
+            with self._precision():
+                reference = self._reference_logits(batch) if "full_kl" in fields else None
+                scores = scorer(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
+            notes.put(indices, torch.stack([getattr(scores, score) for score in fields.values()], dim=-1))
+        reshard(scorer.model)
+        if self.reference is not None:
+            reshard(self.reference)
+        return notes.added(self.parallel)
+
+    # --- one optimizer step ----------------------------------------------------------------------------------------
+
+    def forward_backward(self, samples: Sequence[Sample], objective: Loss) -> dict[str, float]:
+        """Add the gradient of `objective` over `samples` to the parameters' and return its metrics over all of them.
+
+        The samples are all of one optimizer step's: losses are divided by their totals, so neither the cut into
+        micro-batches nor the number of ranks changes the gradient. Raises ValueError on samples without advantages or
+        old log-probs.
+        """
+        if any(sample.old_logprobs is None for sample in samples):
+            raise ValueError("a sample has no old_logprobs; call annotate first")
+        return self._forward_backward(samples, objective, None)
+
+    def forward_backward_on_policy(
+        self, samples: Sequence[Sample], objective: Loss
+    ) -> tuple[list[Sample], dict[str, float]]:
+        """Do what `annotate_old` and `forward_backward` do, where no optimizer step lies between them.
+
+        The policy before the step is then the one whose gradient is taken, so one forward pass gives both. Returns the
+        samples with `old_logprobs`, and the metrics. Gradient and metrics are those of the two verbs, to the bit if the
+        micro-batches are the same and the model does the same in training as in evaluation.
+
+        Raises ValueError on samples without advantages, and if the objective `needs_old_logprobs` before.
+        """
+        if samples and not self._policy_scorer.seen:
+            self.annotate_old(samples[:1])  # how the head is computed must not depend on where a run was begun
+        notes = Notes(samples, ("old_logprobs",), self.device)
+        metrics = self._forward_backward(samples, objective, notes)
+        return notes.added(self.parallel), metrics
+
+    def _forward_backward(self, samples: Sequence[Sample], objective: Loss, notes: Notes | None) -> dict[str, float]:
+        """Add the gradient; `notes` takes the log-probs that it was taken at, which are the old ones if not given."""
+        if not samples:
+            raise ValueError("forward_backward was given no samples")
+        if any(sample.advantages is None for sample in samples):
+            raise ValueError("a sample has no advantages; call advantages.assign first")
+        prepared: dict[str, float] = {}
+        if isinstance(objective, PreparingLoss):
+            samples, prepared = objective.prepare(samples)
+        self.model.train()
+        totals = count(samples)
+        sums: dict[str, Tensor] = {}
+        gradients = GradientSums(self.model)
+        for index, (indices, batch) in enumerate(self._microbatches(samples, self.batching.update)):
+            if index > 0:
+                gradients.collect()
+            scores = self._score(batch, objective, totals)
+            output = objective(batch.loss_inputs(scores.logprobs, scores.entropy, totals, full_kl=scores.full_kl))
+            output.loss.backward()
+            if notes is not None:
+                notes.put(indices, scores.logprobs.detach()[:, None])
+            for name, value in output.metrics.items():
+                sums[name] = sums.get(name, 0.0) + value.detach().double()
+        if self.reference is not None:
+            reshard(self.reference)
+        gradients.deliver()
+        values = self.parallel.sum(torch.stack([*sums.values()])).tolist() if sums else []
+        return dict(zip(sums, values, strict=True)) | prepared
+
+    def _score(self, batch: MicroBatch, objective: Loss, totals: Totals) -> Scores:
+        """Scores with gradients: the entropy's and the full KL's if the objective has them in the loss."""
+
+        def loss_gradient(scores: Tensor) -> Tensor:
+            with torch.enable_grad():
+                scores = scores.detach().requires_grad_()
+                logprobs, entropy, _ = scores.unbind(-1)
+                loss = objective(batch.loss_inputs(logprobs, entropy, totals)).loss
+            return torch.autograd.grad(loss, scores)[0]
+
+        full_kl = getattr(objective, "kl_penalty", None) == kl.FULL
+        with self._precision():
+            return self._policy_scorer(
+                batch,
+                self.temperature,
+                entropy_gradient=bool(getattr(objective, "entropy_coef", 0.0)),
+                loss_gradient=loss_gradient if getattr(objective, "token_wise", False) else None,
+                reference=self._reference_logits(batch) if full_kl else None,
+            )
+
+    def _reference_logits(self, batch: MicroBatch) -> LazyLogits | None:
+        return None if self._reference_scorer is None else self._reference_scorer.lazy_logits(batch)
+
+    def optim_step(self) -> dict[str, float]:
+        """Clip the gradient's norm, step, and clear the gradients; returns `grad_norm`, `lr` and `skipped_steps`.
+
+        A gradient that is not finite leaves parameters and optimizer as they are: the step is skipped, counted in
+        `skipped_steps` (over the whole run), and logged once. Raises RuntimeError without a gradient.
+        """
+        params = [param for group in self.optimizer.param_groups for param in group["params"] if param.grad is not None]
+        if not params:
+            raise RuntimeError("there is no gradient to step with; call forward_backward first")
+        norm = total_norm([param.grad for param in params])
+        scale = self.learning_rate(self.step)
+        for group, base in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
+            group["lr"] = base * scale
+        grad_norm = norm.item()
+        if math.isfinite(grad_norm):
+            torch.nn.utils.clip_grads_with_norm_(params, self.max_grad_norm, norm)
+            self.optimizer.step()
+        else:
+            self._report_skip(grad_norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return {
+            "grad_norm": grad_norm,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "skipped_steps": float(self.skipped_steps),
+        }
+
+    def _report_skip(self, grad_norm: float) -> None:
+        if self.skipped_steps == 0 and self.parallel.rank == 0:
+            logger.warning(
+                "optimizer step %d skipped: the gradient's norm is %s. Later skips are only counted (skipped_steps).",
+                self.step,
+                grad_norm,
+            )
+        self.skipped_steps += 1
+
+    # --- weights and state -----------------------------------------------------------------------------------------
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every parameter and persistent buffer, frozen ones too, as (state-dict name, full tensor).
+
+        Tied parameters come once, under their first name. The tensors may share memory with the model's: copy what
+        you keep. Under several ranks all must exhaust the iterator.
+        """
+        for name, tensor in checkpoint.named_state(self.model):
+            yield name, whole(tensor)
+
+    def zeroed(self, rows: Mapping[str, Sequence[int] | None]) -> AbstractContextManager[None]:
+        """Set rows of the weights (None: all of a tensor) to zero inside the block; see `ablation.zeroed`."""
+        return zeroed(self.model, rows)
+
+    def save(self, folder: Path, *, model_only: bool = False) -> None:
+        """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.
+
+        `model_only` leaves the optimizer out. Nothing here is atomic: the caller writes beside, then renames.
+        """
+        first = self.parallel.rank == 0
+        if first:
+            folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_tensors(folder, "model", dict(checkpoint.named_state(self.model)), write=first)
+        state: dict[str, object] = {"step": self.step, "skipped_steps": self.skipped_steps}
+        if not model_only:
+            tensors, numbers = checkpoint.optimizer_state(self.model, self.optimizer)
+            checkpoint.write_tensors(folder, "optimizer", tensors, write=first)
+            state["optimizer"] = numbers
+        if first:
+            (folder / "learner.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
+        self.parallel.barrier()
+
+    def load(self, folder: Path, *, model_only: bool = False) -> None:
+        """Take up what any number of ranks saved; the next step is then, to the bit, the one that would have come.
+
+        `model_only` reads the weights alone and starts the optimizer and the schedule afresh. Raises
+        FileNotFoundError or ValueError, naming file and tensor, if the folder does not fit this model.
+        """
+        checkpoint.restore(self.model, checkpoint.read_tensors(folder, "model"), folder)
+        if model_only:
+            return
+        state = json.loads((folder / "learner.json").read_text(encoding="utf-8"))
+        if "optimizer" not in state:
+            raise ValueError(f"{folder} holds no optimizer state (it was saved with model_only); load it so, too")
+        tensors = checkpoint.read_tensors(folder, "optimizer")
+        checkpoint.restore_optimizer(self.model, self.optimizer, tensors, state["optimizer"], folder)
+        self.step, self.skipped_steps = state["step"], state["skipped_steps"]
+
+    # --- forward passes --------------------------------------------------------------------------------------------
+
+    def _microbatches(self, samples: Sequence[Sample], limit: MicroLimit) -> Iterator[tuple[list[int], MicroBatch]]:
+        """This rank's micro-batches with the indices of their samples; as many on every rank."""
+        padded = not self.batching.padding_free
+        for indices in schedule(samples, limit, self.parallel.rank, self.parallel.world, padded=padded):
+            own = [samples[i] for i in indices]
+            if self.parallel.world > 1:
+                own += fillers(own, samples)
+            yield indices, collate(own, padding_free=self.batching.padding_free, device=self.device)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)

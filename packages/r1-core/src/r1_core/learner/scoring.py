@@ -1,0 +1,222 @@
+"""A model's scores of trained tokens: log-prob, entropy, squared probabilities, without the logits of all tokens.
+
+For the time of a forward pass the model's head (its output embeddings) gives scores in place of logits. Prompt
+positions are dropped before, and the head's own hooks, autocast and FSDP2's gathering of its weights work as ever.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from r1_core import kl
+from r1_core.learner import linear_scores
+from r1_core.learner.linear_scores import LossGradient, Settings
+from r1_core.learner.logprobs import token_logprobs
+from r1_core.learner.microbatch import MicroBatch
+
+logger = logging.getLogger(__name__)
+
+
+class Scores(NamedTuple):
+    """Of T tokens, each [T], float32 or float64."""
+
+    logprobs: Tensor
+    entropy: Tensor  # nats; with a gradient only if asked for
+    squared_probs: Tensor  # Σ over the vocabulary of p², without a gradient; 0 unless asked for
+    full_kl: Tensor | None  # KL(model, reference) over the vocabulary, nats; with a gradient; None without a reference
+
+
+@dataclass(frozen=True, slots=True)
+class LazyLogits:
+    """The logits of T tokens, computed where they are needed, some tokens at a time: `head(hidden[rows])`."""
+
+    hidden: Tensor  # [T, H]
+    head: Callable[[Tensor], Tensor]  # from [C, H] to [C, V]
+
+
+class Scorer:
+    """Calls a model for scores.
+
+    A linear head is computed by `linear_scores`, any other (LoRA on the head, a module of your own) in chunks of
+    tokens that are computed once more going backward. Two kinds of model are called for all their logits: those that
+    do not name their head by `get_output_embeddings()`, and those that change the logits behind it (Gemma 2 bounds
+    them, Granite and Cohere scale them), which is seen by what comes out.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._head_is_last: bool | None = None  # None: not seen yet
+
+    @property
+    def seen(self) -> bool:
+        """Whether it is known how this model's head is to be computed."""
+        return self._head_is_last is not None or self._head() is None
+
+    def __call__(
+        self,
+        batch: MicroBatch,
+        temperature: float = 1.0,
+        *,
+        entropy_gradient: bool = False,
+        squared_probs: bool = False,
+        loss_gradient: LossGradient | None = None,
+        reference: LazyLogits | None = None,
+    ) -> Scores:
+        """Score the batch's trained tokens.
+
+        With gradients, `backward` has to follow: the head's may be added to its weight's `.grad` directly, and with
+        `loss_gradient`, for a token-wise loss (see `linear_scores`), even before. With `reference`, the same tokens'
+        `lazy_logits` of another model, the KL from it is scored, too, and every head is computed as one that is not
+        linear. Raises ValueError unless the temperature is above 0.
+        """
+        if temperature <= 0:
+            raise ValueError(f"temperature is {temperature}; log-probs need one above 0")
+        settings = Settings(torch.float32, temperature, entropy_gradient, squared_probs)
+        head, scores = self._head(), None
+        if head is not None:
+            if reference is None and _is_linear(head):
+                # The first pass may have to be repeated, so it must leave no gradient behind.
+                foreseen = loss_gradient if self._head_is_last else None
+                score = partial(_linear, head, targets=batch.targets, settings=settings, loss_gradient=foreseen)
+            else:
+                score = partial(_chunked, head.forward, targets=batch.targets, settings=settings, reference=reference)
+            scores = self._from_head(head, batch, score)
+        if scores is None:
+            ref_logits = None if reference is None else reference.head(reference.hidden)
+            scores = _scores_of(self._logits(batch), batch.targets, settings, ref_logits)
+        logprobs, entropy, squares, *full_kl = scores.unbind(-1)
+        entropy = entropy if entropy_gradient else entropy.detach()
+        return Scores(logprobs, entropy, squares.detach(), full_kl[0] if full_kl else None)
+
+    @torch.no_grad()
+    def lazy_logits(self, batch: MicroBatch) -> LazyLogits:
+        """Call the model up to its head, which is to be computed later; both are the logits if it has none of use.
+
+        Under FSDP2 the head has to be sharded with the model's rest, which stays whole until `parallel.reshard`.
+        """
+        head = self._head()
+        if head is not None:
+            forward = head.forward
+            hidden = self._from_head(head, batch, lambda hidden: hidden)
+            if hidden is not None:
+                return LazyLogits(hidden, forward)
+        return LazyLogits(self._logits(batch), lambda logits: logits)
+
+    def _head(self) -> nn.Module | None:
+        """The module that gives the logits; None if the model does not tell or changes them afterwards."""
+        find = getattr(self.model, "get_output_embeddings", None)
+        head: nn.Module | None = None if find is None or self._head_is_last is False else find()
+        return head
+
+    def _from_head(self, head: nn.Module, batch: MicroBatch, compute: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """What `compute` makes, inside the head, of the hidden states [T, H]; None if the model changed it."""
+        given: list[tuple[Tensor, int]] = []
+
+        def forward(hidden: Tensor) -> Tensor:
+            result = compute(hidden.flatten(0, -2)[batch.predictors])[None]
+            given.append((result, result._version))
+            return result
+
+        with _replaced(head, forward):
+            logits = self.model(**batch.forward, use_cache=False).logits
+        # Scores leave the model as its output, because FSDP2 waits for the gradient of just that.
+        self._head_is_last = len(given) == 1 and logits is given[0][0] and logits._version == given[0][1]
+        if self._head_is_last:
+            return logits[0]
+        logger.warning(
+            "%s changes the logits behind its head, so its log-probs are taken from all logits at once",
+            type(self.model).__name__,
+        )
+        return None
+
+    def _logits(self, batch: MicroBatch) -> Tensor:
+        """All the logits that the model gives, [T, V]."""
+        if batch.packed:
+            return self.model(**batch.forward, use_cache=False, logits_to_keep=batch.predictors).logits[0]
+        # Rows need different positions, which `logits_to_keep` cannot say.
+        return self.model(**batch.forward, use_cache=False).logits.flatten(0, 1)[batch.predictors]
+
+
+def _linear(
+    head: nn.Linear, hidden: Tensor, targets: Tensor, settings: Settings, loss_gradient: LossGradient | None
+) -> Tensor:
+    device = hidden.device.type
+    weight, bias = head.weight, head.bias
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    # A gradient that is there already grows in place. FSDP2 has none there: it takes each backward pass's away.
+    store = weight.grad if torch.is_grad_enabled() and _takes_gradients_as_they_are(weight) else None
+    with torch.autocast(device, enabled=False):
+        return linear_scores.linear_scores(
+            hidden, weight, bias, targets, replace(settings, dtype=dtype), loss_gradient=loss_gradient, store=store
+        )
+
+
+def _chunked(
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    settings: Settings,
+    reference: LazyLogits | None = None,
+) -> Tensor:
+    """Scores [T, 3] under any head, or [T, 4] with a reference; only one chunk's logits of both are ever there."""
+
+    def score(rows: Tensor, chosen: Tensor, ref_rows: Tensor | None = None) -> Tensor:
+        ref_logits = None
+        if reference is not None and ref_rows is not None:
+            with torch.no_grad():
+                ref_logits = reference.head(ref_rows)
+        return _scores_of(head(rows), chosen, settings, ref_logits)
+
+    with torch.no_grad():
+        vocabulary = head(hidden[:1]).shape[-1]
+    columns = [hidden, targets] if reference is None else [hidden, targets, reference.hidden]
+    size = max(1, linear_scores.CHUNK_BYTES // (4 * vocabulary * (len(columns) - 1)))
+    chunks = zip(*(column.split(size) for column in columns), strict=True)
+    return torch.cat([checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks])
+
+
+def _scores_of(logits: Tensor, targets: Tensor, settings: Settings, ref_logits: Tensor | None = None) -> Tensor:
+    """Scores [T, 3] of targets [T] under logits [T, V]; [T, 4] with the reference's logits."""
+    logprobs, entropy = token_logprobs(
+        logits, targets, settings.temperature, with_entropy=True, entropy_gradient=settings.entropy_gradient
+    )
+    squares = torch.zeros_like(logprobs)
+    if settings.squared_probs:
+        with torch.no_grad():
+            squares = (logits.to(logprobs.dtype) / settings.temperature).softmax(-1).square().sum(-1)
+    assert entropy is not None
+    scores = [logprobs, entropy, squares]
+    if ref_logits is not None:
+        both = ((each.to(logprobs.dtype) / settings.temperature).log_softmax(-1) for each in (logits, ref_logits))
+        scores.append(kl.full(*both))
+    return torch.stack(scores, dim=-1)
+
+
+def _is_linear(head: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether the head is nn.Linear or a subclass (FSDP2 makes one) that computes just the same."""
+    return isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward and "forward" not in vars(head)
+
+
+def _takes_gradients_as_they_are(weight: Tensor) -> bool:
+    return weight.is_leaf and not weight._backward_hooks and not weight._post_accumulate_grad_hooks
+
+
+@contextmanager
+def _replaced(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let this one module, within this context, compute something else between its own hooks."""
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own

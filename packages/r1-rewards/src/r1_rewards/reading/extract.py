@@ -1,0 +1,209 @@
+r"""Find the final answer in a response, in linear time: `\boxed{}`, `<answer>`, `####`, "Answer:", `$…$`, a number.
+
+Each function returns the answer without surrounding blanks, or None where the response has no such thing.
+"""
+
+import re
+from collections import deque
+
+from r1_rewards.reading.units import UNITS
+
+TAIL = 200_000  # characters; a final answer stands at the end, so only the end of a huge response is searched
+
+# A backslash pair that is not the start of \boxed is a line break of LaTeX, so that in `\\{` the brace still counts.
+_BRACES = re.compile(r"\\boxed\s?\{|\\\\(?!boxed)|\\[{}]|[{}]")
+_ANY_BRACE = re.compile(r"[{}]")
+_HASHED = re.compile(r"####[ \t]{0,8}([^\n]+)")
+_STATED = re.compile(
+    r"(?:\b(?:answers?|correct (?:option|choice))[ \t*]{0,8}(?::|(?:is|are)\b[ \t*]{0,8}:?)|^[ \t]{0,8}A:)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SENTENCE_END = re.compile(r"(?:[.;?]|(?<![0-9a-z)}])!)(?=\s|$)")  # 5! is a factorial
+_NUMBER = re.compile(
+    r"(?:(?<![\w)\]}])[-−])?\$?(?:(?<![\w.])\.[0-9]+|"
+    # Digits inside a word are no number: AZYUK2A, x_1. Currencies may stand directly before one.
+    r"(?:(?<!\w)|(?<=Rs)|(?<=USD)|(?<=EUR))[0-9]+(?:,[0-9]+)*(?:\.[0-9]+)?(?:/[0-9]+)?)%?",
+    re.ASCII,
+)
+_LATEX_WORD = re.compile(r"[^\s$\\]{0,40}\\(?:[dt]?frac|sqrt|pi|infty)(?![A-Za-z])[^$]{0,200}$")
+_MATH = re.compile(r"(?<!\\)(\$\$?)((?:[^$\\]|\\.)+)\1", re.DOTALL)
+# Letters of scripts other than Latin and Greek are words, however few.
+_BARE_WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|[^\W\d_A-Za-zͰ-Ͽ]+)")
+_CONNECTED = re.compile(  # what may stand between the parts of one answer: "\boxed{1} and \boxed{2}"
+    r"(?:[\s,;$&+]|\\[()\[\]]|\\q?quad\b|\\(?:text|mbox)\s?\{\s*(?:and|or)\s*\}|\band\b|\bor\b|"
+    r"[A-Za-z]_?\{?[0-9]?\}?\s?=)*"
+)
+_COMMAND_WITH_TEXT = re.compile(r"\\[a-z]{1,20}\{[^{}]{0,200}\}")
+_MAX_CONNECTION = 60  # characters
+_MAX_BARE = 200
+_MAX_WORDS = 2  # of three letters or more; with more, a stated answer is a sentence
+_WORDS_OF_ANSWERS = {"and", "thousand", "million", "billion", "trillion", "sqrt", "sin", "cos", "tan", "log", "exp"}
+_WORDS_OF_ANSWERS |= {unit.lower() for unit in UNITS if unit.isalpha()}
+
+
+def final_answer(response: str) -> str | None:
+    r"""Return the answer that a response ends with, or None.
+
+    Tried in this order: the last `\boxed{…}`, the last `<answer>…</answer>`, the last `#### x`, the last "Answer: x"
+    or "answer is x", a response that is nothing but an answer, the last of `$…$` and numbers.
+    """
+    for find in (boxed, tagged, hashed, _said, bare, last_formula):
+        answer = find(response)
+        if answer is not None:
+            return answer
+    return None
+
+
+def boxed(response: str) -> str | None:
+    r"""Return what stands in the last `\boxed{…}` whose braces balance.
+
+    A box inside another box counts as part of the outer one. Escaped braces (`\{`) do not open or close anything.
+    """
+    boxes = _boxes(response[-TAIL:])
+    return boxes[-1][1] if boxes else None
+
+
+def last_braced(text: str, command: str) -> str | None:
+    r"""Return what stands in braces after the last `command`, counting every brace, escaped ones too, as graders do."""
+    start = text.rfind(command + "{")
+    if start < 0:
+        return None
+    start += len(command) + 1
+    depth = 1
+    for match in _ANY_BRACE.finditer(text, start):
+        depth += 1 if match[0] == "{" else -1
+        if depth == 0:
+            return text[start : match.start()]
+    return None
+
+
+def boxed_list(response: str) -> str | None:
+    r"""Return the last boxes as one list, as in `\boxed{1} and \boxed{2}`; None unless at least two belong together.
+
+    Boxes belong together when only blanks, commas, "and", "or", math delimiters and `x =` stand between them.
+    """
+    text = response[-TAIL:]
+    return _joined(text, _boxes(text))
+
+
+def _boxes(text: str) -> list[tuple[slice, str]]:
+    """Return place and content of every outermost box."""
+    boxes: list[tuple[slice, str]] = []
+    opened: list[tuple[int, int]] = []  # start of a command and of its content; (-1, -1) for an ordinary brace
+    for match in _BRACES.finditer(text):
+        token = match.group()
+        if token == "}":
+            begin, start = opened.pop() if opened else (-1, -1)
+            if start >= 0:
+                while boxes and boxes[-1][0].start > begin:
+                    boxes.pop()
+                boxes.append((slice(begin, match.end()), text[start : match.start()].strip()))
+        elif token == "{":
+            opened.append((-1, -1))
+        elif token.startswith("\\boxed"):
+            opened.append(match.span())
+    return boxes
+
+
+def _joined(text: str, parts: list[tuple[slice, str]]) -> str | None:
+    """Join the parts at the end of `parts` that only connecting words and signs separate."""
+    first = len(parts) - 1
+    while first > 0:
+        between = text[parts[first - 1][0].stop : parts[first][0].start]
+        if len(between) > _MAX_CONNECTION or not _CONNECTED.fullmatch(between.rstrip("\\")):
+            break
+        first -= 1
+    return ", ".join(content for _, content in parts[first:]) if len(parts) - first > 1 else None
+
+
+def tagged(response: str) -> str | None:
+    """Return what stands in the last `<answer>…</answer>`."""
+    text = response[-TAIL:]
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))
+    return None if start < 0 else text[start + len("<answer>") : end].strip()
+
+
+def hashed(response: str) -> str | None:
+    """Return the rest of the line after the last `####`, as GSM8K writes its answers."""
+    last = _last_match(_HASHED, response[-TAIL:])
+    return None if last is None else last[1].strip()
+
+
+def stated(response: str) -> str | None:
+    """Return what follows the last "Answer:", "answer is" or "A:" at a line's start, up to the end of the sentence."""
+    text = response[-TAIL:]
+    last = _last_match(_STATED, text)
+    if last is None:
+        return None
+    rest = text[last.end() :].lstrip(" \t\r\n:*")
+    line = rest.split("\n", 1)[0]
+    end = _SENTENCE_END.search(line)
+    answer = (line[: end.start()] if end else line).strip(" \t\r*")
+    return answer or None
+
+
+def _said(response: str) -> str | None:
+    """Return the stated answer, or, of a whole sentence, what it says: 34 in "Answer: the largest n is 34"."""
+    answer = stated(response)
+    if answer is None or (" is " not in answer and len(_BARE_WORD.findall(answer)) <= _MAX_WORDS):
+        return answer
+    said = answer.rsplit(" is ", 1)[-1]
+    numbers = _NUMBER.findall(said)
+    return numbers[0] if len(numbers) == 1 and "$" not in said and said != numbers[0] else said
+
+
+def bare(response: str) -> str | None:
+    """Return the whole response if it is one short line of mathematics, or one word, and no sentence."""
+    text = response.strip()
+    if not text or len(text) > _MAX_BARE or "\n" in text or text.count("$") not in (0, 2):
+        return None
+    words = set(_BARE_WORD.findall(_COMMAND_WITH_TEXT.sub("", text)))
+    return text if words <= _WORDS_OF_ANSWERS or text.strip(".") in words else None
+
+
+def last_formula(response: str) -> str | None:
+    r"""Return a last word in LaTeX, the last `$…$`, `\(…\)` or `\[…\]`, or the last number where that comes later."""
+    text = response[-TAIL:]
+    last_word = (text.rsplit(None, 1) or [""])[-1].rstrip(".,;")
+    if _LATEX_WORD.match(last_word):
+        return last_word
+    number = _last_match(_NUMBER, text)
+    formulas = _formulas(text)
+    if formulas and (number is None or formulas[-1][0].stop >= number.end()):
+        return formulas[-1][1]
+    return None if number is None else number[0]
+
+
+def formulas(text: str) -> str | None:
+    """Return the formulas at the end of `text` as one list, as in "$1$ and $2$", or the last one, or None."""
+    text = text[-TAIL:]
+    found = _formulas(text)
+    return _joined(text, found) or (found[-1][1] if found else None)
+
+
+def _formulas(text: str) -> list[tuple[slice, str]]:
+    found = [(slice(*match.span()), match[2].strip()) for match in _MATH.finditer(text)]
+    for opening, closing in (("\\(", "\\)"), ("\\[", "\\]")):
+        end = text.rfind(closing)
+        start = text.rfind(opening, 0, max(end, 0))
+        if start >= 0 and (not found or end > found[-1][0].stop):
+            found.append((slice(start, end + 2), text[start + 2 : end].strip()))
+    return found
+
+
+def last_number(response: str) -> str | None:
+    """Return the last number as written, with its sign, `$`, commas, decimals, `/` and `%`."""
+    last = _last_match(_NUMBER, response[-TAIL:])
+    return None if last is None else last[0]
+
+
+def first_number(text: str) -> str | None:
+    """Return the first number as written, like `last_number`."""
+    first = _NUMBER.search(text)
+    return None if first is None else first[0]
+
+
+def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    matches = deque(pattern.finditer(text), maxlen=1)
+    return matches[0] if matches else None

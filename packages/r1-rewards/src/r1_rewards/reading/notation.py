@@ -1,0 +1,133 @@
+"""Rewrite the ways in which people write the same mathematics into the one that Math-Verify reads."""
+
+import re
+import unicodedata
+from fractions import Fraction
+
+from r1_rewards.reading.units import UNITS, Unit
+
+# Longest first; blanks keep a command apart from a following letter.
+_REPLACED = {
+    "\u200b": "", "\u200c": "", "\u200d": "", "\ufeff": "", "\u2060": "", "\u202a": "", "\u202c": "", "\u202e": "",
+    "\xa0": " ", "\u202f": " ", "\u2009": " ", "（": "(", "）": ")", "，": ",", "：": ":", "。": ".", "≈": "", "⁄": "/",
+    "−": "-", "–": "-", "·": r"\cdot ", "⋅": r"\cdot ", "×": r"\times ", "÷": r"\div ",
+    "∞": r"\infty ", "π": r"\pi ", "°": r"^\circ ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ",
+    "∩": r"\cap ", "∅": r"\emptyset ", "±": r"\pm ", "∈": r"\in ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",
+    "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
+}  # fmt: skip
+_CHARACTERS = str.maketrans(_REPLACED)
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_SUPERSCRIPT = re.compile("⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_WRAPPERS = ("$$", "$", r"\(", r"\)", r"\[", r"\]", "`", '"')
+_ABOUT = re.compile(r"^(?:\\approx|\\displaystyle|~|(?:approximately|about|roughly)\s)\s*")
+_CURRENCY = re.compile(r"^(?:USD|EUR|INR|Rs\.?)\s{0,4}(?=[0-9])")
+_WHOLLY_TEXT = re.compile(r"\\(?:mbox|text)\s?\{([^{}]*)\}")
+_ROOT = re.compile(r"√\s{0,4}(?:([0-9]+(?:\.[0-9]+)?|[A-Za-z])|\(([^()]*)\)|(?=\{))")
+_BARE_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s?(?=\{)")
+_BOLD = re.compile(r"\*\*([^*]+)\*\*")
+_POWER = re.compile(r"\s{0,4}\*\*\s{0,4}(-?[0-9]+|[A-Za-z])?")
+_REPEATING = re.compile(r"(-?[0-9]*)\.([0-9]*)\\(?:overline|dot)\s?\{([0-9]{1,30})\}")
+_PERIOD = re.compile(r"(-?[0-9]*)\.([0-9]*)\(([0-9]{1,30})\)")  # as a whole: 0.5(3) within a formula is a product
+_MIXED = re.compile(r"(-?)([0-9]{1,9})\s+([0-9]{1,9})/([0-9]{1,9})")
+_GROUPED_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:[ _'][0-9]{3})+(?:\.[0-9]+)?")
+_TIMES_TEN = re.compile(r"(?<=[0-9])\s{0,4}[xX*]\s{0,4}(?=10\s?\^)")
+_EXPONENT_MARK = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]{1,3})")
+_DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc))\s?[({]?\s?([0-9]+(?:\.[0-9]+)?)\s?\^\s?\{?\s?\\circ\s?\}?[)}]?")
+_MATRIX = re.compile(r"\[\s?\[[^\[\]]+\](?:\s?,\s?\[[^\[\]]+\])*\s?\]")
+_SCALE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_NUMBER_WORDS = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
+)
+_SCALED = re.compile(rf"(-?\$?[0-9][0-9,]*(?:\.[0-9]+)?)\s{{0,4}}({'|'.join(_SCALE)})s?\b", re.IGNORECASE)
+_TEXT = r"\\(?:text|mbox|mathrm|textrm|operatorname)\s?\{\s{0,8}"
+_COUNTED = (
+    "dollars?", "cents?", "euros?", "rupees?", "units?", r"square\sunits", "people", "apples?", "percent", "months?",
+    "years?",
+)  # fmt: skip
+_UNITS = "|".join(sorted((*map(re.escape, UNITS), *_COUNTED), key=len, reverse=True))
+_QUANTITY = re.compile(
+    rf"(?P<number>-?\$?[0-9][0-9,]*(?:\.[0-9]+)?)(?:\\[ ,]|[ ~]){{0,4}}(?:{_TEXT})?(?P<unit>{_UNITS})"
+    r"\s{0,8}\}?\s?(?P<power>\^?\{?[23]\}?)?\s{0,8}\}?",
+    re.IGNORECASE,
+)
+
+
+def normalise(answer: str) -> str:
+    r"""Return `answer` in LaTeX that Math-Verify reads, without math delimiters, invisible characters or final stop.
+
+    Example: `normalise("$√2$.")` is `\sqrt{2}`; `normalise("5 million")` is `5000000`; `2**10` becomes `2^{10}`.
+    """
+    text = _plain_characters(answer).strip().rstrip(".").strip()
+    for opening in _WRAPPERS:
+        text = text.removeprefix(opening).removesuffix(opening).strip()
+    text = _CURRENCY.sub("", _ABOUT.sub("", text))
+    text = _WHOLLY_TEXT.sub(r"\1", text) if _WHOLLY_TEXT.fullmatch(text) else text
+    text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}" if match[1] or match[2] else r"\sqrt", text)
+    text = _BARE_ROOT.sub(r"\\sqrt", text.replace(r"\varnothing", r"\emptyset"))
+    text = _POWER.sub(lambda match: f"^{{{match[1]}}}" if match[1] else "^", text)
+    text = _DEGREES.sub(r"\1(\\frac{\2\\pi}{180})", text)
+    text = _REPEATING.sub(_repeating_fraction, text)
+    text = _TIMES_TEN.sub(r"\\times ", text.replace(r"\langle", "(").replace(r"\rangle", ")"))
+    text = _whole_number_or_matrix(text) or text
+    return _SCALED.sub(_scaled_number, text).strip()
+
+
+def without_emphasis(answer: str) -> str:
+    """Return `answer` without Markdown's bold around the whole of it, which would look like two powers."""
+    match = _BOLD.fullmatch(answer.strip())
+    return match[1] if match else answer
+
+
+def quantity(text: str) -> tuple[str, Unit | str] | None:
+    """Split "10 km/h" into "10" and the unit, or return None where `text` is not one number with a known unit.
+
+    What cannot be converted, such as apples, comes as a lower-case word without a plural "s".
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        return None
+    name = match["unit"] + re.sub(r"[^23]", "", match["power"] or "")
+    unit = UNITS.get(name) or UNITS.get(name.lower())
+    return match["number"], unit or name.lower().removesuffix("s")
+
+
+def _plain_characters(text: str) -> str:
+    if text.isascii():
+        return text
+    text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text).translate(_CHARACTERS)
+    return "".join(str(unicodedata.decimal(character, character)) for character in text)
+
+
+def _whole_number_or_matrix(text: str) -> str | None:
+    """Rewrite what is one number as a whole: "1 000", "6.02e23", "2 1/2", "two"; or a matrix in brackets."""
+    if text.lower() in _NUMBER_WORDS:
+        return str(_NUMBER_WORDS.index(text.lower()))
+    if match := _PERIOD.fullmatch(text):
+        return _repeating_fraction(match)
+    if _GROUPED_THOUSANDS.fullmatch(text):
+        return re.sub("[ _']", "", text)
+    if match := _EXPONENT_MARK.fullmatch(text):
+        return rf"{match[1]}\times 10^{{{int(match[2])}}}"
+    if match := _MIXED.fullmatch(text):
+        sign, whole, numerator, denominator = match[1], *map(int, match.groups()[1:])
+        return rf"{sign}\frac{{{whole * denominator + numerator}}}{{{denominator}}}"
+    if _MATRIX.fullmatch(text):
+        rows = [row.strip(" [],").replace(",", "&") for row in text[1:-1].split("]")]
+        return r"\begin{pmatrix}" + r"\\".join(row for row in rows if row) + r"\end{pmatrix}"
+    return None
+
+
+def _repeating_fraction(match: re.Match[str]) -> str:
+    whole, start, period = match.groups()
+    sign = "-" if whole.startswith("-") else ""
+    scale = 10 ** len(start[:30])
+    value = Fraction(int(whole.lstrip("-")[:30] or 0)) + Fraction(int(start[:30] or 0), scale)
+    value += Fraction(int(period), (10 ** len(period) - 1) * scale)
+    return rf"{sign}\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def _scaled_number(match: re.Match[str]) -> str:
+    number = Fraction(match[1].replace(",", "").replace("$", ""))
+    value = number * _SCALE[match[2].lower()]
+    return str(value) if value.denominator == 1 else match[0]

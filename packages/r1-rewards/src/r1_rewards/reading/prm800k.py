@@ -1,0 +1,118 @@
+r"""The grader of PRM800K (arXiv 2305.20050), as MathRuler has it: normalised strings, then SymPy's simplify.
+
+EasyR1's and veRL's published verdicts rest on it. Where the original hands text to an evaluating parser, this one reads
+it with `expression`, and what would be computed for ever is unequal.
+"""
+
+import contextlib
+import re
+
+from r1_rewards.reading import hendrycks
+from r1_rewards.reading.expression import Unreadable, parse
+from r1_rewards.reading.guards import refusal
+from r1_rewards.reading.latex_text import latex_to_text
+
+MAX_CHARACTERS = 10_000
+
+_WRAPPED_TEXT = re.compile(r"\\text\{(.+?)\}")
+_UNITS = (
+    "degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week", "month", "year", "foot",
+    "feet", "inch", "yard",
+)  # fmt: skip
+_UNIT = [re.compile(rf"{unit}(?:es)?s? *(?:\^[0-9]+)?") for unit in _UNITS]
+_LITERS = re.compile(r"liter(?:es)?s? *(?:\^[0-9]+)?")
+_DEGREES = re.compile(r"\^ *\\circ")
+_MIXED = re.compile(r"([0-9]) +([0-9])")
+_COMMAS = re.compile(r"([0-9]),([0-9]{3})(?=$|[^0-9])")
+_FRACTION = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
+_FLOAT = re.compile(r"\s*[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?[0-9]{1,3})?\s*")
+_SAME_DIGITS = 1e-7
+_FORBIDDEN = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
+
+
+def grade(answer: str, truth: str, *, compact: bool = True) -> bool:
+    """Return the verdict for an extracted answer and a truth; see `normalise` for `compact`."""
+    if max(len(answer), len(truth)) > MAX_CHARACTERS:
+        return answer.strip() == truth.strip()
+    if hendrycks.strip_outer_text(answer) == hendrycks.strip_outer_text(truth):
+        return True
+    answer, truth = normalise(answer, compact=compact), normalise(truth, compact=compact)
+    if answer == truth:
+        return True
+    if not answer:
+        return False
+    answers, truths = _elements(answer), _elements(truth)
+    if len(truths) > 1 and (truth[0] != answer[0] or truth[-1] != answer[-1]):
+        return False
+    return len(truths) == len(answers) and all(map(_same_element, answers, truths))
+
+
+def normalise(answer: str, *, compact: bool = True) -> str:
+    """Return `answer` in lower case without units, currency and percent signs, as plain text.
+
+    MathRuler drops blanks and braces too (`compact`); PRIME does not, but drops liters.
+    """
+    wrapped = _WRAPPED_TEXT.fullmatch(answer)
+    text = wrapped[1] if wrapped else answer
+    text = text.replace("\\%", "%").replace("\\$", "$").replace("$", "").replace("%", "")
+    text = text.replace(" or ", " , ").replace(" and ", " , ")
+    for word, power in (("million", 6), ("billion", 9), ("trillion", 12)):
+        text = text.replace(word, f"*10^{power}")
+    for unit in _UNIT if compact else [*_UNIT, _LITERS]:
+        text = unit.sub("", text)
+    text = _DEGREES.sub("", text)
+    if len(text) > 1 and text[0] == "{" and text[-1] == "}":
+        text = text[1:-1]
+    text = re.sub(r",\\! *", "", text)
+    if _FLOAT.fullmatch(text) and abs(float(text) - round(float(text))) <= _SAME_DIGITS:
+        text = str(round(float(text)))
+    if "\\" in text:
+        with contextlib.suppress(ValueError):
+            text = latex_to_text(text)
+    text = _MIXED.sub(r"\1+\2", re.sub("- *", "-", text)).lower()
+    if compact:
+        text = text.replace(" ", "").replace("{", "").replace("}", "")
+    return str(round(float(_plain_commas(text)))) if _is_integer(text) else text
+
+
+def _same_element(answer: str, truth: str) -> bool:
+    if _FRACTION.fullmatch(truth) and _FRACTION.fullmatch(answer):
+        return truth == answer
+    if _is_integer(truth) != _is_integer(answer):
+        return False
+    return _equal_by_algebra(answer, truth)
+
+
+def _equal_by_algebra(answer: str, truth: str) -> bool:
+    difference = f"({truth})-({answer})"
+    letters = {letter for letter in difference.replace("sqrt", "").replace("frac", "") if letter.isalpha()}
+    if len(letters) > 2 or _FORBIDDEN.search(difference) or refusal(answer) or refusal(truth):
+        return False
+    from sympy import SympifyError, simplify
+
+    try:
+        return bool(simplify(parse(truth) - parse(answer)) == 0)
+    except (Unreadable, SympifyError, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError):
+        return False
+
+
+def _elements(text: str) -> list[str]:
+    text = _plain_commas(text)
+    inside = text[1:-1]
+    if len(text) > 2 and text[0] in "([" and text[-1] in ")]" and not set(inside) & set("()[]"):
+        return [element.strip() for element in inside.split(",")]
+    return [text] if text else []
+
+
+def _is_integer(text: str) -> bool:
+    text = _plain_commas(text)
+    return bool(_FLOAT.fullmatch(text)) and abs(float(text) - round(float(text))) <= _SAME_DIGITS
+
+
+def _plain_commas(text: str) -> str:
+    """Drop the commas of thousands, each one before three digits that end a number; linear in the commas."""
+    while (shorter := _COMMAS.sub(r"\1\2", text)) != text:
+        text = shorter
+        if text.count(",") > 50:
+            return text
+    return text

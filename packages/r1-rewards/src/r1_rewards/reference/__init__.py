@@ -1,0 +1,1 @@
+"""Rewards from a model's own log-probs of the reference answer."""

@@ -1,0 +1,258 @@
+"""Run a solution against its tests, in sandboxes, and say of each test how it went.
+
+Expected values stay here, or in the tests' own process; the solution's process sees inputs only. So nothing that it
+prints, patches or writes into its pipes can pass a test but the right answer.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from r1_rewards.sandbox.code_tests import IMPORTS, AssertTests, CallTests, CodeTests, StdinTests, TestsError
+from r1_rewards.sandbox.execution import Execution, Sandbox
+from r1_rewards.sandbox.jail import values
+from r1_rewards.sandbox.pipes import Conversation, OutputError
+
+Verdict = Literal["passed", "wrong", "exception", "timeout", "memory", "output"]
+
+_FLOAT_CHARACTERS = 400  # of a printed number
+
+
+@dataclass(frozen=True, slots=True)
+class Grading:
+    """Seconds for one test and for all of them, and how far floats may be off, absolutely or relatively."""
+
+    seconds: float
+    total_seconds: float
+    tolerance: float | None
+
+
+class _Failed(Exception):
+    """The solution's process gave no answer; `verdict` says why."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict)
+        self.verdict = verdict
+
+
+def grade(source: str, tests: CodeTests, sandbox: Sandbox, grading: Grading) -> Iterator[Verdict]:
+    """Yield a verdict for each test, in order; stop asking, and the remaining tests are not run.
+
+    Tests that the total time does not suffice for are timeouts. Raises SandboxError, and TestsError for tests that
+    cannot be run as they are written.
+    """
+    deadline = time.monotonic() + grading.total_seconds
+    match tests:
+        case StdinTests():
+            return _grade_stdin(source, tests, sandbox, grading, deadline)
+        case CallTests():
+            return _grade_calls(source, tests, sandbox, grading, deadline)
+        case AssertTests():
+            return _grade_asserts(source, tests, sandbox, grading, deadline)
+
+
+def count(tests: CodeTests) -> int:
+    """Return the number of tests."""
+    return len(tests.units) if isinstance(tests, AssertTests) else len(tests.pairs)
+
+
+def _grade_stdin(
+    source: str, tests: StdinTests, sandbox: Sandbox, grading: Grading, deadline: float
+) -> Iterator[Verdict]:
+    for stdin, expected in tests.pairs:
+        seconds = min(grading.seconds, deadline - time.monotonic())
+        if seconds <= 0:
+            yield "timeout"
+            continue
+        execution = sandbox.run(source, stdin.encode("utf-8", "surrogatepass"), seconds)
+        yield _verdict_of(execution) or (
+            "passed"
+            if same_output(expected, execution.stdout.decode("utf-8", "replace"), grading.tolerance)
+            else "wrong"
+        )
+
+
+def _verdict_of(execution: Execution) -> Verdict | None:
+    """Return why a program failed; None if it ended well and its output counts."""
+    if execution.ending in ("timeout", "output"):
+        return "timeout" if execution.ending == "timeout" else "output"
+    if execution.code == 0:
+        return None
+    last_line = execution.stderr.rstrip().rsplit(b"\n", 1)[-1]
+    return "memory" if last_line.startswith(b"MemoryError") else "exception"
+
+
+def same_output(expected: str, found: str, tolerance: float | None) -> bool:
+    """Return whether two outputs have the same words; blanks and line breaks only separate.
+
+    With a tolerance, words that are finite numbers may differ by it, absolutely or relatively.
+    """
+    left, right = expected.split(), found.split()
+    if len(left) != len(right):
+        return False
+    return all(
+        a == b or (tolerance is not None and _close_words(a, b, tolerance)) for a, b in zip(left, right, strict=True)
+    )
+
+
+def _close_words(left: str, right: str, tolerance: float) -> bool:
+    if max(len(left), len(right)) > _FLOAT_CHARACTERS:
+        return False
+    try:
+        return _close(float(left), float(right), tolerance)
+    except ValueError:
+        return False
+
+
+def _close(left: float, right: float, tolerance: float) -> bool:
+    try:
+        return math.isfinite(left) and math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:  # an integer beyond the range of floats
+        return False
+
+
+def _grade_calls(
+    source: str, tests: CallTests, sandbox: Sandbox, grading: Grading, deadline: float
+) -> Iterator[Verdict]:
+    solution = _Solution(IMPORTS + source, sandbox)
+    for args, expected in tests.pairs:
+        request = {
+            "do": "call",
+            "target": {"name": tests.function},
+            "args": values.encode(args, _refuse),
+            "kwargs": values.encode({}, _refuse),
+        }
+        try:
+            response = solution.ask(request, min(deadline, time.monotonic() + grading.seconds))
+            yield _verdict_on(response, expected, tests.wrapped, grading.tolerance)
+        except _Failed as failure:
+            yield failure.verdict
+    solution.close()
+
+
+def _verdict_on(response: dict[str, Any], expected: Any, wrapped: bool, tolerance: float | None) -> Verdict:
+    if "raised" in response:
+        raised = response["raised"]
+        return "memory" if isinstance(raised, list) and raised[:1] == ["MemoryError"] else "exception"
+    try:
+        found = values.decode(response.get("value"), _refuse)
+        right = same_value(expected, found, tolerance)
+        if wrapped and isinstance(expected, list) and len(expected) == 1:
+            right = right or same_value(expected[0], found, tolerance)
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError, RecursionError):
+        return "wrong"  # what no honest answer looks like
+    return "passed" if right else "wrong"
+
+
+def same_value(expected: Any, found: Any, tolerance: float | None) -> bool:
+    """Return whether a returned value equals what JSON expects: tuples count as lists, keys of dicts as text.
+
+    Plain values only, so that nothing of the solution's decides. With a tolerance, floats may differ by it.
+    """
+    if isinstance(expected, list):
+        if not isinstance(found, list | tuple) or len(expected) != len(found):
+            return False
+        return all(same_value(a, b, tolerance) for a, b in zip(expected, found, strict=True))
+    if isinstance(expected, dict):
+        if not isinstance(found, dict):
+            return False
+        by_text = {str(key): value for key, value in found.items()}
+        return expected.keys() == by_text.keys() and all(
+            same_value(value, by_text[key], tolerance) for key, value in expected.items()
+        )
+    if tolerance is not None and isinstance(expected, int | float) and isinstance(found, int | float):
+        return expected == found or _close(expected, found, tolerance)
+    return bool(expected == found)
+
+
+def _grade_asserts(
+    source: str, tests: AssertTests, sandbox: Sandbox, grading: Grading, deadline: float
+) -> Iterator[Verdict]:
+    solution = _Solution(f"{tests.prefix}\n{source}", sandbox)
+    with Sandbox(sandbox.limits, sandbox.level, sandbox.module_paths) as room:  # where the solution is not
+        examiner = room.start("examine", tests.setup, tests.units)
+        unit_deadline = min(deadline, time.monotonic() + grading.seconds)
+        failed: Verdict | None = None
+        verdicts = 0
+        try:
+            while verdicts < len(tests.units):
+                message = examiner.hear(deadline)
+                if "ask" in message:
+                    try:
+                        response = solution.ask(message["ask"], unit_deadline)
+                    except _Failed as failure:
+                        failed = failure.verdict
+                        # To a test that looks for names before it begins, a solution that does not load has none.
+                        response = {"raised": ["NameError", f"the solution gave no answer: {failed}"]}
+                    examiner.tell(response, deadline)
+                elif "begin" in message:
+                    unit_deadline = min(deadline, time.monotonic() + grading.seconds)
+                    failed = solution.broken
+                elif "broken" in message:
+                    raise TestsError(f"the tests cannot be run: {message['broken']}")
+                else:
+                    verdicts += 1
+                    yield failed or _verdict_from(message)
+        except (TimeoutError, EOFError, OutputError) as error:
+            for _ in range(len(tests.units) - verdicts):
+                yield "timeout" if isinstance(error, TimeoutError) else "output"
+        finally:
+            examiner.close()
+            solution.close()
+
+
+def _verdict_from(message: dict[str, Any]) -> Verdict:
+    if message["verdict"]:
+        return "passed"
+    kind = message["why"].partition(":")[0]
+    return {"AssertionError": "wrong", "MemoryError": "memory"}.get(kind, "exception")  # type: ignore[return-value]
+
+
+class _Solution:
+    """The process that holds the solution: started when asked, and again after it hung or died."""
+
+    def __init__(self, source: str, sandbox: Sandbox) -> None:
+        self._source = source
+        self._sandbox = sandbox
+        self._conversation: Conversation | None = None
+        self.broken: Verdict | None = None  # why the solution cannot even be loaded
+
+    def ask(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """Return the process's response, whatever it is. Raises _Failed."""
+        if self.broken:
+            raise _Failed(self.broken)
+        if self._conversation is None:
+            loaded = self._exchange(None, deadline)
+            if "raised" in loaded:
+                self.broken = _verdict_on(loaded, None, False, None)
+                self.close()
+                raise _Failed(self.broken)
+        return self._exchange(request, deadline)
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._conversation is not None:
+            self._conversation.close()
+            self._conversation = None
+            self._sandbox.end()
+
+    def _exchange(self, request: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
+        """Send a request, or start the process, and return what it says."""
+        try:
+            if self._conversation is None:
+                self._conversation = self._sandbox.start("answer", self._source)
+            if request is not None:
+                self._conversation.tell(request, deadline)
+            return self._conversation.hear(deadline)
+        except TimeoutError as error:
+            self.close()
+            raise _Failed("timeout") from error
+        except (EOFError, OutputError) as error:
+            self.close()
+            raise _Failed("exception" if isinstance(error, EOFError) else "output") from error
+
+
+def _refuse(value: Any) -> Any:
+    raise ValueError(f"{type(value).__name__} is no plain value")

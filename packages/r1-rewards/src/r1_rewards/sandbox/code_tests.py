@@ -1,0 +1,141 @@
+"""Read the tests of a coding task in the forms in which data sets publish them.
+
+- `{"inputs": […], "outputs": […]}`: texts for stdin and stdout (APPS, TACO, CodeContests); with `"fn_name": "f"`, each
+  input is a list of arguments, each output what the function, or the method of a class `Solution`, returns.
+- `[{"input": …, "output": …, "testtype": "stdin" | "functional"}, …]` (LiveCodeBench), or
+  `{"tests": […], "fn_name": …}`: functional inputs have one JSON value per argument and line, outputs one JSON value.
+- `{"test_list": ["assert …", …], "test_setup_code": …}` (MBPP), or the bare list of texts.
+- `{"test": "def check(candidate): …", "entry_point": "f", "prompt": …}` (HumanEval); the prompt's helper functions may
+  be used by the tests and by the solution.
+- Python source text: each top-level `assert`, and each function `test_…`, is one test.
+"""
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# What LeetCode and its data sets take for granted.
+IMPORTS = "import collections, functools, heapq, itertools, math, re, string\nfrom typing import *\n"
+
+
+class TestsError(ValueError):
+    """Tests that cannot be read, or cannot be run as they are written; the message says which and why."""
+
+    __test__ = False
+
+
+@dataclass(frozen=True, slots=True)
+class StdinTests:
+    """What to feed, and what must be printed."""
+
+    pairs: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class CallTests:
+    """Arguments for a function, and what it must return: plain values, lists where the solution may return tuples."""
+
+    function: str
+    pairs: list[tuple[list[Any], Any]]
+    wrapped: bool  # an expected list of one value may stand for the value, as in APPS
+
+
+@dataclass(frozen=True, slots=True)
+class AssertTests:
+    """Source texts that raise where the solution is wrong, and what to execute before them."""
+
+    setup: str
+    units: list[str]
+    prefix: str = ""  # put before the solution as well
+
+
+CodeTests = StdinTests | CallTests | AssertTests
+
+
+def read_tests(ground_truth: str) -> CodeTests:
+    """Read tests in any form of this module, JSON or Python source. Raises TestsError."""
+    try:
+        data = json.loads(ground_truth)
+    except ValueError:
+        return _read_source(ground_truth)
+    match data:
+        case {"inputs": [*inputs], "outputs": [*outputs]}:
+            return _read_columns(inputs, outputs, data.get("fn_name"))
+        case {"tests": [*tests]}:
+            return _read_records(tests, data.get("fn_name"))
+        case {"test_list": [*units]}:
+            return AssertTests(str(data.get("test_setup_code") or ""), _texts(units))
+        case {"test": str(test), "entry_point": str(name)}:
+            prefix = str(data.get("prompt") or "")
+            # The prompt defines the function, too, without a body.
+            return AssertTests(f"{prefix}\n{test}", [f"from solution import {name}\ncheck({name})"], prefix)
+        case [str(), *_]:
+            return AssertTests("", _texts(data))
+        case [{}, *_]:
+            return _read_records(data, None)
+    raise TestsError(f"tests of no known form: {ground_truth[:80]!r}; see the README for those that are")
+
+
+def _read_columns(inputs: list[Any], outputs: list[Any], function: Any) -> CodeTests:
+    if len(inputs) != len(outputs) or not inputs:
+        raise TestsError(f"there are {len(inputs)} inputs and {len(outputs)} outputs; there must be as many, and some")
+    if function is None:
+        return StdinTests([(_text(given), _text(wanted)) for given, wanted in zip(inputs, outputs, strict=True)])
+    for index, given in enumerate(inputs):
+        if not isinstance(given, list):
+            raise TestsError(f"input {index} is {str(given)[:80]!r}, not a list of arguments for {function}")
+    return CallTests(str(function), list(zip(inputs, outputs, strict=True)), wrapped=True)
+
+
+def _read_records(records: Sequence[Any], function: Any) -> CodeTests:
+    if not all(isinstance(record, Mapping) and {"input", "output"} <= set(record) for record in records) or not records:
+        raise TestsError("each test needs 'input' and 'output', and there must be one")
+    kinds = {str(record.get("testtype", "stdin")) for record in records}
+    if kinds == {"stdin"} and function is None:
+        return StdinTests([(_text(record["input"]), _text(record["output"])) for record in records])
+    if kinds == {"stdin"} or kinds != {"functional"}:
+        raise TestsError(f"tests of the kinds {sorted(kinds)}, with fn_name {function!r}; one kind at a time")
+    if function is None:
+        raise TestsError('functional tests need the function: {"tests": […], "fn_name": "f"}')
+    try:
+        pairs = [
+            ([json.loads(line) for line in str(record["input"]).splitlines() if line.strip()],
+             json.loads(record["output"]))
+            for record in records
+        ]  # fmt: skip
+    except (TypeError, ValueError) as error:
+        raise TestsError(f"a functional test is not JSON, one value per line: {error}") from error
+    return CallTests(str(function), pairs, wrapped=False)
+
+
+def _read_source(source: str) -> AssertTests:
+    """Split Python source into its asserts and test functions; the rest is set-up."""
+    try:
+        statements = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise TestsError(f"tests that are neither JSON nor Python: {error}") from error
+    units = [ast.unparse(node) for node in statements if isinstance(node, ast.Assert)]
+    functions = [node.name for node in statements if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
+    units += [f"{name}()" for name in functions]
+    if not units:
+        raise TestsError("the tests have neither an assert at top level nor a function test_…")
+    setup = [ast.unparse(node) for node in statements if not isinstance(node, ast.Assert)]
+    return AssertTests("\n".join(setup), units)
+
+
+def _text(value: Any) -> str:
+    """Return a text; some data sets give its lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _texts(values: list[Any]) -> list[str]:
+    if not values or not all(isinstance(value, str) for value in values):
+        raise TestsError("a list of tests holds source texts, and at least one")
+    for value in values:
+        try:
+            ast.parse(value)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise TestsError(f"the test {value[:80]!r} is not Python: {error}") from error
+    return values

@@ -1,0 +1,223 @@
+"""Run untrusted Python: one process, no network, no files but Python's own, and bounds on everything it can use up.
+
+A program runs behind these protections, all of them the kernel's; nothing relies on what Python code can or cannot do:
+
+- network: a system call filter (seccomp) refuses sockets; where allowed, a network namespace without even loopback;
+- processes: the filter refuses fork, exec, signals to others, tracing; where allowed, a pid namespace;
+- files: Landlock, and where allowed a root directory that holds only Python's libraries, read-only;
+- limits: address space, processor time, size of files, open files, threads, no core dumps;
+- privileges: no capabilities, no way to gain any; started by root, another user.
+
+Wall-clock time and output are bounded from outside. What the program is compared with never enters its process.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from r1_rewards.sandbox.jail import channel
+from r1_rewards.sandbox.pipes import Conversation, Ending, Exchange
+
+Level = Literal["isolated", "open_files"]
+
+PROTECTIONS = {
+    "network": "no sockets",
+    "processes": "one process: no fork, exec, signals or tracing",
+    "files": "reads Python's libraries only; writes a small file system in memory, or nothing",
+    "limits": "address space, processor time, file size, open files, threads",
+    "privileges": "no capabilities, and none to gain",
+}
+REQUIRED: dict[Level, tuple[str, ...]] = {
+    "isolated": tuple(PROTECTIONS),
+    "open_files": tuple(name for name in PROTECTIONS if name != "files"),
+}
+_START_SECONDS = 30.0  # for the warden to answer, which takes milliseconds
+_BOOTSTRAP = (
+    "import sys; sys.path.append(sys.argv[1]); from jail.warden import main; sys.path.pop(); "
+    "main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+
+logger = logging.getLogger("r1_rewards")
+
+
+class SandboxError(RuntimeError):
+    """The system lacks a protection that was asked for, or the sandbox itself failed; nothing was judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one run may use."""
+
+    memory_mib: int = 1024  # address space
+    cpu_seconds: float = 30.0
+    files_mib: int = 16  # of its working directory
+    threads: int = 32
+    output_mib: int = 4  # written to stdout, or in answers to calls; of stderr only the end is kept
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How a program ended, and what it wrote. `code` is its exit status, or minus the signal that ended it."""
+
+    ending: Ending
+    code: int | None
+    stdout: bytes
+    stderr: bytes  # its end
+
+
+class Sandbox:
+    """A place to run programs one after another, each in a process of its own; use it in a `with` block.
+
+    `level` is what is demanded: "isolated" is every protection; "open_files" accepts that programs may read the files
+    that the caller may (a kernel without Landlock, and no right to namespaces). `module_paths` are folders that
+    programs may import from, besides the standard library. Belongs to one thread.
+    """
+
+    def __init__(
+        self, limits: Limits | None = None, level: Level = "isolated", module_paths: Sequence[str] = ()
+    ) -> None:
+        """Start the warden. Raises SandboxError where there is no Linux, or the warden does not start."""
+        if sys.platform != "linux":
+            raise SandboxError(f"judged code can be confined on Linux only, this is {sys.platform}")
+        if level not in REQUIRED:
+            raise SandboxError(f"there is no sandbox level {level!r}; there are {', '.join(REQUIRED)}")
+        self.limits = limits or Limits()
+        self.level = level
+        self.module_paths = tuple(str(Path(path).resolve()) for path in module_paths)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._warden = subprocess.Popen(
+                [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", _BOOTSTRAP, str(Path(__file__).parent),
+                 str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, env={"PYTHONHASHSEED": "0"}, cwd="/", start_new_session=True,
+            )  # fmt: skip
+        self._connection = ours
+        ours.settimeout(_START_SECONDS)
+        with self._failing_closed():
+            channel.send(ours, {"module_paths": self.module_paths})
+
+    def run(self, source: str, stdin: bytes, seconds: float) -> Execution:
+        """Run `source` as a script; end it after `seconds`. Raises SandboxError."""
+        their_stdin, writer = os.pipe()
+        reader, their_stdout = os.pipe()
+        errors, their_stderr = os.pipe()
+        with _closing(writer, reader, errors) as ours:
+            with _closing(their_stdin, their_stdout, their_stderr) as theirs:
+                self._begin("program", source, theirs)
+            bound = self.limits.output_mib << 20
+            exchange = Exchange(ours, self._connection, stdin, bound)
+            ending = exchange.run(time.monotonic() + seconds)
+            code = self.end(kill=ending != "ended")
+            if ending == "ended":
+                ending = "killed" if code is None else exchange.drain()
+            return Execution(ending, code, bytes(exchange.stdout), bytes(exchange.stderr))
+
+    def start(self, mode: Literal["answer", "examine"], source: str, units: Sequence[str] = ()) -> Conversation:
+        """Start a process that is talked to line by line; `end` it before the next. Raises SandboxError."""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        their_requests, writer = os.pipe()
+        reader, their_responses = os.pipe()
+        with _closing(nothing, their_requests, their_responses):
+            try:
+                self._begin(mode, source, [nothing, nothing, nothing, their_requests, their_responses], units)
+            except BaseException:
+                os.close(writer)
+                os.close(reader)
+                raise
+        return Conversation(writer, reader, self.limits.output_mib << 20)
+
+    def end(self, kill: bool = True) -> int | None:
+        """Wait until the running process and all it left are gone, after killing them; return its exit code."""
+        with self._failing_closed():
+            if kill:
+                self._connection.sendall(b"K")
+            code: int | None = channel.receive(self._connection)["code"]
+            return code
+
+    def close(self) -> None:
+        """Kill the warden and everything in the sandbox."""
+        self._connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._warden.pid, signal.SIGKILL)
+        self._warden.wait()
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin(self, mode: str, source: str, descriptors: Sequence[int], units: Sequence[str] = ()) -> None:
+        """Have the warden start a process; return once it has said that it is walled in."""
+        request = {
+            "mode": mode,
+            "source": source,
+            "units": list(units),
+            "limits": asdict(self.limits) | {"module_paths": self.module_paths},
+            "required": REQUIRED[self.level],
+        }
+        with self._failing_closed():
+            socket.send_fds(self._connection, [b"R"], list(descriptors))
+            channel.send(self._connection, request)
+            report = channel.receive(self._connection)
+        if "active" not in report:
+            raise SandboxError(f"the sandbox could not be set up: {report.get('failed', 'its process ended')}")
+        self.active: tuple[str, ...] = tuple(report["active"])
+        missing = [name for name in REQUIRED[self.level] if name not in self.active]
+        if missing:
+            raise SandboxError(
+                f"this system does not offer {', '.join(f'{name!r} ({PROTECTIONS[name]})' for name in missing)}, which "
+                f"sandbox level {self.level!r} demands; nothing was run. "
+                + ("The level 'open_files' does without it." if missing == ["files"] else "No level does without it.")
+            )
+        _announce(self.level, self.active)
+
+    @contextlib.contextmanager
+    def _failing_closed(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError, ValueError) as error:
+            self.close()
+            raise SandboxError(f"the sandbox's warden does not answer: {error}") from error
+
+
+def describe(level: Level = "isolated") -> tuple[str, ...]:
+    """Return the protections that are active here, names of `PROTECTIONS`, after trying them.
+
+    Raises SandboxError, naming what is missing, where `level` cannot be had.
+    """
+    with Sandbox(level=level) as sandbox:
+        sandbox.run("", b"", _START_SECONDS)
+        return sandbox.active
+
+
+@functools.cache
+def _announce(level: Level, active: tuple[str, ...]) -> None:
+    """Say once what protects."""
+    without = [name for name in PROTECTIONS if name not in active]
+    logger.info(
+        "sandbox level %s, active: %s%s", level, ", ".join(active), f"; NOT active: {without}" if without else ""
+    )
+
+
+@contextlib.contextmanager
+def _closing(*descriptors: int) -> Iterator[tuple[int, ...]]:
+    try:
+        yield descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)

@@ -1,0 +1,107 @@
+"""The two ways in which answers and scores are written as JSON between `remote` and a reward server.
+
+- `openrlhf`: `{"query", "prompts", "labels"}`, lists of str, to `{"rewards": [float]}`, as in OpenRLHF's and LMM-R1's
+  remote reward models. A query is the prompt with its response. Lists of finite numbers beside `rewards` become parts.
+- `r1`: `{"inputs": [{"response", …}]}` to `{"scores": [{"parts": {…}}, {"failure": [cause, message]}]}`.
+  Nothing is lost but the pictures.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, get_args
+
+from r1_rewards.services.endpoint import Unusable
+from r1_rewards.types import Cause, RewardInput, Score
+from r1_rewards.workers.frames import Outcome
+from r1_rewards.workers.functions import read_score
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How answers become a request, and what a server sends becomes one outcome per answer."""
+
+    encode: Callable[[Sequence[RewardInput]], dict[str, Any]]
+    decode: Callable[[Any, int], list[Outcome]]  # raises Unusable
+
+
+def to_outcome(score: Score) -> Outcome:
+    """Return a score as it is written in the protocol `r1`."""
+    if score.error is not None:
+        return {"failure": [score.error.cause, score.error.message]}
+    return {"parts": {**score.parts, "overall": score.value}}
+
+
+def printable(text: str) -> str:
+    """Return `text` with lone surrogates, which no JSON parser need accept, replaced by question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _encode_openrlhf(inputs: Sequence[RewardInput]) -> dict[str, Any]:
+    return {
+        "query": [printable(item.prompt + item.response) for item in inputs],
+        "prompts": [printable(item.prompt) for item in inputs],
+        "labels": [printable(item.ground_truth) for item in inputs],
+    }
+
+
+def _decode_openrlhf(answer: Any, count: int) -> list[Outcome]:
+    rewards = _list_of(answer, "rewards", count)
+    parts = {
+        key: values
+        for key, values in answer.items()
+        if key not in ("rewards", "overall") and _are_numbers(values) and len(values) == count
+    }
+    return [
+        read_score({"overall": reward, **{key: values[i] for key, values in parts.items()}})
+        for i, reward in enumerate(rewards)
+    ]
+
+
+def _encode_r1(inputs: Sequence[RewardInput]) -> dict[str, Any]:
+    return {
+        "inputs": [
+            {
+                "response": printable(item.response),
+                "ground_truth": printable(item.ground_truth),
+                "response_length": item.response_length,
+                "prompt": printable(item.prompt),
+                "metadata": dict(item.metadata),
+                "messages": list(item.messages),
+                "step": item.step,
+            }
+            for item in inputs
+        ]
+    }
+
+
+def _decode_r1(answer: Any, count: int) -> list[Outcome]:
+    return [_read_outcome(item) for item in _list_of(answer, "scores", count)]
+
+
+def _read_outcome(item: Any) -> Outcome:
+    if isinstance(item, Mapping) and "parts" in item:
+        return read_score(item["parts"])
+    match item:
+        case {"failure": [str(cause), str(message)]}:
+            return {"failure": [cause if cause in get_args(Cause) else "remote", message]}
+    raise Unusable(f"a score is neither parts nor a failure: {str(item)[:80]!r}")
+
+
+def _list_of(answer: Any, key: str, count: int) -> list[Any]:
+    if not isinstance(answer, Mapping) or not isinstance(answer.get(key), list):
+        raise Unusable(f"the answer has no list {key!r}: {str(answer)[:80]!r}")
+    if len(answer[key]) != count:
+        raise Unusable(f"{len(answer[key])} {key} for {count} answers")
+    found: list[Any] = answer[key]
+    return found
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, int | float) and isfinite(value) for value in values)
+
+
+PROTOCOLS = {
+    "openrlhf": Protocol(_encode_openrlhf, _decode_openrlhf),
+    "r1": Protocol(_encode_r1, _decode_r1),
+}

@@ -1,0 +1,101 @@
+"""Ask a reward server over HTTP: OpenRLHF's and LMM-R1's protocol, or `r1-rewards serve` with nothing lost."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+from r1_rewards.service import Service
+from r1_rewards.services.endpoint import Endpoint, Patience, Post, RequestFailed
+from r1_rewards.services.protocols import PROTOCOLS
+from r1_rewards.spec import RewardSpecError, describe
+from r1_rewards.types import FailurePolicy, RewardInput, Score
+from r1_rewards.workers.failures import FailureRule
+from r1_rewards.workers.frames import Outcome
+
+TOKEN_VARIABLE = "R1_REWARDS_TOKEN"
+
+
+class RemoteVerifier(Service):
+    """A verifier on other machines; scores come in the order of the inputs, and none is ever missing.
+
+    A batch is cut into requests of `batch_size` answers, balanced over the servers, and tried again as `Endpoint` says.
+    A request that a server refuses or answers in a wrong shape is halved until the answers at fault are alone, so that
+    they fail alone. Failures get `failure_score` and an `error`: `timeout`, `remote` (unreachable, an HTTP error),
+    `wrong_shape` (not JSON, not one reward per answer), `non_finite`, or what the server itself reports.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        protocol: str = "openrlhf",
+        batch_size: int = 64,
+        concurrency: int = 8,
+        timeout: float = 180.0,
+        deadline: float = 600.0,
+        tries: int = 5,
+        backoff: float = 0.5,
+        token_env: str = TOKEN_VARIABLE,
+        failure_score: float = 0.0,
+        failure_policy: FailurePolicy = "score",
+    ) -> None:
+        """Raises RewardSpecError for what cannot work; asks no server yet.
+
+        `urls` are one or several, also with commas between; `protocol` is "openrlhf" or "r1" (`POST …/score` of
+        `r1-rewards serve`); `concurrency` counts requests at a time per server; `timeout` is seconds per try,
+        `deadline` seconds per request. The environment variable `token_env`, where set, is sent as a bearer token.
+        """
+        if protocol not in PROTOCOLS:
+            raise RewardSpecError(f"no protocol {protocol!r}" + describe(protocol, PROTOCOLS))
+        if batch_size < 1:
+            raise RewardSpecError(f"batch_size must be at least 1, got {batch_size}")
+        token = os.environ.get(token_env)
+        listed = urls.split(",") if isinstance(urls, str) else urls
+        self._endpoint = Endpoint(
+            [url.strip() for url in listed],
+            Patience(timeout, deadline, tries, backoff),
+            headers={"authorization": f"Bearer {token}"} if token else {},
+            concurrency=concurrency,
+        )
+        self._protocol = PROTOCOLS[protocol]
+        self._batch_size = batch_size
+        self._rule = FailureRule(failure_policy, failure_score)
+
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
+        """Return one score per input, in order. Raises RuntimeError if `close` is called meanwhile."""
+        if not inputs:
+            return []
+        size = self._batch_size
+        slices = [inputs[first : first + size] for first in range(0, len(inputs), size)]
+
+        async def ask_all(post: Post) -> list[list[Outcome]]:
+            return await asyncio.gather(*(self._ask(post, part) for part in slices))
+
+        answers = self._endpoint.run(ask_all)
+        return [
+            self._rule.settle("remote", i, outcome)
+            for i, outcome in enumerate(outcome for part in answers for outcome in part)
+        ]
+
+    def close(self) -> None:
+        self._endpoint.close()
+
+    async def _ask(self, post: Post, inputs: Sequence[RewardInput]) -> list[Outcome]:
+        try:
+            return await post(self._protocol.encode(inputs), lambda answer: self._protocol.decode(answer, len(inputs)))
+        except RequestFailed as error:
+            if not error.refused or len(inputs) == 1:
+                return [{"failure": [error.cause, str(error)]} for _ in inputs]
+        middle = len(inputs) // 2
+        first, second = await asyncio.gather(self._ask(post, inputs[:middle]), self._ask(post, inputs[middle:]))
+        return first + second
+
+
+def score(response: str, ground_truth: str, *, url: str, prompt: str = "", protocol: str = "openrlhf") -> Score:
+    """Return what the reward server at `url` says of one response.
+
+    Example: `score("so #### 18", "18", url="http://127.0.0.1:5000/get_reward").value` is 1.0 with
+    `r1-rewards serve gsm8k` running.
+    """
+    with RemoteVerifier(url, protocol=protocol) as verifier:
+        return verifier([RewardInput(response, ground_truth, prompt=prompt)])[0]

@@ -1,0 +1,117 @@
+"""Score responses with a reward model: a Hugging Face sequence classifier with one output.
+
+The one module of this package that uses torch, and only when a model is opened. Needs `r1-rewards[reward-model]`.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from r1_rewards.service import Service
+from r1_rewards.spec import RewardSpecError
+from r1_rewards.types import FailurePolicy, RewardInput, Score
+from r1_rewards.workers.failures import FailureRule
+from r1_rewards.workers.frames import Outcome
+from r1_rewards.workers.functions import read_score
+
+
+class RewardModelVerifier(Service):
+    """A verifier whose value is the model's only logit, in this process and on its device.
+
+    A response is read in its conversation, rendered with the model's own chat template: `RewardInput.messages`, or the
+    prompt as one user message where there are none. Answers are scored in batches of like length (alone
+    without a padding token); one that is over
+    `max_length` tokens fails as `wrong_shape`, since a cut conversation would be judged by its beginning.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        device: str | None = None,
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        batch_size: int = 8,
+        max_length: int = 4096,
+        failure_score: float = 0.0,
+        failure_policy: FailurePolicy = "score",
+    ) -> None:
+        """Load the model `path`, a folder or hub name; `device` None: a GPU where there is one.
+
+        Raises RewardSpecError for a model without exactly one output or without a chat template, and where torch or
+        transformers is missing. Nothing that comes with a model is run (no remote code), weights are safetensors.
+        """
+        try:
+            import torch
+            from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        except ImportError as error:
+            raise RewardSpecError('a reward model needs: pip install "r1-rewards[reward-model]"') from error
+        if batch_size < 1 or max_length < 1:
+            raise RewardSpecError(f"batch_size and max_length must be at least 1, got {batch_size} and {max_length}")
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(path)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                path, dtype=getattr(torch, dtype), use_safetensors=True
+            )
+        except (OSError, ValueError) as error:
+            raise RewardSpecError(f"the reward model {path} cannot be loaded: {error}") from error
+        if model.config.num_labels != 1:
+            raise RewardSpecError(f"{path} has {model.config.num_labels} outputs; a reward model has one")
+        if not self._tokenizer.chat_template:
+            raise RewardSpecError(f"the tokenizer of {path} has no chat template, so no response can be put to it")
+        if model.config.pad_token_id is None:  # the classifier reads the last token that is not padding
+            model.config.pad_token_id = self._tokenizer.pad_token_id
+        self._padding = model.config.pad_token_id
+        self._model = model.to(self._device).eval()
+        self._batch_size, self._max_length = 1 if self._padding is None else batch_size, max_length
+        self._rule = FailureRule(failure_policy, failure_score)
+        self._lock = threading.Lock()  # neither tokenizer nor model is for several threads
+
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
+        """Return one score per input, in order."""
+        with self._lock:
+            outcomes = self._outcomes([self._tokenize(item) for item in inputs])
+        return [self._rule.settle("reward_model", i, outcome) for i, outcome in enumerate(outcomes)]
+
+    def _outcomes(self, rows: list[list[int]]) -> list[Outcome]:
+        outcomes: list[Outcome] = [
+            {"failure": ["wrong_shape", f"{len(row)} tokens, max_length is {self._max_length}"]} for row in rows
+        ]
+        fitting = sorted((i for i, row in enumerate(rows) if len(row) <= self._max_length), key=lambda i: len(rows[i]))
+        for batch in _batches(fitting, self._batch_size):
+            for index, logit in zip(batch, self._logits([rows[i] for i in batch]), strict=True):
+                outcomes[index] = read_score(logit)
+        return outcomes
+
+    def _tokenize(self, item: RewardInput) -> list[int]:
+        asked = [dict(message) for message in item.messages] or [{"role": "user", "content": item.prompt}]
+        text = self._tokenizer.apply_chat_template(
+            [*asked, {"role": "assistant", "content": item.response}], tokenize=False
+        )
+        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return token_ids
+
+    def _logits(self, rows: list[list[int]]) -> list[float]:
+        """Return the model's output for rows of token ids, padded on the right."""
+        import torch
+
+        longest = max(map(len, rows))
+        token_ids = torch.tensor([row + [self._padding] * (longest - len(row)) for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        with torch.inference_mode():
+            output: Any = self._model(input_ids=token_ids.to(self._device), attention_mask=mask.to(self._device))
+        logits: list[float] = output.logits[:, 0].float().tolist()
+        return logits
+
+
+def score(response: str, ground_truth: str = "", *, path: str, prompt: str = "") -> Score:
+    """Return the reward model's logit for one response; `ground_truth` is not looked at.
+
+    Loads the model at every call: keep a `RewardModelVerifier` to score more than one.
+    """
+    with RewardModelVerifier(path) as verifier:
+        return verifier([RewardInput(response, "", prompt=prompt)])[0]
+
+
+def _batches(indices: list[int], size: int) -> Iterator[list[int]]:
+    yield from (indices[first : first + size] for first in range(0, len(indices), size))

@@ -1,0 +1,279 @@
+"""Offer a verifier over HTTP: loopback unless there is a token, bounded requests, answers that cannot hang it.
+
+Routes: `POST /get_reward` as OpenRLHF's and LMM-R1's trainers ask it, `POST /score` with nothing lost, `GET /health`.
+Needs `r1-rewards[serve]`.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from r1_rewards.services.protocols import to_outcome
+from r1_rewards.services.remote import TOKEN_VARIABLE
+from r1_rewards.spec import RewardSpecError
+from r1_rewards.types import OpenVerifier, RewardInput, Score, Verifier
+
+DRAINED_BYTES = 1 << 20  # of a request that is turned away
+DRAIN_SECONDS = 5.0
+BODY_SECONDS = 60.0  # for a request's body to arrive
+STOP_SECONDS = 30  # for requests that are being answered when the server is told to stop
+MIN_TOKEN = 16  # characters
+MARKERS = {  # after which a response begins, by chat format
+    "base": "Assistant: ",
+    "chatml": "<|im_start|>assistant\n",
+    "gemma3": "<start_of_turn>model\n",
+    "phi3": "<|assistant|>\n",
+    "phi4": "<|assistant|>",
+    "qwen1": "<｜Assistant｜>",
+}
+END_TOKENS = (
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_turn>",
+    "<eos>",
+    "</s>",
+    "<pad>",
+)
+
+Scope = dict[str, Any]
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request, and all together, may ask for."""
+
+    body_bytes: int = 32 * 2**20
+    answers: int = 4096  # per request
+    characters: int = 1_000_000  # per string
+    requests: int = 64  # at a time; further ones are told to come back (503)
+
+
+def serve(
+    verifier: OpenVerifier,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 5000,
+    token: str | None = None,
+    limits: Limits | None = None,
+    response_after: str | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM, finish what is being answered, and close the verifier.
+
+    Raises RewardSpecError for an address that is not loopback without a token, and where FastAPI or uvicorn is missing;
+    OSError or SystemExit for an address that is taken.
+    """
+    require_token(host, token)
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise RewardSpecError('serving needs: pip install "r1-rewards[serve]"') from error
+    limits = limits or Limits()
+    with verifier:
+        config = uvicorn.Config(
+            build_app(verifier, token=token, limits=limits, response_after=response_after),
+            host=host,
+            port=port,
+            log_level="warning",
+            server_header=False,
+            limit_concurrency=limits.requests,
+            timeout_graceful_shutdown=STOP_SECONDS,
+        )
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn raises it again when it is done
+        try:
+            uvicorn.Server(config).run()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def require_token(host: str, token: str | None) -> None:
+    """Raise RewardSpecError if anyone else could reach `host` and nothing would keep them out."""
+    if token is not None and len(token) < MIN_TOKEN:
+        raise RewardSpecError(f"the token in {TOKEN_VARIABLE} has {len(token)} characters, it needs {MIN_TOKEN}")
+    if token is None and not is_loopback(host):
+        raise RewardSpecError(
+            f"{host} can be reached from other machines: put a secret of at least {MIN_TOKEN} characters into the "
+            f"environment variable {TOKEN_VARIABLE}, here and where it is asked from, or serve on 127.0.0.1"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether every address that `host` stands for is this machine's own."""
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in addresses)
+
+
+def build_app(
+    verifier: Verifier, *, token: str | None = None, limits: Limits | None = None, response_after: str | None = None
+) -> App:
+    """Return the ASGI application. `response_after` is the text, or a name of MARKERS, after which a response begins.
+
+    Raises RewardSpecError where FastAPI is missing.
+    """
+    try:
+        from fastapi import FastAPI
+        from fastapi.exceptions import RequestValidationError
+        from fastapi.responses import JSONResponse
+        from pydantic import BaseModel, ConfigDict, Field
+    except ImportError as error:
+        raise RewardSpecError('serving needs: pip install "r1-rewards[serve]"') from error
+    limits = limits or Limits()
+    marker = MARKERS.get(response_after or "", response_after)
+    Text = Annotated[str, Field(max_length=limits.characters)]
+    Texts = Annotated[list[Text], Field(max_length=limits.answers)]
+
+    class Answer(BaseModel):
+        model_config = ConfigDict(extra="forbid", strict=True)
+        response: Text
+        ground_truth: Text
+        response_length: Annotated[int, Field(ge=0)] = 0
+        prompt: Text = ""
+        metadata: dict[str, Any] = Field(default_factory=dict)
+        messages: list[dict[str, Any]] = Field(default_factory=list)
+        step: Annotated[int, Field(ge=0)] = 0
+
+    class Answers(BaseModel):
+        model_config = ConfigDict(extra="forbid", strict=True)
+        inputs: Annotated[list[Answer], Field(max_length=limits.answers)]
+
+    class Queries(BaseModel):  # open: trainers add fields of their own
+        query: Texts
+        prompts: Texts
+        labels: Texts
+
+    app = FastAPI(title="r1-rewards", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.exception_handler(RequestValidationError)
+    async def explain(request: Any, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]  # never its "input", which is as long as the request
+        where = ".".join(str(place) for place in first["loc"] if place != "body")
+        return JSONResponse({"error": f"{where or 'body'}: {first['msg']}"}, 400)
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.post("/score")
+    def score(answers: Answers) -> dict[str, Any]:
+        scores = verifier([RewardInput(**dict(answer)) for answer in answers.inputs])
+        return {"scores": [to_outcome(score) for score in scores]}
+
+    @app.post("/get_reward")
+    def get_reward(queries: Queries) -> Any:
+        lengths = [len(queries.query), len(queries.prompts), len(queries.labels)]
+        if len(set(lengths)) > 1:
+            return JSONResponse({"error": f"query, prompts and labels have {lengths} entries, not as many each"}, 400)
+        inputs = [
+            RewardInput(response_of(query, prompt, marker), label, prompt=prompt)
+            for query, prompt, label in zip(queries.query, queries.prompts, queries.labels, strict=True)
+        ]
+        return write_rewards(verifier(inputs))
+
+    return Guard(app, token=token, body_bytes=limits.body_bytes)
+
+
+def response_of(query: str, prompt: str, marker: str | None) -> str:
+    """Return the response in a query, which is a prompt and its response, without the end tokens behind it.
+
+    It begins after the first `marker`, where there is one, or else after `prompt`, if the query starts with it; a query
+    with neither is taken whole. An empty response stays empty, so that no answer in the prompt can stand for it.
+    """
+    head, found, response = query.partition(marker) if marker else (query, "", "")
+    if not found:
+        response = head.removeprefix(prompt)
+    response = response.strip()
+    while end := next((end for end in END_TOKENS if response.endswith(end)), None):
+        response = response.removesuffix(end).rstrip()
+    return response
+
+
+def write_rewards(scores: Sequence[Score]) -> dict[str, Any]:
+    """Return scores as OpenRLHF's clients read them: `rewards`, a list for every part that all have, and `errors`."""
+    shared = set.intersection(*(set(score.parts) for score in scores)) if scores else set()
+    answer: dict[str, Any] = {
+        name: [score.parts[name] for score in scores] for name in sorted(shared - {"overall", "rewards", "errors"})
+    }
+    if any(score.error for score in scores):
+        answer["errors"] = [score.error and f"{score.error.cause}: {score.error.message}" for score in scores]
+    return {"rewards": [score.value for score in scores], **answer}
+
+
+class Guard:
+    """ASGI middleware that turns requests away by token and size before anything looks at them."""
+
+    def __init__(self, app: App, *, token: str | None, body_bytes: int) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode() if token else None
+        self._body_bytes = body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if scope["path"] != "/health" and not self._may_enter(dict(scope["headers"])):
+            await _drain(receive)
+            await _refuse(send, 401, "a bearer token is needed")
+            return
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await self._read(receive)
+        except TimeoutError:
+            await _refuse(send, 408, f"the request took longer than {BODY_SECONDS:g} s to arrive")
+            return
+        if len(body) > self._body_bytes:
+            await _refuse(send, 413, f"the request has more than {self._body_bytes} bytes")
+            return
+        whole = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def receive_whole() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, receive_whole, send)
+
+    async def _read(self, receive: Receive) -> bytearray:
+        """Return the body, or as much of it as shows that it is too long."""
+        body = bytearray()
+        more = True
+        while more and len(body) <= self._body_bytes:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        return body
+
+    def _may_enter(self, headers: dict[bytes, bytes]) -> bool:
+        given = headers.get(b"authorization", b"")
+        return self._expected is None or hmac.compare_digest(given, self._expected)
+
+
+async def _drain(receive: Receive) -> None:
+    """Read a little of a body that nobody wants: closed at once, the connection would be reset before the answer."""
+    left = DRAINED_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+
+
+async def _refuse(send: Send, status: int, error: str) -> None:
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close"), (b"www-authenticate", b"Bearer")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b'{"error": "%s"}' % error.encode("ascii")})

@@ -1,0 +1,1 @@
+"""The built-in verifiers: each a module with `score(response, ground_truth) -> Score`."""

@@ -1,0 +1,33 @@
+"""Score a bounding box by its overlap with the true one: intersection over union."""
+
+from r1_rewards.reading.coordinates import Box, last_box
+from r1_rewards.types import Score
+
+
+def score(response: str, ground_truth: str, *, threshold: float | None = None) -> Score:
+    """Return the intersection over union of the response's box and the true one, each `[x1, y1, x2, y2]`.
+
+    The box is the last one in the response, in brackets or parentheses, in JSON or alone, in the truth's units. With a
+    `threshold`, `overall` is 1 from there on and 0 below; `iou` is the overlap itself. No box, or one whose corners
+    are the wrong way round, scores 0. Raises ValueError if the truth has no box.
+
+    Example: `score("<answer>[0, 0, 10, 10]</answer>", "[0, 0, 10, 5]").value` is 0.5.
+    """
+    truth = last_box(ground_truth)
+    if truth is None:
+        raise ValueError(f"the truth {ground_truth[:80]!r} has no box; write it as [x1, y1, x2, y2]")
+    box = last_box(response)
+    iou = 0.0 if box is None else overlap(box, truth)
+    value = iou if threshold is None else float(iou >= threshold)
+    return Score(value, {"overall": value, "iou": iou})
+
+
+def overlap(left: Box, right: Box) -> float:
+    """Return the intersection over union of two boxes (x1, y1, x2, y2), 0 where either is empty."""
+    width = min(left[2], right[2]) - max(left[0], right[0])
+    height = min(left[3], right[3]) - max(left[1], right[1])
+    areas = [max(box[2] - box[0], 0.0) * max(box[3] - box[1], 0.0) for box in (left, right)]
+    if width <= 0 or height <= 0 or min(areas) <= 0:
+        return 0.0
+    shared = width * height
+    return shared / (areas[0] + areas[1] - shared)

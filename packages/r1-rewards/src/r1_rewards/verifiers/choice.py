@@ -1,0 +1,68 @@
+"""Score a multiple-choice answer: a letter, a letter with its text, or several letters."""
+
+import re
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+
+from r1_rewards.reading import extract
+from r1_rewards.types import Score
+from r1_rewards.verifiers import text
+
+TAKES = ("choices",)  # columns of the data row that fill parameters of `score`
+
+_LATEX = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\s?\{|[${}*]|\\[()\[\]]")
+_LETTERS = re.compile(r"\(?([A-Z])\)?(?:\s{0,4}(?:,|;|&|/|and\b|or\b)\s{0,4}(?:and\s{1,4})?\(?([A-Z])\)?)*[.)]?")
+_LETTER = re.compile(r"[A-Z]")
+_RUN = re.compile(r"[A-Z]{2,10}")
+_LETTER_WITH_TEXT = re.compile(r"\(?([A-Z])(?:\)|[.:])\s{0,8}(\S.*)?", re.DOTALL)
+_NAMED = re.compile(r"\b(?:option|choice|answer)s?\s{1,4}(?:is\s{1,4})?\(?([A-Z])\b\)?", re.IGNORECASE)
+_ALONE = re.compile(r"(?<![\w'])\(?([A-Z])(?:\)|[.:]|(?=\s*$))")
+
+
+def score(
+    response: str, ground_truth: str, *, choices: Sequence[str] | Mapping[str, str] | None = None, partial: bool = False
+) -> Score:
+    r"""Return 1 if the response chooses the options of the truth and no others, else 0.
+
+    The truth is "B", "(B)", "B. Paris", "A, C" or "AC", or the text of one of the `choices` (a list, A first, or a
+    mapping from letters). The response is read from its last `\boxed{…}`, `<answer>…</answer>` or "Answer: x", where
+    it may also be the text of a choice; else from "option B" and from a last letter that stands alone. Letters there
+    must be capital, and "A" is none in "A cat sat". With `partial`, several right letters are worth their share,
+    unless a wrong one is among them.
+
+    Example: `score("The answer is (B) Paris.", "B").value` is 1.0.
+    """
+    options = dict(choices) if isinstance(choices, Mapping) else dict(zip(ascii_uppercase, choices or (), strict=False))
+    right = read_letters(ground_truth, options)
+    if not right:
+        raise ValueError(f"the truth {ground_truth[:80]!r} is no letter, no list of letters and no text of a choice")
+    chosen = chosen_letters(response, options)
+    accuracy = float(chosen == right)
+    value = len(chosen) / len(right) if partial and chosen <= right else accuracy
+    return Score(value, {"overall": value, "accuracy": accuracy})
+
+
+def chosen_letters(response: str, options: Mapping[str, str]) -> set[str]:
+    """Return the letters that a response chooses, or none."""
+    for find in (extract.boxed, extract.tagged, extract.stated):
+        answer = find(response)
+        if answer is not None and (letters := read_letters(answer, options)):
+            return letters
+    whole = read_letters(response, options) if len(response) < 200 else set()
+    tail = response[-extract.TAIL :]
+    return whole or set(_NAMED.findall(tail)[-1:]) & set(ascii_uppercase) or set(_ALONE.findall(tail)[-1:])
+
+
+def read_letters(answer: str, options: Mapping[str, str]) -> set[str]:
+    """Return the letters in "B", "(B)", "B. Paris", "A, C", "A and C" or "AC", or of a choice's text; or none."""
+    plain = _LATEX.sub("", answer[:1000]).strip().rstrip(".").strip()
+    if _LETTERS.fullmatch(plain):
+        return set(_LETTER.findall(re.sub(r"\band\b|\bor\b", "", plain)))
+    same = {letter for letter, choice in options.items() if text.normalise(choice) == text.normalise(plain)}
+    if same:
+        return same
+    if _RUN.fullmatch(plain) and list(plain) == sorted(set(plain)):
+        return set(plain)
+    if match := _LETTER_WITH_TEXT.fullmatch(plain):
+        return {match[1]}
+    return {plain.upper()} if len(plain) == 1 and plain.isascii() and plain.isalpha() else set()

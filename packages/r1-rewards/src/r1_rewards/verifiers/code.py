@@ -1,0 +1,86 @@
+"""Score a program by running it against tests, in a sandbox that it cannot leave, watch or talk out of a verdict."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+
+from r1_rewards.sandbox.code_grading import Grading, count, grade
+from r1_rewards.sandbox.code_tests import read_tests
+from r1_rewards.sandbox.execution import Level, Limits, Sandbox
+from r1_rewards.types import Score
+
+MAX_CHARACTERS = 200_000  # of a solution
+
+_FENCE = re.compile(r"^[ \t]{0,8}```[ \t]{0,8}([\w+#.-]{0,32})[^\n`]*$", re.MULTILINE)
+_PYTHON = {"", "python", "python3", "py", "py3"}
+
+
+def score(
+    response: str,
+    ground_truth: str,
+    *,
+    share: bool = False,
+    tolerance: float | None = None,
+    timeout: float = 6.0,
+    total_timeout: float = 25.0,
+    memory_mib: int = 1024,
+    level: Level = "isolated",
+    module_paths: Sequence[str] = (),
+) -> Score:
+    """Run the response's last Python block, or the whole response if it has none, against the tests in `ground_truth`.
+
+    The forms of tests are those of `code_tests`: stdin and stdout, calls, asserts. `overall`, the value, is 1 if all
+    pass, else 0, and running stops at the first that fails; with `share`, all are run and it is the share that passes.
+    Parts: `accuracy` (all passed), and the shares of tests that `passed`, and that failed by `wrong`, `exception`,
+    `timeout`, `memory` or `output` (too much of it).
+
+    `timeout` is in seconds for one test, `total_timeout` for all; keep it below the pool's deadline. Outputs are
+    compared word by word, values as Python compares them; with `tolerance`, floats may be off by it, absolutely or
+    relatively.
+    `level` is what protection is demanded, `module_paths` what can be imported besides the standard library: see
+    `Sandbox`. Raises SandboxError where the system cannot give that protection (nothing is run), TestsError for tests
+    that cannot be read or run.
+
+    Example: `score("```python\\nprint(int(input()) + 1)\\n```", '{"inputs": ["4"], "outputs": ["5"]}').value` is 1.0.
+    """
+    tests = read_tests(ground_truth)
+    source = solution(response)
+    total = count(tests)
+    if not source.strip() or len(source) > MAX_CHARACTERS:
+        return _score(Counter(exception=1 if not share else total), total, share)
+    with Sandbox(Limits(memory_mib=memory_mib, cpu_seconds=total_timeout), level, module_paths) as sandbox:
+        verdicts: Counter[str] = Counter()
+        for verdict in islice(grade(source, tests, sandbox, Grading(timeout, total_timeout, tolerance)), total):
+            verdicts[verdict] += 1
+            if verdict != "passed" and not share:
+                break
+    return _score(verdicts, total, share)
+
+
+def solution(response: str) -> str:
+    """Return the last fenced block that is Python, or has no language; without one, all of the response.
+
+    What precedes the last `</think>` does not count. A block that is not closed ends with the response. Linear in its
+    length.
+    """
+    response = response.rpartition("</think>")[2]
+    blocks: list[str] = []
+    opened: tuple[str, int] | None = None
+    for fence in _FENCE.finditer(response):
+        if opened is None:
+            opened = (fence[1].lower(), fence.end() + 1)
+        elif not fence[1]:
+            if opened[0] in _PYTHON:
+                blocks.append(response[opened[1] : fence.start()])
+            opened = None
+    if opened is not None and opened[0] in _PYTHON:
+        blocks.append(response[opened[1] :])
+    return blocks[-1] if blocks else response
+
+
+def _score(verdicts: Counter[str], total: int, share: bool) -> Score:
+    shares = {name: verdicts[name] / total for name in ("passed", "wrong", "exception", "timeout", "memory", "output")}
+    accuracy = float(verdicts["passed"] == total)
+    overall = shares["passed"] if share else accuracy
+    return Score(overall, {"overall": overall, "accuracy": accuracy, **shares})

@@ -1,0 +1,88 @@
+"""Add any number of verifiers into one reward, a weighted sum that keeps each of them as a metric."""
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from r1_rewards.service import check_settings
+from r1_rewards.spec import BUILTINS, SERVICES, RewardSpecError, check_options, describe, parse_spec
+from r1_rewards.types import Score
+
+MAX_PARTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One verifier of a sum."""
+
+    reward: str  # a built-in verifier, or a service or file.py:function where a pool runs the sum
+    weight: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def score(response: str, ground_truth: str, *, parts: Mapping[str, Any], **columns: Any) -> Score:
+    """Return the weighted sum of built-in verifiers; `parts` maps a metric's name to a weight or to settings.
+
+    A name is that of the verifier itself, `{"math": 0.9, "format": 0.1}`, or any other with settings that name it,
+    `{"tags": {"reward": "format", "weight": 0.1, "mode": "r1v"}}`; the settings' other keys are the verifier's own.
+    Weights are used as they are, negative ones too. Parts: `overall`, the sum, each verifier's value under its name,
+    and what else it reports as `name/part`. `columns` are handed to the verifiers that take them. Raises
+    RewardSpecError.
+
+    Example: `score(r"\\boxed{5}", "5", parts={"math": 0.9, "format": {"weight": 0.1, "mode": "box"}}).value` is 1.0.
+    """
+    scores = {}
+    for name, part in read_parts(parts).items():
+        if part.reward not in BUILTINS:
+            raise RewardSpecError(
+                f"parts.{name}: {part.reward!r} is no built-in verifier" + describe(part.reward, BUILTINS)
+            )
+        verify = importlib.import_module(f"r1_rewards.verifiers.{part.reward}").score
+        keywords = inspect.signature(verify).parameters.keys() - part.options
+        taken = {key: value for key, value in columns.items() if key in keywords}
+        scores[name] = verify(response, ground_truth, **part.options, **taken).parts
+    return weighted_sum(scores, parts)
+
+
+def check(parts: Mapping[str, Any]) -> None:
+    """Raise RewardSpecError, with the part's name, for a verifier that does not exist or not take its options."""
+    for name, part in read_parts(parts).items():
+        try:
+            spec = parse_spec(part.reward)
+            if spec.function in SERVICES:
+                check_settings(spec, part.options)
+            elif spec.path is None:
+                check_options(spec.function, part.options)
+        except RewardSpecError as error:
+            raise RewardSpecError(f"parts.{name}: {error}") from error
+
+
+def read_parts(parts: Mapping[str, Any]) -> dict[str, Part]:
+    """Return the verifiers, weights and options that `parts` names; see `score`. Raises RewardSpecError."""
+    if not isinstance(parts, Mapping) or not 0 < len(parts) <= MAX_PARTS:
+        raise RewardSpecError(f"parts must map 1 to {MAX_PARTS} names to weights, as in {{math: 0.9, format: 0.1}}")
+    return {str(name): _read_part(str(name), setting) for name, setting in parts.items()}
+
+
+def weighted_sum(scores: Mapping[str, Mapping[str, float]], parts: Mapping[str, Any]) -> Score:
+    """Add the `overall` of each verifier's parts times its weight, and keep all parts."""
+    weights = {name: part.weight for name, part in read_parts(parts).items()}
+    overall = sum(weights[name] * found["overall"] for name, found in scores.items())
+    kept = {"overall": overall}
+    for name, found in scores.items():
+        kept[name] = found["overall"]
+        kept |= {f"{name}/{key}": value for key, value in found.items() if key != "overall"}
+    return Score(overall, kept)
+
+
+def _read_part(name: str, setting: Any) -> Part:
+    settings = dict(setting) if isinstance(setting, Mapping) else {"weight": setting}
+    weight = settings.pop("weight", 1.0)
+    reward = settings.pop("reward", name)
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or weight == 0 or abs(weight) > 1e9:
+        raise RewardSpecError(f"parts.{name}: the weight is {weight!r}; it must be a number other than 0")
+    if not isinstance(reward, str) or reward == "combine":
+        raise RewardSpecError(f"parts.{name}: the reward is {reward!r}; name a verifier or file.py:function")
+    return Part(reward, float(weight), settings)

@@ -1,0 +1,14 @@
+r"""Score Geometry3K answers as EasyR1 and veRL do: the boxed answer, and a thought before it."""
+
+from r1_rewards.types import Score
+from r1_rewards.verifiers.math_easyr1 import weighted
+
+
+def score(response: str, ground_truth: str, *, format_weight: float = 0.1) -> Score:
+    r"""Return by default 0.9 for the right last `\boxed{…}` and 0.1 for the form `<think>…</think>…\boxed{…}`.
+
+    The grade is PRM800K's, as MathRuler gives it: numbers, units dropped, degrees, roots and fractions.
+
+    Example: `score(r"<think>a</think> \boxed{12\sqrt{2}}", r"12 \sqrt 2").value` is 1.0.
+    """
+    return weighted(response, ground_truth, format_weight)

@@ -1,0 +1,43 @@
+"""Score a GSM8K answer: the extracted final numbers must be equal."""
+
+from fractions import Fraction
+
+from r1_rewards.reading import extract
+from r1_rewards.reading.number import parse_number
+from r1_rewards.types import Score
+
+
+def score(response: str, ground_truth: str) -> Score:
+    r"""Return 1 if the response's final number equals the truth's, exactly, else 0.
+
+    `ground_truth` is a solution as published ("… #### 18") or the bare number. The response's number is searched in
+    the last `\boxed{}`, then after `####`, in `<answer>`, after "answer is" or "Answer:", then the last number. Commas,
+    `$`, `%`, units and trailing zeros do not matter. The data set and its `####` are of arXiv 2110.14168.
+
+    Example: `score("She makes 9 * 2 = $18.00 a day. #### 18.00", "#### 18").value` is 1.0.
+    """
+    expected = final_number(ground_truth)
+    found = final_number(response)
+    accuracy = float(expected is not None and found == expected)
+    return Score(accuracy, {"overall": accuracy, "accuracy": accuracy})
+
+
+def final_number(text: str) -> Fraction | None:
+    """Return the number that `text` ends with, or None."""
+    for find in (extract.boxed, extract.hashed, extract.tagged, extract.stated):
+        answer = find(text)
+        if answer is not None:
+            number = _number_in(answer)
+            if number is not None:
+                return number
+    last = extract.last_number(text)
+    return None if last is None else parse_number(last)
+
+
+def _number_in(answer: str) -> Fraction | None:
+    """Return the number an answer says, alone or among words: 9 in "4 + 5 = 9 apples for 3 days"."""
+    number = parse_number(answer)
+    if number is not None:
+        return number
+    first = extract.first_number(answer.rsplit("=", 1)[-1])
+    return None if first is None else parse_number(first)

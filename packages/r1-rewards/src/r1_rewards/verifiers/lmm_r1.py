@@ -1,0 +1,34 @@
+r"""The reward of LMM-R1's mathematics server: 1 for the answer and 0.5 for the tags (arXiv 2503.07536)."""
+
+from r1_rewards.reading import extract
+from r1_rewards.types import Score
+from r1_rewards.verifiers import math
+
+
+def score(response: str, ground_truth: str) -> Score:
+    r"""Return accuracy (1) plus format (0.5), at most 1.5.
+
+    `accuracy` needs the answer in a `\boxed{…}` or a formula; bare numbers do not count. `format` is 0.5 for nothing
+    but one think and one answer block, with no blank between or around them. An empty response scores 0.
+
+    Example: `score(r"<think>1+1</think><answer>$\boxed{2}$</answer>", "2").value` is 1.5.
+    """
+    answer = extract.boxed(response)
+    if answer is None:
+        answer = extract.formulas(response)
+    truth = extract.boxed(ground_truth)
+    accuracy = float(answer is not None and math.equal(answer, ground_truth if truth is None else truth))
+    format_score = 0.5 * has_format(response)
+    overall = accuracy + format_score
+    return Score(overall, {"overall": overall, "accuracy": accuracy, "format": format_score})
+
+
+def has_format(response: str) -> bool:
+    """Whether the response is one think block and, at once, one answer block, each tag once."""
+    tags = ("<think>", "</think>", "<answer>", "</answer>")
+    return (
+        all(response.count(tag) == 1 for tag in tags)
+        and response.startswith("<think>")
+        and "</think><answer>" in response
+        and response.endswith("</answer>")
+    )

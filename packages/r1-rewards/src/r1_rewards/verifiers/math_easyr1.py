@@ -1,0 +1,48 @@
+r"""The verdict of EasyR1's `math` reward, for comparison with published figures."""
+
+import re
+
+from r1_rewards.reading import prm800k
+from r1_rewards.reading.extract import last_braced
+from r1_rewards.types import Score
+from r1_rewards.verifiers.format import has_think_box
+
+_SIGN = re.compile(r"([<>/])")
+
+
+def score(response: str, ground_truth: str, *, format_weight: float = 0.1) -> Score:
+    r"""Return accuracy and format, weighted: by default 0.9 for the last `\boxed{…}` and 0.1 for a thought before it.
+
+    `accuracy` is PRM800K's grade, as MathRuler gives it (`prm800k.grade`); `format` is `format.has_think_box`. Blanks
+    around `<`, `>` and `/` do not count. `2^{10}` is not 1024 here: use `math` where no figure must be reproduced.
+
+    Example: `score(r"<think>a</think> \boxed{5}", "5").value` is 1.0.
+    """
+    response = without_blanks_around_tags(response)
+    return weighted(response, ground_truth, format_weight)
+
+
+def weighted(response: str, ground_truth: str, format_weight: float) -> Score:
+    """Score a response as it stands; `geo3k` does the same without touching the blanks."""
+    accuracy = float(prm800k.grade(boxed(response), ground_truth))
+    format_score = float(has_think_box(response))
+    overall = (1.0 - format_weight) * accuracy + format_weight * format_score
+    return Score(overall, {"overall": overall, "accuracy": accuracy, "format": format_score})
+
+
+def boxed(response: str) -> str:
+    r"""Return what stands in the last `\boxed{…}`, every brace counted, or the word "None"."""
+    content = last_braced(response, "\\boxed")
+    return "None" if content is None else content.strip()
+
+
+def without_blanks_around_tags(response: str) -> str:
+    """Return `response` without blanks before and after every `<`, `>` and `/`."""
+    parts = _SIGN.split(response)
+    last = len(parts) - 1
+    for place in range(0, len(parts), 2):
+        if place > 0:
+            parts[place] = parts[place].lstrip()
+        if place < last:
+            parts[place] = parts[place].rstrip()
+    return "".join(parts)

@@ -1,0 +1,118 @@
+"""Score a number with a tolerance, units and percent signs."""
+
+import re
+from collections import deque
+from fractions import Fraction
+
+from r1_rewards.reading import extract
+from r1_rewards.reading.number import parse_number
+from r1_rewards.reading.units import UNITS, Unit
+from r1_rewards.types import Score
+
+_NUMBER_AND_REST = re.compile(
+    r"(?P<number>[-+−]?[$€£]?(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?(?:/[0-9]+)?)\s*(?P<rest>.*)",
+    re.DOTALL,
+)
+# Not the 2 of m^2, of x_2 or of 3 \times 10^2.
+_START = re.compile(
+    r"(?:(?<![\w)\]}])[-−])?[$€£]?(?<![\w.^{])(?:\.[0-9]+|"
+    r"[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+|\s?(?:\\times|\\cdot|×|\*)\s?10\s?\^\s?\{?[-+]?[0-9]*)?)"
+)
+_TIMES_TEN = re.compile(r"\s?(?:\\times|\\cdot|×|\*|x)\s?10\s?\^?\s?\{?([-+]?[0-9]{1,3})\}?")
+_DECORATION = re.compile(r"\\(?:text|mathrm|mbox|operatorname)\s?\{|\\[,;:! ()\[\]]|[${}~]|^\s*(?:\\approx|≈|about|=)")
+
+
+def score(
+    response: str,
+    ground_truth: str,
+    *,
+    relative: float = 0.0,
+    absolute: float = 0.0,
+    unit_required: bool = False,
+) -> Score:
+    r"""Return 1 if the response's number lies within the tolerance of the truth, else 0.
+
+    The tolerance is the larger of `relative` · |truth| and `absolute`, in the truth's unit; 0 asks for exact equality,
+    computed in rational numbers. Units of length, mass, time, volume, area, speed, angle, energy and temperature
+    difference are converted ("150 cm" is "1.5 m"); units of different kinds are never equal, and an answer without one
+    takes the truth's, unless `unit_required`. "50%" equals both "0.5" and "50", but "50" does not equal "0.5". The
+    number is read from the last `\boxed{…}`, `<answer>`, `####`, "Answer: x", or else is the last one.
+
+    Example: `score("about 9.8 m/s", "35.4 km/h", relative=0.01).value` is 1.0. Raises ValueError if the truth is no
+    number.
+    """
+    truth = read_quantity(ground_truth)
+    if truth is None:
+        raise ValueError(f"the truth {ground_truth[:80]!r} is not a number with or without a unit")
+    found = _answer(response)
+    right = found is not None and _close(found, truth, relative, absolute, unit_required)
+    return Score(float(right), {"overall": float(right), "accuracy": float(right)})
+
+
+def read_quantity(text: str) -> tuple[Fraction, str] | None:
+    r"""Return a number and its unit as written ("" if none, "%" for percent), or None; reads "3\times 10^4 km"."""
+    plain = _DECORATION.sub("", text[:1000]).strip().rstrip(".").strip()
+    match = _NUMBER_AND_REST.fullmatch(plain)
+    if match is None:
+        return None
+    number, rest = parse_number(match["number"]), match["rest"]
+    if number is not None and (power := _TIMES_TEN.match(rest)):
+        number, rest = number * Fraction(10) ** int(power[1]), rest[power.end() :].strip()
+    return None if number is None else (number, _unit(rest))
+
+
+def _answer(response: str) -> tuple[Fraction, str] | None:
+    """Return the quantity in the answer that a response marks as such, or else its last one."""
+    for find in (extract.boxed, extract.tagged, extract.hashed, extract.stated):
+        answer = find(response)
+        if answer is not None:
+            return read_quantity(answer) or _last_quantity(answer)
+    return _last_quantity(response)
+
+
+def _last_quantity(text: str) -> tuple[Fraction, str] | None:
+    starts = deque((match.start() for match in _START.finditer(text[-extract.TAIL :])), maxlen=1)
+    return read_quantity(text[-extract.TAIL :][starts[0] :][:200]) if starts else None
+
+
+def _unit(words: str) -> str:
+    """Return the unit that `words` begin with, all of up to three unknown words, or "" for a sentence that goes on."""
+    plain = words.replace("\\", "").replace("per cent", "%").replace("percent", "%").strip()
+    first = plain.split(None, 1)[0].rstrip(".,;:!?)") if plain else ""
+    if first.startswith("%") or _unit_key(first) in UNITS:
+        return "%" if first.startswith("%") else first
+    return plain if len(plain.split()) <= 3 else ""
+
+
+def _close(
+    found: tuple[Fraction, str], truth: tuple[Fraction, str], relative: float, absolute: float, unit_required: bool
+) -> bool:
+    expected, expected_unit = truth
+    tolerance = max(Fraction(relative) * abs(expected), Fraction(absolute))
+    return any(
+        abs(value - expected) <= tolerance for value in _values(*found, expected_unit, unit_required=unit_required)
+    )
+
+
+def _values(number: Fraction, unit: str, wanted: str, *, unit_required: bool) -> list[Fraction]:
+    """Return what the number may mean in the unit `wanted`."""
+    if unit == wanted:
+        return [number]
+    if "%" in (unit, wanted):
+        if unit not in ("%", "") or wanted not in ("%", "") or unit_required:
+            return []
+        return [number, number / 100] if unit == "%" else [number, number * 100]
+    known, target = UNITS.get(_unit_key(unit)), UNITS.get(_unit_key(wanted))
+    if not unit:
+        return [] if unit_required else [number]
+    if known is None or target is None:  # "apples" and nothing: words that are no units do not count
+        return [number] if not wanted or _unit_key(unit) == _unit_key(wanted) else []
+    return [_convert(number, known, target)] if known.kind == target.kind else []
+
+
+def _convert(number: Fraction, unit: Unit, target: Unit) -> Fraction:
+    return number * unit.factor / target.factor
+
+
+def _unit_key(unit: str) -> str:
+    return unit.replace("^", "").replace("²", "2").replace("³", "3").replace("°", "degree").strip()

@@ -1,0 +1,20 @@
+"""Score a point by whether it lies in the true box."""
+
+from r1_rewards.reading.coordinates import last_box, last_point
+from r1_rewards.types import Score
+
+
+def score(response: str, ground_truth: str) -> Score:
+    """Return 1 if the response's point lies in the true box `[x1, y1, x2, y2]` or on its edge, else 0.
+
+    The point is the last pair `(x, y)` or `[x, y]` of the response, in the truth's units. A response with a box
+    instead of a point scores 0. Raises ValueError if the truth has no box.
+
+    Example: `score("Click at (5, 3).", "[0, 0, 10, 10]").value` is 1.0.
+    """
+    truth = last_box(ground_truth)
+    if truth is None:
+        raise ValueError(f"the truth {ground_truth[:80]!r} has no box; write it as [x1, y1, x2, y2]")
+    point = last_point(response)
+    inside = point is not None and truth[0] <= point[0] <= truth[2] and truth[1] <= point[1] <= truth[3]
+    return Score(float(inside), {"overall": float(inside), "accuracy": float(inside)})

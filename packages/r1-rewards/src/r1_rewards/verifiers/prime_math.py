@@ -1,0 +1,127 @@
+r"""The verdict of veRL's `prime_math` (PRIME, arXiv 2502.01456), for comparison with published figures."""
+
+import math
+import re
+
+from r1_rewards.reading import prm800k
+from r1_rewards.reading.expression import Unreadable, parse
+from r1_rewards.reading.extract import TAIL, last_braced
+from r1_rewards.reading.guards import refusal
+from r1_rewards.types import Score
+
+TOLERANCE = 1e-4
+MAX_CHARACTERS = 1_000
+MAX_DEPTH = 4  # of lists in lists
+
+_AFTER = ("answer:", "answer is", "answers are")
+_BEFORE = ("is answer", "is the answer", "are answers", "are the answers")
+_LEADS = ("be ", "is ", "are ", "=", ": ", "get ", "be\n", "is\n", "are\n", ":\n", "get\n")
+_DOLLARS = re.compile(r"\$\d+(\.\d+)?")
+_PERCENT = re.compile(r"\d+(\.\d+)?\\?%")
+_BRACKETS = str.maketrans(dict.fromkeys("{}()"))
+
+
+def score(response: str, ground_truth: str) -> Score:
+    r"""Return 1 if PRM800K's grade or PRIME's numerical comparison accepts the extracted answer, else 0.
+
+    Numbers within 1e-4 of one another are equal, also 100 or 1/100 times the truth; π is 3.14159… or 3.14; `12,34` is
+    1234. Where the original evaluates text, this one reads it with `expression` or rejects it: use `math` where no
+    figure must be reproduced.
+
+    Example: `score("The answer is 3.1416", r"\pi").value` is 1.0.
+    """
+    answer = extract_answer(response[-TAIL:])
+    right = prm800k.grade(answer, ground_truth, compact=False) or _equal_for_some_pi(answer, ground_truth)
+    return Score(float(right), {"overall": float(right), "accuracy": float(right)})
+
+
+def extract_answer(response: str) -> str:
+    """Return the last box, or what follows the last "answer is", "is", "=" and the like."""
+    for marker in _AFTER:
+        response = _after(response, marker)
+    for marker in _BEFORE:
+        place = response.lower().rfind(marker)
+        response = response if place < 0 else response[:place].strip()
+    command = "\\boxed" if "\\boxed" in response else "\\fbox"
+    response = (last_braced(response, command) or "").strip() or response
+    response = response.rsplit(". ", 1)[0].strip() if ". " in response else response
+    for marker in _LEADS:
+        response = _after(response, marker)
+    return response
+
+
+def _after(text: str, marker: str) -> str:
+    place = text.lower().rfind(marker)
+    return text if place < 0 else text[place + len(marker) :].strip()
+
+
+def _equal_for_some_pi(answer: str, truth: str) -> bool:
+    values = (math.pi, 3.14) if "\\pi" in answer or "\\pi" in truth else (math.pi,)
+    return any(_equal(_prepared(answer, pi), _prepared(truth, pi), 0) for pi in values)
+
+
+def _prepared(text: str, pi: float) -> str:
+    """Drop a dollar or percent sign, a base, and compute a term with π."""
+    if _DOLLARS.match(text):
+        return text[1:]
+    if _PERCENT.fullmatch(text):
+        return text.replace("\\", "").replace("%", "")
+    if "_" in text:
+        digits = _number(text.split("_")[0])
+        return "" if digits is None else str(int(digits))
+    if "\\pi" not in text:
+        return text
+    written = re.sub(r"(\d?)\\pi", lambda match: f"{match[1]}*{pi}" if match[1] else f"1*{pi}", text)
+    value = _value(written)
+    return written if value is None else repr(value)
+
+
+def _equal(answer: str, truth: str, depth: int) -> bool:
+    answer = answer[:MAX_CHARACTERS]
+    if answer.strip().lower() == truth.strip().lower() or answer.replace(" ", "") == truth.replace(" ", ""):
+        return True
+    left, right = _number(answer), _number(truth)
+    if left is not None and right is not None:
+        return any(math.isclose(item, left, rel_tol=TOLERANCE) for item in (right / 100, right, right * 100))
+    answer, truth = answer.strip(), truth.strip()
+    if not answer:
+        return False
+    # The original ends with SymPy, but swallows an error there: what comes so far is unequal.
+    return _unbracketed(answer, truth) or (depth < MAX_DEPTH and _equal_lists(answer, truth, depth))
+
+
+def _unbracketed(answer: str, truth: str) -> bool:
+    in_square = answer.startswith("[") and answer.endswith("]") and not truth.startswith("(")
+    in_round = answer.startswith("(") and answer.endswith(")") and not truth.startswith("[")
+    if in_square or in_round:
+        answer, truth = answer.strip("[]()"), truth.strip("[]()")
+    return answer.translate(_BRACKETS) == truth.translate(_BRACKETS)
+
+
+def _equal_lists(answer: str, truth: str, depth: int) -> bool:
+    if "," not in answer or "," not in truth:
+        return False
+    if truth and answer[0] in "([" and answer[-1] in ")]" and (answer[0], answer[-1]) == (truth[0], truth[-1]):
+        answer, truth = answer[1:-1], truth[1:-1]
+    parts = [[part.strip() for part in text.split(",")] for text in (answer, truth)]
+    return len(parts[0]) == len(parts[1]) and all(
+        _equal(left, right, depth + 1) for left, right in zip(parts[0], parts[1], strict=True)
+    )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace("{,}" if "{,}" in text else ",", ""))
+    except ValueError:
+        return None
+
+
+def _value(text: str) -> float | None:
+    """Return the value of an arithmetic expression, or None for anything else."""
+    if "^" in text or refusal(text):
+        return None
+    try:
+        value = float(parse(text))
+    except (Unreadable, TypeError, ValueError, ArithmeticError, RecursionError):
+        return None
+    return value if math.isfinite(value) else None

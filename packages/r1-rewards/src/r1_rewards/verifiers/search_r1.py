@@ -1,0 +1,21 @@
+"""The verdict of veRL's `search_r1_like_qa_em`, for comparison with published figures."""
+
+from r1_rewards.reading import extract
+from r1_rewards.types import Score
+from r1_rewards.verifiers import text
+
+MAX_TAGS = 10
+
+
+def score(response: str, ground_truth: str) -> Score:
+    """Return 1 if the last `<answer>…</answer>` is the truth as normalised text, else 0 (Search-R1, arXiv 2503.09516).
+
+    With more than ten opening or closing tags a right answer is worth 0.25. See `text.normalise`.
+
+    Example: `score("<answer>The Nile</answer>", "nile").value` is 1.0.
+    """
+    answer = extract.tagged(response)
+    accuracy = float(answer is not None and text.normalise(answer) == text.normalise(ground_truth))
+    hedged = max(response.count("<answer>"), response.count("</answer>")) > MAX_TAGS
+    value = accuracy / 4 if hedged else accuracy
+    return Score(value, {"overall": value, "accuracy": accuracy})

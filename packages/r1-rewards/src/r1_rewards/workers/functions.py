@@ -1,0 +1,247 @@
+"""Load a reward function, call it, and read what it returns. Runs in a worker only.
+
+How a user's function is called is the matter of `arguments.py`. A score is a number, or a mapping with `overall` and
+any further numbers.
+"""
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from r1_rewards.service import open_service
+from r1_rewards.spec import SERVICES, RewardSpec, RewardSpecError, check_options, describe, parse_spec
+from r1_rewards.types import RewardInput
+from r1_rewards.verifiers import combine
+from r1_rewards.workers.arguments import make_call, read_signature
+from r1_rewards.workers.frames import Outcome
+
+SAMPLE_KEYS = ("prompt", "response_length")  # what a built-in verifier may ask for by name
+NEEDS_MATH_VERIFY = ("geo3k", "lmm_r1", "math", "math_easyr1", "prime_math", "r1v", "r1v_easyr1")
+WARM_UP = (
+    ("(x+2)(x-3)", "x^2-x-6"),
+    ("(x+2)(x+3)", "x^2-x-6"),
+    (r"\sqrt{28}", r"2\sqrt{7}"),
+    (r"\frac{6}{8}", "0.75"),
+    (r"2\pi + 1", r"2\pi"),
+    (r"\{3, 1\}", r"\{1, 3\}"),
+    ("(1, 5]", "[1, 5]"),
+    ("x = 3", "3"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """A loaded function; `call` takes samples as they come over the wire and returns raw scores."""
+
+    name: str
+    batch: bool  # whether the meaning of a score may depend on the batch
+    call: Callable[[Sequence[Mapping[str, Any]]], Any]
+    file: str | None = None  # the user's file, for line numbers
+    shape: str = "builtin"
+    wants: tuple[str, ...] = ()  # what it asks for by its parameters' names
+
+
+def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction:
+    """Import what `spec` names. Raises RewardSpecError, with the line, for a file that fails or lacks the function."""
+    if spec.path is None and spec.function in SERVICES:
+        return _load_service(spec, kwargs)
+    if spec.path is None:
+        return _load_builtin(spec.function, kwargs)
+    module = _import_file(spec.path)
+    function = getattr(module, spec.function, None)
+    if not callable(function):
+        functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise RewardSpecError(
+            f"reward file {spec.path} has no function {spec.function!r}" + describe(spec.function, functions)
+        )
+    if any(f"r1_rewards.verifiers.{name}" in sys.modules for name in NEEDS_MATH_VERIFY):
+        with contextlib.suppress(ImportError):
+            _warm_algebra()
+    reward_type = getattr(module, "REWARD_TYPE", "batch")
+    if reward_type not in ("batch", "sequential"):
+        raise RewardSpecError(f"{spec.path}: REWARD_TYPE is {reward_type!r}; it must be 'batch' or 'sequential'")
+    name = str(getattr(module, "REWARD_NAME", spec.path.stem))
+    signature = read_signature(
+        function,
+        kwargs,
+        sequential=reward_type == "sequential",
+        completions=getattr(module, "COMPLETIONS", None),
+        where=f"reward function {spec.function} in {spec.path}",
+    )
+    if inspect.iscoroutinefunction(function):
+        function = _to_plain(function)
+    call = make_call(function, signature, kwargs)
+    return RewardFunction(name, signature.shape != "sequential", call, str(spec.path), signature.shape, signature.wants)
+
+
+def score_samples(function: RewardFunction, samples: Sequence[Mapping[str, Any]]) -> list[Outcome] | Outcome:
+    """Call the function once and return one outcome per sample, or one failure for the whole call."""
+    try:
+        scores = function.call(samples)
+    except BaseException as error:  # SystemExit too, and the time limits of libraries: any of them fails the call only
+        cause = "out_of_memory" if isinstance(error, MemoryError) else "exception"
+        return {"failure": [cause, _describe_exception(error, function.file)]}
+    if isinstance(scores, (str, bytes, Mapping)) or not hasattr(scores, "__len__") or not hasattr(scores, "__iter__"):
+        return {"failure": ["wrong_shape", f"returned {type(scores).__name__}, not a list of scores"]}
+    if len(scores) != len(samples):
+        return {"failure": ["wrong_shape", f"returned {len(scores)} scores for {len(samples)} answers"]}
+    return [read_score(score) for score in scores]
+
+
+def read_score(score: Any) -> Outcome:
+    """Read a number, or a mapping with `overall`, into parts; refuse what is not a finite number."""
+    named = score if isinstance(score, Mapping) else {"overall": score}
+    if "overall" not in named:
+        return {"failure": ["wrong_shape", f"the score has no 'overall', only {sorted(map(str, named))}"]}
+    parts = {}
+    for key, value in named.items():
+        if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+            return {"failure": ["wrong_shape", f"{key!r} is {str(value)[:80]!r}, not a number"]}
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        except (TypeError, ValueError) as error:
+            return {"failure": ["wrong_shape", f"{key!r} is not one number: {error}"]}
+        if not math.isfinite(number):
+            return {"failure": ["non_finite", f"{key!r} is {number}"]}
+        parts[str(key)] = number
+    return {"parts": parts}
+
+
+def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
+    check_options(name, options)
+    if name == "combine":
+        return _load_sum(options["parts"])
+    if name == "code":
+        _try_sandbox(options.get("level", "isolated"))
+    module = importlib.import_module(f"r1_rewards.verifiers.{name}")
+    score = module.score
+    keywords = inspect.signature(score).parameters
+    columns = [key for key in getattr(module, "TAKES", ()) if key not in options]
+    fills = [key for key in SAMPLE_KEYS if key in keywords and key not in options]
+    if name in NEEDS_MATH_VERIFY:
+        try:
+            _warm_algebra()
+        except ImportError as error:
+            raise RewardSpecError(str(error)) from error
+
+    def call(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [
+            score(
+                sample["response"], sample["ground_truth"], **options,
+                **{key: sample[key] for key in fills},
+                **{key: sample["metadata"][key] for key in columns if key in sample["metadata"]},
+            ).parts
+            for sample in samples
+        ]  # fmt: skip
+
+    return RewardFunction(name, batch=False, call=call)
+
+
+def _try_sandbox(level: Literal["isolated", "open_files"]) -> None:
+    """Say which protections judged code runs behind; refuse before any answer what this system cannot protect."""
+    from r1_rewards.sandbox import execution as sandbox
+
+    try:
+        active = sandbox.describe(level)
+    except (KeyError, sandbox.SandboxError) as error:
+        raise RewardSpecError(f"the reward 'code': {error}") from error
+    print(f"r1-rewards: judged code runs at level {level!r}, protected by: {', '.join(active)}", file=sys.stderr)
+
+
+def _load_service(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction:
+    """Open a service inside this worker, as a part of a sum; alone it runs in the caller's process."""
+    verify = open_service(spec, kwargs, {})
+
+    def call(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
+        scores = verify([RewardInput(**{**sample, "images": ()}) for sample in samples])
+        for score in scores:
+            if score.error:
+                raise RuntimeError(f"{score.error.cause}: {score.error.message}")
+        return [{**score.parts, "overall": score.value} for score in scores]
+
+    return RewardFunction(spec.function, batch=True, call=call)
+
+
+def _load_sum(parts: Mapping[str, Any]) -> RewardFunction:
+    """Load every verifier of a sum; one that fails for a sample fails the sample, with the verifier's name."""
+    functions = {
+        name: load_function(parse_spec(part.reward), part.options) for name, part in combine.read_parts(parts).items()
+    }
+
+    def call(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
+        found = {name: _parts_of(name, function, samples) for name, function in functions.items()}
+        rows = ({name: scores[place] for name, scores in found.items()} for place in range(len(samples)))
+        return [combine.weighted_sum(row, parts).parts for row in rows]
+
+    return RewardFunction("combine", any(function.batch for function in functions.values()), call)
+
+
+def _parts_of(name: str, function: RewardFunction, samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, float]]:
+    outcomes = score_samples(function, samples)
+    rows = [outcomes] if isinstance(outcomes, dict) else outcomes
+    for row in rows:
+        if "failure" in row:
+            cause, message = row["failure"]
+            raise RuntimeError(f"{name}: {cause}: {message}")
+    return [row["parts"] for row in rows]
+
+
+def _import_file(path: Path) -> ModuleType:
+    module_spec = importlib.util.spec_from_file_location("r1_reward_file", path)
+    if module_spec is None or module_spec.loader is None:
+        raise RewardSpecError(f"reward file {path} is not a Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses and typing look their module up here
+    # At the end, so that a neighbour called math.py cannot take the place of a standard module.
+    sys.path += [str(path.parent), str(Path.cwd())]
+    try:
+        module_spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise RewardSpecError(f"reward file {path}, line {error.lineno}: {error.msg}") from error
+    except BaseException as error:  # a file that calls sys.exit() must say so here, not end the worker
+        reason = _describe_exception(error, str(path))
+        raise RewardSpecError(f"reward file {path} cannot be imported: {reason}") from error
+    return module
+
+
+def _warm_algebra() -> None:
+    """Import what mathematical verifiers need and fill its caches, once here and not in every worker.
+
+    The first product, root or set costs a new process up to half a second, which would look like a hanging answer.
+    Raises ImportError without Math-Verify.
+    """
+    from r1_rewards.verifiers import math as verifier
+
+    for response, truth in WARM_UP:
+        verifier.score(rf"\boxed{{{response}}}", truth)
+
+
+def _to_plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an async function as one that waits for its result; a worker has no event loop of its own."""
+
+    import asyncio
+
+    @functools.wraps(function)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        return asyncio.run(function(*args, **kwargs))
+
+    return wait
+
+
+def _describe_exception(error: BaseException, file: str | None) -> str:
+    """Return the type, the text and the last line of the user's file that was running."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where = f" (line {lines[-1]} of {Path(file).name})" if lines and file else ""
+    return f"{type(error).__name__}: {str(error)[:500]}{where}"

@@ -1,0 +1,225 @@
+"""Score batches in worker processes that can be killed, so that no answer and no reward function stops a run."""
+
+import json
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from r1_rewards.spec import RewardSpecError, parse_spec
+from r1_rewards.types import Cause, FailurePolicy, RewardInput, Score
+from r1_rewards.workers.batch import Batch, Pace, score_whole
+from r1_rewards.workers.failures import FailureRule
+from r1_rewards.workers.frames import Outcome
+from r1_rewards.workers.pictures import encode
+from r1_rewards.workers.process import Nursery, Reward, Worker, WorkerClosed, WorkerCrash
+
+BATCH_SECONDS_PER_SAMPLE = 1.0  # what a batch call gets on top of the timeout
+MAX_CHARACTERS = 10_000_000  # of a response
+
+logger = logging.getLogger("r1_rewards")
+
+
+class PooledVerifier:
+    """A verifier that runs a reward in worker processes; it never raises because of an answer or a user's function.
+
+    Worker processes are forked from one that has imported the reward: user code never runs in the caller's process,
+    sees no GPU, and is killed with all its child processes at a deadline. Scores come in the order of the inputs. It
+    may be used from any thread (calls wait for one another), from asyncio through `asyncio.to_thread`, in an actor of
+    Ray, in a notebook.
+
+    Built-in and sequential rewards are scored one sample at a time, spread over the workers, each within `timeout`.
+    A sample that takes far longer than others goes on beside them with idle processor time, and does not hold them up:
+    see `batch`. A batch function gets the whole batch in one call, because its scores may depend on one another, and
+    `timeout` plus one second per sample for it. If that call raises, runs out of time, crashes, or does not return one
+    score per answer, every sample is scored again alone, as a batch of one; what succeeds alone stands.
+
+    A sample that fails alone has `Score.error`, a `Failure(cause, message)`:
+
+    - timeout: no result in time; the worker was killed and is started again;
+    - exception: the function raised (`sys.exit` included); the message has type, text and line;
+    - out_of_memory: it needed more than `memory_mib`;
+    - crash: the worker died (`os._exit`, a segmentation fault) or cannot be started again;
+    - non_finite: a NaN or infinite score;
+    - wrong_shape: not a number, a mapping without `overall`, or not one score;
+    - too_long: a response of more than MAX_CHARACTERS, which no worker is sent.
+
+    `failure_policy` says what becomes of it: "score" gives it the value and the part `overall` of `failure_score`;
+    "drop" also marks it as not to be kept, and it has no parts; "stop" raises RewardFailure. `failures` counts causes.
+
+    A score that is non_finite or of wrong_shape within a batch call that is otherwise fine fails its own sample only.
+    After as many samples alone in a row have timed out as there are workers, and at least three, the rest of the batch
+    fails as timeouts at once, so that a function that never returns does not cost `timeout` for each sample.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = 30.0,
+        failure_score: float = 0.0,
+        failure_policy: FailurePolicy = "score",
+        workers: int = 1,
+        memory_mib: int | None = 4096,
+    ) -> None:
+        """Start a process and load the reward in it; the workers start when needed.
+
+        `timeout` is in seconds per sample; `memory_mib` bounds what a worker allocates beyond what loading took.
+        Raises RewardSpecError if the reward cannot be loaded, ValueError for numbers out of range, TypeError for
+        `kwargs` that are not JSON values.
+        """
+        if workers < 1 or timeout <= 0:
+            raise ValueError(f"workers must be at least 1 and timeout positive, got {workers} and {timeout}")
+        if memory_mib is not None and memory_mib < 1:
+            raise ValueError(f"memory_mib must be positive, or None for no limit, got {memory_mib}")
+        self._rule = FailureRule(failure_policy, failure_score)
+        parsed = parse_spec(spec)
+        _check_json(kwargs or {}, "reward_function_kwargs")
+        self.spec = spec
+        self.timeout = timeout
+        self.failures: Counter[Cause] = Counter()
+        self._workers = workers
+        self._lock = threading.Lock()
+        self._closed = False
+        self._warned: set[str] = set()
+        self._idle: list[Worker] = []
+        self._pace = Pace(timeout)
+        self._nursery = Nursery(parsed, kwargs or {}, memory_mib)
+        try:
+            self.reward: Reward = self._nursery.load()
+        except WorkerCrash as error:
+            raise RewardSpecError(f"reward {spec!r}: {error}") from error
+
+    def __call__(
+        self, inputs: Sequence[RewardInput], progress: Callable[[int, int], None] | None = None
+    ) -> list[Score]:
+        """Return one score per input, in order; `progress` is told how many are done, and of how many, as they come.
+
+        Raises RuntimeError if closed, TypeError for metadata that is not JSON, RewardFailure under the policy "stop".
+        """
+        scores: list[Score | None] = [None] * len(inputs)
+        for done, (index, score) in enumerate(self.stream(inputs), 1):
+            scores[index] = score
+            if progress is not None:
+                progress(done, len(inputs))
+        return [score for score in scores if score is not None]
+
+    def stream(self, inputs: Sequence[RewardInput]) -> Iterator[tuple[int, Score]]:
+        """Yield each input's index and score as they come, in no order. Raises as a call does.
+
+        Until it is used up or closed, other calls wait.
+        """
+        pictures: dict[int, dict[str, str]] | None = {} if "images" in self.reward.wants else None
+        samples = {index: _wire(index, item, pictures) for index, item in enumerate(inputs)}
+        with self._lock:
+            if self._closed and samples:
+                raise RuntimeError(f"the verifier {self.spec!r} is closed")
+            try:
+                for index, outcome in self._outcomes(samples):
+                    yield index, self._score(index, outcome)
+            except WorkerClosed as error:
+                raise RuntimeError(f"the verifier {self.spec!r} was closed while scoring") from error
+
+    @property
+    def alone(self) -> bool:
+        """Whether a score depends on its own answer only: true of all but batch functions."""
+        return not self.reward.batch
+
+    def pids(self) -> list[int]:
+        """Return the numbers of the verifier's living processes, to look at what they use."""
+        return self._nursery.pids()
+
+    def close(self) -> None:
+        """Kill the workers, also while they score; safe to call twice and from any thread."""
+        self._closed = True
+        self._nursery.close()
+        with self._lock:
+            self._nursery.dispose()
+
+    def __enter__(self) -> "PooledVerifier":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _outcomes(self, samples: dict[int, dict[str, Any]]) -> Iterator[tuple[int, Outcome]]:
+        for index, sample in list(samples.items()):
+            if (length := len(sample["response"])) > MAX_CHARACTERS:
+                del samples[index]
+                yield index, {"failure": ["too_long", f"{length} characters, more than {MAX_CHARACTERS}"]}
+        if self.reward.batch and len(samples) > 1:
+            outcomes = self._score_whole(list(samples.values()))
+            if outcomes is not None:
+                yield from zip(samples, outcomes, strict=True)
+                return
+        for index, outcome in Batch(self._nursery, self._idle, samples, self._pace, self._workers).outcomes():
+            if self._closed:
+                raise WorkerClosed
+            yield index, outcome
+
+    def _score_whole(self, samples: list[dict[str, Any]]) -> list[Outcome] | None:
+        """Score all samples in one call; None, with a warning, if the call as a whole failed."""
+        timeout = self.timeout + BATCH_SECONDS_PER_SAMPLE * len(samples)
+        answer: list[Outcome] | Outcome
+        worker = None
+        try:
+            worker = self._idle.pop() if self._idle else self._nursery.start()
+            answer = score_whole(worker, samples, timeout, timeout * (os.cpu_count() or 1))
+            self._idle.append(worker)
+        except (WorkerCrash, RewardSpecError) as error:
+            answer = {"failure": ["crash", str(error)]}
+        except (EOFError, OSError, ValueError) as error:
+            assert worker is not None
+            end = self._nursery.bury(worker)
+            if self._closed:
+                raise WorkerClosed from error
+            timed_out = isinstance(error, TimeoutError)
+            answer = {"failure": ["timeout", f"no result after {timeout:g} s"] if timed_out else [end.cause, str(end)]}
+        except BaseException:
+            if worker is not None:
+                self._nursery.bury(worker)
+            raise
+        if isinstance(answer, list):
+            return answer
+        cause, message = answer["failure"]
+        if cause not in self._warned:
+            self._warned.add(cause)
+            logger.warning(
+                "reward %s: the call for a batch of %d failed (%s: %s); each answer is now scored alone. "
+                "Further failures of this kind are not reported.", self.spec, len(samples), cause, message,
+            )  # fmt: skip
+        return None
+
+    def _score(self, index: int, outcome: Outcome) -> Score:
+        if "failure" in outcome:
+            self.failures[outcome["failure"][0]] += 1
+        return self._rule.settle(self.spec, index, outcome)
+
+
+def _wire(index: int, item: RewardInput, pictures: dict[int, dict[str, str]] | None) -> dict[str, Any]:
+    """Return `item` as a worker reads it; without pictures where these are not wanted, since they are large."""
+    _check_json(item.metadata, f"metadata of answer {index}")
+    return {
+        "response": item.response,
+        "response_length": item.response_length,
+        "ground_truth": item.ground_truth,
+        "prompt": item.prompt,
+        "metadata": dict(item.metadata),
+        "messages": list(item.messages),
+        "images": [] if pictures is None else [encode(picture, pictures) for picture in item.images],
+        "step": item.step,
+    }
+
+
+def _check_json(values: Mapping[str, Any], what: str) -> None:
+    for key, value in values.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{what}: {key!r} is {type(value).__name__}, which is not a JSON value: {error}") from error

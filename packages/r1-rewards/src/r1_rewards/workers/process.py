@@ -1,0 +1,220 @@
+"""Killable worker processes, as the pool sees them: a nursery that has the reward loaded, and the workers it forks."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from r1_rewards.spec import RewardSpec, RewardSpecError
+from r1_rewards.types import Cause
+from r1_rewards.workers import frames
+
+START_TIMEOUT = 300.0  # seconds to import a reward file and what it imports
+SEND_TIMEOUT = 60.0  # seconds for an idle worker to read what it is sent
+
+
+class WorkerCrash(Exception):
+    """The worker process ended by itself; the message says how."""
+
+    def __init__(self, message: str, cause: Cause = "crash") -> None:
+        super().__init__(message)
+        self.cause: Cause = cause
+
+
+class WorkerClosed(Exception):
+    """The pool was closed while the worker was needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """What a worker says of the reward that it has loaded."""
+
+    name: str
+    batch: bool
+    shape: str = "builtin"  # how it is called, see arguments.py
+    wants: tuple[str, ...] = ()  # what it asks for by its parameters' names
+
+
+class Worker:
+    """One process that scores, in a process group of its own. `kill` may be called from any thread."""
+
+    def __init__(self, pid: int, connection: socket.socket, process: "subprocess.Popen[bytes] | None" = None) -> None:
+        self.pid = pid
+        self.connection = connection
+        self.process = process  # None if the nursery forked it
+        self.inbox = frames.Inbox(connection)
+        self.scored = 0  # samples
+
+    def send(self, job: Mapping[str, Any]) -> None:
+        """Send a job; outcomes come to the inbox. Raises OSError if the worker is dead, or does not read."""
+        frames.send(self.connection, job, time.monotonic() + SEND_TIMEOUT)
+
+    def kill(self) -> None:
+        """Kill the process group at once. The number stays taken until the process is buried."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+class Nursery:
+    """Starts workers for one reward, and takes note of how they end.
+
+    User code never runs in the caller's process. Workers see no GPU (`CUDA_VISIBLE_DEVICES` is empty); the rest of the
+    environment is passed on, API keys included, because a reward that asks a judge model needs them. They end when the
+    caller's process does. All but `close` belongs to one thread at a time.
+    """
+
+    def __init__(self, spec: RewardSpec, kwargs: Mapping[str, Any], memory_mib: int | None) -> None:
+        self._setup = {
+            "function": spec.function, "path": str(spec.path or ""), "kwargs": dict(kwargs), "memory_mib": memory_mib,
+        }  # fmt: skip
+        self._lock = threading.RLock()  # a signal handler may call `close` while the same thread is in it
+        self._closed = False
+        self._process: subprocess.Popen[bytes] | None = None  # that forks
+        self._connection: socket.socket | None = None
+        self._single: Worker | None = None  # that cannot be forked, loaded and not yet in use
+        self._living: set[Worker] = set()
+
+    def load(self) -> Reward:
+        """Start a process and load the reward.
+
+        Raises RewardSpecError with the process's message, WorkerCrash if it dies or takes longer than START_TIMEOUT.
+        """
+        try:
+            process, connection = self._launch()
+        except OSError as error:
+            raise WorkerCrash(f"a worker process cannot be started: {error}") from error
+        try:
+            frames.send(connection, self._setup, time.monotonic() + START_TIMEOUT)
+            answer = frames.receive(connection, time.monotonic() + START_TIMEOUT)
+        except TimeoutError as error:
+            self._bury_self()
+            raise WorkerCrash(f"loading the reward took longer than {START_TIMEOUT:g} s") from error
+        except (EOFError, OSError) as error:
+            raise WorkerCrash(f"while loading the reward, the worker {self._bury_self()}") from error
+        if "error" in answer:
+            self._bury_self()
+            raise RewardSpecError(answer["error"])
+        if not answer["forks"]:
+            with self._lock:
+                self._single = Worker(process.pid, connection, process)
+                self._living.add(self._single)
+                self._process = self._connection = None
+        return Reward(answer["name"], answer["batch"], answer["shape"], tuple(answer["wants"]))
+
+    def start(self) -> Worker:
+        """Return a new worker. Raises what `load` raises, if the reward has to be loaded again, and WorkerClosed."""
+        with self._lock:
+            if self._closed:
+                raise WorkerClosed
+        for _ in range(2):
+            if self._single is None and self._connection is None:
+                self.load()
+            if self._single is not None:
+                worker, self._single = self._single, None
+                return worker
+            with contextlib.suppress(OSError, EOFError):
+                return self._fork()
+            self._bury_self()
+        raise WorkerCrash("workers cannot be started any more")
+
+    def bury(self, worker: Worker) -> WorkerCrash:
+        """Kill the worker and its group, reap it, and return how it ended, as in "exited with code 3"."""
+        worker.kill()
+        worker.connection.close()
+        with self._lock:
+            self._living.discard(worker)
+        if worker.process is not None:
+            return _describe(worker.process.wait())
+        try:
+            assert self._connection is not None
+            self._connection.settimeout(None)
+            self._connection.sendall(b"B")
+            frames.send(self._connection, worker.pid)
+            return _describe(frames.receive(self._connection))
+        except (OSError, EOFError, AssertionError):
+            return WorkerCrash("ended together with the process that had started it")
+
+    def pids(self) -> list[int]:
+        """Return the numbers of the living processes."""
+        with self._lock:
+            return [worker.pid for worker in self._living] + ([self._process.pid] if self._process else [])
+
+    def close(self) -> None:
+        """Kill everything, from any thread, and never start anything again."""
+        with self._lock:
+            self._closed = True
+            for worker in self._living:
+                worker.kill()
+            if self._process is not None and self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+    def dispose(self) -> None:
+        """Reap what `close` has killed; for the thread that uses the nursery."""
+        for worker in list(self._living):
+            self.bury(worker)
+        if self._process is not None:
+            self._bury_self()
+
+    def _fork(self) -> Worker:
+        assert self._connection is not None
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._connection.settimeout(START_TIMEOUT)
+                socket.send_fds(self._connection, [b"F"], [theirs.fileno()])
+                pid = frames.receive(self._connection, time.monotonic() + START_TIMEOUT)
+        except BaseException:
+            ours.close()
+            raise
+        worker = Worker(pid, ours)
+        with self._lock:
+            self._living.add(worker)
+            if self._closed:
+                worker.kill()
+        return worker
+
+    def _bury_self(self) -> WorkerCrash:
+        assert self._process is not None
+        assert self._connection is not None
+        self._connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        with self._lock:
+            self._process = self._connection = None
+        return _describe(code)
+
+    def _launch(self) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+        ours, theirs = socket.socketpair()
+        with self._lock, theirs:
+            if self._closed:
+                ours.close()
+                raise WorkerClosed
+            process = subprocess.Popen(
+                # -P keeps the working directory, and a file called math.py in it, off the front of the module path.
+                [sys.executable, "-P", "-m", "r1_rewards.workers.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+                start_new_session=True,
+            )
+            self._process, self._connection = process, ours
+        return process, ours
+
+
+def _describe(code: int) -> WorkerCrash:
+    if code >= 0:
+        return WorkerCrash(f"exited with code {code}")
+    if -code == signal.SIGXCPU:
+        return WorkerCrash("was killed by SIGXCPU: it used too much processor time", "timeout")
+    hint = ", perhaps for lack of memory" if -code == signal.SIGKILL else ""
+    return WorkerCrash(f"was killed by {signal.Signals(-code).name}{hint}")

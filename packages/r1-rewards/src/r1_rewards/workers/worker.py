@@ -1,0 +1,135 @@
+"""The workers' own side: `python -m r1_rewards.workers.worker SOCKET` loads one reward, then forks a worker when asked.
+
+The forks have everything imported, so that a worker that was killed costs milliseconds. A reward whose import started
+threads, which do not survive a fork, is scored in this process itself; the pool starts another for each worker.
+Whatever the reward prints goes to stderr.
+"""
+
+import ctypes
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from r1_rewards.spec import RewardSpec, RewardSpecError
+from r1_rewards.workers import frames
+from r1_rewards.workers.functions import RewardFunction, load_function, score_samples
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(descriptor: int) -> None:
+    """Load the reward that the first message names, say how that went, and serve until the pool is gone."""
+    os.set_inheritable(descriptor, False)  # a child process of the reward must not keep the connection open
+    pool = socket.socket(fileno=descriptor)
+    setup = frames.receive(pool)
+    spec = RewardSpec(setup["function"], Path(setup["path"]) if setup["path"] else None)
+    try:
+        function = load_function(spec, setup["kwargs"])
+    except RewardSpecError as error:
+        frames.send(pool, {"error": str(error)})
+        return
+    forks = sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
+    described = {"name": function.name, "batch": function.batch, "shape": function.shape, "wants": function.wants}
+    frames.send(pool, {**described, "forks": forks})
+    if not forks:
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+        score(pool, function, setup["memory_mib"])
+        return
+    gc.freeze()  # so that collections in the forks leave the shared pages alone
+    if connection := _nurse(pool):
+        score(connection, function, setup["memory_mib"])
+
+
+def _nurse(pool: socket.socket) -> socket.socket | None:
+    """Fork and bury workers as the pool says; in a new worker, return its connection; at the pool's end, None."""
+    children: set[int] = set()
+    while True:
+        try:
+            word, descriptors, _, _ = socket.recv_fds(pool, 1, 1)
+        except OSError:
+            word = b""
+        if word == b"F":
+            child = os.fork()
+            if child == 0:
+                pool.close()
+                os.setpgid(0, 0)  # no session: Linux shares processors out by sessions first, by priority only then
+                _die_with_parent()
+                return socket.socket(fileno=descriptors[0])
+            os.close(descriptors[0])
+            children.add(child)
+            frames.send(pool, child)
+        elif word == b"B":
+            child = frames.receive(pool)
+            _, status = os.waitpid(child, 0)
+            children.discard(child)
+            frames.send(pool, os.waitstatus_to_exitcode(status))
+        else:
+            for child in children:
+                os.killpg(child, signal.SIGKILL)
+            return None
+
+
+def score(pool: socket.socket, function: RewardFunction, memory_mib: int | None) -> None:
+    """Score what comes: {"samples": […], "whole": whether in one call, "cpu_seconds": for each sample}.
+
+    One message goes back per sample, or one for all.
+    """
+    if memory_mib is not None:
+        _limit_memory(memory_mib << 20)
+    while True:
+        try:
+            _do(frames.receive(pool), pool, function)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+
+
+def _do(job: dict[str, Any], pool: socket.socket, function: RewardFunction) -> None:
+    samples: list[dict[str, Any]] = job["samples"]
+    if job["whole"]:
+        frames.send(pool, score_samples(function, samples))
+        return
+    for sample in samples:
+        _limit_processor_time(job["cpu_seconds"])
+        outcome = score_samples(function, [sample])
+        frames.send(pool, outcome[0] if isinstance(outcome, list) else outcome)
+
+
+def _limit_memory(size: int) -> None:
+    """Bound what this process allocates on top of what it has; file mappings, as of big libraries, do not count."""
+    if sys.platform == "linux":
+        with open("/proc/self/statm") as file:
+            size += int(file.read().split()[5]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
+
+
+def _limit_processor_time(seconds: float) -> None:
+    """Have the kernel end this process (SIGXCPU) if one sample takes much longer, whatever becomes of the pool."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = int(time.process_time() + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _die_with_parent() -> None:
+    """Have Linux kill this worker when the process that forked it ends."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent or parent == 1:
+        os._exit(1)
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,92 @@
+"""What is to become of each prompt: samples drawn from the model, or given answers replayed to score them."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from r1_rollout.embedded.rows import Rows
+from r1_rollout.sampling import choose_tokens, noise_key, tempered, uniform
+from r1_rollout.types import PromptLike, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The choices that `Decoding` leaves to its caller."""
+
+    samples: int  # rows per prompt
+    limits: Sequence[int]  # [prompts], tokens of an answer at most
+    keys: Callable[[int], list[int]]  # prompt index -> an int64 for each of its rows, which `choose` gets back
+    choose: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # logits, keys, ages -> tokens, log-probs
+    stopped: Callable[[Rows], Tensor]  # bool [rows]: which answers the token said last has ended
+
+
+def sampling_plan(
+    prompts: Sequence[PromptLike],
+    params: SamplingParams,
+    *,
+    banned: Tensor,
+    end_token_ids: Collection[int],
+    tokenizer: Any = None,
+) -> Plan:
+    """Plan to sample `params.n` answers to each prompt.
+
+    Raises:
+        ValueError: `params.stop` has strings, but there is no tokenizer.
+    """
+    if params.stop and tokenizer is None:
+        raise ValueError(f"stop={params.stop} needs a tokenizer: give the engine one, or use stop_token_ids")
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else end_token_ids)}
+    end_tokens = torch.tensor(sorted(ends), dtype=torch.int64, device=banned.device)
+
+    def keys(prompt: int) -> list[int]:
+        return [noise_key(params.seed, prompts[prompt].id, sample) for sample in range(params.n)]
+
+    def choose(logits: Tensor, keys: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
+        return choose_tokens(logits, banned, uniform(keys, ages), params)
+
+    def stopped(rows: Rows) -> Tensor:
+        ended = torch.isin(rows.last, end_tokens)
+        if params.stop:
+            ended |= torch.tensor(_completed(rows, params.stop, tokenizer), device=ended.device)
+        return ended
+
+    return Plan(params.n, [params.max_tokens] * len(prompts), keys, choose, stopped)
+
+
+def replay_plan(responses: Sequence[Sequence[int]], temperature: float, device: torch.device) -> Plan:
+    """Plan to let each prompt say the given response, none of them empty, to learn its log-probs.
+
+    Raises:
+        ValueError: the temperature is negative or not finite.
+    """
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
+    longest = max(map(len, responses), default=0)
+    padded = [[*response, *[0] * (longest - len(response))] for response in responses]
+    given = torch.tensor(padded, dtype=torch.int64, device=device)
+
+    def choose(logits: Tensor, keys: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, scores = given[keys, ages], tempered(logits, temperature)
+        return tokens, scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(dim=-1)
+
+    def stopped(rows: Rows) -> Tensor:
+        return torch.zeros_like(rows.ages, dtype=torch.bool)
+
+    return Plan(1, [len(response) for response in responses], lambda prompt: [prompt], choose, stopped)
+
+
+def _completed(rows: Rows, strings: Sequence[str], tokenizer: Any) -> list[bool]:
+    """Say of each row whether its last token has completed one of the strings.
+
+    A token is a byte at least, so as many tokens as the string has bytes hold it; a few more keep characters whole.
+    """
+    window = max(len(string.encode()) for string in strings) + 4
+    texts = tokenizer.batch_decode(
+        [rows.said(row, window) for row in range(len(rows))],
+        skip_special_tokens=False,
+        clean_up_tokenization_spaces=False,
+    )
+    return [any(string in text for string in strings) for text in texts]

@@ -1,0 +1,168 @@
+"""One call of the embedded engine while it runs: prompts waiting, rows decoding, groups finished."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from r1_rollout.embedded.choices import Plan
+from r1_rollout.embedded.kv import GroupCache
+from r1_rollout.embedded.prefill import prefill, prefill_batches, rotary_axes, without_lone_axis
+from r1_rollout.embedded.rows import Rows
+from r1_rollout.errors import EngineMemoryError
+from r1_rollout.types import Completion, PromptLike
+
+
+class Decoding:
+    """Continuous batching: whole groups enter as room allows, finished rows make room at once.
+
+    An iterator of (index of the prompt, its completions), which does the work as it is asked for more.
+    """
+
+    def __init__(
+        self, model: Any, prompts: Sequence[PromptLike], plan: Plan, *, filler: int, max_sequences: int, version: int
+    ) -> None:
+        self._model, self._prompts, self._plan, self._version = model, prompts, plan, version
+        self._filler, self._capacity = filler, min(max_sequences, len(prompts) * plan.samples)
+        self._waiting = deque(range(len(prompts)))
+        self._slots: list[int] = []  # the prompt in each slot of the cache
+        self._groups: dict[int, dict[int, Completion]] = {}  # prompts that are running
+        self._finished: deque[tuple[int, list[Completion]]] = deque()
+        self._over = ""  # why there are no more groups, if somebody else decided so
+        columns, longest = max(plan.limits, default=1), max((len(p.token_ids) for p in prompts), default=1)
+        self._running: tuple[Rows, GroupCache] | None = (
+            Rows(self._capacity, columns, model.device),
+            GroupCache(self._capacity, columns, longest),
+        )
+
+    def __iter__(self) -> Iterator[tuple[int, list[Completion]]]:
+        return self
+
+    def __next__(self) -> tuple[int, list[Completion]]:
+        """Decode until a group is finished.
+
+        Raises:
+            RuntimeError: the engine has ended this call.
+            FloatingPointError: the model's logits are not finite.
+            EngineMemoryError: there is too little memory on the GPU.
+        """
+        while not self._finished:
+            if self._running is None or not (self._waiting or self._running[0]):
+                self.close()
+                if self._over:
+                    raise RuntimeError(self._over)
+                raise StopIteration
+            try:
+                self._advance(*self._running)
+            except torch.OutOfMemoryError as error:
+                running = len(self._running[0])
+                self.close()
+                raise EngineMemoryError(
+                    f"out of memory with {running} samples running: lower max_sequences ({self._capacity} of them may "
+                    "run), the answers' length, or what else is on the GPU"
+                ) from error
+            except BaseException:
+                self.close()
+                raise
+        return self._finished.popleft()
+
+    def drain(self) -> None:
+        """Let no waiting prompt in."""
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """Abandon what is unfinished and free its memory."""
+        self._running = None
+        self._waiting.clear()
+        self._finished.clear()
+
+    def end(self, reason: str) -> None:
+        """Close the call and say why to a consumer who asks for more, unless there was no more to come."""
+        if self._finished or (self._running is not None and (self._waiting or self._running[0])):
+            self._over = reason
+        self.close()
+
+    @torch.inference_mode()
+    def _advance(self, rows: Rows, cache: GroupCache) -> None:
+        """Let every row that enters, or else every row, say one more token."""
+        entering = bool(self._waiting) and self._capacity - len(rows) >= self._plan.samples
+        first = len(rows) if entering else 0
+        logits = self._admit(rows, cache) if entering else self._decode(rows, cache)
+        tokens, logprobs = self._plan.choose(logits, rows.keys[first:], rows.ages[first:])
+        if not logprobs.isfinite().all():
+            row = first + int(logprobs.isfinite().logical_not().nonzero()[0])
+            raise FloatingPointError(
+                f"prompt {self._prompts[rows.owners[row][0]].id}, answer token {int(rows.ages[row])}: the model's "
+                f"logits are not finite at weight version {self._version}; the weights or the prompt's inputs hold NaN "
+                "or inf"
+            )
+        rows.extend(first, tokens, logprobs)
+        if self._retire(rows, cache) or entering:
+            self._arrange(rows, cache)
+
+    def _admit(self, rows: Rows, cache: GroupCache) -> Tensor:
+        """Let prompts in; return the logits [new rows, vocabulary] of the first answer tokens."""
+        plan, entering = self._plan, []
+        for _ in range(min((self._capacity - len(rows)) // plan.samples, len(self._waiting))):
+            entering.append(self._waiting.popleft())
+        logits = []
+        for batch in prefill_batches([len(self._prompts[index].token_ids) for index in entering]):
+            indices = [entering[position] for position in batch]
+            prefilled, behind = prefill(self._model, [self._prompts[index] for index in indices], self._filler)
+            cache.insert(prefilled, len(self._slots))
+            logits.append(behind.repeat_interleave(plan.samples, dim=0))
+            for index in indices:
+                position = int(rotary_axes(self._prompts[index].position_ids).max()) + 1
+                rows.add(index, plan.keys(index), plan.limits[index], position, slot=len(self._slots))
+                self._slots.append(index)
+                self._groups[index] = {}
+        return torch.cat(logits)
+
+    def _decode(self, rows: Rows, cache: GroupCache) -> Tensor:
+        """Feed every row its last token; return the logits [rows, vocabulary] of the next."""
+        axes = len(rotary_axes(self._prompts[rows.owners[0][0]].position_ids))
+        before = rows.ages - 1  # tokens in the cache
+        mask = cache.aim(before)
+        with cache.decoding():
+            logits: Tensor = self._model(
+                input_ids=rows.last[:, None],
+                position_ids=without_lone_axis((rows.positions + before)[None, :, None].expand(axes, -1, -1)),
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
+        return logits[:, -1]
+
+    def _retire(self, rows: Rows, cache: GroupCache) -> bool:
+        """Take finished rows out and put groups that are complete aside; return whether there were any."""
+        stopped = self._plan.stopped(rows)
+        finished = (stopped | (rows.ages >= rows.limits)).nonzero()[:, 0].tolist()
+        for row in finished:
+            prompt, sample = rows.owners[row]
+            reason = "stop" if stopped[row] else "length"
+            group = self._groups[prompt]
+            group[sample] = Completion(rows.said(row), rows.logprobs(row), reason, self._version)  # type: ignore[arg-type]
+        sources, targets = rows.remove(finished)
+        if sources:
+            cache.move_rows(sources, targets)
+        for prompt in [prompt for prompt, group in self._groups.items() if len(group) == self._plan.samples]:
+            group = self._groups.pop(prompt)
+            self._finished.append((prompt, [group[sample] for sample in range(self._plan.samples)]))
+            self._vacate(self._slots.index(prompt), rows, cache)
+        return bool(finished)
+
+    def _vacate(self, slot: int, rows: Rows, cache: GroupCache) -> None:
+        """Give a slot to the prompt in the last one."""
+        last = len(self._slots) - 1
+        if slot != last:
+            cache.move_slot(last, slot)
+            rows.slots[rows.slots == last] = slot
+        self._slots[slot] = self._slots[last]
+        del self._slots[last]
+
+    def _arrange(self, rows: Rows, cache: GroupCache) -> None:
+        if rows:
+            lengths = torch.tensor([len(self._prompts[prompt].token_ids) for prompt in self._slots])
+            cache.arrange(rows.slots, lengths.to(rows.slots.device))

@@ -1,0 +1,223 @@
+"""The embedded engine: group sampling inside the process, on any CPU or GPU, with no server."""
+
+import weakref
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from r1_rollout.embedded.architecture import Reach, prepare
+from r1_rollout.embedded.choices import Plan, replay_plan, sampling_plan
+from r1_rollout.embedded.decoding import Decoding
+from r1_rollout.embedded.prefill import rotary_axes
+from r1_rollout.errors import PromptError
+from r1_rollout.sampling import banned_tokens
+from r1_rollout.types import PromptLike, SamplingParams
+from r1_rollout.weights import Weights, WeightStore
+
+
+class EmbeddedEngine:
+    """A `Generator` and a `Scoring` over a Hugging Face causal or vision-language model.
+
+    A prompt is computed and kept once for all its samples; the samples of many prompts decode together, and new groups
+    enter as finished ones leave.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        end_token_ids: Collection[int],
+        banned_token_ids: Collection[int] = (),
+        max_sequences: int = 256,
+        device: torch.device | str = "cpu",
+        tokenizer: Any = None,
+        version: int | None = None,
+    ) -> None:
+        """Take over `model`.
+
+        Args:
+            model: a `transformers.PreTrainedModel` with full or sliding attention. The engine owns it, with its
+                configuration (do not share that object): moves it, sets its attention, overwrites its weights.
+            end_token_ids: tokens that end an answer.
+            banned_token_ids: tokens that are never sampled, such as the placeholders of pictures.
+            max_sequences: samples that decode at the same time; with the lengths it bounds the memory.
+            device: where to compute.
+            tokenizer: a Hugging Face tokenizer, needed by stop strings only.
+            version: of the weights in `model`, if they are to be sampled from; else `awake` or `update` bring some.
+
+        Raises:
+            ValueError: the engine cannot decode with this model, an end token is banned, or nothing is allowed.
+        """
+        self._reach = prepare(model)
+        text = model.config.get_text_config()
+        banned = banned_tokens(text.vocab_size, banned_token_ids)
+        if both := sorted({*end_token_ids} & {*banned_token_ids}):
+            raise ValueError(f"tokens {both} are both end tokens and banned: answers could not end")
+        self._model = model.to(device).eval().requires_grad_(False)
+        self._vocabulary: int = text.vocab_size
+        self._banned = banned.to(device)
+        self._filler = next(token for token in range(text.vocab_size) if token not in frozenset(banned_token_ids))
+        self._end_token_ids, self._tokenizer = frozenset(end_token_ids), tokenizer
+        self._max_sequences = max_sequences
+        self._weights = WeightStore(self._model)
+        self._weights.version = version
+        self._version, self._stays_ready, self._awake = version, version is not None, False
+        self._decoding: weakref.ref[Decoding] | None = None
+
+    @contextmanager
+    def awake(self, weights: Weights, version: int) -> Iterator[None]:
+        """Load `weights`, sample inside the block; at its end the cache is freed and unfinished calls are over.
+
+        Raises:
+            RuntimeError: the engine is awake already.
+            WeightsError: the weights are not those of the engine's model.
+        """
+        if self._awake:
+            raise RuntimeError(f"the engine is awake already, with weight version {self._version}")
+        self._load(weights, version)
+        self._awake = True
+        try:
+            yield
+        finally:
+            self._awake = False
+            if not self._stays_ready:
+                self._version = None
+            self._end("its awake block ended")
+            if self._banned.is_cuda:
+                torch.cuda.empty_cache()
+
+    def update(self, weights: Weights, version: int) -> None:
+        """Load `weights` to sample from them until others come, with no `awake` block.
+
+        An unfinished call is over: its answers would be of two versions.
+
+        Raises:
+            WeightsError: the weights are not those of the engine's model, which holds a mixture now and refuses to
+                sample until it gets others.
+        """
+        self._load(weights, version)
+        self._stays_ready = True
+
+    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Decoding:
+        """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
+
+        A later call ends an earlier one; `close()` on what is returned ends this one and frees its memory. Answer token
+        t of a prompt of length P stands at position P + t; on the rotary axes of M-RoPE (arXiv 2409.12191, section 2.1)
+        at the prompt's largest position + 1 + t.
+
+        Raises:
+            RuntimeError: outside an awake block, or continued after the call was ended.
+            PromptError: a prompt is empty, has a token that the model does not know, its positions do not fit the
+                others', or its answer may run past what the model knows or sees; the engine is well.
+            ValueError: a group exceeds `max_sequences`; stop strings without a tokenizer.
+            FloatingPointError: the model's logits are not finite.
+            EngineMemoryError: there is too little memory on the GPU.
+        """
+        if params.n > self._max_sequences:
+            raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
+        plan = sampling_plan(
+            prompts, params, banned=self._banned, end_token_ids=self._end_token_ids, tokenizer=self._tokenizer
+        )
+        decoding = self._decode("generate", prompts, plan)
+        self._end("a later generate() began before it finished")
+        self._decoding = weakref.ref(decoding)
+        return decoding
+
+    def drain(self) -> None:
+        """Begin no further prompt; see `r1_rollout.types.Drainable`."""
+        if self._decoding is not None and (decoding := self._decoding()) is not None:
+            decoding.drain()
+
+    def score(
+        self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
+        """Return the log-probs that the engine's weights give to the tokens of each response, one response a prompt.
+
+        Every token goes through the forward that samples it, so what is wrong there shows here. Leaves an unfinished
+        `generate` alone.
+
+        Returns:
+            [responses][response_length], at `temperature` (1 if it is 0).
+
+        Raises:
+            RuntimeError: outside an awake block.
+            ValueError: prompts and responses differ in number, or a token is not of the vocabulary.
+            FloatingPointError: the model's logits are not finite.
+        """
+        if len(prompts) != len(responses):
+            raise ValueError(f"got {len(prompts)} prompts and {len(responses)} responses: one response a prompt")
+        for prompt, response in zip(prompts, responses, strict=True):
+            if wrong := [token for token in response if not 0 <= token < self._vocabulary]:
+                raise ValueError(
+                    f"prompt {prompt.id}: response token {wrong[0]} is outside the vocabulary of {self._vocabulary}"
+                )
+        scored = [index for index, response in enumerate(responses) if response]
+        plan = replay_plan([responses[index] for index in scored], temperature, self._banned.device)
+        logprobs: list[list[float]] = [[] for _ in responses]
+        for index, (completion,) in self._decode("score", [prompts[index] for index in scored], plan):
+            logprobs[scored[index]] = completion.logprobs
+        return logprobs
+
+    def _decode(self, name: str, prompts: Sequence[PromptLike], plan: Plan) -> Decoding:
+        if self._version is None:
+            raise RuntimeError(
+                f"{name}() needs an awake engine with whole weights: call it inside `with engine.awake(weights, "
+                "version)`, or after `engine.update(weights, version)`"
+            )
+        for prompt, limit in zip(prompts, plan.limits, strict=True):
+            _check_shape(prompt, len(prompts[0].position_ids), self._vocabulary)
+            _check_length(prompt, limit, self._reach)
+        return Decoding(
+            self._model,
+            prompts,
+            plan,
+            filler=self._filler,
+            max_sequences=self._max_sequences,
+            version=self._version,
+        )
+
+    def _load(self, weights: Weights, version: int) -> None:
+        """Replace the weights; until all have arrived, there is no version to sample from."""
+        self._weights.require_newer(version)
+        self._end("new weights came before it finished")
+        self._version = None
+        self._weights.load(weights, version)
+        self._version = version
+
+    def _end(self, reason: str) -> None:
+        """End the `generate` call that is running."""
+        if self._decoding is not None and (decoding := self._decoding()) is not None:
+            decoding.end(f"this generate() call is over: {reason}")
+        self._decoding = None
+
+
+def _check_shape(prompt: PromptLike, axes: int, vocabulary: int) -> None:
+    """Raise PromptError on a prompt that the model would misread or choke on far from its cause."""
+    tokens = prompt.token_ids
+    if not len(tokens):
+        raise PromptError(f"prompt {prompt.id} is empty: the model needs at least one token to go on from")
+    if min(tokens) < 0 or max(tokens) >= vocabulary:
+        wrong = next(token for token in tokens if not 0 <= token < vocabulary)
+        raise PromptError(f"prompt {prompt.id}: token {wrong} is outside the vocabulary of {vocabulary}")
+    if tuple(prompt.position_ids.shape) != (axes, len(tokens)):
+        raise PromptError(
+            f"prompt {prompt.id}: position_ids have shape {list(prompt.position_ids.shape)}, expected "
+            f"{[axes, len(tokens)]}: {axes} axes like the first prompt, one column per token"
+        )
+
+
+def _check_length(prompt: PromptLike, limit: int, reach: Reach) -> None:
+    """Raise PromptError where the answer may run past what the model knows or sees."""
+    start, length = int(rotary_axes(prompt.position_ids).max()) + 1, len(prompt.token_ids)
+    if reach.positions is not None and start + limit > reach.positions:
+        raise PromptError(
+            f"prompt {prompt.id} ends at position {start} and its answer may have {limit} tokens, but the model "
+            f"knows {reach.positions} positions (max_position_embeddings): shorten the prompt or the answer"
+        )
+    if reach.window is not None and length + limit > reach.window:
+        raise PromptError(
+            f"prompt {prompt.id} has {length} tokens and its answer may have {limit}, but layers of the model see "
+            f"{reach.window} (sliding_window), and the embedded engine goes no further: shorten them, or use vLLM"
+        )

@@ -1,0 +1,1 @@
+"""A pool of vLLM servers: starting, asking, renewing and replacing them."""

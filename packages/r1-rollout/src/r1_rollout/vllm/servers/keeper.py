@@ -1,0 +1,41 @@
+"""Runs a command for as long as whoever started it lives: `python -m r1_rollout.vllm.servers.keeper COMMAND …`.
+
+Standard input is the lifeline. When it closes, because the starter let go of it or was killed, the command gets
+SIGTERM and, GRACE seconds later, its whole process group SIGKILL. The parent-death signal alone would not do: Linux
+sends it when the starting *thread* ends. It is the second line here, should this process be killed itself.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+_PR_SET_PDEATHSIG = 1
+
+
+def keep(command: list[str]) -> int:
+    """Run `command` until it ends or the lifeline does; return its exit status."""
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
+    while child.poll() is None:
+        readable, _, _ = select.select([sys.stdin], [], [], 0.2)
+        if readable and not os.read(sys.stdin.fileno(), 1024):
+            child.terminate()
+            break
+    deadline = time.monotonic() + GRACE
+    while child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return child.poll() or 0
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    status = keep(sys.argv[1:])
+    print(f"the server has ended with status {status}", flush=True)
+    os.killpg(0, signal.SIGKILL)  # helpers that the command left behind, and this process

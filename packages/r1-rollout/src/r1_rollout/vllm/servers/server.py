@@ -1,0 +1,175 @@
+"""One vLLM server as a child of this process: started behind a lock, watched, stopped with all its helpers."""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from r1_rollout.vllm.client import Endpoint, ServerError, ServerFault, ask
+from r1_rollout.vllm.guard import TOKEN_VARIABLE
+from r1_rollout.vllm.servers import keeper
+
+GUARD = "r1_rollout.vllm.guard.TokenGuard"
+# What a server must be started with, by r1 or by whoever gives r1 its address.
+REQUIRED = (
+    "--enable-scale-out",
+    f"--middleware={GUARD}",
+    "--worker-extension-cls=r1_rollout.vllm.receiver.WeightReceiver",
+    "--generation-config=vllm",
+    "--logprobs-mode=processed_logits",
+    "--logits-processors=r1_rollout.vllm.plain_logprobs:PlainLogprobs",
+)
+# The first opens the endpoints for weights, the second those for adapters; the guard locks both.
+REQUIRED_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+_TAIL = 2000  # characters of the log in an error
+
+
+class ServerFailed(ServerError, RuntimeError):
+    """A server could not be started; the message has the end of its log."""
+
+
+def vllm_command(model: str, options: Mapping[str, Any]) -> Callable[[str], list[str]]:
+    """Return what makes the command line of a server from the path of its socket.
+
+    Args:
+        model: the folder of a Hugging Face model.
+        options: further options of `vllm serve`, e.g. `{"dtype": "float32", "enforce_eager": True}`; True gives a
+            bare flag, False and None leave it out, a mapping goes as JSON.
+    """
+    words = [sys.executable, "-P", "-m", "vllm.entrypoints.launchers.api_server.entry", f"--model={model}", *REQUIRED]
+    for name, value in options.items():
+        if value is not None and value is not False:
+            flag = f"--{name.replace('_', '-')}"
+            text = json.dumps(value) if isinstance(value, Mapping) else value
+            words.append(flag if value is True else f"{flag}={text}")
+    return lambda path: [*words, f"--uds={path}", "--disable-uvicorn-access-log"]
+
+
+class LocalServer:
+    """A server that this process starts, on a Unix socket in a folder of its own.
+
+    Nobody else on the machine can open the socket, whoever can needs the token, which is new at each start, and the
+    token is in the server's environment, not in its command line. The server ends with this process (see `keeper`).
+    """
+
+    def __init__(
+        self,
+        command: Callable[[str], Sequence[str]],
+        *,
+        name: str = "server 0",
+        environment: Mapping[str, str] | None = None,
+        start_timeout: float = 600.0,
+        stop_timeout: float = 15.0,
+    ) -> None:
+        """Keep what is needed to start the server; `start` does.
+
+        Args:
+            command: the command line for a socket's path, see `vllm_command`.
+            name: for messages.
+            environment: variables beside this process's own.
+            start_timeout: seconds until it must be healthy.
+            stop_timeout: seconds until it must have ended by itself; then it is killed.
+        """
+        self.name = name
+        self._command = command
+        self._environment = dict(environment or {})
+        self._start_timeout = start_timeout
+        self._stop_timeout = stop_timeout
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._endpoint: Endpoint | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it listens. Raises RuntimeError if it has not been started."""
+        if self._endpoint is None:
+            raise RuntimeError(f"{self.name} has not been started")
+        return self._endpoint
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there; it may hang."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """The keeper's process id, which is also the id of the server's process group."""
+        return self._process.pid if self._process else None
+
+    def start(self, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Start the server, ending the one before, and wait until it is healthy.
+
+        Raises:
+            ServerFailed: it ended, or was not healthy within `start_timeout`, or `cancelled` came true.
+        """
+        self.stop()
+        self._folder = Path(tempfile.mkdtemp(prefix="r1-vllm-"))  # mode 0700
+        path, token = str(self._folder / "socket"), secrets.token_urlsafe(32)
+        self._endpoint = Endpoint(f"unix:{path}", token)
+        environment = os.environ | REQUIRED_ENVIRONMENT | self._environment | {TOKEN_VARIABLE: token}
+        with open(self._folder / "log", "wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", keeper.__file__, *self._command(path)],
+                stdin=subprocess.PIPE,  # the lifeline: it closes with this process
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        self._wait(cancelled)
+
+    def _wait(self, cancelled: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self._start_timeout
+        while True:
+            try:
+                ask(self.endpoint, "GET", "/health", timeout=10.0)
+                return
+            except (ServerFault, ValueError) as error:
+                cause = str(error)
+            if not self.alive:
+                cause = "the process ended"
+            elif cancelled():
+                cause = "called off"
+            elif time.monotonic() > deadline:
+                cause = f"not healthy after {self._start_timeout:g} s: {cause}"
+            else:
+                time.sleep(0.2)
+                continue
+            tail = self.log_tail()
+            self.stop()
+            raise ServerFailed(f"{self.name} did not start ({cause}); the end of its log:\n{tail}")
+
+    def log_tail(self) -> str:
+        """Return the last lines that the server wrote."""
+        if self._folder is None:
+            return ""
+        return (self._folder / "log").read_text(errors="replace")[-_TAIL:]
+
+    def stop(self) -> None:
+        """End the server and its helpers, gently first, and remove its folder. Does nothing if there is none."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.stdin:
+                process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(self._stop_timeout)
+            kill_group(process.pid)
+            process.wait()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+def kill_group(pid: int) -> None:
+    """Kill what is left of a process group."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
