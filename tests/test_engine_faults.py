@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from endtoend import QUICKSTART, R1, SMALL, read_log
 
-from r1_cli.build import engines
+from r1_cli.assembly import engines
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import EngineError
 from r1_rollout.vllm.client import ServerError

@@ -9,12 +9,13 @@ import pytest
 import torch
 from endtoend import QUICKSTART, R1, SMALL, read_log
 
-from r1_cli.build import engines
-from r1_cli.build import learner as assemble
+from r1_cli.assembly import canary, engines
+from r1_cli.assembly.rendering import build_renderer
 from r1_cli.config import load_config
-from r1_cli.sampling import proof
+from r1_cli.models.files import open_model
 from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.probes import Probes
 from r1_rollout.weights import Weights
 
 MORE = ["trainer.val_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1", "trainer.max_steps=3"]
@@ -68,10 +69,10 @@ def test_without_the_canary_a_stale_engine_samples_on(r1: R1, tmp_path: Path, mo
     assert records[0]["rollout/logprob_gap_max"] < 1e-4 < records[2]["rollout/logprob_gap_max"]
 
 
-def build(*words: str, variant: int = 0) -> proof.Probes:
+def build(*words: str, variant: int = 0) -> Probes:
     config = load_config([QUICKSTART, *words])[0]
-    model = assemble.open_model(config)
-    return proof.build_probes(config, model, assemble.build_renderer(config, model), variant=variant)
+    model = open_model(config)
+    return canary.build_probes(config, model, build_renderer(config, model), variant=variant)
 
 
 @pytest.fixture
@@ -105,5 +106,5 @@ def test_the_tolerance_is_that_of_the_coarser_side() -> None:
     ]
     for words, tolerance in cases:
         config = load_config([QUICKSTART, *words])[0]
-        model = assemble.open_model(config)
-        assert proof.build_canary(config, model, assemble.build_renderer(config, model)).tolerance == tolerance
+        model = open_model(config)
+        assert canary.build_canary(config, model, build_renderer(config, model)).tolerance == tolerance

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from r1_cli.build.rows import OpenSource
+from r1_cli.assembly.rows import OpenSource
 from r1_cli.check.findings import Report
 from r1_cli.check.page import write_page
 from r1_cli.config import load_config

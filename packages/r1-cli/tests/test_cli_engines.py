@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from r1_cli.build.engines import vllm_options
+from r1_cli.assembly.engines import vllm_options
 from r1_cli.config import load_config
 
 BASE = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cli_fakes import Engine, Equality, prompt, scorer, silent
 
-from r1_cli.build.verifiers import DispatchingVerifier
+from r1_cli.assembly.verifiers import DispatchingVerifier
 from r1_cli.groups.group import Group
 from r1_cli.sampling.ask import sample_groups
 from r1_cli.sampling.scoring import ScoringThread

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from cli_options_table import README, rewrite
 
-from r1_cli.build.algorithm import build_correction, build_estimate, build_objective, build_shaping, may_learn_old_later
+from r1_cli.assembly.algorithm import (
+    build_correction,
+    build_estimate,
+    build_objective,
+    build_shaping,
+    may_learn_old_later,
+)
 from r1_cli.config import RunConfig, load_config, lookup
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, settings_of
 from r1_core.advantages import ESTIMATORS

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from r1_cli.build import servers
-from r1_cli.build.learner import ModelFiles
+from r1_cli.assembly import servers
+from r1_cli.assembly.learner import ModelFiles
 from r1_cli.config import ConfigError, RunConfig, load_config, unavailable, without_effect
 from r1_cli.models.load import ModelError
 from r1_rollout.vllm.servers.pool import ServerPool

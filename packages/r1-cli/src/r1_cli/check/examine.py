@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
-from r1_cli.build.rows import OpenSource, open_sources
-from r1_cli.build.verifiers import open_verifier
+from r1_cli.assembly.rows import OpenSource, open_sources
+from r1_cli.assembly.verifiers import open_verifier
 from r1_cli.check.findings import Report
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import training_sources, validation_sources

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
-from r1_cli.build.rows import OpenSource
+from r1_cli.assembly.rows import OpenSource
 from r1_cli.config import RunConfig
 from r1_data.check import Examined
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from html import escape
 from typing import Any
 
-from r1_cli.build.rows import OpenSource
+from r1_cli.assembly.rows import OpenSource
 from r1_cli.check.findings import TITLES, Report
 from r1_data.ahead import start_rendering
 from r1_data.render import Renderer, to_pil

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from r1_cli.build.learner import build_renderer, open_model
-from r1_cli.build.rendering import open_media
-from r1_cli.build.rows import OpenSource
+from r1_cli.assembly.rendering import build_renderer, open_media
+from r1_cli.assembly.rows import OpenSource
 from r1_cli.check.examine import open_all
 from r1_cli.config import RunConfig
+from r1_cli.models.files import open_model
 from r1_data.ahead import start_rendering
 from r1_data.types import DataError, Prompt
 from r1_data.workers import WorkerDied

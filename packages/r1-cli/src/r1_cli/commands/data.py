@@ -38,11 +38,11 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None) -> None:
         share_processors()
         from rich.console import Console
 
-        from r1_cli.build.learner import build_renderer, open_model
-        from r1_cli.build.rendering import open_workers
+        from r1_cli.assembly.rendering import build_renderer, open_workers
         from r1_cli.check.examine import check as check_rows
         from r1_cli.check.page import write_page
         from r1_cli.check.tables import show as show_tables
+        from r1_cli.models.files import open_model
         from r1_cli.models.load import ModelError
         from r1_cli.track.console import ConsoleReporter, configure_logging
         from r1_data.check import Inspector

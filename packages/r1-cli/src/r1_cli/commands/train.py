@@ -56,7 +56,7 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     import yaml
     from rich.console import Console
 
-    from r1_cli.build.rows import open_local
+    from r1_cli.assembly.rows import open_local
     from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources
     from r1_cli.plan.announce import announce, render_sources

@@ -7,15 +7,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from r1_cli.build import learner as assemble
-from r1_cli.build.prompts import build_prompts, build_validation
-from r1_cli.build.rendering import open_media
-from r1_cli.build.rows import open_sources
-from r1_cli.build.verifiers import open_verifier, require_columns
+from r1_cli.assembly.engines import build_sampling, build_scorer, load_engine_weights
+from r1_cli.assembly.prompts import build_prompts, build_validation
+from r1_cli.assembly.rendering import build_renderer, open_media
+from r1_cli.assembly.rows import open_sources
+from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.sources import validation_sources
 from r1_cli.measure.metrics import by_source, length_metrics, reward_metrics
 from r1_cli.measure.validate import answer, mean_score, summarise
+from r1_cli.models.files import open_model
 from r1_cli.track.console import ConsoleReporter, configure_logging
 
 
@@ -35,16 +36,16 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
     console = Console()
     configure_logging(console)
     checkpoint = Path(model) / "actor"
-    files = assemble.open_model(config, str(checkpoint) if checkpoint.is_dir() else model)
-    _, sampling = assemble.build_sampling(config)
+    files = open_model(config, str(checkpoint) if checkpoint.is_dir() else model)
+    _, sampling = build_sampling(config)
     with ExitStack() as stack:
         reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
-        media = stack.enter_context(open_media(config, assemble.build_renderer(config, files)))
+        media = stack.enter_context(open_media(config, build_renderer(config, files)))
         prompts = build_prompts(config, open_sources(sources), media, reporter.counter)
-        weights = assemble.load_engine_weights(config, files)
+        weights = load_engine_weights(config, files)
         verifier = open_verifier(config, sources, stack)
         require_columns(verifier, sources, prompts.parts)
-        scorer = assemble.build_scorer(config, files, verifier, stack, weights)
+        scorer = build_scorer(config, files, verifier, stack, weights)
         with scorer.generator.awake(weights.state_dict().items(), 0):
             groups = [
                 group

@@ -10,21 +10,24 @@ from typing import Any
 from rich.console import Console
 
 from r1_cli import loop
-from r1_cli.build import algorithm
-from r1_cli.build import learner as assemble
-from r1_cli.build.prompts import build_prompts, build_stream, build_validation
-from r1_cli.build.rendering import open_media
-from r1_cli.build.rows import open_sources
-from r1_cli.build.verifiers import open_verifier, require_columns
+from r1_cli.assembly import algorithm
+from r1_cli.assembly.canary import build_canary
+from r1_cli.assembly.engines import build_sampling, build_scorer
+from r1_cli.assembly.learner import build_learner
+from r1_cli.assembly.prompts import build_prompts, build_stream, build_validation
+from r1_cli.assembly.rendering import build_renderer, open_media
+from r1_cli.assembly.rows import open_sources
+from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.groups.supply import load_surplus
 from r1_cli.measure.validate import validate
 from r1_cli.models.device import flops_per_token, peak_flops
+from r1_cli.models.files import open_model, save_assets
 from r1_cli.plan.announce import announce, render_sources
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.roles import Dataset, Position, Run, Schedule
-from r1_cli.sampling.proof import build_canary, prove
+from r1_cli.sampling.proof import prove
 from r1_cli.state.checkpoints import CheckpointStore, read_state
 from r1_cli.state.stop import StopRequest
 from r1_cli.track import RunInfo, Tracker
@@ -46,12 +49,12 @@ def train(config: RunConfig, provenance: Provenance) -> None:
     configure_logging(console)
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     start = find_start(config, store)
-    model = assemble.open_model(config)
+    model = open_model(config)
     with ExitStack() as stack:
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
         opened, val_opened = open_sources(sources), open_sources(val_sources)
-        media = stack.enter_context(open_media(config, assemble.build_renderer(config, model)))
+        media = stack.enter_context(open_media(config, build_renderer(config, model)))
         prompts = build_prompts(config, opened, media, reporter.counter)
         val_prompts = build_prompts(config, val_opened, media, reporter.counter)
         plan = make_plan(config, [len(part) for part in prompts.parts], len(val_prompts) if val_sources else None)
@@ -59,7 +62,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         summaries = [part.summary for part in (*prompts.parts, *val_prompts.parts)]
         console.print(render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
         schedule = build_schedule(config, plan)
-        learner = assemble.build_learner(config, model, schedule)
+        learner = build_learner(config, model, schedule)
         at = load_start(learner, prompts, start, algorithm.build_start(config))
         reporter.begin(at.step, schedule.total_steps)
         names = config.trainer.project_name, config.trainer.experiment_name
@@ -70,11 +73,11 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         stack.callback(tracker.close)
         verifier = open_verifier(config, [*sources, *val_sources], stack)
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
-        scorer = assemble.build_scorer(config, model, verifier, stack)
+        scorer = build_scorer(config, model, verifier, stack)
         if config.worker.rollout.canary:
             scorer = prove(scorer, learner, build_canary(config, model, media.renderer))
         objective = algorithm.build_objective(config)
-        sampling, val_sampling = assemble.build_sampling(config)
+        sampling, val_sampling = build_sampling(config)
         run = Run(
             learner=learner,
             scorer=scorer,
@@ -95,7 +98,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
             store=store,
             tracker=tracker,
             stop=stack.enter_context(StopRequest().listening()),
-            save_assets=partial(assemble.save_assets, model),
+            save_assets=partial(save_assets, model),
             flops_per_token=flops_per_token(learner.model),
             device_peak_flops=peak_flops(model.device),
             progress=reporter.progress,

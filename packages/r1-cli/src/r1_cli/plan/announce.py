@@ -14,7 +14,7 @@ from r1_cli.plan.batches import Plan
 from r1_cli.plan.memory import Memory
 
 if TYPE_CHECKING:
-    from r1_cli.build.rows import OpenSource
+    from r1_cli.assembly.rows import OpenSource
     from r1_data.dataset import Summary
 
 UNITS = ("B", "KB", "MB", "GB", "TB")

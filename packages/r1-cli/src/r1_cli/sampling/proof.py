@@ -1,8 +1,6 @@
 """Proof that the engine samples from the learner's weights: a canary after every sync, or the run stops."""
 
-import io
 import logging
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,24 +8,15 @@ from typing import Protocol, cast
 
 import torch
 
-from r1_cli.build.learner import ModelFiles
-from r1_cli.config import RunConfig
 from r1_cli.groups.group import extend_positions
-from r1_cli.models import load as models
-from r1_cli.models.precision import DTYPES, engine_dtype
 from r1_cli.roles import Learner, Scorer
 from r1_core.types import Sample
-from r1_data.render import Renderer
-from r1_data.types import DataError, Example
-from r1_rollout.canary import TOLERANCE, Canary
+from r1_rollout.canary import Canary
 from r1_rollout.fault import Engine, Rows, find_fault
-from r1_rollout.probes import RESPONSE, Probes, spread_tokens, text_probes
 from r1_rollout.types import Drainable, Groups, PromptLike, SamplingParams
 from r1_rollout.weights import Weights
 
 log = logging.getLogger("r1")
-
-PICTURE_SIDE = 56  # pixels, before the run's own pixel limits
 
 
 class AblatedLearner(Learner, Protocol):
@@ -113,51 +102,3 @@ def prove(scorer: Scorer, learner: AblatedLearner, canary: Canary) -> Scorer:
     engine = cast(Engine, scorer.generator)  # all of r1-rollout's can score
     proven = ProvenDrainable if isinstance(engine, Drainable) else ProvenGenerator
     return replace(scorer, generator=proven(engine, LearnerReference(learner), canary))
-
-
-def build_canary(config: RunConfig, model: ModelFiles, renderer: Renderer) -> Canary:
-    """Choose the sequences and the tolerance that suit the model and the run's lengths and precision."""
-    actor = config.worker.actor
-    precisions = {DTYPES[actor.kept_dtype], engine_dtype(config, model.device)}
-    if model.device.type == "cuda":
-        precisions.add(DTYPES[actor.fsdp.mp_param_dtype])
-    return Canary(
-        build_probes(config, model, renderer, variant=0),
-        build_probes(config, model, renderer, variant=1),
-        max(TOLERANCE[precision] for precision in precisions),
-        config.worker.rollout.temperature,
-    )
-
-
-def build_probes(config: RunConfig, model: ModelFiles, renderer: Renderer, *, variant: int) -> Probes:
-    """Return sequences of text, and one with a picture if the model reads pictures and the prompt limit has room."""
-    media = models.media_token_ids(model.config, model.tokenizer)
-    allowed = [token for token in range(len(model.tokenizer)) if token not in media]
-    data = config.data
-    axes = 1 if models.position_ids_of(model.config) is None else 4
-    limits = {"longest_prompt": data.max_prompt_length, "longest_response": data.max_response_length}
-    probes = text_probes(allowed, axes=axes, **limits, variant=variant)
-    if not model.vision_language:
-        return probes
-    try:
-        prompt = renderer.render(draw_example(variant))
-    except DataError as error:
-        log.warning("the weights' canary goes without a picture, a stale vision tower would not be seen: %s", error)
-        return probes
-    if len(prompt.token_ids) > data.max_prompt_length:
-        message = "the weights' canary goes without a picture: it takes %d tokens, data.max_prompt_length is %d"
-        log.warning(message, len(prompt.token_ids), data.max_prompt_length)
-        return probes
-    response = spread_tokens(allowed, min(RESPONSE, data.max_response_length), first=variant)
-    return probes + Probes((prompt,), (response,))
-
-
-def draw_example(variant: int) -> Example:
-    """Return a question about a picture of noise, the same on every machine."""
-    from PIL import Image
-
-    noise = random.Random(variant).randbytes(PICTURE_SIDE * PICTURE_SIDE * 3)
-    file = io.BytesIO()
-    Image.frombytes("RGB", (PICTURE_SIDE, PICTURE_SIDE), noise).save(file, format="PNG")
-    content = [{"type": "image"}, {"type": "text", "text": str(variant)}]
-    return Example(f"canary:picture:{variant}", [{"role": "user", "content": content}], (file.getvalue(),), "")

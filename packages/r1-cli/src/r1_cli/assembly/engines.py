@@ -1,24 +1,47 @@
 """Which engine samples, and how it is made from a configuration."""
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-from r1_cli.models import load as models
+from r1_cli.assembly.servers import build_server_pool
+from r1_cli.assembly.verifiers import DispatchingVerifier
 from r1_cli.config import RunConfig
 from r1_cli.config.availability import samples_with_vllm
 from r1_cli.config.sources import validation_sources
+from r1_cli.models import load as models
+from r1_cli.models.files import ModelFiles, load_weights
 from r1_cli.models.precision import engine_dtype
-from r1_cli.build.servers import build_server_pool
+from r1_cli.roles import Scorer
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import EngineError
-from r1_rollout.types import Generator
+from r1_rollout.types import Generator, SamplingParams
 from r1_rollout.vllm.engine import VllmEngine
 
-if TYPE_CHECKING:
-    from r1_cli.build.learner import ModelFiles
+
+def build_scorer(
+    config: RunConfig, model: ModelFiles, verifier: DispatchingVerifier, stack: ExitStack, weights: Any = None
+) -> Scorer:
+    """Make an engine, which ends with `stack`, and put the verifier beside it.
+
+    Args:
+        weights: a loaded model that the engine may take over; None: it is loaded here if the engine needs one.
+
+    Raises:
+        ModelError: the engine cannot run this kind of model, or cannot start.
+    """
+    if weights is None and not samples_with_vllm(config):
+        weights = load_engine_weights(config, model)
+    engine = build_engine(config, model, weights, stack)
+    return Scorer(engine, verifier, model.tokenizer, verifier.alone, config.worker.reward.skip_special_tokens)
 
 
-def build_engine(config: RunConfig, model: "ModelFiles", weights: Any, stack: ExitStack) -> Generator:
+def load_engine_weights(config: RunConfig, model: ModelFiles) -> Any:
+    """Return a copy of the model for the engine."""
+    return load_weights(config, model, engine_dtype(config, model.device))
+
+
+def build_engine(config: RunConfig, model: ModelFiles, weights: Any, stack: ExitStack) -> Generator:
     """Make the engine that `worker.rollout.name` asks for; it ends with `stack`.
 
     Args:
@@ -55,7 +78,7 @@ def max_sequences(config: RunConfig) -> int:
     return max(rollout.n, rollout.val_override_config.n, *(s.n or 1 for s in validation_sources(config.data)), 256)
 
 
-def vllm_options(config: RunConfig, model: "ModelFiles", banned: frozenset[int]) -> dict[str, Any]:
+def vllm_options(config: RunConfig, model: ModelFiles, banned: frozenset[int]) -> dict[str, Any]:
     """Return the keys of `worker.rollout` as `r1_rollout.vllm.options.EngineOptions` names them."""
     rollout, data, settings = config.worker.rollout, config.data, config.worker.actor.model
     return {
@@ -76,3 +99,19 @@ def vllm_options(config: RunConfig, model: "ModelFiles", banned: frozenset[int])
         "pixels": {"min_pixels": data.min_pixels, "max_pixels": data.max_pixels} if model.vision_language else {},
         "log_stats": not rollout.disable_log_stats,
     }
+
+
+def build_sampling(config: RunConfig) -> tuple[SamplingParams, SamplingParams]:
+    """Sampling for training and for validation, which overrides what `val_override_config` sets."""
+    rollout = config.worker.rollout
+    training = SamplingParams(
+        n=rollout.n,
+        max_tokens=config.data.max_response_length,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        seed=rollout.seed,
+        ignore_eos=rollout.ignore_eos,
+    )
+    override = {k: v for k, v in rollout.val_override_config.model_dump().items() if v is not None}
+    return training, replace(training, **override)

@@ -4,11 +4,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from r1_cli.assembly.rendering import GIGABYTE, Media
+from r1_cli.assembly.rows import OpenSource
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
-from r1_cli.build.rendering import GIGABYTE, Media
 from r1_cli.roles import Validation
-from r1_cli.build.rows import OpenSource
 from r1_data.dataset import PromptDataset
 from r1_data.mixture import Mixture, WeightedStream
 from r1_data.prompt_memory import PromptMemory

@@ -3,12 +3,13 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from r1_cli.models import load as models
 from r1_cli.config import RunConfig
+from r1_cli.models import load as models
+from r1_cli.models.files import ModelFiles
 from r1_cli.models.precision import engine_dtype
 from r1_rollout.vllm.client import Endpoint
 from r1_rollout.vllm.servers.lane import Backend
@@ -16,14 +17,11 @@ from r1_rollout.vllm.servers.members import Deadlines
 from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.server import LocalServer, vllm_command
 
-if TYPE_CHECKING:
-    from r1_cli.build.learner import ModelFiles
-
 TOKEN_VARIABLE = "R1_SERVERS_TOKEN"  # the token of given servers: a secret, so not a key of the configuration
 
 
 def build_server_pool(
-    config: RunConfig, model: "ModelFiles", end_token_ids: frozenset[int], max_sequences: int
+    config: RunConfig, model: ModelFiles, end_token_ids: frozenset[int], max_sequences: int
 ) -> ServerPool:
     """Make the pool; its servers are started when it first gets weights, and stopped by its `close`.
 
@@ -73,7 +71,7 @@ def transfer_backend(config: RunConfig, device: torch.device) -> Backend | None:
 
 
 def server_options(
-    config: RunConfig, model: "ModelFiles", banned: frozenset[int], dtype: torch.dtype, max_sequences: int
+    config: RunConfig, model: ModelFiles, banned: frozenset[int], dtype: torch.dtype, max_sequences: int
 ) -> dict[str, Any]:
     """Return the options of `vllm serve` that the keys of `worker.rollout` stand for."""
     rollout, data, settings = config.worker.rollout, config.data, config.worker.actor.model

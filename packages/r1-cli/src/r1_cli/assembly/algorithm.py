@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
+from r1_cli.assembly.plugins import choose
 from r1_cli.config import RunConfig
 from r1_cli.config.algorithm import bounds
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, settings_of
-from r1_cli.build.plugins import choose
 from r1_cli.groups.shaping import OverlongBuffer, Shaping
-from r1_cli.roles import Estimate, Position
 from r1_cli.groups.supply import Supply
+from r1_cli.roles import Estimate, Position
 from r1_core import advantages, losses
 from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVariance
 from r1_core.kl_control import AdaptiveKL, FixedKL, KLController

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from r1_cli.config import RunConfig
+from r1_cli.models import load as models
+from r1_cli.models.files import ModelFiles
 from r1_data.media_cache import MediaCache
 from r1_data.render import Renderer
 from r1_data.videos import FrameRules
@@ -22,6 +24,22 @@ class Media:
 
     renderer: Renderer
     workers: Workers | None
+
+
+def build_renderer(config: RunConfig, model: ModelFiles) -> Renderer:
+    """Make the renderer that filter, engine and learner share."""
+    return Renderer(
+        model.processor,
+        **media_settings(config, model.processor),
+        chat_template=_text(config.data.override_chat_template),
+        chat_template_kwargs=config.data.chat_template_kwargs,
+        position_ids=models.position_ids_of(model.config),
+    )
+
+
+def _text(template: str | None) -> str | None:
+    """A template's text, where the file is named that holds it."""
+    return Path(template).read_text(encoding="utf-8") if template and Path(template).is_file() else template
 
 
 @contextmanager

@@ -1,0 +1,67 @@
+"""The learner of a run: policy, reference, optimizer, learning rate, micro-batches."""
+
+from functools import partial
+
+import torch
+
+from r1_cli.config import RunConfig
+from r1_cli.models import load as models
+from r1_cli.models.files import ModelFiles, load_weights
+from r1_cli.models.precision import DTYPES
+from r1_cli.roles import Schedule
+from r1_core.learner import Learner
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.optim import build_optimizer, learning_rate_scale
+
+
+def build_learner(config: RunConfig, model: ModelFiles, schedule: Schedule) -> Learner:
+    """Load the policy, and the frozen reference if there is a KL term, and make the optimizer."""
+    actor = config.worker.actor
+    dtype = DTYPES[actor.kept_dtype]
+    policy = load_weights(config, model, dtype)
+    if actor.model.freeze_vision_tower:
+        models.freeze_vision(policy)
+    if actor.model.enable_gradient_checkpointing:
+        models.enable_gradient_checkpointing(policy)
+    optimizer = build_optimizer(
+        policy.named_parameters(),
+        lr=actor.optim.lr,
+        betas=actor.optim.betas,
+        weight_decay=actor.optim.weight_decay,
+        strategy=actor.optim.strategy,
+    )
+    updates = schedule.total_steps * schedule.updates_per_step
+    warmup = actor.optim.lr_warmup_steps
+    rate = partial(
+        learning_rate_scale,
+        total_steps=updates,
+        warmup_steps=int(actor.optim.lr_warmup_ratio * updates) if warmup is None else warmup,
+        min_lr_ratio=actor.optim.min_lr_ratio or 0.0,
+        kind=actor.optim.lr_scheduler_type,
+        num_cycles=actor.optim.num_cycles,
+    )
+    return Learner(
+        policy,
+        optimizer,
+        rate,
+        reference=None if config.algorithm.disable_kl else load_weights(config, model, dtype),
+        batching=build_batching(config),
+        temperature=config.worker.rollout.temperature,
+        max_grad_norm=actor.max_grad_norm,
+        # Mixed precision is a matter of GPUs: processors of today's CPUs are slower in half precision than in single.
+        autocast=torch.bfloat16 if model.device.type == "cuda" and actor.fsdp.mp_param_dtype == "bf16" else None,
+    )
+
+
+def build_batching(config: RunConfig) -> Batching:
+    """Micro-batches by sequences, or with dynamic batching by the tokens that so many full sequences would have."""
+    actor, longest = config.worker.actor, config.data.max_prompt_length + config.data.max_response_length
+
+    def limit(samples: int) -> MicroLimit:
+        return MicroLimit(samples, samples * longest if actor.dynamic_batching else None)
+
+    return Batching(
+        padding_free=actor.padding_free,
+        update=limit(actor.micro_batch_size_per_device_for_update),
+        experience=limit(actor.micro_batch_size_per_device_for_experience),
+    )
