@@ -25,7 +25,7 @@ from r1_rewards.verifiers import combine
 from r1_rewards.workers.arguments import make_call, read_signature
 
 SAMPLE_KEYS = ("prompt", "response_length")  # what a built-in verifier may ask for by name
-NEEDS_MATH_VERIFY = ("geo3k", "lmm_r1", "math", "math_easyr1", "prime_math", "r1v", "r1v_easyr1")
+ALGEBRA = ("r1_rewards.verifiers.math", "r1_rewards.reading.prm800k")  # what imports SymPy when it is first asked
 WARM_UP = (
     ("(x+2)(x-3)", "x^2-x-6"),
     ("(x+2)(x+3)", "x^2-x-6"),
@@ -63,9 +63,8 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction
         raise RewardSpecError(
             f"reward file {spec.path} has no function {spec.function!r}" + describe(spec.function, functions)
         )
-    if any(f"r1_rewards.verifiers.{name}" in sys.modules for name in NEEDS_MATH_VERIFY):
-        with contextlib.suppress(ImportError):
-            _warm_algebra()
+    with contextlib.suppress(ImportError):
+        _warm_algebra()
     reward_type = getattr(module, "REWARD_TYPE", "batch")
     if reward_type not in ("batch", "sequential"):
         raise RewardSpecError(f"{spec.path}: REWARD_TYPE is {reward_type!r}; it must be 'batch' or 'sequential'")
@@ -132,11 +131,10 @@ def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
     keywords = inspect.signature(score).parameters
     columns = [key for key in getattr(module, "TAKES", ()) if key not in options]
     fills = [key for key in SAMPLE_KEYS if key in keywords and key not in options]
-    if name in NEEDS_MATH_VERIFY:
-        try:
-            _warm_algebra()
-        except ImportError as error:
-            raise RewardSpecError(str(error)) from error
+    try:
+        _warm_algebra()
+    except ImportError as error:
+        raise RewardSpecError(str(error)) from error
 
     def call(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [
@@ -219,11 +217,13 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _warm_algebra() -> None:
-    """Import what mathematical verifiers need and fill its caches, once here and not in every worker.
+    """Import what mathematical verifiers need, if one is loaded, and fill its caches: once here, not in every worker.
 
-    The first product, root or set costs a new process up to half a second, which would look like a hanging answer.
+    The first product, root or set costs a new process up to half a second, which would look like a hanging sample.
     Raises ImportError without Math-Verify.
     """
+    if not any(name in sys.modules for name in ALGEBRA):
+        return
     from r1_rewards.verifiers import math as verifier
 
     for response, truth in WARM_UP:
