@@ -1,4 +1,4 @@
-"""A linear head's statistics in chunks are those of all logits at once, with their gradients, however they are taken."""
+"""A linear head's statistics in chunks are those of all logits at once, with gradients, however they are taken."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
 """Statistics of tokens under a linear head, chunk by chunk, so that the logits of all tokens are never held at once.
 
-The statistics of a token are its log-prob, the entropy of the distribution it was drawn from (nats), and the sum of that
+A token's statistics are its log-prob, the entropy of the distribution it was drawn from (nats), and the sum of that
 distribution's squared probabilities. Going forward, a chunk is some tokens with the whole vocabulary, whose softmax p
 is then known at once. The gradient in the logits is
 
@@ -9,8 +9,8 @@ is then known at once. The gradient in the logits is
 and there are three ways from there to the hidden states and the head:
 
 - The head is frozen: g and e only scale two vectors per token, found while the chunk's probabilities are there.
-- The loss is token-wise: g and e of a chunk's tokens follow from their statistics alone, so the gradients of hidden states
-  and head are taken going forward. Three matrix products, as with all logits held.
+- The loss is token-wise: g and e of a chunk's tokens follow from their statistics alone, so the gradients of hidden
+  states and head are taken going forward. Three matrix products, as with all logits held.
 - Otherwise the logits are computed once more going backward, a fourth product. There a chunk is some of the
   vocabulary with all tokens: a row of the head's gradient is then written once, by one product, which spares half
   precision an accumulator in float32.

@@ -1,4 +1,4 @@
-"""A model asked for statistics of trained tokens: log-prob, entropy, squared probabilities, without the logits of all tokens.
+"""A model asked for statistics of trained tokens: log-prob, entropy, squared probabilities; never all logits at once.
 
 For the time of a forward pass the model's head (its output embeddings) gives statistics in place of logits. Prompt
 positions are dropped before, and the head's own hooks, autocast and FSDP2's gathering of its weights work as ever.
