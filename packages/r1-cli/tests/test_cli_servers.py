@@ -39,12 +39,12 @@ def test_given_servers_become_a_pool_with_its_deadlines(monkeypatch: pytest.Monk
     config = config_of(URLS, "worker.rollout.servers.stall_timeout=7.5")
     with servers.build_server_pool(config, CPU, model(), frozenset({2}), 300) as pool:
         assert isinstance(pool, ServerPool)
-        assert [member.endpoint.url for member in pool._members.all] == [
+        assert [server.endpoint.url for server in pool._supervisor.servers] == [
             "http://127.0.0.1:8000",
             "http://127.0.0.1:8001",
         ]
-        assert {member.endpoint.token for member in pool._members.all} == {"secret"}
-        assert pool._members.deadlines.stall == 7.5
+        assert {server.endpoint.token for server in pool._supervisor.servers} == {"secret"}
+        assert pool._supervisor.deadlines.stall == 7.5
         assert pool._max_sequences == 300
         assert pool._dtype is torch.float32
         assert pool._banned == {60}

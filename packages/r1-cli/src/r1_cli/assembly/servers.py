@@ -10,10 +10,10 @@ from r1_cli.hardware import Hardware
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles
 from r1_rollout.vllm.client import Endpoint
-from r1_rollout.vllm.servers.lane import Backend
-from r1_rollout.vllm.servers.members import Deadlines
 from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.server import LocalServer, vllm_command
+from r1_rollout.vllm.servers.supervisor import Deadlines
+from r1_rollout.vllm.servers.transfer import Backend
 
 TOKEN_VARIABLE = "R1_SERVERS_TOKEN"  # the token of given servers: a secret, so not a key of the configuration
 

@@ -12,7 +12,7 @@ from r1_cli.groups.group import extend_positions
 from r1_cli.roles import Learner, Scorer
 from r1_core.types import Sample
 from r1_rollout.canary import Canary
-from r1_rollout.fault import Engine, Rows, find_fault
+from r1_rollout.fault import Engine, ParameterRows, find_fault
 from r1_rollout.types import Drainable, Groups, PromptLike, SamplingParams
 from r1_rollout.weights import Weights
 
@@ -28,14 +28,14 @@ class LearnerReference:
     def weights(self) -> Weights:
         return self.learner.weights()
 
-    def score(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
+    def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-prob of each response token, at the learner's temperature."""
         samples = [_to_sample(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         annotated = self.learner.annotate_old(samples)
         return [s.old_logprobs[s.loss_mask].tolist() for s in annotated if s.old_logprobs is not None]
 
     @contextmanager
-    def zeroed(self, rows: Rows) -> Iterator[None]:
+    def zeroed(self, rows: ParameterRows) -> Iterator[None]:
         """Inside the block these rows of its weights are zero; after it, what they were."""
         self.learner.ablate(rows)
         try:
@@ -73,7 +73,7 @@ class ProvenGenerator:
             StaleWeights: its log-probs are not the learner's; nothing has been sampled with these weights.
         """
         probes = self.canary.probes
-        expected = self.reference.score(probes.prompts, probes.responses)
+        expected = self.reference.logprobs_of(probes.prompts, probes.responses)
         with self.engine.awake(weights, version):
             self.gap = self.canary.gap(self.engine, expected)
             if self.canary.accepts(self.gap):
