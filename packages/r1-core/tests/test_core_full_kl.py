@@ -8,7 +8,7 @@ from core_heads import CHANGING, Headless, LoRAHead, learner_for
 from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
 
 from r1_core.advantages import Reinforce, assign
-from r1_core.learner import linear_scores
+from r1_core.learner import linear_head
 from r1_core.objective import Objective
 
 TEMPERATURE = 0.7
@@ -18,7 +18,7 @@ KL_ONLY = Objective(kl_penalty="full", kl_coef=0.3)
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Three tokens at a time, with the logits of both models."""
-    monkeypatch.setattr(linear_scores, "CHUNK_BYTES", 64 * 4 * 2 * 3)
+    monkeypatch.setattr(linear_head, "CHUNK_BYTES", 64 * 4 * 2 * 3)
 
 
 def frozen():

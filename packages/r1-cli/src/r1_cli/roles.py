@@ -15,6 +15,7 @@ from r1_cli.state.stop import StopRequest
 from r1_cli.track import Tracker
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
+from r1_core.learner.facts import Facts
 from r1_core.objective import Objective
 from r1_core.reward_normalization import RewardNormalizer
 from r1_core.types import Sample
@@ -49,6 +50,15 @@ class Learner(Protocol):
 
     def optim_step(self) -> dict[str, float]:
         """Clip, update, forget the gradient; return grad_norm and lr."""
+
+    def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
+        """Set rows of the weights (None: all of a tensor) to zero until `restore`."""
+
+    def restore(self) -> None:
+        """Give the weights that `ablate` has set to zero their values back; without any, do nothing."""
+
+    def describe(self) -> Facts:
+        """Return what is asked about model and device, and the memory that was taken so far."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
     def save(self, folder: Path, *, model_only: bool = False) -> None: ...
@@ -199,6 +209,4 @@ class Run:
     tracker: Tracker
     stop: StopRequest
     save_assets: Callable[[Path], None]  # tokenizer, processor and configuration, so that a checkpoint stands alone
-    flops_per_token: float  # of one training token, forward and backward
-    device_peak_flops: float | None  # None where the device is not known
     progress: Progress

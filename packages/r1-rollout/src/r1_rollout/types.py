@@ -127,10 +127,10 @@ class Drainable(Protocol):
         """
 
 
-class Scoring(Protocol):
+class Replaying(Protocol):
     """An engine that can tell what it would have said: the canary of a weight sync asks it."""
 
-    def score(
+    def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
     ) -> list[list[float]]:
         """Return the log-probs of each response's tokens, [responses][response_length].
