@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from r1_core.learner.linear_scores import LOGPROB, Settings, linear_scores
+from r1_core.learner.linear_head import LOGPROB, Settings, token_stats
 from r1_core.learner.logprobs import token_logprobs
 
 PEERS = {"trl": "trl", "liger": "liger_kernel"}
@@ -50,23 +50,23 @@ def plain(task: Task) -> Tensor:
 
 
 def recomputed(task: Task) -> Tensor:
-    scores = linear_scores(
+    stats = token_stats(
         task.hidden, task.weight, None, task.targets, Settings(task.weight.dtype), store=task.weight.grad
     )
-    return task.loss(scores[:, LOGPROB])
+    return task.loss(stats[:, LOGPROB])
 
 
 def token_wise(task: Task) -> Tensor:
-    def loss_gradient(scores: Tensor) -> Tensor:
+    def loss_gradient(stats: Tensor) -> Tensor:
         with torch.enable_grad():
-            leaf = scores.detach().requires_grad_()
+            leaf = stats.detach().requires_grad_()
             return torch.autograd.grad(task.loss(leaf[:, LOGPROB]), leaf)[0]
 
     settings = Settings(task.weight.dtype)
-    scores = linear_scores(
+    stats = token_stats(
         task.hidden, task.weight, None, task.targets, settings, loss_gradient=loss_gradient, store=task.weight.grad
     )
-    return task.loss(scores[:, LOGPROB])
+    return task.loss(stats[:, LOGPROB])
 
 
 def trl(task: Task) -> Tensor:

@@ -1,4 +1,4 @@
-"""Models with all kinds of heads, for the tests of scores and gradients, and a learner of small micro-batches."""
+"""Models with all kinds of heads, for the tests of token statistics, and a learner of small micro-batches."""
 
 from torch import nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM

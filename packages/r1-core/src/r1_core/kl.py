@@ -4,7 +4,7 @@ After Schulman, "Approximating KL divergence" (2020): with tokens drawn from the
 difference = log pi − log pi_ref, k1 = difference, k2 = difference² / 2, k3 = exp(−difference) − 1 + difference.
 As a loss term only k2 has the KL's gradient in expectation; the straight-through forms ("k1+", "k3+") report k1 or k3
 and descend k2. In the reward nothing is differentiated, and k1 is the unbiased choice. `full` estimates nothing: it is
-the KL itself, of the policy's whole distribution at a token from the reference's, from the logits of both (`scoring`).
+the KL itself, of the policy's whole distribution at a token from the reference's, from both logits (`token_model`).
 """
 
 from collections.abc import Callable

@@ -17,6 +17,7 @@ from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from r1_rollout.types import Tokens
     from r1_rollout.weights import Weights
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | PromptLike
@@ -76,7 +77,7 @@ def load(
 
 
 class LoadedEngine:
-    """A `Generator` and a `Scoring` that takes text and token ids for prompts, too.
+    """A `Generator` and a `Replaying` that takes text and token ids for prompts, too.
 
     A prompt without an id of its own has its tokens for one, so its samples depend on what it says and on the seed; the
     same prompt a second time in a call has other samples.
@@ -101,11 +102,11 @@ class LoadedEngine:
         groups: Groups = self.engine.generate(self._prompts(prompts), params)
         return groups
 
-    def score(
-        self, prompts: Sequence[Prompt], responses: Sequence[Sequence[int]], temperature: float = 1.0
+    def logprobs_of(
+        self, prompts: Sequence[Prompt], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
         """Return the log-probs [responses][response_length] that the engine's weights give to the responses."""
-        logprobs: list[list[float]] = self.engine.score(self._prompts(prompts), responses, temperature)
+        logprobs: list[list[float]] = self.engine.logprobs_of(self._prompts(prompts), responses, temperature)
         return logprobs
 
     def awake(self, weights: "Weights", version: int) -> AbstractContextManager[None]:
@@ -123,7 +124,7 @@ class LoadedEngine:
         Raises:
             ValueError: there is no tokenizer.
         """
-        text: str = self._need_tokenizer("text").decode(completion.token_ids, skip_special_tokens=True)
+        text: str = self._need_tokenizer("text").decode(completion.token_ids.tolist(), skip_special_tokens=True)
         return text
 
     def _prompts(self, prompts: Sequence[Prompt]) -> list[PromptLike]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option
@@ -11,6 +10,7 @@ from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup
 from r1_cli.config.schema import schema
 from r1_cli.config.sources import training_sources
+from r1_cli.hardware import has_nvidia_driver
 
 Applies = Callable[[Any, RunConfig], bool]  # (the key's value, the configuration)
 
@@ -85,7 +85,7 @@ def samples_with_vllm(config: RunConfig) -> bool:
     On processors the embedded engine is as good, and starts at once.
     """
     rollout = config.worker.rollout
-    installed_for_gpus = bool(find_spec("vllm")) and Path("/proc/driver/nvidia").is_dir()
+    installed_for_gpus = bool(find_spec("vllm")) and has_nvidia_driver()
     return rollout.servers.used or rollout.name == "vllm" or (rollout.name == "auto" and installed_for_gpus)
 
 
@@ -110,7 +110,6 @@ READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     *((f"worker.rollout.{name}", samples_with_vllm, reason) for name, reason in VLLM_ONLY.items()),
     ("worker.critic", lambda c: c.algorithm.adv_estimator == "gae", "only gae has a critic"),
     ("trainer.critic_warmup", lambda c: c.algorithm.adv_estimator == "gae", "only gae has a critic"),
-    ("algorithm.gdpo_reward_keys", lambda c: c.algorithm.adv_estimator == "gdpo", "only gdpo uses it"),
     ("algorithm.kl_horizon", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),
     ("algorithm.kl_target", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),
     *(

@@ -21,8 +21,8 @@ from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.groups.supply import load_surplus
+from r1_cli.hardware import find_hardware
 from r1_cli.measure.validate import validate
-from r1_cli.models.device import flops_per_token, peak_flops
 from r1_cli.models.files import open_model, save_assets
 from r1_cli.plan.announce import announce, render_sources
 from r1_cli.plan.batches import Plan, make_plan
@@ -33,7 +33,6 @@ from r1_cli.state.stop import StopRequest
 from r1_cli.track import RunInfo, Tracker
 from r1_cli.track.console import ConsoleReporter, configure_logging
 from r1_cli.track.files import read_settings
-from r1_core.kl import FULL
 from r1_core.learner import Learner
 
 log = logging.getLogger("r1")
@@ -49,7 +48,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
     configure_logging(console)
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     start = find_start(config, store)
-    model = open_model(config)
+    model, hardware = open_model(config), find_hardware()
     with ExitStack() as stack:
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
@@ -62,7 +61,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         summaries = [part.summary for part in (*prompts.parts, *val_prompts.parts)]
         console.print(render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
         schedule = build_schedule(config, plan)
-        learner = build_learner(config, model, schedule)
+        learner = build_learner(config, hardware, model, schedule)
         at = load_start(learner, prompts, start, algorithm.build_start(config))
         reporter.begin(at.step, schedule.total_steps)
         names = config.trainer.project_name, config.trainer.experiment_name
@@ -73,10 +72,10 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         stack.callback(tracker.close)
         verifier = open_verifier(config, [*sources, *val_sources], stack)
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
-        scorer = build_scorer(config, model, verifier, stack)
+        scorer = build_scorer(config, hardware, model, verifier, stack)
         if config.worker.rollout.canary:
-            scorer = prove(scorer, learner, build_canary(config, model, media.renderer))
-        objective = algorithm.build_objective(config)
+            scorer = prove(scorer, learner, build_canary(config, hardware, model, media.renderer))
+        objective, estimate = algorithm.build_objective(config), algorithm.build_estimate(config)
         sampling, val_sampling = build_sampling(config)
         run = Run(
             learner=learner,
@@ -85,13 +84,9 @@ def train(config: RunConfig, provenance: Provenance) -> None:
             stream=build_stream(config, prompts, sources),
             validation=build_validation(val_prompts, val_sources, val_sampling),
             sampling=sampling,
-            estimate=algorithm.build_estimate(config),
-            baseline_sampling=algorithm.build_baseline_sampling(config),
-            part_names=algorithm.build_part_names(config),
-            squared_probs=config.algorithm.adv_estimator == "optimal_token_baseline",
-            full_kl=algorithm.kl_in_reward(config) == FULL,
+            estimate=estimate,
             objective=objective,
-            old_from_update=schedule.updates_per_step == 1 and algorithm.may_learn_old_later(config, objective),
+            needs=algorithm.gather_needs(estimate, objective, schedule.updates_per_step),
             shaping=algorithm.build_shaping(config),
             filter_key=config.algorithm.filter_key if config.algorithm.online_filtering else "overall",
             schedule=schedule,
@@ -99,8 +94,6 @@ def train(config: RunConfig, provenance: Provenance) -> None:
             tracker=tracker,
             stop=stack.enter_context(StopRequest().listening()),
             save_assets=partial(save_assets, model),
-            flops_per_token=flops_per_token(learner.model),
-            device_peak_flops=peak_flops(model.device),
             progress=reporter.progress,
         )
         if config.trainer.val_only:

@@ -8,6 +8,7 @@ import psutil
 import torch
 
 from r1_cli.groups.group import Group
+from r1_cli.hardware import peak_flops
 from r1_cli.roles import Position, Run
 from r1_cli.sampling.collect import Batch
 from r1_cli.sampling.proof import ProvenGenerator
@@ -177,10 +178,12 @@ def performance(run: Run, tokens: int, seconds: Mapping[str, float]) -> dict[str
         "perf/throughput": tokens / seconds["step"],
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
-    if run.device_peak_flops:
+    facts = run.learner.describe()
+    peak = peak_flops(facts.device)
+    if peak is not None:
         updated = tokens * run.schedule.ppo_epochs
-        record["perf/mfu_actor"] = updated * run.flops_per_token / (seconds["update_actor"] * run.device_peak_flops)
-    if torch.cuda.is_available():
-        record["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / 2**30
-        record["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 2**30
+        record["perf/mfu_actor"] = updated * facts.flops_per_token / (seconds["update_actor"] * peak)
+    if facts.peak_allocated is not None and facts.peak_reserved is not None:
+        record["perf/max_memory_allocated_gb"] = facts.peak_allocated / 2**30
+        record["perf/max_memory_reserved_gb"] = facts.peak_reserved / 2**30
     return record

@@ -6,33 +6,54 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from r1_core import kl
 from r1_core.learner import checkpoint
-from r1_core.learner.ablation import zeroed
+from r1_core.learner.ablation import ablate, restore
 from r1_core.learner.batching import Batching, MicroLimit, count, fillers, schedule
+from r1_core.learner.facts import Facts, describe
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.notes import Notes
 from r1_core.learner.parallel import Parallel, reshard, total_norm, whole
-from r1_core.learner.scoring import LazyLogits, Scorer, Scores
+from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
+from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
 from r1_core.types import LossInputs, LossOutput, Sample, Totals
 
 logger = logging.getLogger(__name__)
 
-Loss = Callable[[LossInputs], LossOutput]
 
+class Loss(Protocol):
+    """What a gradient is taken of, and what the learner has to know of it before; `Objective` is one.
 
-@runtime_checkable
-class PreparingLoss(Protocol):
-    """A loss that looks at all samples of an optimizer step before the first gradient; `Objective` is one."""
+    A class that inherits from this one has the plain answers, and writes `__call__` alone.
+    """
 
-    def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]: ...
+    @property
+    def token_wise(self) -> bool:
+        """Whether ∂loss/∂log-prob and ∂loss/∂entropy of a token depend on that token alone."""
+        return False
+
+    @property
+    def entropy_gradient(self) -> bool:
+        """Whether the entropy is in the loss, and not only measured."""
+        return False
+
+    @property
+    def full_kl(self) -> bool:
+        """Whether the KL from the reference over the whole vocabulary is in the loss."""
+        return False
+
+    def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
+        """Do what needs all samples of an optimizer step, before the first gradient; return metrics, too."""
+        return list(samples), {}
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """Return a micro-batch's share of the loss and of the metrics."""
 
 
 class Learner:
@@ -40,13 +61,13 @@ class Learner:
 
     The model is called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, padded with
     `attention_mask=`, and returns an object with `.logits`, as Hugging Face's causal models do. One whose head cannot
-    be used alone (see `scoring.Scorer`) is given `logits_to_keep=` (an index of positions), too, if packed. Under
+    be used alone (see `token_model`) is given `logits_to_keep=` (an index of positions), too, if packed. Under
     several ranks every verb must be called by all of them with the same arguments, and `model` and `reference` must
     have gone through `parallel.shard_model` before.
 
     `learning_rate` gives the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
     `temperature` is the one that the answers were sampled at. `autocast` is a dtype to compute in (bfloat16), while
-    the parameters keep theirs.
+    the parameters keep theirs. `device` is where it computes, by default where the first parameter lies.
     """
 
     def __init__(
@@ -61,6 +82,7 @@ class Learner:
         max_grad_norm: float = 1.0,
         parallel: Parallel | None = None,
         autocast: torch.dtype | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -73,55 +95,52 @@ class Learner:
         self.autocast = autocast
         self.step = 0  # calls of optim_step, skipped ones too
         self.skipped_steps = 0
-        self.device = next(model.parameters()).device
-        self._policy_scorer = Scorer(model)
-        self._reference_scorer = None if reference is None else Scorer(reference)
+        self.device = device or next(model.parameters()).device
+        self._kept: dict[str, Tensor] | None = None  # what `ablate` has set to zero
+        self._policy_tokens = TokenModel(model)
+        self._reference_tokens = None if reference is None else TokenModel(reference)
         self._base_lrs = [group["lr"] for group in optimizer.param_groups]
         if reference is not None:
             reference.requires_grad_(False).eval()
 
     # --- log-probs -------------------------------------------------------------------------------------------------
 
-    def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples, in order, with all the log-probs that an objective may ask for."""
-        return self.annotate_ref(self.annotate_old(samples))
+    def annotate(self, samples: Sequence[Sample], needs: Needs = ("old_logprobs", "ref_logprobs")) -> list[Sample]:
+        """Return the samples, in order, with what `needs` asks for and a forward pass finds, each float32 [L].
 
-    def annotate_old(
-        self, samples: Sequence[Sample], *, squared_probs: bool = False, full_kl: bool = False
-    ) -> list[Sample]:
-        """Return the samples, in order, with the policy's `old_logprobs` (float32 [L]), and what else is asked for.
+        One pass of the policy gives `old_logprobs`, with `squared_probs` and `full_kl` where they are asked for; one
+        of the reference gives `ref_logprobs`. Without a reference there is neither `full_kl` nor `ref_logprobs`.
 
-        `squared_probs` and, if there is a reference, `full_kl` are of the distributions that the tokens were drawn
-        from. The log-probs are, to the bit, those of `forward_backward` if the model has not moved, does the same in
+        The old log-probs are, to the bit, those of `forward_backward` if the model has not moved, does the same in
         training as in evaluation, and the micro-batches are the same; where only one of the two takes the full KL,
         they are to rounding.
         """
-        fields = {"old_logprobs": "logprobs"}
-        if squared_probs:
-            fields["squared_probs"] = "squared_probs"
-        if full_kl and self._reference_scorer is not None:
-            fields["full_kl"] = "full_kl"
-        return self._annotate(self._policy_scorer, samples, fields)
-
-    def annotate_ref(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples, in order, with the reference's `ref_logprobs` (float32 [L]); unchanged without one."""
-        if self._reference_scorer is None:
-            return list(samples)
-        return self._annotate(self._reference_scorer, samples, {"ref_logprobs": "logprobs"})
+        samples, reference = list(samples), self._reference_tokens
+        if OF_POLICY & set(needs):
+            fields = {"old_logprobs": "logprobs"}
+            fields |= {need: need for need in ("squared_probs", "full_kl") if need in needs}
+            if reference is None:
+                fields.pop("full_kl", None)
+            samples = self._annotate(self._policy_tokens, samples, fields)
+        if OF_REFERENCE & set(needs) and reference is not None:
+            samples = self._annotate(reference, samples, {"ref_logprobs": "logprobs"})
+        return samples
 
     @torch.no_grad()
-    def _annotate(self, scorer: Scorer, samples: Sequence[Sample], fields: Mapping[str, str]) -> list[Sample]:
-        """Set fields of the samples to the `Scores` given for each: float32 [L], 0 on untrained tokens."""
+    def _annotate(self, token_model: TokenModel, samples: Sequence[Sample], fields: Mapping[str, str]) -> list[Sample]:
+        """Set fields of the samples to the `TokenStats` given for each: float32 [L], 0 on untrained tokens."""
         if not samples:
             return []
-        scorer.model.eval()
+        token_model.model.eval()
         notes = Notes(samples, tuple(fields), self.device)
         for indices, batch in self._microbatches(samples, self.batching.experience):
             with self._precision():
                 reference = self._reference_logits(batch) if "full_kl" in fields else None
-                scores = scorer(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
-            notes.put(indices, torch.stack([getattr(scores, score) for score in fields.values()], dim=-1))
-        reshard(scorer.model)
+                stats = token_model(
+                    batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference
+                )
+            notes.put(indices, torch.stack([getattr(stats, name) for name in fields.values()], dim=-1))
+        reshard(token_model.model)
         if self.reference is not None:
             reshard(self.reference)
         return notes.added(self.parallel)
@@ -142,16 +161,18 @@ class Learner:
     def forward_backward_on_policy(
         self, samples: Sequence[Sample], objective: Loss
     ) -> tuple[list[Sample], dict[str, float]]:
-        """Do what `annotate_old` and `forward_backward` do, where no optimizer step lies between them.
+        """Do what `annotate` (of the policy) and `forward_backward` do, where no optimizer step lies between them.
 
         The policy before the step is then the one whose gradient is taken, so one forward pass gives both. Returns the
         samples with `old_logprobs`, and the metrics. Gradient and metrics are those of the two verbs, to the bit if the
         micro-batches are the same and the model does the same in training as in evaluation.
 
-        Raises ValueError on samples without advantages, and if the objective `needs_old_logprobs` before.
+        Raises ValueError on samples without advantages, and if the objective needs their old log-probs before.
         """
-        if samples and not self._policy_scorer.seen:
-            self.annotate_old(samples[:1])  # how the head is computed must not depend on where a run was begun
+        if samples and not self._policy_tokens.seen:
+            self.annotate(
+                samples[:1], ["old_logprobs"]
+            )  # how the head is computed must not depend on where a run was begun
         notes = Notes(samples, ("old_logprobs",), self.device)
         metrics = self._forward_backward(samples, objective, notes)
         return notes.added(self.parallel), metrics
@@ -162,9 +183,7 @@ class Learner:
             raise ValueError("forward_backward was given no samples")
         if any(sample.advantages is None for sample in samples):
             raise ValueError("a sample has no advantages; call advantages.assign first")
-        prepared: dict[str, float] = {}
-        if isinstance(objective, PreparingLoss):
-            samples, prepared = objective.prepare(samples)
+        samples, prepared = objective.prepare(samples)
         self.model.train()
         totals = count(samples)
         sums: dict[str, Tensor] = {}
@@ -172,11 +191,11 @@ class Learner:
         for index, (indices, batch) in enumerate(self._microbatches(samples, self.batching.update)):
             if index > 0:
                 gradients.collect()
-            scores = self._score(batch, objective, totals)
-            output = objective(batch.loss_inputs(scores.logprobs, scores.entropy, totals, full_kl=scores.full_kl))
+            stats = self._token_stats(batch, objective, totals)
+            output = objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, full_kl=stats.full_kl))
             output.loss.backward()
             if notes is not None:
-                notes.put(indices, scores.logprobs.detach()[:, None])
+                notes.put(indices, stats.logprobs.detach()[:, None])
             for name, value in output.metrics.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
         if self.reference is not None:
@@ -185,28 +204,27 @@ class Learner:
         values = self.parallel.sum(torch.stack([*sums.values()])).tolist() if sums else []
         return dict(zip(sums, values, strict=True)) | prepared
 
-    def _score(self, batch: MicroBatch, objective: Loss, totals: Totals) -> Scores:
-        """Scores with gradients: the entropy's and the full KL's if the objective has them in the loss."""
+    def _token_stats(self, batch: MicroBatch, objective: Loss, totals: Totals) -> TokenStats:
+        """Statistics with gradients: the entropy's and the full KL's if the objective has them in the loss."""
 
-        def loss_gradient(scores: Tensor) -> Tensor:
+        def loss_gradient(stats: Tensor) -> Tensor:
             with torch.enable_grad():
-                scores = scores.detach().requires_grad_()
-                logprobs, entropy, _ = scores.unbind(-1)
+                stats = stats.detach().requires_grad_()
+                logprobs, entropy, _ = stats.unbind(-1)
                 loss = objective(batch.loss_inputs(logprobs, entropy, totals)).loss
-            return torch.autograd.grad(loss, scores)[0]
+            return torch.autograd.grad(loss, stats)[0]
 
-        full_kl = getattr(objective, "kl_penalty", None) == kl.FULL
         with self._precision():
-            return self._policy_scorer(
+            return self._policy_tokens(
                 batch,
                 self.temperature,
-                entropy_gradient=bool(getattr(objective, "entropy_coef", 0.0)),
-                loss_gradient=loss_gradient if getattr(objective, "token_wise", False) else None,
-                reference=self._reference_logits(batch) if full_kl else None,
+                entropy_gradient=objective.entropy_gradient,
+                loss_gradient=loss_gradient if objective.token_wise else None,
+                reference=self._reference_logits(batch) if objective.full_kl else None,
             )
 
     def _reference_logits(self, batch: MicroBatch) -> LazyLogits | None:
-        return None if self._reference_scorer is None else self._reference_scorer.lazy_logits(batch)
+        return None if self._reference_tokens is None else self._reference_tokens.lazy_logits(batch)
 
     def optim_step(self) -> dict[str, float]:
         """Clip the gradient's norm, step, and clear the gradients; returns `grad_norm`, `lr` and `skipped_steps`.
@@ -255,9 +273,24 @@ class Learner:
         for name, tensor in checkpoint.named_state(self.model):
             yield name, whole(tensor)
 
-    def zeroed(self, rows: Mapping[str, Sequence[int] | None]) -> AbstractContextManager[None]:
-        """Set rows of the weights (None: all of a tensor) to zero inside the block; see `ablation.zeroed`."""
-        return zeroed(self.model, rows)
+    def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
+        """Set rows of the weights (None: all of a tensor) to zero until `restore`; see `ablation.ablate`.
+
+        Raises KeyError if there is no such tensor, and RuntimeError if some are zero already.
+        """
+        if self._kept is not None:
+            raise RuntimeError("some weights are set to zero already; call restore first")
+        self._kept = ablate(self.model, rows)
+
+    def restore(self) -> None:
+        """Give the weights that `ablate` has set to zero their values back, to the bit. Without any, do nothing."""
+        if self._kept is not None:
+            restore(self.model, self._kept)
+        self._kept = None
+
+    def describe(self) -> Facts:
+        """Return what a driver asks about model and device."""
+        return describe(self.model, self.device)
 
     def save(self, folder: Path, *, model_only: bool = False) -> None:
         """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.

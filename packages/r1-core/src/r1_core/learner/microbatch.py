@@ -34,7 +34,7 @@ class MicroBatch:
     ) -> LossInputs:
         """What the loss sees, from the log-probs [T], entropy [T] and full KL [T] of the trained tokens.
 
-        Samples without old log-probs are taken to be of the very policy that is being scored.
+        Samples without old log-probs are taken to be of the very policy that is being trained.
         """
         current = self.rows(logprobs)
         return LossInputs(

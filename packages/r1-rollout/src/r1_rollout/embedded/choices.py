@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,12 @@ from r1_rollout.embedded.rows import Rows
 from r1_rollout.sampling import choose_tokens, noise_key, tempered, uniform
 from r1_rollout.types import PromptLike, SamplingParams
 
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
+
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Choices:
     """The choices that `Decoding` leaves to its caller."""
 
     samples: int  # rows per prompt
@@ -23,15 +26,15 @@ class Plan:
     stopped: Callable[[Rows], Tensor]  # bool [rows]: which answers the token said last has ended
 
 
-def sampling_plan(
+def sampling_choices(
     prompts: Sequence[PromptLike],
     params: SamplingParams,
     *,
     banned: Tensor,
     end_token_ids: Collection[int],
     tokenizer: Any = None,
-) -> Plan:
-    """Plan to sample `params.n` answers to each prompt.
+) -> Choices:
+    """Choices to sample `params.n` answers to each prompt.
 
     Raises:
         ValueError: `params.stop` has strings, but there is no tokenizer.
@@ -53,11 +56,11 @@ def sampling_plan(
             ended |= torch.tensor(_completed(rows, params.stop, tokenizer), device=ended.device)
         return ended
 
-    return Plan(params.n, [params.max_tokens] * len(prompts), keys, choose, stopped)
+    return Choices(params.n, [params.max_tokens] * len(prompts), keys, choose, stopped)
 
 
-def replay_plan(responses: Sequence[Sequence[int]], temperature: float, device: torch.device) -> Plan:
-    """Plan to let each prompt say the given response, none of them empty, to learn its log-probs.
+def replay_choices(responses: "Sequence[Tokens]", temperature: float, device: torch.device) -> Choices:
+    """Choices to let each prompt say the given response, none of them empty, to learn its log-probs.
 
     Raises:
         ValueError: the temperature is negative or not finite.
@@ -75,7 +78,7 @@ def replay_plan(responses: Sequence[Sequence[int]], temperature: float, device: 
     def stopped(rows: Rows) -> Tensor:
         return torch.zeros_like(rows.ages, dtype=torch.bool)
 
-    return Plan(1, [len(response) for response in responses], lambda prompt: [prompt], choose, stopped)
+    return Choices(1, [len(response) for response in responses], lambda prompt: [prompt], choose, stopped)
 
 
 def _completed(rows: Rows, strings: Sequence[str], tokenizer: Any) -> list[bool]:
@@ -85,7 +88,7 @@ def _completed(rows: Rows, strings: Sequence[str], tokenizer: Any) -> list[bool]
     """
     window = max(len(string.encode()) for string in strings) + 4
     texts = tokenizer.batch_decode(
-        [rows.said(row, window) for row in range(len(rows))],
+        [rows.tail(row, window) for row in range(len(rows))],
         skip_special_tokens=False,
         clean_up_tokenization_spaces=False,
     )

@@ -1,19 +1,22 @@
 """What r1 asks of vLLM's `/inference/v1/generate`, token ids in and out, and which answers it believes.
 
 The servers report log-probs over the whole vocabulary at the sampling temperature, see `plain_logprobs`, which is also
-what bans tokens there and scores given responses.
+what bans tokens there and replays given responses.
 """
 
 import base64
 import io
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from r1_rollout.types import Completion, PromptLike, SamplingParams
 from r1_rollout.vllm.client import ServerError, ServerFault
 from r1_rollout.vllm.seeds import sample_seed
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
 
 GENERATE = "/inference/v1/generate"
 FORCED = "r1_forced_token_ids"  # what `plain_logprobs` calls the answer to score; its module needs vLLM
@@ -59,7 +62,7 @@ def ends_of(params: SamplingParams, end_token_ids: Collection[int]) -> frozenset
     return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else end_token_ids)
 
 
-def score_body(prompt: PromptLike, response: Sequence[int], temperature: float) -> dict[str, Any]:
+def replay_body(prompt: PromptLike, response: "Tokens", temperature: float) -> dict[str, Any]:
     """Return the request for the log-probs of a given response, computed on the way that samples are."""
     return _prompt(prompt) | {
         "sampling_params": {
@@ -69,7 +72,7 @@ def score_body(prompt: PromptLike, response: Sequence[int], temperature: float) 
             "ignore_eos": True,
             "logprobs": 0,
             "detokenize": False,
-            "extra_args": {FORCED: list(response)},
+            "extra_args": {FORCED: [int(token) for token in response]},
         }
     }
 
@@ -179,8 +182,8 @@ def _completion(
     return Completion(tokens, sample.logprobs, "length", version)
 
 
-def read_scores(answer: Any, prompt: PromptLike, response: Sequence[int], label: str) -> list[float]:
-    """Return the log-probs [response_length] that a server answers to `score_body`.
+def read_replay(answer: Any, prompt: PromptLike, response: "Tokens", label: str) -> list[float]:
+    """Return the log-probs [response_length] that a server answers to `replay_body`.
 
     Raises:
         ServerFault: anything is missing or not a number, or the weights were not those called `label`.
@@ -189,8 +192,9 @@ def read_scores(answer: Any, prompt: PromptLike, response: Sequence[int], label:
     try:
         _extend(sample, answer["choices"][0], label)
     except (KeyError, TypeError, IndexError) as error:
-        raise ServerFault(f"prompt {prompt.id}: scores have another form: {type(error).__name__}: {error}") from error
-    _require(sample.token_ids == list(response), "it scored other tokens; does it run without `plain_logprobs`?")
+        what = f"log-probs have another form: {type(error).__name__}: {error}"
+        raise ServerFault(f"prompt {prompt.id}: {what}") from error
+    _require(sample.token_ids == list(response), "it took other tokens; does it run without `plain_logprobs`?")
     return sample.logprobs
 
 

@@ -1,6 +1,6 @@
-"""A model's scores of trained tokens: log-prob, entropy, squared probabilities, without the logits of all tokens.
+"""A model asked for statistics of trained tokens: log-prob, entropy, squared probabilities; never all logits at once.
 
-For the time of a forward pass the model's head (its output embeddings) gives scores in place of logits. Prompt
+For the time of a forward pass the model's head (its output embeddings) gives statistics in place of logits. Prompt
 positions are dropped before, and the head's own hooks, autocast and FSDP2's gathering of its weights work as ever.
 """
 
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from r1_core import kl
-from r1_core.learner import linear_scores
-from r1_core.learner.linear_scores import LossGradient, Settings
+from r1_core.learner import linear_head
+from r1_core.learner.linear_head import LossGradient, Settings
 from r1_core.learner.logprobs import token_logprobs
 from r1_core.learner.microbatch import MicroBatch
 
 logger = logging.getLogger(__name__)
 
 
-class Scores(NamedTuple):
+class TokenStats(NamedTuple):
     """Of T tokens, each [T], float32 or float64."""
 
     logprobs: Tensor
@@ -41,10 +41,10 @@ class LazyLogits:
     head: Callable[[Tensor], Tensor]  # from [C, H] to [C, V]
 
 
-class Scorer:
-    """Calls a model for scores.
+class TokenModel:
+    """Calls a model for `TokenStats`.
 
-    A linear head is computed by `linear_scores`, any other (LoRA on the head, a module of your own) in chunks of
+    A linear head is computed by `linear_head`, any other (LoRA on the head, a module of your own) in chunks of
     tokens that are computed once more going backward. Two kinds of model are called for all their logits: those that
     do not name their head by `get_output_embeddings()`, and those that change the logits behind it (Gemma 2 bounds
     them, Granite and Cohere scale them), which is seen by what comes out.
@@ -68,32 +68,32 @@ class Scorer:
         squared_probs: bool = False,
         loss_gradient: LossGradient | None = None,
         reference: LazyLogits | None = None,
-    ) -> Scores:
-        """Score the batch's trained tokens.
+    ) -> TokenStats:
+        """Measure the batch's trained tokens.
 
         With gradients, `backward` has to follow: the head's may be added to its weight's `.grad` directly, and with
-        `loss_gradient`, for a token-wise loss (see `linear_scores`), even before. With `reference`, the same tokens'
-        `lazy_logits` of another model, the KL from it is scored, too, and every head is computed as one that is not
+        `loss_gradient`, for a token-wise loss (see `linear_head`), even before. With `reference`, the same tokens'
+        `lazy_logits` of another model, the KL from it is measured, too, and every head is computed as one that is not
         linear. Raises ValueError unless the temperature is above 0.
         """
         if temperature <= 0:
             raise ValueError(f"temperature is {temperature}; log-probs need one above 0")
         settings = Settings(torch.float32, temperature, entropy_gradient, squared_probs)
-        head, scores = self._head(), None
+        head, stats = self._head(), None
         if head is not None:
             if reference is None and _is_linear(head):
                 # The first pass may have to be repeated, so it must leave no gradient behind.
                 foreseen = loss_gradient if self._head_is_last else None
-                score = partial(_linear, head, targets=batch.targets, settings=settings, loss_gradient=foreseen)
+                compute = partial(_linear, head, targets=batch.targets, settings=settings, loss_gradient=foreseen)
             else:
-                score = partial(_chunked, head.forward, targets=batch.targets, settings=settings, reference=reference)
-            scores = self._from_head(head, batch, score)
-        if scores is None:
+                compute = partial(_chunked, head.forward, targets=batch.targets, settings=settings, reference=reference)
+            stats = self._from_head(head, batch, compute)
+        if stats is None:
             ref_logits = None if reference is None else reference.head(reference.hidden)
-            scores = _scores_of(self._logits(batch), batch.targets, settings, ref_logits)
-        logprobs, entropy, squares, *full_kl = scores.unbind(-1)
+            stats = _stats_of(self._logits(batch), batch.targets, settings, ref_logits)
+        logprobs, entropy, squares, *full_kl = stats.unbind(-1)
         entropy = entropy if entropy_gradient else entropy.detach()
-        return Scores(logprobs, entropy, squares.detach(), full_kl[0] if full_kl else None)
+        return TokenStats(logprobs, entropy, squares.detach(), full_kl[0] if full_kl else None)
 
     @torch.no_grad()
     def lazy_logits(self, batch: MicroBatch) -> LazyLogits:
@@ -126,7 +126,7 @@ class Scorer:
 
         with _replaced(head, forward):
             logits = self.model(**batch.forward, use_cache=False).logits
-        # Scores leave the model as its output, because FSDP2 waits for the gradient of just that.
+        # They leave the model as its output, because FSDP2 waits for the gradient of just that.
         self._head_is_last = len(given) == 1 and logits is given[0][0] and logits._version == given[0][1]
         if self._head_is_last:
             return logits[0]
@@ -153,7 +153,7 @@ def _linear(
     # A gradient that is there already grows in place. FSDP2 has none there: it takes each backward pass's away.
     store = weight.grad if torch.is_grad_enabled() and _takes_gradients_as_they_are(weight) else None
     with torch.autocast(device, enabled=False):
-        return linear_scores.linear_scores(
+        return linear_head.token_stats(
             hidden, weight, bias, targets, replace(settings, dtype=dtype), loss_gradient=loss_gradient, store=store
         )
 
@@ -165,25 +165,25 @@ def _chunked(
     settings: Settings,
     reference: LazyLogits | None = None,
 ) -> Tensor:
-    """Scores [T, 3] under any head, or [T, 4] with a reference; only one chunk's logits of both are ever there."""
+    """Statistics [T, 3] under any head, or [T, 4] with a reference; only one chunk's logits of both are ever there."""
 
-    def score(rows: Tensor, chosen: Tensor, ref_rows: Tensor | None = None) -> Tensor:
+    def measure(rows: Tensor, chosen: Tensor, ref_rows: Tensor | None = None) -> Tensor:
         ref_logits = None
         if reference is not None and ref_rows is not None:
             with torch.no_grad():
                 ref_logits = reference.head(ref_rows)
-        return _scores_of(head(rows), chosen, settings, ref_logits)
+        return _stats_of(head(rows), chosen, settings, ref_logits)
 
     with torch.no_grad():
         vocabulary = head(hidden[:1]).shape[-1]
     columns = [hidden, targets] if reference is None else [hidden, targets, reference.hidden]
-    size = max(1, linear_scores.CHUNK_BYTES // (4 * vocabulary * (len(columns) - 1)))
+    size = max(1, linear_head.CHUNK_BYTES // (4 * vocabulary * (len(columns) - 1)))
     chunks = zip(*(column.split(size) for column in columns), strict=True)
-    return torch.cat([checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks])
+    return torch.cat([checkpoint(measure, *chunk, use_reentrant=False) for chunk in chunks])
 
 
-def _scores_of(logits: Tensor, targets: Tensor, settings: Settings, ref_logits: Tensor | None = None) -> Tensor:
-    """Scores [T, 3] of targets [T] under logits [T, V]; [T, 4] with the reference's logits."""
+def _stats_of(logits: Tensor, targets: Tensor, settings: Settings, ref_logits: Tensor | None = None) -> Tensor:
+    """Statistics [T, 3] of targets [T] under logits [T, V]; [T, 4] with the reference's logits."""
     logprobs, entropy = token_logprobs(
         logits, targets, settings.temperature, with_entropy=True, entropy_gradient=settings.entropy_gradient
     )
@@ -192,11 +192,11 @@ def _scores_of(logits: Tensor, targets: Tensor, settings: Settings, ref_logits: 
         with torch.no_grad():
             squares = (logits.to(logprobs.dtype) / settings.temperature).softmax(-1).square().sum(-1)
     assert entropy is not None
-    scores = [logprobs, entropy, squares]
+    stats = [logprobs, entropy, squares]
     if ref_logits is not None:
         both = ((each.to(logprobs.dtype) / settings.temperature).log_softmax(-1) for each in (logits, ref_logits))
-        scores.append(kl.full(*both))
-    return torch.stack(scores, dim=-1)
+        stats.append(kl.full(*both))
+    return torch.stack(stats, dim=-1)
 
 
 def _is_linear(head: nn.Module) -> TypeGuard[nn.Linear]:

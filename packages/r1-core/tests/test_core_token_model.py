@@ -1,4 +1,4 @@
-"""The learner's scores and gradients are those of all logits at once, which it never holds."""
+"""The learner's token statistics and gradients are those of all logits at once, which it never holds."""
 
 from dataclasses import replace
 
@@ -13,12 +13,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_core import losses
 from r1_core.advantages import GRPO, OptimalTokenBaseline, assign
-from r1_core.learner import linear_scores
+from r1_core.learner import linear_head
 from r1_core.learner.batching import MicroLimit, count
 from r1_core.learner.microbatch import collate
-from r1_core.learner.scoring import Scorer
+from r1_core.learner.token_model import TokenModel
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES
 from r1_core.objective import Objective
+from r1_core.own import as_loss
 
 WIDE = {"clip_low": 0.2, "clip_high": 0.3}
 SETTINGS = {
@@ -41,7 +42,7 @@ OBJECTIVES = {
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(linear_scores, "CHUNK_BYTES", 64 * 8 * 4)
+    monkeypatch.setattr(linear_head, "CHUNK_BYTES", 64 * 8 * 4)
 
 
 def moved(model):
@@ -158,8 +159,7 @@ def largest(model, objective, samples, padding_free, reference):
     learner = learner_for(model, padding_free=padding_free, limit=MicroLimit(9), reference=reference)
     samples = assign(learner.annotate(samples), GRPO())
     with Largest() as seen:
-        learner.annotate_old(samples, full_kl=objective.kl_penalty == "full")
-        learner.annotate_ref(samples)
+        learner.annotate(samples, ["ref_logprobs", "full_kl" if objective.full_kl else "old_logprobs"])
         learner.forward_backward(samples, objective)
     return seen.elements
 
@@ -169,7 +169,7 @@ def largest(model, objective, samples, padding_free, reference):
 @pytest.mark.parametrize("name", ["default", "gspo and entropy", "full kl and entropy"])
 def test_no_tensor_ever_holds_the_logits_of_all_trained_tokens(name, head, padding_free, monkeypatch):
     vocabulary, objective = 2048, OBJECTIVES[name]
-    monkeypatch.setattr(linear_scores, "CHUNK_BYTES", 16 * vocabulary * 4)
+    monkeypatch.setattr(linear_head, "CHUNK_BYTES", 16 * vocabulary * 4)
     samples = text_samples(((3, 40), (5, 40), (2, 40)))
     trained = sum(sample.response_length for sample in samples)
     model, other, reference = (Qwen2ForCausalLM(Qwen2Config(**{**TEXT, "vocab_size": vocabulary})) for _ in range(3))
@@ -194,17 +194,17 @@ def test_token_wise_losses_and_no_others_say_so(name):
     samples, _ = objective.prepare(samples)
     batch = collate(samples, padding_free=True)
 
-    def slopes(scores):
-        scores = scores.clone().requires_grad_()
-        loss = objective(batch.loss_inputs(*scores.unbind(-1), count(samples))).loss
-        return torch.autograd.grad(loss, scores)[0]
+    def slopes(stats):
+        stats = stats.clone().requires_grad_()
+        loss = objective(batch.loss_inputs(*stats.unbind(-1), count(samples))).loss
+        return torch.autograd.grad(loss, stats)[0]
 
     generator = torch.Generator().manual_seed(6)
-    scores = -torch.rand(len(batch.targets), 2, generator=generator)
-    before, apart = slopes(scores), 0.0
-    for token in range(len(scores)):
-        others = torch.arange(len(scores)) != token
-        after = slopes(scores.index_add(0, torch.tensor([token]), torch.full((1, 2), 0.05)))
+    stats = -torch.rand(len(batch.targets), 2, generator=generator)
+    before, apart = slopes(stats), 0.0
+    for token in range(len(stats)):
+        others = torch.arange(len(stats)) != token
+        after = slopes(stats.index_add(0, torch.tensor([token]), torch.full((1, 2), 0.05)))
         apart = max(apart, float((after - before)[others].abs().max()))
     assert objective.token_wise == (name not in SEES_SEQUENCES)
     assert (apart == 0.0) == objective.token_wise
@@ -215,7 +215,7 @@ def test_a_loss_of_ones_own_and_off_policy_masks_are_not_taken_for_token_wise():
         return -inputs.logprobs, {}
 
     assert Objective().token_wise
-    assert not Objective(own).token_wise
+    assert not Objective(as_loss(own)).token_wise
     assert not Objective(off_policy_threshold=0.1).token_wise
 
 
@@ -229,33 +229,33 @@ def test_old_logprobs_are_those_of_the_first_gradient_to_the_bit():
 def test_squared_probs_are_annotated_where_asked_and_reach_the_estimator():
     model, samples = qwen2(), text_samples()
     learner = learner_for(model)
-    assert all(sample.squared_probs is None for sample in learner.annotate_old(samples))
-    for scored, plain in zip(
-        learner.annotate_old(samples, squared_probs=True),
-        learner_for(Headless(model)).annotate_old(samples, squared_probs=True),
+    assert all(sample.squared_probs is None for sample in learner.annotate(samples, ["old_logprobs"]))
+    for squared, plain in zip(
+        learner.annotate(samples, ["old_logprobs", "squared_probs"]),
+        learner_for(Headless(model)).annotate(samples, ["old_logprobs", "squared_probs"]),
         strict=True,
     ):
         with torch.no_grad():
-            logits = model(input_ids=scored.token_ids[None], position_ids=scored.position_ids).logits[0]
+            logits = model(input_ids=squared.token_ids[None], position_ids=squared.position_ids).logits[0]
         expected = torch.nn.functional.pad(logits[:-1].softmax(-1).square().sum(-1), (1, 0))
-        expected = torch.where(scored.loss_mask, expected, 0.0)
-        torch.testing.assert_close(scored.squared_probs, expected, atol=1e-6, rtol=0)
+        expected = torch.where(squared.loss_mask, expected, 0.0)
+        torch.testing.assert_close(squared.squared_probs, expected, atol=1e-6, rtol=0)
         torch.testing.assert_close(plain.squared_probs, expected, atol=1e-6, rtol=0)
-    assigned = assign(learner.annotate_old(samples, squared_probs=True), OptimalTokenBaseline())
+    assigned = assign(learner.annotate(samples, ["old_logprobs", "squared_probs"]), OptimalTokenBaseline())
     assert any(sample.advantages.any() for sample in assigned)
     with pytest.raises(ValueError, match="squared_probs"):
-        assign(learner.annotate_old(samples), OptimalTokenBaseline())
+        assign(learner.annotate(samples, ["old_logprobs"]), OptimalTokenBaseline())
 
 
 def test_the_head_is_itself_again_after_an_error():
     model, samples = qwen2(), text_samples()
     batch = collate(samples, padding_free=True)
     with pytest.raises(IndexError):
-        Scorer(model)(replace(batch, predictors=batch.predictors + 1000))
+        TokenModel(model)(replace(batch, predictors=batch.predictors + 1000))
     assert "forward" not in vars(model.lm_head)
     assert model(input_ids=samples[0].token_ids[None]).logits.shape[-1] == TEXT["vocab_size"]
     with pytest.raises(ValueError, match="temperature is 0"):
-        Scorer(model)(batch, 0.0)
+        TokenModel(model)(batch, 0.0)
 
 
 def test_a_head_with_a_hook_on_its_weight_is_left_to_autograd():
@@ -272,7 +272,7 @@ def test_a_head_with_a_hook_on_its_weight_is_left_to_autograd():
 def test_models_with_pictures_have_heads_too():
     learner = learner_for(qwen25_vl().double())
     assert learner.annotate(picture_samples())[0].old_logprobs.any()
-    assert learner._policy_scorer._head_is_last
+    assert learner._policy_tokens._head_is_last
 
 
 class InPlace(nn.Module):
@@ -295,6 +295,6 @@ def test_logits_that_are_changed_in_place_are_noticed():
     samples = text_samples()
     model = InPlace(qwen2())
     for one, other in zip(
-        learner_for(model).annotate_old(samples), learner_for(Headless(model)).annotate_old(samples), strict=True
+        *(learner_for(each).annotate(samples, ["old_logprobs"]) for each in (model, Headless(model))), strict=True
     ):
         torch.testing.assert_close(one.old_logprobs, other.old_logprobs, atol=1e-6, rtol=0)

@@ -1,6 +1,6 @@
-"""Scores of tokens under a linear head, chunk by chunk, so that the logits of all tokens are never held at once.
+"""Statistics of tokens under a linear head, chunk by chunk, so that the logits of all tokens are never held at once.
 
-The scores of a token are its log-prob, the entropy of the distribution it was drawn from (nats), and the sum of that
+A token's statistics are its log-prob, the entropy of the distribution it was drawn from (nats), and the sum of that
 distribution's squared probabilities. Going forward, a chunk is some tokens with the whole vocabulary, whose softmax p
 is then known at once. The gradient in the logits is
 
@@ -9,8 +9,8 @@ is then known at once. The gradient in the logits is
 and there are three ways from there to the hidden states and the head:
 
 - The head is frozen: g and e only scale two vectors per token, found while the chunk's probabilities are there.
-- The loss is token-wise: g and e of a chunk's tokens follow from their scores alone, so the gradients of hidden states
-  and head are taken going forward. Three matrix products, as with all logits held.
+- The loss is token-wise: g and e of a chunk's tokens follow from their statistics alone, so the gradients of hidden
+  states and head are taken going forward. Three matrix products, as with all logits held.
 - Otherwise the logits are computed once more going backward, a fourth product. There a chunk is some of the
   vocabulary with all tokens: a row of the head's gradient is then written once, by one product, which spares half
   precision an accumulator in float32.
@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-LOGPROB, ENTROPY, SQUARED_PROBS = range(3)  # the columns of scores [T, 3]
+LOGPROB, ENTROPY, SQUARED_PROBS = range(3)  # the columns of stats [T, 3]
 CHUNK_BYTES = 1 << 28  # of one chunk's logits; there are two such buffers
 LOGIT_FLOOR = -1e30  # where a banned token's logit −inf is put: its probability is 0, and 0·inf would be NaN
 
@@ -42,10 +42,10 @@ class Settings:
     dtype: torch.dtype  # what matrix products read; all else is float32, or float64 with float64
     temperature: float = 1.0
     entropy_gradient: bool = False
-    squared_probs: bool = False  # 0 in the scores unless asked for
+    squared_probs: bool = False  # 0 in the stats unless asked for
 
 
-def linear_scores(
+def token_stats(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -55,13 +55,13 @@ def linear_scores(
     loss_gradient: LossGradient | None = None,
     store: Tensor | None = None,
 ) -> Tensor:
-    """Scores [T, 3] of targets [T] under softmax((hidden [T, H] · weight [V, H]ᵀ + bias [V]) / temperature).
+    """Statistics [T, 3] of targets [T] under softmax((hidden [T, H] · weight [V, H]ᵀ + bias [V]) / temperature).
 
     Log-probs carry a gradient; entropies with `entropy_gradient`; squared probabilities never.
 
-    `loss_gradient` says that the loss is token-wise: from scores [T, 3] it gives ∂loss/∂scores [T, 3], in which the
-    row of a token depends on that token's scores alone. It is called once a chunk, when later tokens' scores are
-    still 0. The backward pass raises RuntimeError if another gradient arrives than was foreseen.
+    `loss_gradient` says that the loss is token-wise: from stats [T, 3] it gives ∂loss/∂stats [T, 3], in which the
+    row of a token depends on that token's alone. It is called once a chunk, when later tokens' statistics are still
+    0. The backward pass raises RuntimeError if another gradient arrives than was foreseen.
 
     `store` [V, H]: the weight's gradient is added to it, in place, and none is returned through autograd. The caller
     then has to call backward. It is ignored unless it is float32 or float64.
@@ -69,14 +69,14 @@ def linear_scores(
     trains_head = weight.requires_grad or (bias is not None and bias.requires_grad)
     if store is not None and store.dtype != _precise(settings.dtype):
         store = None
-    scores: Tensor
+    stats: Tensor
     if not torch.is_grad_enabled() or (trains_head and loss_gradient is None):
-        scores = _Recomputed.apply(hidden, weight, bias, targets, settings, store)
+        stats = _Recomputed.apply(hidden, weight, bias, targets, settings, store)
     elif trains_head:
-        scores = _TokenWise.apply(hidden, weight, bias, targets, settings, loss_gradient, store)
+        stats = _TokenWise.apply(hidden, weight, bias, targets, settings, loss_gradient, store)
     else:
-        scores = _FrozenHead.apply(hidden, weight, bias, targets, settings)
-    return scores
+        stats = _FrozenHead.apply(hidden, weight, bias, targets, settings)
+    return stats
 
 
 # --- the three ways --------------------------------------------------------------------------------------------------
@@ -90,17 +90,17 @@ class _FrozenHead(Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings
     ) -> Tensor:
         matrix = weight.to(settings.dtype)
-        scores, directions = _new_scores(hidden), torch.empty_like(hidden)
+        stats, directions = _new_stats(hidden), torch.empty_like(hidden)
         entropy_directions = torch.empty_like(hidden) if settings.entropy_gradient else None
         for chunk in _chunks(hidden, matrix, bias, targets, settings):
-            scores[chunk.rows] = chunk.scores
+            stats[chunk.rows] = chunk.stats
             if entropy_directions is not None:
                 slopes = chunk.logits.add_(chunk.shift[:, None]).mul_(chunk.probs)
                 entropy_directions[chunk.rows] = (slopes.to(matrix.dtype) @ matrix).mul_(-1 / settings.temperature)
             slopes = chunk.probs.scatter_add_(1, chunk.targets[:, None], -torch.ones_like(chunk.top)[:, None])
             directions[chunk.rows] = (slopes.to(matrix.dtype) @ matrix).mul_(-1 / settings.temperature)
         ctx.save_for_backward(directions, entropy_directions)
-        return scores
+        return stats
 
     @staticmethod
     @once_differentiable
@@ -128,13 +128,13 @@ class _TokenWise(Function):
         store: Tensor | None,
     ) -> Tensor:
         matrix = weight.to(settings.dtype)
-        scores, grad_hidden = _new_scores(hidden), torch.empty_like(hidden)
-        foreseen = torch.zeros_like(scores)
-        sums = torch.zeros_like(weight, dtype=scores.dtype) if store is None else store
-        bias_sums = None if bias is None else torch.zeros_like(bias, dtype=scores.dtype)
+        stats, grad_hidden = _new_stats(hidden), torch.empty_like(hidden)
+        foreseen = torch.zeros_like(stats)
+        sums = torch.zeros_like(weight, dtype=stats.dtype) if store is None else store
+        bias_sums = None if bias is None else torch.zeros_like(bias, dtype=stats.dtype)
         for chunk in _chunks(hidden, matrix, bias, targets, settings):
-            scores[chunk.rows] = chunk.scores
-            grads = loss_gradient(scores)[chunk.rows].to(scores.dtype)
+            stats[chunk.rows] = chunk.stats
+            grads = loss_gradient(stats)[chunk.rows].to(stats.dtype)
             foreseen[chunk.rows] = grads
             one = torch.ones_like(chunk.top)
             shift = chunk.shift if settings.entropy_gradient else None
@@ -148,14 +148,14 @@ class _TokenWise(Function):
         ctx.sums = sums.to(weight.dtype) if store is None else None
         ctx.bias_sums = None if bias is None or bias_sums is None else bias_sums.to(bias.dtype)
         ctx.columns = ENTROPY + 1 if settings.entropy_gradient else LOGPROB + 1
-        return scores
+        return stats
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         foreseen, grad_hidden = ctx.saved_tensors
         came, foreseen = grads[0][:, : ctx.columns], foreseen[:, : ctx.columns]
-        # A tolerance, since a loss may round otherwise now that later tokens' scores are known.
+        # A tolerance, since a loss may round otherwise now that later tokens' statistics are known.
         tolerance = 1e-6 * float(foreseen.abs().max()) if foreseen.numel() else 0.0
         if not torch.allclose(came, foreseen, rtol=1e-3, atol=tolerance, equal_nan=True):
             raise RuntimeError(
@@ -181,33 +181,33 @@ class _Recomputed(Function):
         settings: Settings,
         store: Tensor | None,
     ) -> Tensor:
-        scores = _new_scores(hidden)
-        top, log_total = torch.empty_like(scores[:, 0]), torch.empty_like(scores[:, 0])
+        stats = _new_stats(hidden)
+        top, log_total = torch.empty_like(stats[:, 0]), torch.empty_like(stats[:, 0])
         for chunk in _chunks(hidden, weight.to(settings.dtype), bias, targets, settings):
-            scores[chunk.rows], top[chunk.rows], log_total[chunk.rows] = chunk.scores, chunk.top, chunk.log_total
-        ctx.save_for_backward(hidden, weight, bias, targets, top, log_total, scores)
+            stats[chunk.rows], top[chunk.rows], log_total[chunk.rows] = chunk.stats, chunk.top, chunk.log_total
+        ctx.save_for_backward(hidden, weight, bias, targets, top, log_total, stats)
         ctx.settings, ctx.store = settings, store
-        return scores
+        return stats
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, top, log_total, scores = ctx.saved_tensors
+        hidden, weight, bias, targets, top, log_total, stats = ctx.saved_tensors
         settings: Settings = ctx.settings
         sums = torch.empty_like(weight) if ctx.store is None else ctx.store
         bias_sums = None if bias is None else torch.empty_like(bias)
         total = log_total.exp()
         factor = _row_factor(grads[0], total, settings)
         rows, scaled = hidden.to(settings.dtype), (hidden * factor[:, None]).to(settings.dtype)
-        grad_hidden = torch.zeros_like(hidden, dtype=scores.dtype)
-        size = max(1, CHUNK_BYTES // (scores.element_size() * max(1, len(hidden))))
-        buffer = scores.new_empty(len(hidden) * min(size, len(weight)))
+        grad_hidden = torch.zeros_like(hidden, dtype=stats.dtype)
+        size = max(1, CHUNK_BYTES // (stats.element_size() * max(1, len(hidden))))
+        buffer = stats.new_empty(len(hidden) * min(size, len(weight)))
         for start in range(0, len(weight), size):
             columns = slice(start, min(start + size, len(weight)))
             block = weight[columns].to(settings.dtype)
             logits = _logits(rows, block, None if bias is None else bias[columns], settings, buffer).sub_(top[:, None])
             if settings.entropy_gradient:
-                mass, shift = logits.exp(), scores[:, ENTROPY] - log_total
+                mass, shift = logits.exp(), stats[:, ENTROPY] - log_total
                 logits.clamp_(min=LOGIT_FLOOR)
             else:
                 mass, shift = logits.exp_(), None
@@ -233,18 +233,18 @@ class _Chunk:
     probs: Tensor  # [C, V]
     top: Tensor  # [C], the maximum
     log_total: Tensor  # [C], log Σ exp(logits)
-    scores: Tensor  # [C, 3]
+    stats: Tensor  # [C, 3]
 
     @property
     def shift(self) -> Tensor:
         """What makes logits log p + H, [C]."""
-        return self.scores[:, ENTROPY] - self.log_total
+        return self.stats[:, ENTROPY] - self.log_total
 
 
 def _chunks(
     hidden: Tensor, matrix: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings
 ) -> Iterator[_Chunk]:
-    """Score some tokens after others; how many at a time depends on the vocabulary alone."""
+    """Measure some tokens after others; how many at a time depends on the vocabulary alone."""
     dtype = _precise(hidden.dtype)
     size = max(1, CHUNK_BYTES // (dtype.itemsize * len(matrix)))
     buffer, other = hidden.new_empty(2, min(size, len(hidden)) * len(matrix), dtype=dtype)
@@ -254,12 +254,12 @@ def _chunks(
         top = logits.amax(-1)
         probs = torch.softmax(logits.sub_(top[:, None]), -1, out=other[: logits.numel()].view(logits.shape))
         log_total = -probs.amax(-1).log()  # the largest probability is 1 / Σ exp(logits − top)
-        scores = _new_scores(hidden[rows])
-        scores[:, LOGPROB] = logits.gather(-1, targets[rows, None]).squeeze(-1) - log_total
-        scores[:, ENTROPY] = log_total - _dots(probs, logits.clamp_(min=LOGIT_FLOOR))
+        stats = _new_stats(hidden[rows])
+        stats[:, LOGPROB] = logits.gather(-1, targets[rows, None]).squeeze(-1) - log_total
+        stats[:, ENTROPY] = log_total - _dots(probs, logits.clamp_(min=LOGIT_FLOOR))
         if settings.squared_probs:
-            scores[:, SQUARED_PROBS] = _dots(probs, probs)
-        yield _Chunk(rows, targets[rows], logits, probs, top, log_total, scores)
+            stats[:, SQUARED_PROBS] = _dots(probs, probs)
+        yield _Chunk(rows, targets[rows], logits, probs, top, log_total, stats)
 
 
 def _logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, settings: Settings, buffer: Tensor) -> Tensor:
@@ -312,7 +312,7 @@ def _dots(left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left[:, None], right[:, :, None]).flatten()
 
 
-def _new_scores(hidden: Tensor) -> Tensor:
+def _new_stats(hidden: Tensor) -> Tensor:
     return hidden.new_zeros(len(hidden), 3, dtype=_precise(hidden.dtype))
 
 

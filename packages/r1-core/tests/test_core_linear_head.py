@@ -1,10 +1,10 @@
-"""A linear head's scores in chunks are those of all logits at once, with their gradients, however they are taken."""
+"""A linear head's statistics in chunks are those of all logits at once, with gradients, however they are taken."""
 
 import pytest
 import torch
 
-from r1_core.learner import linear_scores as room
-from r1_core.learner.linear_scores import ENTROPY, LOGPROB, SQUARED_PROBS, Settings, linear_scores
+from r1_core.learner import linear_head as room
+from r1_core.learner.linear_head import ENTROPY, LOGPROB, SQUARED_PROBS, Settings, token_stats
 
 VOCABULARY, WIDTH = 11, 5
 WAYS = ("recomputed", "token_wise", "frozen")
@@ -26,7 +26,7 @@ def make(tokens, *, bias=False, dtype=torch.float64, scale=1.0):
     return hidden, weight, shift, torch.randint(VOCABULARY, (tokens,), generator=draw), slopes
 
 
-def plain_scores(hidden, weight, bias, targets, temperature):
+def plain_stats(hidden, weight, bias, targets, temperature):
     """Written out, in float64."""
     logits = (hidden.double() @ weight.double().t() + (0.0 if bias is None else bias.double())) / temperature
     logprobs = logits.log_softmax(-1)
@@ -40,8 +40,8 @@ def chunked(way, tensors, settings, slopes=None, **more):
     if way == "frozen":
         weight, bias = weight.detach(), None if bias is None else bias.detach()
     if way == "token_wise":
-        more["loss_gradient"] = lambda scores: slopes
-    return linear_scores(hidden, weight, bias, targets, settings, **more)
+        more["loss_gradient"] = lambda stats: slopes
+    return token_stats(hidden, weight, bias, targets, settings, **more)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -54,7 +54,7 @@ def test_values_and_gradients_are_those_of_all_logits(way, entropy_gradient, bia
     if not entropy_gradient:
         slopes[:, ENTROPY] = 0
     settings = Settings(torch.float64, 0.7, entropy_gradient, squared_probs=True)
-    expected, found = plain_scores(*tensors, 0.7), chunked(way, tensors, settings, slopes)
+    expected, found = plain_stats(*tensors, 0.7), chunked(way, tensors, settings, slopes)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     leaves = tensors[:1] if way == "frozen" else [t for t in tensors[:3] if t is not None]
     for one, other in zip(
@@ -72,10 +72,10 @@ def test_gradcheck(way, entropy_gradient):
     settings = Settings(torch.float64, 1.3, entropy_gradient)
     columns = [LOGPROB, ENTROPY] if entropy_gradient else [LOGPROB]
 
-    def scores(hidden, *head):
+    def stats(hidden, *head):
         return chunked(way, (hidden, *(head or (weight, bias)), targets), settings)[:, columns]
 
-    assert torch.autograd.gradcheck(scores, (hidden,) if way == "frozen" else (hidden, weight, bias))
+    assert torch.autograd.gradcheck(stats, (hidden,) if way == "frozen" else (hidden, weight, bias))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -85,7 +85,7 @@ def test_less_than_float64_is_as_near_as_its_digits_allow(way, dtype, tolerance)
     slopes[:, LOGPROB + 1 :] = 0
     found = chunked(way, tensors, Settings(dtype), slopes.float())
     assert found.dtype == torch.float32
-    exact = plain_scores(*tensors, 1.0)
+    exact = plain_stats(*tensors, 1.0)
     torch.testing.assert_close(found[:, :2].double(), exact[:, :2], atol=tolerance, rtol=tolerance)
     leaves = tensors[:1] if way == "frozen" else tensors[:2]
     for one, other in zip(
@@ -107,7 +107,7 @@ def test_logits_of_ten_thousand_and_banned_tokens_stay_finite_and_right(way, ban
         bias = bias.detach().index_fill(0, torch.tensor([9]), -torch.inf)
     settings = Settings(torch.float32, entropy_gradient=True, squared_probs=True)
     found = chunked(way, (hidden, weight, bias, targets), settings, slopes.float())
-    expected = plain_scores(hidden, weight, bias, targets, 1.0)
+    expected = plain_stats(hidden, weight, bias, targets, 1.0)
     # Logits of 1e4 have a resolution of 1e-3.
     torch.testing.assert_close(found.double(), expected, atol=0.05, rtol=1e-5)
     (grad,) = torch.autograd.grad((found * slopes.float()).sum(), hidden)
@@ -144,7 +144,7 @@ def test_a_store_of_half_precision_is_left_to_autograd(way):
 def test_float32_weights_are_read_in_half_precision_where_asked_and_get_float32_gradients():
     *tensors, slopes = make(7, dtype=torch.float32)
     slopes[:, LOGPROB + 1 :] = 0
-    exact = torch.autograd.grad((plain_scores(*tensors, 1.0) * slopes).sum(), tensors[:2])
+    exact = torch.autograd.grad((plain_stats(*tensors, 1.0) * slopes).sum(), tensors[:2])
     for way in ("recomputed", "token_wise"):
         found = chunked(way, tensors, Settings(torch.bfloat16), slopes.float())
         grads = torch.autograd.grad((found * slopes.float()).sum(), tensors[:2])
@@ -164,15 +164,15 @@ def test_all_ways_give_the_same_bits():
 
 def test_a_loss_that_was_not_foreseen_is_refused():
     *tensors, slopes = make(7)
-    scores = chunked("token_wise", tensors, Settings(torch.float64), slopes)
+    stats = chunked("token_wise", tensors, Settings(torch.float64), slopes)
     with pytest.raises(RuntimeError, match="set `token_wise` to False"):
-        (scores[:, LOGPROB] * slopes[:, LOGPROB]).sum().mul(1.01).backward()
+        (stats[:, LOGPROB] * slopes[:, LOGPROB]).sum().mul(1.01).backward()
 
 
 def test_the_gradient_of_the_weight_is_handed_over_without_a_copy():
     *tensors, slopes = make(7)
     slopes[:, LOGPROB + 1 :] = 0
-    scores = chunked("token_wise", tensors, Settings(torch.float64), slopes)
-    place = scores.grad_fn.sums.data_ptr()
-    (scores * slopes).sum().backward()
+    stats = chunked("token_wise", tensors, Settings(torch.float64), slopes)
+    place = stats.grad_fn.sums.data_ptr()
+    (stats * slopes).sum().backward()
     assert tensors[1].grad.data_ptr() == place
