@@ -1,4 +1,4 @@
-"""Refuse answers that would keep a computer algebra system busy for ever, by looking at their text only."""
+"""Refuse text that would keep a computer algebra system busy for ever, by looking at their text only."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Score a multiple-choice answer: a letter, a letter with its text, or several letters."""
+"""Score a multiple-choice response: a letter, a letter with its text, or several letters."""
 
 import re
 from collections.abc import Mapping, Sequence

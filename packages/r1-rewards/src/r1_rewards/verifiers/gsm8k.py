@@ -1,4 +1,4 @@
-"""Score a GSM8K answer: the extracted final numbers must be equal."""
+"""Score a GSM8K response: the extracted final numbers must be equal."""
 
 from fractions import Fraction
 
@@ -35,7 +35,7 @@ def final_number(text: str) -> Fraction | None:
 
 
 def _number_in(extracted: str) -> Fraction | None:
-    """Return the number an answer says, alone or among words: 9 in "4 + 5 = 9 apples for 3 days"."""
+    """Return the number a final answer says, alone or among words: 9 in "4 + 5 = 9 apples for 3 days"."""
     number = parse_number(extracted)
     if number is not None:
         return number

@@ -1,4 +1,4 @@
-"""Score a mathematical answer: is it equal to the truth, however it is written?
+"""Score a mathematical final answer: is it equal to the truth, however it is written?
 
 Equality is decided by text, then by exact numbers, and only then by Math-Verify (extra `math`), which is imported at
 first use.
@@ -42,7 +42,7 @@ def score(response: str, ground_truth: str, *, digits: int = 6, strict: bool = T
     solution with a box or a formula; `format` is 1 if the response has a `\boxed{…}`; `overall`, the value, is the
     accuracy. For `digits` and `strict` see `equal`.
 
-    Hostile answers (`9**9**9`, huge factorials, very long or deeply nested text) are wrong without being computed;
+    Hostile responses (`9**9**9`, huge factorials, very long or deeply nested text) are wrong without being computed;
     an expression that is merely hard can still take long, so train with `load("math", …)`, whose workers have a
     deadline. Raises ImportError where Math-Verify is needed and missing.
 
@@ -58,11 +58,11 @@ def score(response: str, ground_truth: str, *, digits: int = 6, strict: bool = T
 
 
 def equal(extracted: str, truth: str, *, digits: int = 6, strict: bool = True) -> bool:
-    r"""Return whether two answers, without the text around them, mean the same.
+    r"""Return whether a final answer and a truth, without the text around them, mean the same.
 
     Decimal numbers that are not exactly equal count as equal if they agree after rounding to `digits` decimals.
-    `strict=False` lets variables have other names and sets be tuples. Not symmetric: "x = 5" answers "5", and
-    "(3, \infty)" may be answered as "x > 3".
+    `strict=False` lets variables have other names and sets be tuples. Not symmetric: "x = 5" is right for "5", and
+    "x > 3" for "(3, \infty)".
     """
     if extracted.strip() == truth.strip() != "":
         return True

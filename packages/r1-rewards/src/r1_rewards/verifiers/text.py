@@ -1,4 +1,4 @@
-"""Score an answer as text: exactly, or without case, punctuation and articles."""
+"""Score a final answer as text: exactly, or without case, punctuation and articles."""
 
 import re
 import string
@@ -12,7 +12,7 @@ _PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 
 
 def score(response: str, ground_truth: str | Sequence[str], *, exact: bool = False) -> Score:
-    r"""Return 1 if the response's answer is the truth, or one of several truths, as normalised text, else 0.
+    r"""Return 1 if the response's final answer is the truth, or one of several truths, as normalised text, else 0.
 
     The answer is the last `<answer>…</answer>`, `\boxed{…}` or "Answer: x", or else the whole response. See
     `normalise`; with `exact` only blanks around the answer do not matter.
