@@ -109,7 +109,7 @@ def sample(
 
 def assert_agreement(learner: Learner, prompts: list[Prompt], answers: list[list[Completion]]) -> None:
     groups = [Group(p, c, [""] * N, [Score(0.0)] * N, [0.0] * N) for p, c in zip(prompts, answers, strict=True)]
-    for row, annotated in enumerate(learner.annotate_old(to_samples(groups))):
+    for row, annotated in enumerate(learner.annotate(to_samples(groups), ["old_logprobs"])):
         mask, old, rollout = annotated.loss_mask, annotated.old_logprobs, annotated.rollout_logprobs
         assert old is not None
         assert rollout is not None

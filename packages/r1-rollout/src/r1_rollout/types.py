@@ -31,7 +31,10 @@ class PromptLike(Protocol):
 
     @property
     def model_inputs(self) -> "Mapping[str, Tensor]":
-        """Further forward arguments of the model, e.g. pixel_values."""
+        """Further forward arguments of the model, e.g. pixel_values.
+
+        Tensors are read when the prompt is begun, so a mapping may fetch them then; its names are asked for before.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
