@@ -55,7 +55,7 @@ def drop_failures(group: Group) -> Group:
 
 def decode(completions: Sequence[Completion], tokenizer: Decoder, *, skip_special_tokens: bool = True) -> list[str]:
     """Return the text of each completion."""
-    return [tokenizer.decode(c.token_ids, skip_special_tokens=skip_special_tokens) for c in completions]
+    return [tokenizer.decode(c.token_ids.tolist(), skip_special_tokens=skip_special_tokens) for c in completions]
 
 
 def reward_inputs(prompt: Prompt, completions: Sequence[Completion], responses: Sequence[str]) -> list[RewardInput]:
@@ -123,11 +123,11 @@ def part_rewards(groups: Sequence[Group]) -> list[dict[str, float]]:
 def _to_sample(prompt: Prompt, completion: Completion, reward: float, group_id: int) -> Sample:
     start, length = len(prompt.token_ids), len(completion.token_ids)
     return Sample(
-        token_ids=torch.tensor(prompt.token_ids + completion.token_ids),
+        token_ids=torch.cat([torch.tensor(prompt.token_ids), torch.from_numpy(completion.token_ids).long()]),
         loss_mask=torch.arange(start + length) >= start,
         position_ids=extend_positions(prompt.position_ids, length),
         group_id=group_id,
         reward=reward,
         model_inputs=prompt.model_inputs,
-        rollout_logprobs=torch.cat([torch.zeros(start), torch.tensor(completion.logprobs)]),
+        rollout_logprobs=torch.cat([torch.zeros(start), torch.from_numpy(completion.logprobs)]),
     )
