@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -130,6 +131,24 @@ class Learner:
         if self.reference is not None:
             reshard(self.reference)
         return notes.added(self.parallel)
+
+    @torch.no_grad()
+    def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
+        """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
+
+        So it can be seen whether they are what each sample gets alone. Every rank computes all of it.
+        """
+        self.model.eval()
+        batch = collate(samples, padding_free=padding_free, device=self.device)
+        with self._precision():
+            found = self._policy_tokens(batch, self.temperature).logprobs
+        reshard(self.model)
+        lengths = [sample.response_length for sample in samples]
+        return [own.tolist() for own in found.float().cpu().split(lengths)]
+
+    def pad(self) -> None:
+        """Pad micro-batches to their longest sample from now on, whatever the batching has said."""
+        self.batching = replace(self.batching, padding_free=False)
 
     # --- one optimizer step ----------------------------------------------------------------------------------------
 
