@@ -133,6 +133,7 @@ def run(
         "sampling": SamplingParams(max_tokens=LONG, n=n, seed=1),
         "shaping": Shaping(),
         "filter_key": "overall",
+        "needs": frozenset(),
         "schedule": schedule,
         "progress": silent,
     }

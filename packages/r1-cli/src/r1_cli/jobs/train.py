@@ -33,7 +33,6 @@ from r1_cli.state.stop import StopRequest
 from r1_cli.track import RunInfo, Tracker
 from r1_cli.track.console import ConsoleReporter, configure_logging
 from r1_cli.track.files import read_settings
-from r1_core.kl import FULL
 from r1_core.learner import Learner
 
 log = logging.getLogger("r1")
@@ -76,7 +75,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         scorer = build_scorer(config, hardware, model, verifier, stack)
         if config.worker.rollout.canary:
             scorer = prove(scorer, learner, build_canary(config, hardware, model, rendering.renderer))
-        objective = algorithm.build_objective(config)
+        objective, estimate = algorithm.build_objective(config), algorithm.build_estimate(config)
         sampling, val_sampling = build_sampling(config)
         run = Run(
             learner=learner,
@@ -85,13 +84,9 @@ def train(config: RunConfig, provenance: Provenance) -> None:
             stream=build_stream(config, prompts, sources),
             validation=build_validation(val_prompts, val_sources, val_sampling),
             sampling=sampling,
-            estimate=algorithm.build_estimate(config),
-            baseline_sampling=algorithm.build_baseline_sampling(config),
-            part_names=algorithm.build_part_names(config),
-            squared_probs=config.algorithm.adv_estimator == "optimal_token_baseline",
-            full_kl=algorithm.kl_in_reward(config) == FULL,
+            estimate=estimate,
             objective=objective,
-            old_from_update=schedule.updates_per_step == 1 and algorithm.may_learn_old_later(config, objective),
+            needs=algorithm.gather_needs(estimate, objective, schedule.updates_per_step),
             shaping=algorithm.build_shaping(config),
             filter_key=config.algorithm.filter_key if config.algorithm.online_filtering else "overall",
             schedule=schedule,
