@@ -30,7 +30,7 @@ DRIVER = textwrap.dedent(
 
     def noting(run, at, watch):
         batch = collect(run, at, watch)
-        tokens = [c.token_ids for group in batch.groups for c in group.completions]
+        tokens = [c.token_ids.tolist() for group in batch.groups for c in group.completions]
         with sampled.open("a") as file:
             file.write(json.dumps([at.step, tokens]) + "\\n")
         return batch

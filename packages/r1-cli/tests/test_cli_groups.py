@@ -131,7 +131,7 @@ def test_functions_say_whether_they_may_be_asked_about_single_answers(tmp_path: 
         load(f"{tmp_path}/single.py:score") as single,
     ):
         verifier = DispatchingVerifier(builtin, {"batch": batch, "single": single, "other": Equality()})
-        found = {name: verifier.alone(name) for name in ("any", "batch", "single", "other")}
+        found = {name: verifier.per_sample(name) for name in ("any", "batch", "single", "other")}
     assert found == {"any": True, "batch": False, "single": True, "other": False}
 
 
@@ -141,4 +141,4 @@ def test_services_say_so_too() -> None:
         load("http://127.0.0.1:9/score") as remote,
         load("judge", {"url": "http://127.0.0.1:9", "model": "m"}) as judge,
     ):
-        assert (remote.alone, judge.alone) == (False, True)
+        assert (remote.per_sample, judge.per_sample) == (False, True)

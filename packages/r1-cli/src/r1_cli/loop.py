@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from r1_cli.groups.group import baselines, part_rewards, to_samples
+from r1_cli.groups.group import to_samples
 from r1_cli.groups.supply import save_surplus
 from r1_cli.measure.metrics import divergence, step_metrics, update_metrics
 from r1_cli.measure.validate import validate
@@ -15,15 +15,14 @@ from r1_cli.state.checkpoints import Draft
 from r1_cli.state.stop import Stopped
 from r1_cli.track import Generation
 from r1_cli.track.stopwatch import Stopwatch
+from r1_core.needs import OF_POLICY, OF_REFERENCE
 from r1_core.objective import Objective
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
-from r1_rollout.canary import StaleWeights
-from r1_rollout.errors import EngineError
-from r1_rollout.vllm.client import ServerError
+from r1_rollout.errors import RolloutError
 
 # What ends a run between two steps, where the learner is whole: its last step is saved before.
-SAMPLING_FAILED = (RewardFailure, StaleWeights, EngineError, ServerError)
+SAMPLING_FAILED = (RewardFailure, RolloutError)
 
 log = logging.getLogger("r1")
 
@@ -60,13 +59,11 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
         groups, rewards = run.shaping.finish(batch.groups, at.rewards)
         samples = to_samples(groups)
         with watch("old"):
-            if not run.old_from_update:
-                samples = run.learner.annotate_old(samples, squared_probs=run.squared_probs, full_kl=run.full_kl)
+            samples = run.learner.annotate(samples, run.needs & OF_POLICY)
         with watch("ref"):
-            samples = run.learner.annotate_ref(samples)
+            samples = run.learner.annotate(samples, OF_REFERENCE)
         with watch("adv"):
-            parts = part_rewards(groups, run.part_names)
-            samples = run.estimate(samples, baselines=baselines(groups), parts=parts, kl_coef=at.kl.coef)
+            samples = run.estimate(samples, groups, at.kl.coef)
         with watch("update_actor"):
             samples, updates = update(run, samples, replace(run.objective, kl_coef=at.kl.coef))
     record = step_metrics(run, at, batch, samples, watch.lap()) | update_metrics(updates)
@@ -76,7 +73,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
 
 def update(run: Run, samples: list[Sample], objective: Objective) -> tuple[list[Sample], list[dict[str, float]]]:
     """Take the optimizer steps; return the samples with their old log-probs, and the metrics of each step."""
-    if run.old_from_update:
+    if "old_logprobs" not in run.needs:
         samples, metrics = run.learner.forward_backward_on_policy(samples, objective)
         return samples, [metrics | run.learner.optim_step()]
     return samples, [

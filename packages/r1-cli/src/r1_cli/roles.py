@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from r1_cli.groups.estimate import Estimate
 from r1_cli.groups.group import Decoder
 from r1_cli.groups.shaping import Shaping
 from r1_cli.groups.supply import Supply, resume_supply
@@ -16,6 +17,7 @@ from r1_cli.track import Tracker
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
 from r1_core.learner.facts import Facts
+from r1_core.needs import Needs
 from r1_core.objective import Objective
 from r1_core.reward_normalization import RewardNormalizer
 from r1_core.types import Sample
@@ -29,16 +31,8 @@ Item = TypeVar("Item")
 class Learner(Protocol):
     """The policy that is being trained; one process or many ranks."""
 
-    def annotate_old(
-        self, samples: Sequence[Sample], *, squared_probs: bool = False, full_kl: bool = False
-    ) -> list[Sample]:
-        """Add the log-probs of the policy before the step, and what of its distributions is asked for.
-
-        `squared_probs` is their sum over the vocabulary, `full_kl` the KL from the reference's, where there is one.
-        """
-
-    def annotate_ref(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Add the log-probs of the reference, where there is one."""
+    def annotate(self, samples: Sequence[Sample], needs: Needs) -> list[Sample]:
+        """Add what `needs` asks for and a forward pass finds: of the policy before the step, and of the reference."""
 
     def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
         """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch."""
@@ -52,7 +46,7 @@ class Learner(Protocol):
     def forward_backward_on_policy(
         self, samples: Sequence[Sample], objective: Objective
     ) -> tuple[list[Sample], dict[str, float]]:
-        """Do what `annotate_old` and `forward_backward` do, in one forward pass; see `r1_core.learner`."""
+        """Do what `annotate` and `forward_backward` do, in one forward pass; see `r1_core.learner`."""
 
     def optim_step(self) -> dict[str, float]:
         """Clip, update, forget the gradient; return grad_norm and lr."""
@@ -69,24 +63,6 @@ class Learner(Protocol):
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
     def save(self, folder: Path, *, model_only: bool = False) -> None: ...
     def load(self, folder: Path, *, model_only: bool = False) -> None: ...
-
-
-class Estimate(Protocol):
-    """Gives samples their advantages."""
-
-    def __call__(
-        self,
-        samples: Sequence[Sample],
-        *,
-        baselines: Sequence[float] | None,
-        parts: Sequence[Sequence[float]] | None,
-        kl_coef: float,
-    ) -> list[Sample]:
-        """Give the samples their advantages.
-
-        `baselines` are the rewards of the prompts' greedy answers, one per sample, where they were sampled; `parts`
-        the rewards of each sample one by one, for an estimator that judges them apart.
-        """
 
 
 class Progress(Protocol):
@@ -202,12 +178,8 @@ class Run:
     validation: Sequence[Validation]
     sampling: SamplingParams
     estimate: Estimate
-    baseline_sampling: SamplingParams | None  # of one more answer a prompt, whose reward is the baseline
-    part_names: Sequence[str] | None  # the rewards that the estimator judges apart, () for all; None: it does not
-    squared_probs: bool  # whether the estimator asks for sums of squared probabilities
-    full_kl: bool  # whether the KL in the reward is taken over the whole vocabulary
     objective: Objective
-    old_from_update: bool  # whether the update's own forward pass gives the old log-probs
+    needs: frozenset[str]  # what must be known before the update: words of `r1_core.needs`
     shaping: Shaping
     filter_key: str  # what the filter looks at: `overall`, the reward, or a part of the scores
     schedule: Schedule

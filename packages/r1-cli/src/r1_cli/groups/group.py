@@ -55,7 +55,7 @@ def drop_failures(group: Group) -> Group:
 
 def decode(completions: Sequence[Completion], tokenizer: Decoder, *, skip_special_tokens: bool = True) -> list[str]:
     """Return the text of each completion."""
-    return [tokenizer.decode(c.token_ids, skip_special_tokens=skip_special_tokens) for c in completions]
+    return [tokenizer.decode(c.token_ids.tolist(), skip_special_tokens=skip_special_tokens) for c in completions]
 
 
 def reward_inputs(prompt: Prompt, completions: Sequence[Completion], responses: Sequence[str]) -> list[RewardInput]:
@@ -64,7 +64,7 @@ def reward_inputs(prompt: Prompt, completions: Sequence[Completion], responses: 
     return [
         RewardInput(
             response=response,
-            ground_truth=prompt.answer,
+            ground_truth=prompt.ground_truth,
             response_length=len(completion.token_ids),
             prompt=prompt.text,
             metadata=metadata,
@@ -110,27 +110,24 @@ def baselines(groups: Sequence[Group]) -> list[float] | None:
     return found or None
 
 
-def part_rewards(groups: Sequence[Group], names: Sequence[str] | None) -> list[list[float]] | None:
-    """Return the parts `names` of each sample's score, in the order of `to_samples`; all parts if `names` is empty.
+def part_rewards(groups: Sequence[Group]) -> list[dict[str, float]]:
+    """Return the parts of each sample's score, in the order of `to_samples`, all under the same names.
 
-    The value of the score stands for a part that it lacks, as one of an answer that could not be scored does. None asks
-    for none.
+    The value of the score stands for a part that it lacks, as one of an answer that could not be scored does.
     """
-    if names is None:
-        return None
     scores = [score for group in groups for score in group.scores]
-    names = names or sorted({name for score in scores for name in score.parts} - {"overall"})
-    return [[score.parts.get(name, score.value) for name in names] for score in scores]
+    names = sorted({name for score in scores for name in score.parts} - {"overall"})
+    return [{name: score.parts.get(name, score.value) for name in names} for score in scores]
 
 
 def _to_sample(prompt: Prompt, completion: Completion, reward: float, group_id: int) -> Sample:
     start, length = len(prompt.token_ids), len(completion.token_ids)
     return Sample(
-        token_ids=torch.tensor(prompt.token_ids + completion.token_ids),
+        token_ids=torch.cat([torch.tensor(prompt.token_ids), torch.from_numpy(completion.token_ids).long()]),
         loss_mask=torch.arange(start + length) >= start,
         position_ids=extend_positions(prompt.position_ids, length),
         group_id=group_id,
         reward=reward,
         model_inputs=prompt.model_inputs,
-        rollout_logprobs=torch.cat([torch.zeros(start), torch.tensor(completion.logprobs)]),
+        rollout_logprobs=torch.cat([torch.zeros(start), torch.from_numpy(completion.logprobs)]),
     )

@@ -5,10 +5,10 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -63,8 +63,8 @@ def save_surplus(surplus: Sequence[Drawn], folder: Path) -> None:
         return
     completions = [completion for one in surplus for completion in one.group.completions]
     tensors = {
-        "token_ids": torch.tensor([token for c in completions for token in c.token_ids], dtype=torch.int64),
-        "logprobs": torch.tensor([value for c in completions for value in c.logprobs], dtype=torch.float32),
+        "token_ids": torch.from_numpy(np.concatenate([c.token_ids for c in completions])),
+        "logprobs": torch.from_numpy(np.concatenate([c.logprobs for c in completions])),
     }
     save_file(tensors, folder / TOKENS_FILE)
     (folder / GROUPS_FILE).write_text(json.dumps([_describe(one) for one in surplus]) + "\n", encoding="utf-8")
@@ -79,13 +79,14 @@ def load_surplus(folder: Path, render: Callable[[int], Prompt]) -> tuple[Drawn, 
     if not (folder / GROUPS_FILE).is_file():
         return ()
     tensors = load_file(folder / TOKENS_FILE)
-    token_ids, logprobs = iter(tensors["token_ids"].tolist()), iter(tensors["logprobs"].tolist())
-    surplus = []
+    token_ids, logprobs = tensors["token_ids"].numpy(), tensors["logprobs"].numpy()
+    surplus, begin = [], 0
     for entry in json.loads((folder / GROUPS_FILE).read_text(encoding="utf-8")):
         completions = []
         for one in entry["completions"]:
-            tokens, values = (list(islice(source, one["tokens"])) for source in (token_ids, logprobs))
-            completions.append(Completion(tokens, values, one["finish_reason"], one["weight_version"]))
+            said = slice(begin, begin := begin + one["tokens"])
+            reason, version = one["finish_reason"], one["weight_version"]
+            completions.append(Completion(token_ids[said], logprobs[said], reason, version))
         try:
             prompt = render(entry["row"])
         except (DataError, IndexError):

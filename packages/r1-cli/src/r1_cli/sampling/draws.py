@@ -12,6 +12,7 @@ from r1_cli.roles import Run
 from r1_cli.sampling.ask import read_prompts, sample_groups
 from r1_cli.track.stopwatch import Stopwatch
 from r1_core.filtering import GroupFilter
+from r1_rollout.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +107,11 @@ def settle(run: Run, group: Group) -> Group | None:
 
 def compare_with_greedy(run: Run, sampled: dict[int, Group], watch: Stopwatch) -> dict[int, Group]:
     """Give groups the reward of their prompt's greedy answer, where the estimator wants it; without one they go."""
-    if not run.baseline_sampling:
+    if "baselines" not in run.needs:
         return sampled
+    greedily = SamplingParams(max_tokens=run.sampling.max_tokens, temperature=0.0)
     prompts = [group.prompt for group in sampled.values()]
-    greedy = sample_groups(run.scorer, prompts, run.baseline_sampling, watch, run.progress)
+    greedy = sample_groups(run.scorer, prompts, greedily, watch, run.progress)
     pairs = zip(sampled, [run.shaping.punish(one) for one in greedy.values()], strict=True)
     return {i: replace(sampled[i], baseline=one.rewards[0]) for i, one in pairs if one.scores[0].keep}
 
