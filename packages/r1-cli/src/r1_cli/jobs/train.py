@@ -63,7 +63,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         console.print(render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
         schedule = build_schedule(config, plan)
         learner = build_learner(config, hardware, model, schedule)
-        settle_packing(config, hardware, model, media.renderer, learner)
+        settle_packing(config, hardware, model, rendering.renderer, learner)
         at = load_start(learner, prompts, start, algorithm.build_start(config))
         reporter.begin(at.step, schedule.total_steps)
         names = config.trainer.project_name, config.trainer.experiment_name
