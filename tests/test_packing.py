@@ -123,7 +123,7 @@ def test_values_and_gradients_are_those_of_each_sequence_alone(family: str) -> N
     if fault_of(learner) is not None:
         learner.pad()
     expected = [alone(plain, sample) for sample in samples]
-    for annotated, own in zip(learner.annotate_old(samples), expected, strict=True):
+    for annotated, own in zip(learner.annotate(samples, ["old_logprobs"]), expected, strict=True):
         assert annotated.old_logprobs is not None
         torch.testing.assert_close(annotated.old_logprobs[annotated.loss_mask], own.detach(), rtol=0, atol=2e-5)
     torch.cat(expected).sum().backward()

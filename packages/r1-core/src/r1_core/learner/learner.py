@@ -189,9 +189,8 @@ class Learner:
         Raises ValueError on samples without advantages, and if the objective needs their old log-probs before.
         """
         if samples and not self._policy_tokens.seen:
-            self.annotate(
-                samples[:1], ["old_logprobs"]
-            )  # how the head is computed must not depend on where a run was begun
+            # How the head is computed must not depend on where a run was begun.
+            self.annotate(samples[:1], ["old_logprobs"])
         notes = Notes(samples, ("old_logprobs",), self.device)
         metrics = self._forward_backward(samples, objective, notes)
         return notes.added(self.parallel), metrics
