@@ -62,7 +62,7 @@ class OpenVerifier(Verifier, Protocol):
     """A verifier that holds processes or connections until it is closed, as `load` returns it."""
 
     @property
-    def alone(self) -> bool:
+    def independent(self) -> bool:
         """Whether a score depends on its own answer only, to the bit, so that answers may be scored as they come."""
 
     def close(self) -> None: ...

@@ -10,8 +10,8 @@ from r1_cli.config.algorithm import bounds
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, settings_of
 from r1_cli.groups.shaping import OverlongBuffer, Shaping
 from r1_cli.groups.supply import Supply
-from r1_cli.roles import Estimate, Position
-from r1_core import advantages, losses
+from r1_cli.roles import Estimate, Position, Update
+from r1_core import advantages, kl, losses
 from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVariance
 from r1_core.kl_control import AdaptiveKL, FixedKL, KLController
 from r1_core.losses import Correction, Rejection
@@ -19,6 +19,19 @@ from r1_core.losses.correction import Measure, Span
 from r1_core.objective import Objective
 from r1_core.reward_normalization import RewardNormalizer
 from r1_rollout.types import SamplingParams
+
+
+def build_update(config: RunConfig, *, updates_per_step: int) -> Update:
+    """How groups become steps of the policy, of which there are `updates_per_step` in a step of training."""
+    objective = build_objective(config)
+    return Update(
+        estimate=build_estimate(config),
+        objective=objective,
+        part_names=build_part_names(config),
+        squared_probs=config.algorithm.adv_estimator == "optimal_token_baseline",
+        full_kl=kl_in_reward(config) == kl.FULL,
+        old_from_update=updates_per_step == 1 and may_learn_old_later(config, objective),
+    )
 
 
 def build_part_names(config: RunConfig) -> Sequence[str] | None:

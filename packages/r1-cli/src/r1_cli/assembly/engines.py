@@ -33,7 +33,7 @@ def build_scorer(
     if weights is None and not samples_with_vllm(config):
         weights = load_engine_weights(config, model)
     engine = build_engine(config, model, weights, stack)
-    return Scorer(engine, verifier, model.tokenizer, verifier.alone, config.worker.reward.skip_special_tokens)
+    return Scorer(engine, verifier, model.tokenizer, verifier.independent, config.worker.reward.skip_special_tokens)
 
 
 def load_engine_weights(config: RunConfig, model: ModelFiles) -> Any:

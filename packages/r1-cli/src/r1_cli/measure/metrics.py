@@ -2,45 +2,51 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 import psutil
 import torch
 
 from r1_cli.groups.group import Group
-from r1_cli.roles import Position, Run
-from r1_cli.sampling.collect import Batch
+from r1_cli.roles import Position
 from r1_cli.sampling.proof import ProvenGenerator
 from r1_core.losses import correction
 from r1_core.types import Sample
 from r1_rollout.types import Generator
 
 
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What throughput is measured against."""
+
+    flops_per_token: float  # of one training token, forward and backward
+    peak_flops: float | None  # of the device; None where it is not known
+    ppo_epochs: int = 1  # times that a token is trained on
+
+
 def step_metrics(
-    run: Run, at: Position, batch: Batch, samples: Sequence[Sample], seconds: Mapping[str, float]
+    at: Position,
+    groups: Sequence[Group],
+    samples: Sequence[Sample],
+    seconds: Mapping[str, float],
+    engine: Generator,
+    compute: Compute,
 ) -> dict[str, float]:
-    """Return everything but the update's own metrics, of the step that begins at `at`."""
+    """Return everything but the collector's and the update's own metrics, of the step that begins at `at`."""
     tokens = [len(sample.token_ids) for sample in samples]
     return {
         **{f"timing_s/{stage}": value for stage, value in seconds.items()},
-        **reward_metrics(batch.groups),
-        **source_metrics(batch.groups, "reward/"),
-        **spread("critic/score", [score.value for group in batch.groups for score in group.scores]),
+        **reward_metrics(groups),
+        **source_metrics(groups, "reward/"),
+        **spread("critic/score", [score.value for group in groups for score in group.scores]),
         **spread("critic/rewards", [sample.reward for sample in samples]),
         **advantage_metrics(samples),
-        **length_metrics(batch.groups, run.sampling.max_tokens),
-        **staleness(at.step, batch, samples),
-        **canary_metrics(run.scorer.generator),
+        **length_metrics(groups),
+        **staleness(at.step, groups, samples),
+        **canary_metrics(engine),
         **spread("global_seqlen", tokens),
-        "rollout/groups_sampled": float(batch.sampled),
-        "rollout/groups_trained": float(len(batch.groups)),
-        "rollout/groups_kept": float(len(batch.supply.surplus)),
-        "rollout/groups_discarded": float(batch.discarded),
-        "rollout/tokens_sampled": float(batch.tokens),
-        "filter/rate": 1 - batch.passed / max(batch.sampled, 1),
-        **{f"filter/{name}": value for name, value in at.filter.metrics.items()},
-        **(run.shaping.overlong.metrics(batch.groups) if run.shaping.overlong else {}),
-        **performance(run, sum(tokens), seconds),
+        **performance(compute, sum(tokens), seconds),
     }
 
 
@@ -65,9 +71,9 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str = "") -> dict[str, float]:
-    """Return the mean of each part of the rewards, and how many answers could not be scored, by cause.
+    """Return the mean of each part of the rewards, and how many responses could not be scored, by cause.
 
-    Every prompt counts the same, however many answers it has.
+    Every prompt counts the same, however many responses it has.
     """
     scores = [score for group in groups for score in group.scores]
     means = mean_of([mean_of([score.parts for score in group.scores]) for group in groups])
@@ -101,8 +107,8 @@ def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return spread("critic/advantages", values) | spread("critic/returns", values)
 
 
-def length_metrics(groups: Sequence[Group], max_tokens: int) -> dict[str, float]:
-    """Return lengths in tokens, and the share of answers that were cut at `max_tokens`."""
+def length_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return lengths in tokens, and the share of completions that were cut at the longest length allowed."""
     completions = [completion for group in groups for completion in group.completions]
     return {
         **spread("response_length", [len(c.token_ids) for c in completions]),
@@ -111,18 +117,20 @@ def length_metrics(groups: Sequence[Group], max_tokens: int) -> dict[str, float]
     }
 
 
-def staleness(step: int, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """Return how many steps old the answers are on average, and how far the policy has gone from the old ones.
+def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, float]:
+    """Return how many steps old the responses are on average, and how far the policy has gone from the old ones.
 
-    Answers of this step tell how well engine and learner agree, under `rollout/`; for those that were kept from an
+    Responses of this step tell how well engine and learner agree, under `rollout/`; for those that were kept from an
     earlier one, under `rollout/kept_`, the same numbers hold what the policy has learned since, too.
     """
-    ages = [step - completion.weight_version for group in batch.groups for completion in group.completions]
-    record = {"rollout/staleness": fmean(ages)}
-    for prefix, old in (("rollout/", False), ("rollout/kept_", True)):
-        share = [sample for sample, age in zip(samples, ages, strict=True) if (age > 0) is old]
-        record |= agreement(share, prefix)
-    return record
+    ages = [step - completion.weight_version for group in groups for completion in group.completions]
+    fresh = [sample for sample, age in zip(samples, ages, strict=True) if age <= 0]
+    kept = [sample for sample, age in zip(samples, ages, strict=True) if age > 0]
+    return {
+        "rollout/staleness": fmean(ages),
+        **agreement(fresh, "rollout/"),
+        **agreement(kept, "rollout/kept_"),
+    }
 
 
 def agreement(samples: Sequence[Sample], prefix: str = "rollout/") -> dict[str, float]:
@@ -160,7 +168,7 @@ def canary_metrics(generator: Generator) -> dict[str, float]:
 
 
 def divergence(samples: Sequence[Sample]) -> float:
-    """Return the mean over answers of the policy's token KL from the reference (k1, nats); 0 without a reference."""
+    """Return the mean over responses of the policy's token KL from the reference (k1, nats); 0 without a reference."""
     gaps = [
         (s.old_logprobs - s.ref_logprobs)[s.loss_mask].double().mean()
         for s in samples
@@ -169,7 +177,7 @@ def divergence(samples: Sequence[Sample]) -> float:
     return float(torch.stack(gaps).mean()) if gaps else 0.0
 
 
-def performance(run: Run, tokens: int, seconds: Mapping[str, float]) -> dict[str, float]:
+def performance(compute: Compute, tokens: int, seconds: Mapping[str, float]) -> dict[str, float]:
     """Return throughput and memory; MFU only where the device's peak is known, never a made-up one."""
     record = {
         "perf/total_num_tokens": float(tokens),
@@ -177,9 +185,9 @@ def performance(run: Run, tokens: int, seconds: Mapping[str, float]) -> dict[str
         "perf/throughput": tokens / seconds["step"],
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
-    if run.device_peak_flops:
-        updated = tokens * run.schedule.ppo_epochs
-        record["perf/mfu_actor"] = updated * run.flops_per_token / (seconds["update_actor"] * run.device_peak_flops)
+    if compute.peak_flops:
+        flops = tokens * compute.ppo_epochs * compute.flops_per_token
+        record["perf/mfu_actor"] = flops / (seconds["update_actor"] * compute.peak_flops)
     if torch.cuda.is_available():
         record["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / 2**30
         record["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 2**30

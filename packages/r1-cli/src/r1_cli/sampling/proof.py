@@ -6,11 +6,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
-import torch
-
-from r1_cli.groups.group import extend_positions
+from r1_cli.groups.group import to_sample
 from r1_cli.roles import Learner, Scorer
-from r1_core.types import Sample
 from r1_rollout.canary import Canary
 from r1_rollout.fault import Engine, Rows, find_fault
 from r1_rollout.types import Drainable, Groups, PromptLike, SamplingParams
@@ -36,24 +33,12 @@ class LearnerReference:
 
     def score(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-prob of each response token, at the learner's temperature."""
-        samples = [_to_sample(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+        samples = [to_sample(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         annotated = self.learner.annotate_old(samples)
         return [s.old_logprobs[s.loss_mask].tolist() for s in annotated if s.old_logprobs is not None]
 
     def zeroed(self, rows: Rows) -> AbstractContextManager[None]:
         return self.learner.zeroed(rows)
-
-
-def _to_sample(prompt: PromptLike, response: Sequence[int]) -> Sample:
-    start, length = len(prompt.token_ids), len(response)
-    return Sample(
-        token_ids=torch.tensor([*prompt.token_ids, *response]),
-        loss_mask=torch.arange(start + length) >= start,
-        position_ids=extend_positions(prompt.position_ids, length),
-        group_id=0,
-        reward=0.0,
-        model_inputs=prompt.model_inputs,
-    )
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ class JudgeVerifier(Service):
     endpoint fail it as `remote` or `timeout`.
     """
 
-    alone: ClassVar[bool] = True
+    independent: ClassVar[bool] = True
 
     def __init__(
         self,

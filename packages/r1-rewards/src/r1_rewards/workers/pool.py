@@ -125,7 +125,7 @@ class PooledVerifier:
                 raise RuntimeError(f"the verifier {self.spec!r} was closed while scoring") from error
 
     @property
-    def alone(self) -> bool:
+    def independent(self) -> bool:
         """Whether a score depends on its own answer only: true of all but batch functions."""
         return not self.reward.batch
 
