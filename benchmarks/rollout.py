@@ -59,7 +59,7 @@ def r1(model: Any, prompts: list[Prompt], lengths: Lengths) -> Run:
     from r1_rollout.embedded import engine as embedded
     from r1_rollout.types import SamplingParams
 
-    plan = embedded.sampling_plan
+    plan = embedded.sampling_choices
 
     def scheduled(*args: Any, **options: Any) -> Any:
         """The engine's own plan, but each sample ends at its own length."""
@@ -69,7 +69,7 @@ def r1(model: Any, prompts: list[Prompt], lengths: Lengths) -> Run:
 
         return replace(plan(*args, **options), stopped=stopped)
 
-    embedded.sampling_plan = scheduled
+    embedded.sampling_choices = scheduled
     rows = len(prompts) * SAMPLES
     engine = embedded.EmbeddedEngine(
         model,

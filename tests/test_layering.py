@@ -3,12 +3,47 @@
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
+import measure
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LEAVES = ["r1_core", "r1_rollout", "r1_rewards", "r1_data"]
+PACKAGES = ["r1_core", "r1_rollout", "r1_rewards", "r1_data", "r1_cli"]
+LEAVES = PACKAGES[:-1]
+
+# What users import from the packages themselves. It stays importable, whichever module has it.
+PUBLIC = {
+    "r1_core": """
+        AdvantageInputs Batching Learner LossInputs MicroLimit Objective Parallel Sample build_optimizer
+        learning_rate_scale shard_model token_logprobs
+    """,
+    "r1_rollout": """
+        Canary Completion Deadlines EmbeddedEngine Endpoint LoadedEngine LocalServer SamplingParams ServerPool TOLERANCE
+        VllmEngine find_fault load text_probes vllm_command
+    """,
+    "r1_rewards": """
+        Cause Failure FailurePolicy OpenVerifier PooledVerifier RewardFailure RewardInput RewardSpecError Score Verifier
+        load
+        box choice code combine dapo format geo3k gsm8k gsm8k_verl language length lmm_r1 math math_dapo math_easyr1
+        math_verl numeric point prime_math r1v r1v_easyr1 repetition search_r1 text
+        extract reference_probability
+    """,
+    "r1_data": """
+        Columns DataError Detected Downloads Example MediaError Mixture Prompt PromptDataset Renderer Rows Stream
+        Summary Video WeightedStream answers_per_prompt compile_format_prompt count_rows detect detect_columns
+        name_source read_rows read_sources to_example
+    """,
+}
+# Classes that stand in users' server commands by their dotted path, and what a package's command runs.
+DOTTED = [
+    ("r1_rollout.vllm.guard", "TokenGuard"),
+    ("r1_rollout.vllm.receiver", "WeightReceiver"),
+    ("r1_rollout.vllm.plain_logprobs", "PlainLogprobs"),
+    ("r1_cli.main", "main"),
+    ("r1_rewards.main", "main"),
+]
 
 
 def imported_roots(path: Path) -> set[str]:
@@ -25,9 +60,57 @@ def sources(module: str) -> list[Path]:
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_a_leaf_imports_no_other_package_of_r1(leaf: str) -> None:
     assert sources(leaf)
-    others = {"r1_core", "r1_rollout", "r1_rewards", "r1_data", "r1_cli"} - {leaf}
-    guilty = {str(path): found for path in sources(leaf) if (found := imported_roots(path) & others)}
+    guilty = {str(path): found for path in sources(leaf) if (found := imported_roots(path) & {*PACKAGES} - {leaf})}
     assert not guilty
+
+
+def test_no_module_and_no_room_of_a_package_leads_back_to_itself() -> None:
+    assert not measure.all_circles()
+
+
+def test_a_circle_of_modules_or_of_rooms_is_found() -> None:
+    graph = {"p.a.x": {"p.b.y"}, "p.b.y": set(), "p.b.z": {"p.a.w"}, "p.a.w": set(), "p.c": {"p.a.x"}}
+    assert not measure.circles(graph)
+    assert measure.circles(measure.rooms(graph, "p")) == [["p.a", "p.b", "p.a"]]
+    assert measure.circles({**graph, "p.a.w": {"p.c"}, "p.b.y": {"p.b.z"}})
+
+
+def test_rooms_stand_on_floors_above_all_that_they_import(tmp_path: Path) -> None:
+    graph = {"p": {"p.b"}, "p.a": {"p.b", "p.c"}, "p.b": {"p.c"}, "p.c": set()}
+    assert measure.floors(graph) == [["p.c"], ["p.b"], ["p", "p.a"]]
+    file = tmp_path / "a.py"
+    file.write_text("if TYPE_CHECKING:\n    from p.b import C\ndef f():\n    from . import d\n    import p.e\n")
+    others = dict.fromkeys(("p.b", "p.d", "p.e"), tmp_path / "none.py")
+    (tmp_path / "none.py").touch()
+    assert measure.imports({"p.a": file, **others})["p.a"] == {"p.b", "p.d", "p.e"}
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_what_users_import_from_a_package_stays_there(package: str) -> None:
+    module = import_module(package)
+    assert not [name for name in PUBLIC[package].split() if not hasattr(module, name)]
+
+
+@pytest.mark.parametrize("package", ["r1_core", "r1_rollout"])
+def test_types_are_told_of_the_modules_that_names_are_loaded_from(package: str) -> None:
+    module = import_module(package)
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    told = {
+        (alias.name, str(node.module))
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert told == {(name, f"{package}.{place}") for name, place in module.PUBLIC.items()}
+
+
+@pytest.mark.parametrize(("module", "name"), DOTTED)
+def test_dotted_paths_that_users_type_lead_somewhere(module: str, name: str) -> None:
+    """Read and not imported: some need vLLM."""
+    path = ROOT / "packages" / module.split(".")[0].replace("_", "-") / "src" / (module.replace(".", "/") + ".py")
+    assert name in {getattr(node, "name", "") for node in ast.parse(path.read_text()).body}
 
 
 def test_rewards_never_import_torch_but_for_reward_models() -> None:

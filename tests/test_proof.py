@@ -12,6 +12,7 @@ from endtoend import QUICKSTART, R1, SMALL, read_log
 from r1_cli.assembly import canary, engines
 from r1_cli.assembly.rendering import build_renderer
 from r1_cli.config import load_config
+from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
@@ -107,4 +108,4 @@ def test_the_tolerance_is_that_of_the_coarser_side() -> None:
     for words, tolerance in cases:
         config = load_config([QUICKSTART, *words])[0]
         model = open_model(config)
-        assert canary.build_canary(config, model, build_renderer(config, model)).tolerance == tolerance
+        assert canary.build_canary(config, Hardware("cpu"), model, build_renderer(config, model)).tolerance == tolerance

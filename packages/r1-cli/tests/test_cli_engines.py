@@ -4,10 +4,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
 
 from r1_cli.assembly.engines import vllm_options
 from r1_cli.config import load_config
+from r1_cli.hardware import Hardware
 
 BASE = [
     "data.train_files=owner/rows@train",
@@ -21,5 +21,5 @@ BASE = [
 def test_the_default_of_two_workers_is_as_many_as_there_are_devices(devices: int) -> None:
     config, _ = load_config([*BASE, f"trainer.n_gpus_per_node={devices}"])
     assert config.worker.rollout.tensor_parallel_size == 2
-    model = cast(Any, SimpleNamespace(device=torch.device("cpu"), vision_language=False))
-    assert vllm_options(config, model, frozenset())["tensor_parallel_size"] == devices
+    model = cast(Any, SimpleNamespace(vision_language=False))
+    assert vllm_options(config, Hardware("cpu"), model, frozenset())["tensor_parallel_size"] == devices

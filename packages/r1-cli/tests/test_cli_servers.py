@@ -10,6 +10,7 @@ import torch
 from r1_cli.assembly import servers
 from r1_cli.assembly.learner import ModelFiles
 from r1_cli.config import ConfigError, RunConfig, load_config, unavailable, without_effect
+from r1_cli.hardware import Hardware
 from r1_cli.models.load import ModelError
 from r1_rollout.vllm.servers.pool import ServerPool
 
@@ -19,6 +20,7 @@ BASE = [
     "worker.reward.reward_function=math",
     "trainer.n_gpus_per_node=1",
 ]
+CPU, GPUS = Hardware("cpu"), Hardware("cuda", ("3", "4", "5", "6", "7"))
 URLS = "worker.rollout.servers.urls=[http://127.0.0.1:8000, http://127.0.0.1:8001]"
 
 
@@ -26,23 +28,23 @@ def config_of(*words: str) -> RunConfig:
     return load_config([*BASE, *words])[0]
 
 
-def model(device: str = "cpu") -> Any:
+def model() -> Any:
     tokenizer = SimpleNamespace(get_vocab=dict, convert_tokens_to_ids={}.get)
     hf_config = SimpleNamespace(to_dict=lambda: {"image_token_id": 60}, vision_config=None)
-    return ModelFiles("owner/model", hf_config, tokenizer, tokenizer, torch.device(device))
+    return ModelFiles("owner/model", hf_config, tokenizer, tokenizer)
 
 
 def test_given_servers_become_a_pool_with_its_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
     config = config_of(URLS, "worker.rollout.servers.stall_timeout=7.5")
-    with servers.build_server_pool(config, model(), frozenset({2}), 300) as pool:
+    with servers.build_server_pool(config, CPU, model(), frozenset({2}), 300) as pool:
         assert isinstance(pool, ServerPool)
-        assert [member.endpoint.url for member in pool._members.all] == [
+        assert [server.endpoint.url for server in pool._supervisor.servers] == [
             "http://127.0.0.1:8000",
             "http://127.0.0.1:8001",
         ]
-        assert {member.endpoint.token for member in pool._members.all} == {"secret"}
-        assert pool._members.deadlines.stall == 7.5
+        assert {server.endpoint.token for server in pool._supervisor.servers} == {"secret"}
+        assert pool._supervisor.deadlines.stall == 7.5
         assert pool._max_sequences == 300
         assert pool._dtype is torch.float32
         assert pool._banned == {60}
@@ -57,32 +59,32 @@ def test_the_way_of_the_weights_reaches_the_pool_and_the_servers(
 ) -> None:
     monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
     config = config_of(URLS, *words)
-    with servers.build_server_pool(config, model(), frozenset({2}), 256) as pool:
+    with servers.build_server_pool(config, CPU, model(), frozenset({2}), 256) as pool:
         assert pool._broadcast == backend
-    options = servers.server_options(config, model(), frozenset(), torch.float32, 256)
+    options = servers.server_options(config, CPU, model(), frozenset(), 256)
     assert options["weight_transfer_config"] == ({"backend": backend} if backend else None)
 
 
 def test_gpus_get_their_weights_over_nccl_for_which_the_learner_needs_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
     config = config_of(URLS, BROADCAST)
-    options = servers.server_options(config, model("cuda"), frozenset(), torch.bfloat16, 256)
+    options = servers.server_options(config, GPUS, model(), frozenset(), 256)
     assert options["weight_transfer_config"] == {"backend": "nccl"}
     monkeypatch.setattr(servers, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match="transfer=broadcast on GPUs needs vLLM here"):
-        servers.build_server_pool(config, model("cuda"), frozenset({2}), 256)
+        servers.build_server_pool(config, GPUS, model(), frozenset({2}), 256)
 
 
 def test_given_servers_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("R1_SERVERS_TOKEN", raising=False)
     with pytest.raises(ModelError, match="R1_SERVERS_TOKEN"):
-        servers.build_server_pool(config_of(URLS), model(), frozenset({2}), 256)
+        servers.build_server_pool(config_of(URLS), CPU, model(), frozenset({2}), 256)
 
 
 def test_the_engines_keys_become_options_of_the_servers() -> None:
     words = ["worker.rollout.enforce_eager=true", "worker.rollout.limit_images=3", "worker.rollout.max_model_len=5000"]
     config = config_of(URLS, *words, "worker.rollout.tensor_parallel_size=4", "trainer.n_gpus_per_node=8")
-    options = servers.server_options(config, model("cuda"), frozenset({9, 7}), torch.bfloat16, 256)
+    options = servers.server_options(config, GPUS, model(), frozenset({9, 7}), 256)
     assert options["dtype"] == "bfloat16"
     assert options["tensor_parallel_size"] == 4
     assert options["enforce_eager"] is True
@@ -90,15 +92,14 @@ def test_the_engines_keys_become_options_of_the_servers() -> None:
     assert options["limit_mm_per_prompt"] == {"image": 3}
     assert options["additional_config"] == {"r1_banned_token_ids": [7, 9]}
     assert options["load_format"] == "dummy"
-    assert servers.server_options(config, model(), frozenset(), torch.float32, 256)["kv_cache_memory_bytes"] == 2**30
+    assert servers.server_options(config, CPU, model(), frozenset(), 256)["kv_cache_memory_bytes"] == 2**30
 
 
-def test_servers_stand_on_the_gpus_behind_the_learners(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,5,6,7")
-    taken = [servers._device_environment(number, 2, 2, on_cpu=False) for number in range(2)]
+def test_servers_stand_on_the_gpus_behind_the_learners() -> None:
+    taken = [servers._device_environment(GPUS, number, 2, 2) for number in range(2)]
     assert taken == [{"CUDA_VISIBLE_DEVICES": "4,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
     with pytest.raises(ModelError, match="need 6 GPUs beside the learner's, and 5 are visible"):
-        servers._device_environment(0, 3, 2, on_cpu=False)
+        servers._device_environment(GPUS, 0, 3, 2)
 
 
 def test_with_servers_the_keys_of_vllm_are_read() -> None:

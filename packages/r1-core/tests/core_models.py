@@ -1,5 +1,7 @@
 """Tiny random models and samples for the learner's tests, and a way to run the models wholly in float64."""
 
+from collections import UserDict
+from collections.abc import Mapping
 from functools import cache
 
 import torch
@@ -99,6 +101,18 @@ def text_samples(lengths=((3, 4), (5, 1), (2, 6), (4, 3), (6, 2)), seed: int = 1
         reward = float(torch.rand((), generator=generator))
         samples.append(Sample(tokens, mask, torch.arange(length)[None], group_id=i % 2, reward=reward))
     return samples
+
+
+class Fetched(UserDict[str, Tensor]):
+    """Model inputs that are elsewhere until one is read; remembers which were."""
+
+    def __init__(self, inputs: Mapping[str, Tensor]) -> None:
+        self.read: list[str] = []
+        super().__init__(inputs)
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.read.append(name)
+        return self.data[name]
 
 
 @cache

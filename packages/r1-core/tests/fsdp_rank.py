@@ -87,9 +87,10 @@ def run(name, parallel, folder):
         learner.save(folder / f"after{i}")
     assert {n for n, _ in learner.weights()} == {n for n, _ in learner.model.named_parameters()}
     whole_weights = {n: t.clone() for n, t in learner.weights()}
-    with learner.zeroed({"model.norm.weight" if name == "qwen2" else "model.language_model.norm.weight": None}):
-        zeros = [n for n, t in learner.weights() if not t.any() and whole_weights[n].any()]
-        assert [n.rpartition("norm")[2] for n in zeros] == [".weight"]
+    learner.ablate({"model.norm.weight" if name == "qwen2" else "model.language_model.norm.weight": None})
+    zeros = [n for n, t in learner.weights() if not t.any() and whole_weights[n].any()]
+    assert [n.rpartition("norm")[2] for n in zeros] == [".weight"]
+    learner.restore()
     assert all(t.equal(whole_weights[n]) for n, t in learner.weights())
     resumed = learner_for(name, parallel)
     resumed.load(folder / "single1")

@@ -1,10 +1,9 @@
-"""Weights are zero inside the block, and back to the bit after it."""
+"""Weights that are set to zero for a while are back to the bit after it, and a learner says what it is."""
 
 import pytest
 import torch
+from core_heads import learner_for
 from core_models import qwen2
-
-from r1_core.learner.ablation import zeroed
 
 NORM, EMBEDDING = "model.norm.weight", "model.embed_tokens.weight"
 
@@ -13,35 +12,54 @@ def state_of(model):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def test_only_the_rows_named_are_zero_and_only_inside_the_block():
+def test_only_the_rows_named_are_zero_and_only_until_they_are_restored():
     model = qwen2(tied=True)
-    before = state_of(model)
-    with zeroed(model, {NORM: None, EMBEDDING: [1, 3]}):
-        inside = state_of(model)
-        assert not inside[NORM].any()
-        assert not inside[EMBEDDING][[1, 3]].any()
-        rest = [row for row in range(len(before[EMBEDDING])) if row not in (1, 3)]
-        assert torch.equal(inside[EMBEDDING][rest], before[EMBEDDING][rest])
-        assert torch.equal(inside["lm_head.weight"], inside[EMBEDDING])
-        assert all(torch.equal(inside[n], t) for n, t in before.items() if n not in (NORM, EMBEDDING, "lm_head.weight"))
+    learner, before = learner_for(model), state_of(model)
+    learner.ablate({NORM: None, EMBEDDING: [1, 3]})
+    inside = state_of(model)
+    assert not inside[NORM].any()
+    assert not inside[EMBEDDING][[1, 3]].any()
+    rest = [row for row in range(len(before[EMBEDDING])) if row not in (1, 3)]
+    assert torch.equal(inside[EMBEDDING][rest], before[EMBEDDING][rest])
+    assert torch.equal(inside["lm_head.weight"], inside[EMBEDDING])
+    assert all(torch.equal(inside[n], t) for n, t in before.items() if n not in (NORM, EMBEDDING, "lm_head.weight"))
+    learner.restore()
     assert all(torch.equal(tensor, before[name]) for name, tensor in state_of(model).items())
 
 
-def test_an_error_inside_the_block_loses_nothing():
+def test_a_second_ablation_waits_for_the_first_one_and_a_second_restore_does_nothing():
     model = qwen2()
-    before = state_of(model)
-    with pytest.raises(RuntimeError, match="inside"), zeroed(model, {NORM: None}):
-        raise RuntimeError("inside")
+    learner, before = learner_for(model), state_of(model)
+    learner.ablate({NORM: None})
+    with pytest.raises(RuntimeError, match="call restore first"):
+        learner.ablate({EMBEDDING: None})
+    learner.restore()
+    learner.restore()
     assert all(torch.equal(tensor, before[name]) for name, tensor in state_of(model).items())
 
 
 def test_no_row_at_all_changes_nothing():
     model = qwen2()
     before = state_of(model)
-    with zeroed(model, {EMBEDDING: []}):
-        assert torch.equal(model.model.embed_tokens.weight, before[EMBEDDING])
+    learner_for(model).ablate({EMBEDDING: []})
+    assert torch.equal(model.model.embed_tokens.weight, before[EMBEDDING])
 
 
-def test_a_tensor_that_is_not_there_is_an_error():
-    with pytest.raises(KeyError, match="nowhere"), zeroed(qwen2(), {"nowhere": None}):
-        pass
+def test_a_tensor_that_is_not_there_is_an_error_and_changes_nothing():
+    model = qwen2()
+    learner, before = learner_for(model), state_of(model)
+    with pytest.raises(KeyError, match="nowhere"):
+        learner.ablate({NORM: None, "nowhere": None})
+    learner.ablate({})
+    assert torch.equal(model.model.norm.weight, before[NORM])
+
+
+def test_facts_count_what_is_multiplied_and_spare_frozen_weights_their_gradient():
+    model = qwen2()
+    facts = learner_for(model).describe()
+    parameters = sum(p.numel() for p in model.parameters())
+    multiplied = parameters - model.model.embed_tokens.weight.numel()
+    assert (facts.parameters, facts.flops_per_token, facts.device) == (parameters, 6 * multiplied, "cpu")
+    assert facts.peak_allocated is facts.peak_reserved is None
+    model.lm_head.requires_grad_(False)
+    assert learner_for(model).describe().flops_per_token == 6 * multiplied - 2 * model.lm_head.weight.numel()

@@ -2,10 +2,11 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
-from core_models import IMAGE_TOKEN, picture_samples, text_samples
+from core_models import IMAGE_TOKEN, Fetched, picture_samples, text_samples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -199,6 +200,20 @@ def test_pictures_are_concatenated_in_the_order_of_their_samples():
         assert (arguments["input_ids"] == IMAGE_TOKEN).sum() == 12
     assert pack(samples)["position_ids"].shape[0] == 4
     assert pad(samples)["position_ids"].shape[0] == 3
+
+
+@pytest.mark.parametrize("padding_free", [True, False])
+def test_inputs_that_are_elsewhere_are_fetched_once_and_for_their_own_micro_batch_only(padding_free):
+    plain = picture_samples()
+    samples = [replace(sample, model_inputs=Fetched(sample.model_inputs)) for sample in plain]
+    count(samples)
+    schedule(samples, MicroLimit(2), 0, 2)
+    fillers([samples[3]], samples)
+    assert not any(sample.model_inputs.read for sample in samples)
+    found, expected = (collate(batch[:2], padding_free=padding_free).forward for batch in (samples, plain))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert [sorted(sample.model_inputs.read) for sample in samples] == [sorted(plain[0].model_inputs)] * 2 + [[]] * 3
 
 
 def test_packing_without_the_text_axis_is_refused():

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 from r1_rollout.embedded import EmbeddedEngine
-from r1_rollout.fault import Rows
+from r1_rollout.fault import ParameterRows
 from r1_rollout.lora import Adapter
 from r1_rollout.names import core
 from r1_rollout.types import PromptLike
@@ -56,11 +56,11 @@ class ModelReference:
         return self.own().items() if self.adapter is None else self.adapter
 
     @torch.no_grad()
-    def score(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
+    def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
         return [plain_score(self.model, p, [*r]) for p, r in zip(prompts, responses, strict=True)]
 
     @contextmanager
-    def zeroed(self, rows: Rows) -> Iterator[None]:
+    def zeroed(self, rows: ParameterRows) -> Iterator[None]:
         own = self.own()
         kept = {name: own[name].clone() for name in rows}
         for name, which in rows.items():
@@ -113,8 +113,8 @@ class FaultyEngine:
     def generate(self, *args: Any) -> Any:
         return self.engine.generate(*args)
 
-    def score(self, *args: Any) -> list[list[float]]:
-        return self.engine.score(*args)
+    def logprobs_of(self, *args: Any) -> list[list[float]]:
+        return self.engine.logprobs_of(*args)
 
 
 class RenumberedEngine:
@@ -128,8 +128,8 @@ class RenumberedEngine:
         with self.engine.awake(weights, self.first + version):
             yield
 
-    def score(self, *args: Any) -> list[list[float]]:
-        return self.engine.score(*args)
+    def logprobs_of(self, *args: Any) -> list[list[float]]:
+        return self.engine.logprobs_of(*args)
 
 
 def no_fault(engine: FaultyEngine, name: str, tensor: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class PrefixCachingEngine(EmbeddedEngine):
         self.cached: dict[tuple[int, ...], tuple[DynamicCache, Tensor]] = {}
 
     @torch.no_grad()
-    def score(
+    def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
     ) -> list[list[float]]:
         return [self._score(p, [*r]) for p, r in zip(prompts, responses, strict=True)]

@@ -12,9 +12,9 @@ from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint
 from r1_rollout.vllm.seeds import sample_seed
-from r1_rollout.vllm.servers.members import Deadlines
 from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.server import LocalServer
+from r1_rollout.vllm.servers.supervisor import Deadlines
 
 QUICK = Deadlines(stall=60.0, load=60.0, probe=0.01, recovery=120.0)
 PARAMS = SamplingParams(max_tokens=6, n=2, seed=5)
@@ -72,7 +72,7 @@ class Pools:
 
 
 def all_ready(pool: ServerPool) -> bool:
-    return all(member.state == "ready" for member in pool._members.all)
+    return all(server.state == "ready" for server in pool._supervisor.servers)
 
 
 def take(groups: Any, count: int) -> Any:

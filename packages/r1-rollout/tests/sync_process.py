@@ -62,7 +62,7 @@ def cycles() -> dict[str, int]:
         with engine.awake(source.named_parameters(), version):
             if version % 100 == 0:
                 list(engine.generate([PROMPT], SamplingParams(max_tokens=2, n=2)))
-                engine.score([PROMPT], [[3, 4]])
+                engine.logprobs_of([PROMPT], [[3, 4]])
         if version == 1_000:
             after_warm_up = memory("VmRSS")
     return {"grown": memory("VmRSS") - after_warm_up, "cycles": version + 1}

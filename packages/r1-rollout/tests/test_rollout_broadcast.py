@@ -19,10 +19,10 @@ from server_pools import PARAMS, Pools, adapter, all_ready, prompts, wait_for, w
 import r1_rollout
 from r1_rollout.vllm.client import Endpoint
 from r1_rollout.vllm.nccl_group import NcclSender
-from r1_rollout.vllm.servers import lane
+from r1_rollout.vllm.servers import transfer
 from r1_rollout.vllm.servers.broadcast import Broadcast, BrokenOff
-from r1_rollout.vllm.servers.members import Deadlines, ServersLost
 from r1_rollout.vllm.servers.server import LocalServer
+from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
 from r1_rollout.vllm.tcp_group import TcpReceiver, TcpSender, own_address
 from r1_rollout.weights import WeightsError
 
@@ -102,7 +102,7 @@ def test_a_server_that_hangs_in_a_push_is_left_after_the_deadline_and_the_others
         assert sorted(good.received) == NAMES
         wait_for(lambda: all_ready(pool))  # it hung in this push only
     hung_up = [record.message for record in caplog.records if "/update_weights: nothing heard for" in record.message]
-    assert any(pool._members.all[1].name in message for message in hung_up)
+    assert any(pool._supervisor.servers[1].name in message for message in hung_up)
 
 
 def test_a_given_server_without_our_disk_returns_by_a_broadcast_of_its_own(pools: Pools) -> None:
@@ -177,7 +177,7 @@ def test_weights_of_other_names_or_shapes_than_the_first_never_become_a_version(
             pass
         assert sorted(fakes[0].received) == came
         assert {fake.base for fake in fakes} == {None}
-        assert {(member.state, member.label) for member in pool._members.all} == {("new", None)}
+        assert {(server.state, server.label) for server in pool._supervisor.servers} == {("new", None)}
         fakes[1].update_fault = lambda number: None
     with pool.awake(adapter(), 1):  # upon the base that none of them holds any more
         assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
@@ -222,7 +222,7 @@ def test_a_sender_that_cannot_make_its_end_says_so(pools: Pools, monkeypatch: py
     def no_library(workers: int, device: torch.device) -> NcclSender:
         raise RuntimeError("libnccl is not there")
 
-    monkeypatch.setattr(lane, "NcclSender", no_library)
+    monkeypatch.setattr(transfer, "NcclSender", no_library)
     fake = FakeServer()
     fake.backend, fake.rejects_weights = "nccl", True
     short = Deadlines(stall=60, load=60, probe=0.01, recovery=0.5)
@@ -293,13 +293,13 @@ def test_the_sender_listens_where_the_server_can_reach_it() -> None:
     assert own_address(Endpoint("http://127.0.0.2:8000")) == "127.0.0.1"  # the route to it begins there
 
 
-def test_followers_that_leave_early_or_late_hold_nobody_up() -> None:
+def test_subscribers_that_leave_early_or_late_hold_nobody_up() -> None:
     broadcast, taken = Broadcast(), dict[int, list[str]]()
-    followers = [broadcast.join() for _ in range(4)]
+    subscribers = [broadcast.join() for _ in range(4)]
 
     def follow(number: int) -> None:
-        with followers[number] as follower:
-            for turn, bucket in enumerate(follower):
+        with subscribers[number] as subscriber:
+            for turn, bucket in enumerate(subscriber):
                 taken.setdefault(number, []).extend(name for name, _ in bucket)
                 if turn == number:
                     return
@@ -307,7 +307,7 @@ def test_followers_that_leave_early_or_late_hold_nobody_up() -> None:
     threads = [threading.Thread(target=follow, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
-    followers[3].__exit__(None, None, None)  # before it began
+    subscribers[3].__exit__(None, None, None)  # before it began
     passed = [name for bucket in broadcast.through([[pair] for pair in weights(5)]) for name, _ in bucket]
     broadcast.end()
     for thread in threads:

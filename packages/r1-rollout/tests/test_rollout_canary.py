@@ -116,7 +116,7 @@ def canary_for(model: Any, longest_prompt: int = 40) -> Canary:
 def sync(canary: Canary, engine: Any, reference: ModelReference, version: int) -> float:
     """The gap after a sync."""
     with engine.awake(reference.weights(), version):
-        return canary.gap(engine, reference.score(canary.probes.prompts, canary.probes.responses))
+        return canary.gap(engine, reference.logprobs_of(canary.probes.prompts, canary.probes.responses))
 
 
 def catch(canary: Canary, engine: Any, reference: ModelReference, version: int = 1) -> StaleWeights:

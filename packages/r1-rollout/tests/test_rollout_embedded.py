@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections import UserDict
 from itertools import chain
 from typing import Any
 
@@ -65,6 +66,21 @@ def test_the_picture_is_seen(vision_model):
     blank.model_inputs["pixel_values"] = torch.zeros_like(prompt.model_inputs["pixel_values"])  # type: ignore[index]
     (seen,), (unseen,) = sample(vision_model, [prompt, blank], SamplingParams(max_tokens=1, temperature=0))
     assert seen.logprobs != unseen.logprobs
+
+
+def test_inputs_that_are_elsewhere_are_fetched_when_the_prompt_is_begun(vision_model):
+    class Fetched(UserDict[str, torch.Tensor]):
+        reads = 0
+
+        def __getitem__(self, name):
+            self.reads += 1
+            return self.data[name]
+
+    plain = picture_prompt(vision_model, "p", 4, [(1, 8, 8)])
+    prompt = HandPrompt("p", plain.token_ids, plain.position_ids, Fetched(plain.model_inputs))
+    params = SamplingParams(max_tokens=3, n=2)
+    assert sample(vision_model, [prompt], params) == sample(vision_model, [plain], params)
+    assert prompt.model_inputs.reads == len(plain.model_inputs)
 
 
 @pytest.mark.parametrize("max_sequences", [64, 4])

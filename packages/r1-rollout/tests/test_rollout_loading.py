@@ -81,7 +81,7 @@ def test_another_trainer_pushes_weights_to_it(engine, text_model):
     first = answers(engine, ["what"], greedy)
     engine.update(((name, -tensor) for name, tensor in text_model.state_dict().items()), 1)
     assert answers(engine, ["what"], greedy) != first
-    assert len(engine.score(["what"], [[1, 2]])[0]) == 2
+    assert len(engine.logprobs_of(["what"], [[1, 2]])[0]) == 2
     with engine.awake(text_model.state_dict().items(), 2):
         assert answers(engine, ["what"], greedy) == first
 

@@ -85,11 +85,11 @@ def test_the_engine_samples_from_the_adapted_weights(text_model: Any) -> None:
     adapter = adapter_for(text_model, 4)
     engines = [EmbeddedEngine(copy.deepcopy(text_model), end_token_ids={7}) for _ in range(2)]
     with engines[0].awake(adapter, 1):
-        adapted = engines[0].score(probes.prompts, probes.responses)
+        adapted = engines[0].logprobs_of(probes.prompts, probes.responses)
     with engines[1].awake(merged(state_of(text_model), adapter).items(), 1):
-        assert engines[1].score(probes.prompts, probes.responses) == adapted
+        assert engines[1].logprobs_of(probes.prompts, probes.responses) == adapted
     with engines[1].awake(state_of(text_model).items(), 1):
-        assert engines[1].score(probes.prompts, probes.responses) != adapted
+        assert engines[1].logprobs_of(probes.prompts, probes.responses) != adapted
 
 
 def test_a_part_of_a_fused_projection_is_adapted_in_its_rows() -> None:

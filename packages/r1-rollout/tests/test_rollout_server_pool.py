@@ -12,8 +12,8 @@ from server_pools import PARAMS, Pools, expected, prompts, told, wait_for, weigh
 
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault
-from r1_rollout.vllm.servers.members import Deadlines, ServersLost
 from r1_rollout.vllm.servers.pool import ServerPool
+from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
 
 
 def test_thousands_of_samples_arrive_once_each_whatever_two_of_three_servers_do(pools: Pools) -> None:
@@ -205,11 +205,11 @@ def test_scores_come_from_every_server_and_must_agree(pools: Pools) -> None:
     pool = pools.open(*fakes)
     asked = prompts(2)
     with pool.awake(weights(), 0):
-        assert pool.score(asked, [[7, 8], [9]]) == [[-0.07, -0.08], [-0.09]]
+        assert pool.logprobs_of(asked, [[7, 8], [9]]) == [[-0.07, -0.08], [-0.09]]
         assert [len(fake.requests) for fake in fakes] == [2, 2]
         fakes[1].shift = -0.5
         with pytest.raises(ServerFault, match=r"differ by 0\.5: one is stale"):
-            pool.score(asked, [[7, 8], [9]])
+            pool.logprobs_of(asked, [[7, 8], [9]])
 
 
 def test_an_address_that_is_none_is_refused() -> None:

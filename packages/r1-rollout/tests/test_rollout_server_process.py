@@ -18,9 +18,9 @@ from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import Endpoint, ServerFault, ask
 from r1_rollout.vllm.guard import TokenGuard
 from r1_rollout.vllm.seeds import sample_seed
-from r1_rollout.vllm.servers.members import Deadlines, ServersLost
 from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.server import LocalServer, ServerFailed, vllm_command
+from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
 from r1_rollout.vllm.shards import read_shards, write_shards
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
@@ -107,15 +107,15 @@ def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_weights()
             for index, group in groups:
                 seed = sample_seed(PARAMS.seed, rows[index].id, 0)
                 assert [one.token_ids for one in group] == [answer(seed, i, 6)[0] for i in range(2)]
-            wait_for(lambda: servers[0].alive and all(member.state == "ready" for member in pool._members.all))
+            wait_for(lambda: servers[0].alive and all(server.state == "ready" for server in pool._supervisor.servers))
             assert servers[0].pid != before
-            label = pool._members.all[1].label
+            label = pool._supervisor.servers[1].label
             assert ask(servers[0].endpoint, "GET", "/weight_info", timeout=60) == {"weight_version": label}
             os.killpg(servers[1].pid or 0, signal.SIGKILL)
             assert len(list(pool.generate(rows[:10], PARAMS))) == 10
         with pool.awake(weights(), 5):
-            wait_for(lambda: all(member.state == "ready" for member in pool._members.all))
-            assert {member.label for member in pool._members.all} == {pool._members.current.label}  # type: ignore[union-attr]
+            wait_for(lambda: all(server.state == "ready" for server in pool._supervisor.servers))
+            assert {server.label for server in pool._supervisor.servers} == {pool._supervisor.current.label}  # type: ignore[union-attr]
         pids = [server.pid or 0 for server in servers]
     assert not any(running(pid) for pid in pids)
 

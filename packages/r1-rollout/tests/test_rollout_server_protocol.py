@@ -12,7 +12,7 @@ from PIL import Image
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import ServerFault
 from r1_rollout.vllm.seeds import sample_seed
-from r1_rollout.vllm.servers.protocol import generate_body, read_group, read_scores, score_body
+from r1_rollout.vllm.servers.protocol import generate_body, read_group, read_replay, replay_body
 
 
 def prompt(**fields: Any) -> Any:
@@ -40,7 +40,7 @@ def test_pictures_go_without_loss_and_the_prompt_with_one_placeholder_each() -> 
     kind, _, data = body["content_parts"][0]["url"].partition(",")
     assert kind == "data:image/png;base64"
     assert Image.open(io.BytesIO(base64.b64decode(data))).tobytes() == picture.tobytes()
-    assert score_body(prompt(images=(picture,)), [7], 1.0)["content_parts"] == body["content_parts"]
+    assert replay_body(prompt(images=(picture,)), [7], 1.0)["content_parts"] == body["content_parts"]
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
@@ -85,13 +85,13 @@ def test_answers_end_by_a_token_a_string_or_their_length_and_by_nothing_else() -
 
 
 def test_scores_are_of_the_tokens_that_were_given() -> None:
-    assert read_scores(event([7, 8], "length"), prompt(), [7, 8], "7-a") == [-0.5, -0.5]
+    assert read_replay(event([7, 8], "length"), prompt(), [7, 8], "7-a") == [-0.5, -0.5]
     with pytest.raises(ServerFault, match="without `plain_logprobs`"):
-        read_scores(event([7, 9], "length"), prompt(), [7, 8], "7-a")
+        read_replay(event([7, 9], "length"), prompt(), [7, 8], "7-a")
     with pytest.raises(ServerFault, match="not from 8-b"):
-        read_scores(event([7, 8], "length"), prompt(), [7, 8], "8-b")
+        read_replay(event([7, 8], "length"), prompt(), [7, 8], "8-b")
     with pytest.raises(ServerFault, match="another form"):
-        read_scores(None, prompt(), [7, 8], "7-a")
+        read_replay(None, prompt(), [7, 8], "7-a")
 
 
 def test_seeds_differ_by_run_and_prompt_and_leave_room_for_the_samples() -> None:

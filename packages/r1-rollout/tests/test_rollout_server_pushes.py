@@ -8,7 +8,7 @@ from fake_vllm import FakeServer
 from server_pools import PARAMS, Pools, adapter, all_ready, prompts, take, wait_for, weights
 
 from r1_rollout.lora import Adapter
-from r1_rollout.vllm.servers.members import Deadlines, ServersLost
+from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
 from r1_rollout.weights import WeightsError
 
 
@@ -106,7 +106,7 @@ def test_adapters_alone_go_over_the_full_weights_that_came_last(pools: Pools) ->
     for version in (1, 2, 3):
         with pool.awake(adapter(), version):
             groups = dict(pool.generate(prompts(10), PARAMS))
-            assert pool.score(prompts(1), [[7]]) == [[-0.07]]
+            assert pool.logprobs_of(prompts(1), [[7]]) == [[-0.07]]
         assert {one.weight_version for group in groups.values() for one in group} == {version}
     for fake in fakes:
         assert [label.partition("-")[0] for label in fake.loads] == ["0", "1", "2", "3"]

@@ -20,10 +20,10 @@ import r1_rollout
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault, ask
-from r1_rollout.vllm.servers.members import Deadlines
 from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.protocol import generate_body
 from r1_rollout.vllm.servers.server import LocalServer, vllm_command
+from r1_rollout.vllm.servers.supervisor import Deadlines
 from r1_rollout.weights import WeightsError
 
 pytestmark = [
@@ -82,7 +82,7 @@ def open_broadcast(pool: ServerPool, policy: Any) -> ServerPool:
     """Open a pool over the same servers as given ones, which nobody starts anew, with buckets smaller than a layer."""
     with pool.awake(policy.state_dict().items(), 0):
         pass  # they run from here on
-    given = [member.endpoint for member in pool._members.all]
+    given = [server.endpoint for server in pool._supervisor.servers]
     return open_pool(given, bucket_bytes=20_000, broadcast="r1_tcp")
 
 
@@ -138,7 +138,7 @@ def test_logprobs_are_those_of_a_forward_pass_after_every_push(policy: Any, pool
     for version in range(3):
         with pool.awake(policy.state_dict().items(), version):
             groups = dict(pool.generate(asked, params))
-            scores = pool.score(asked, [groups[i][0].token_ids for i in range(24)], temperature=0.8)
+            scores = pool.logprobs_of(asked, [groups[i][0].token_ids for i in range(24)], temperature=0.8)
         assert gap(policy, asked, groups, temperature=0.8) < 1e-5
         assert max(abs(a - b) for i in groups for a, b in zip(scores[i], groups[i][0].logprobs, strict=True)) < 1e-5
         assert {one.weight_version for group in groups.values() for one in group} == {version}
@@ -212,7 +212,7 @@ def test_weights_by_broadcast_are_those_that_are_sampled_from(policy: Any, broad
         change(policy)
         with broadcasting.awake(policy.state_dict().items(), version):
             groups = dict(broadcasting.generate(asked, params))
-            scores = broadcasting.score(asked, [groups[i][0].token_ids for i in range(12)])  # both servers agree
+            scores = broadcasting.logprobs_of(asked, [groups[i][0].token_ids for i in range(12)])  # both servers agree
         assert gap(policy, asked, groups) < 1e-5
         assert max(abs(a - b) for i in groups for a, b in zip(scores[i], groups[i][0].logprobs, strict=True)) < 1e-5
 
@@ -271,14 +271,14 @@ def test_a_server_killed_in_the_middle_loses_nothing_and_returns_with_the_curren
         assert sorted(groups) == list(range(150))
         assert gap(policy, asked, groups) < 1e-5
         deadline = time.monotonic() + 900
-        while not servers[0].alive or any(member.state != "ready" for member in pool._members.all):
+        while not servers[0].alive or any(server.state != "ready" for server in pool._supervisor.servers):
             assert time.monotonic() < deadline, "the server did not come back"
             time.sleep(0.2)
-        label = pool._members.all[0].label
+        label = pool._supervisor.servers[0].label
         assert label is not None
         assert label.startswith("5-")
         assert ask(servers[0].endpoint, "GET", "/weight_info", timeout=60) == {"weight_version": label}
-        pool.score(asked[:4], [[5, 6], [7], [8, 9], [10]])  # both servers agree
+        pool.logprobs_of(asked[:4], [[5, 6], [7], [8, 9], [10]])  # both servers agree
 
 
 def test_adapters_alone_go_over_the_full_weights_that_came_last(policy: Any, lone: ServerPool) -> None:
@@ -289,7 +289,7 @@ def test_adapters_alone_go_over_the_full_weights_that_came_last(policy: Any, lon
         merged, adapter = adapted(policy, seed)
         with lone.awake(adapter, seed):
             groups = dict(lone.generate(asked, params))
-            scores = lone.score(asked, [groups[i][0].token_ids for i in range(8)])
+            scores = lone.logprobs_of(asked, [groups[i][0].token_ids for i in range(8)])
         assert gap(merged, asked, groups) < 2e-5
         assert max(abs(a - b) for i in groups for a, b in zip(scores[i], groups[i][0].logprobs, strict=True)) < 2e-5
     elsewhere = [(name.replace("layers.1", "layers.7"), tensor) for name, tensor in adapter.weights]

@@ -76,7 +76,7 @@ def test_given_answers_are_scored_as_samples_are(case: Case) -> None:
     responses = [[1, 2, 3], [60], [], [5] * 20, [9, 61]]  # banned tokens, too
     for temperature in (1.0, 0.5):
         with case.engine.awake(case.model.state_dict().items(), next_version(case.engine)):
-            scores = case.engine.score(PROMPTS, responses, temperature)
+            scores = case.engine.logprobs_of(PROMPTS, responses, temperature)
         for prompt, response, own in zip(PROMPTS, responses, scores, strict=True):
             assert len(own) == len(response)
             if response:

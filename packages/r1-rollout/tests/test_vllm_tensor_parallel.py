@@ -115,7 +115,7 @@ def test_logprobs_are_the_learners_after_every_sync_to_two_workers(pair: Case) -
         model = make_model(FAMILY, seed)
         with pair.engine.awake(model.state_dict().items(), next_version(pair.engine)):
             groups = dict(pair.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=2, temperature=0.7)))
-            scores = pair.engine.score(PROMPTS, [[3, 60, 5]] * len(PROMPTS), 0.7)
+            scores = pair.engine.logprobs_of(PROMPTS, [[3, 60, 5]] * len(PROMPTS), 0.7)
         assert_exact(model, [groups[index] for index in range(len(PROMPTS))], 0.7)
         for prompt, own in zip(PROMPTS, scores, strict=True):
             expected = plain_logprobs(model, prompt, [3, 60, 5], 0.7)

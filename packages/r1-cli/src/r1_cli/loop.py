@@ -7,7 +7,7 @@ from pathlib import Path
 
 from r1_cli.groups.group import baselines, part_rewards, to_samples
 from r1_cli.groups.supply import save_surplus
-from r1_cli.measure.metrics import Compute, divergence, step_metrics, update_metrics
+from r1_cli.measure.metrics import divergence, performance, step_metrics, update_metrics
 from r1_cli.measure.validate import Validation
 from r1_cli.roles import Collector, Learner, Position, Schedule, Update
 from r1_cli.state.checkpoints import CheckpointStore, Draft
@@ -41,7 +41,6 @@ class Run:
     store: CheckpointStore
     tracker: Tracker
     stop: StopRequest
-    compute: Compute
     save_assets: Callable[[Path], None]  # tokenizer, processor and configuration, so that a checkpoint stands alone
 
 
@@ -91,9 +90,10 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
             samples = update.estimate(samples, baselines=baselines(groups), parts=parts, kl_coef=at.kl.coef)
         with watch("update_actor"):  # ascend min(ratio · A, clip(ratio) · A) − β KL(π, π_ref), with ratio = π / π_old
             samples, updates = update_policy(run, samples, replace(update.objective, kl_coef=at.kl.coef))
-    record = collected | step_metrics(at, groups, samples, watch.lap(), run.engine, run.compute)
+    record = collected | step_metrics(at.step, groups, samples, run.engine) | update_metrics(updates)
+    record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
     kl = at.kl.update(divergence(samples), len(samples))
-    return replace(after, step=at.step + 1, kl=kl), record | update_metrics(updates)
+    return replace(after, step=at.step + 1, kl=kl), record
 
 
 def update_policy(run: Run, samples: list[Sample], objective: Objective) -> tuple[list[Sample], list[dict[str, float]]]:

@@ -12,6 +12,7 @@ from r1_cli.groups.supply import Supply, resume_supply
 from r1_cli.track.stopwatch import Stopwatch
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
+from r1_core.learner.facts import Facts
 from r1_core.objective import Objective
 from r1_core.reward_normalization import RewardNormalizer
 from r1_core.types import Sample
@@ -46,6 +47,15 @@ class Learner(Protocol):
 
     def optim_step(self) -> dict[str, float]:
         """Clip, update, forget the gradient; return grad_norm and lr."""
+
+    def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
+        """Set rows of the weights (None: all of a tensor) to zero until `restore`."""
+
+    def restore(self) -> None:
+        """Give the weights that `ablate` has set to zero their values back; without any, do nothing."""
+
+    def describe(self) -> Facts:
+        """Return what is asked about model and device, and the memory that was taken so far."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
     def save(self, folder: Path, *, model_only: bool = False) -> None: ...
@@ -177,9 +187,7 @@ class Update:
 
     estimate: Estimate
     objective: Objective
-    part_names: Sequence[str] | None = (
-        None  # the rewards that the estimator judges apart, () for all; None: it does not
-    )
+    part_names: Sequence[str] | None = None  # the rewards that the estimator judges apart, () for all; None: none
     squared_probs: bool = False  # whether the estimator asks for sums of squared probabilities
     full_kl: bool = False  # whether the KL in the reward is taken over the whole vocabulary
     old_from_update: bool = False  # whether the update's own forward pass gives the old log-probs

@@ -24,7 +24,8 @@ class Sample:
 
     Per-token tensors have the length L of prompt plus response. Entry t belongs to token t: `old_logprobs[t]` is the
     log-prob of token t given the tokens before it, and is 0 where `loss_mask` is false. Tensors in `model_inputs` are
-    shared by the samples of a prompt, never copied.
+    shared by the samples of a prompt, never copied. They may come from elsewhere when they are first read: any mapping
+    will do that knows its names; only the rank that computes a sample reads the tensors, with its micro-batch.
 
     Example: prompt [7, 8], answer [4, 2]: `Sample(token_ids=[7, 8, 4, 2], loss_mask=[0, 0, 1, 1],
     position_ids=[[0, 1, 2, 3]], group_id=0, reward=1.0)` with tensors in place of the lists.

@@ -8,7 +8,7 @@ from statistics import fmean
 import torch
 
 from r1_rollout.probes import Probes
-from r1_rollout.types import Scoring
+from r1_rollout.types import Replaying
 
 # Widest gap that is accepted, by the coarser precision of the two sides. What rounding alone does to random models of 8
 # to 24 layers was measured: 2e-7 to 8e-7 in float32, 0.01 to 0.03 in bfloat16, which keeps 8 significant bits of every
@@ -41,22 +41,22 @@ class Canary:
     tolerance: float  # see `TOLERANCE`
     temperature: float = 1.0  # at which both sides report
 
-    def gap(self, engine: Scoring, expected: Sequence[Sequence[float]]) -> float:
+    def gap(self, engine: Replaying, expected: Sequence[Sequence[float]]) -> float:
         """Return how far the engine, awake, is from the log-probs that the learner gives the probes.
 
         Raises:
             ValueError: there is not one expected log-prob for each token.
         """
-        return widest_gap(scores(engine, self.probes, self.temperature), expected)
+        return widest_gap(probe_logprobs(engine, self.probes, self.temperature), expected)
 
     def accepts(self, gap: float) -> bool:
         """Whether the gap is one of rounding; NaN is not."""
         return gap <= self.tolerance
 
 
-def scores(engine: Scoring, probes: Probes, temperature: float) -> list[list[float]]:
+def probe_logprobs(engine: Replaying, probes: Probes, temperature: float) -> list[list[float]]:
     """Return what the engine, awake, gives the probes."""
-    return engine.score(probes.prompts, probes.responses, temperature)
+    return engine.logprobs_of(probes.prompts, probes.responses, temperature)
 
 
 def widest_gap(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> float:

@@ -6,14 +6,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from r1_rollout.canary import Canary, StaleWeights, scores, widest_gap
+from r1_rollout.canary import Canary, StaleWeights, probe_logprobs, widest_gap
 from r1_rollout.lora import Adapter
 from r1_rollout.names import adapter_part, core
 from r1_rollout.probes import Probes
-from r1_rollout.types import Generator, PromptLike, Scoring
+from r1_rollout.types import Generator, PromptLike, Replaying
 from r1_rollout.weights import Weights
 
-Rows: TypeAlias = Mapping[str, Sequence[int] | None]  # by name of a tensor: its rows, None for all of them
+ParameterRows: TypeAlias = Mapping[str, Sequence[int] | None]  # by name of a tensor: its rows, None for all of them
 _VISION = re.compile(r"(^|\.)(visual|vision_tower|vision_model|vision_encoder|multi_modal_projector)\.")
 _LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.(\d+)\.")
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings)\.")
@@ -28,14 +28,14 @@ class Reference(Protocol):
     def weights(self) -> Weights:
         """Return what a sync sends."""
 
-    def score(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
+    def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the learner's log-prob of each token of each response, at the canary's temperature."""
 
-    def zeroed(self, rows: Rows) -> AbstractContextManager[None]:
+    def zeroed(self, rows: ParameterRows) -> AbstractContextManager[None]:
         """Inside the block these rows of its weights are zero; after it, what they were."""
 
 
-class Engine(Generator, Scoring, Protocol):
+class Engine(Generator, Replaying, Protocol):
     """An engine that can be put to the test."""
 
 
@@ -99,17 +99,17 @@ def _judge(canary: Canary, engine: Engine, reference: Reference, version: int, w
 
 
 def _look(canary: Canary, engine: Engine, reference: Reference, version: int, probes: Probes) -> _Sight:
-    """Sync, and let both sides score the probes."""
+    """Sync, and let both sides say the probes' log-probs."""
     with engine.awake(reference.weights(), version):
-        engine_scores = scores(engine, probes, canary.temperature)
-    return _Sight(engine_scores, reference.score(probes.prompts, probes.responses))
+        sampled = probe_logprobs(engine, probes, canary.temperature)
+    return _Sight(sampled, reference.logprobs_of(probes.prompts, probes.responses))
 
 
 def _same(canary: Canary, left: list[list[float]], right: list[list[float]]) -> bool:
     return canary.accepts(widest_gap(left, right))
 
 
-def group_parameters(weights: Weights, inputs: set[int]) -> dict[str, Rows]:
+def group_parameters(weights: Weights, inputs: set[int]) -> dict[str, ParameterRows]:
     """Return what to set to zero for each group, in the order of the model.
 
     Args:

@@ -76,7 +76,7 @@ def load(
 
 
 class LoadedEngine:
-    """A `Generator` and a `Scoring` that takes text and token ids for prompts, too.
+    """A `Generator` and a `Replaying` that takes text and token ids for prompts, too.
 
     A prompt without an id of its own has its tokens for one, so its samples depend on what it says and on the seed; the
     same prompt a second time in a call has other samples.
@@ -101,11 +101,11 @@ class LoadedEngine:
         groups: Groups = self.engine.generate(self._prompts(prompts), params)
         return groups
 
-    def score(
+    def logprobs_of(
         self, prompts: Sequence[Prompt], responses: Sequence[Sequence[int]], temperature: float = 1.0
     ) -> list[list[float]]:
         """Return the log-probs [responses][response_length] that the engine's weights give to the responses."""
-        logprobs: list[list[float]] = self.engine.score(self._prompts(prompts), responses, temperature)
+        logprobs: list[list[float]] = self.engine.logprobs_of(self._prompts(prompts), responses, temperature)
         return logprobs
 
     def awake(self, weights: "Weights", version: int) -> AbstractContextManager[None]:

@@ -31,7 +31,10 @@ class PromptLike(Protocol):
 
     @property
     def model_inputs(self) -> "Mapping[str, Tensor]":
-        """Further forward arguments of the model, e.g. pixel_values."""
+        """Further forward arguments of the model, e.g. pixel_values.
+
+        Tensors are read when the prompt is begun, so a mapping may fetch them then; its names are asked for before.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +130,10 @@ class Drainable(Protocol):
         """
 
 
-class Scoring(Protocol):
+class Replaying(Protocol):
     """An engine that can tell what it would have said: the canary of a weight sync asks it."""
 
-    def score(
+    def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
     ) -> list[list[float]]:
         """Return the log-probs of each response's tokens, [responses][response_length].

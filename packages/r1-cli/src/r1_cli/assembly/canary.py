@@ -5,9 +5,9 @@ import logging
 import random
 
 from r1_cli.config import RunConfig
+from r1_cli.hardware import Hardware
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles
-from r1_cli.models.precision import DTYPES, engine_dtype
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example
 from r1_rollout.canary import TOLERANCE, Canary
@@ -18,17 +18,16 @@ log = logging.getLogger("r1")
 PICTURE_SIDE = 56  # pixels, before the run's own pixel limits
 
 
-def build_canary(config: RunConfig, model: ModelFiles, renderer: Renderer) -> Canary:
+def build_canary(config: RunConfig, hardware: Hardware, model: ModelFiles, renderer: Renderer) -> Canary:
     """Choose the sequences and the tolerance that suit the model and the run's lengths and precision."""
-    actor = config.worker.actor
-    precisions = {DTYPES[actor.kept_dtype], engine_dtype(config, model.device)}
-    if model.device.type == "cuda":
-        precisions.add(DTYPES[actor.fsdp.mp_param_dtype])
+    actor, rollout = config.worker.actor, config.worker.rollout
+    computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
+    precisions = {computing, hardware.engine_dtype(rollout.dtype)}
     return Canary(
         build_probes(config, model, renderer, variant=0),
         build_probes(config, model, renderer, variant=1),
         max(TOLERANCE[precision] for precision in precisions),
-        config.worker.rollout.temperature,
+        rollout.temperature,
     )
 
 

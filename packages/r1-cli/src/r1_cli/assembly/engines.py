@@ -9,9 +9,9 @@ from r1_cli.assembly.verifiers import DispatchingVerifier
 from r1_cli.config import RunConfig
 from r1_cli.config.availability import samples_with_vllm
 from r1_cli.config.sources import validation_sources
+from r1_cli.hardware import Hardware
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, load_weights
-from r1_cli.models.precision import engine_dtype
 from r1_cli.roles import Scorer
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import EngineError
@@ -20,7 +20,12 @@ from r1_rollout.vllm.engine import VllmEngine
 
 
 def build_scorer(
-    config: RunConfig, model: ModelFiles, verifier: DispatchingVerifier, stack: ExitStack, weights: Any = None
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    verifier: DispatchingVerifier,
+    stack: ExitStack,
+    weights: Any = None,
 ) -> Scorer:
     """Make an engine, which ends with `stack`, and put the verifier beside it.
 
@@ -31,17 +36,17 @@ def build_scorer(
         ModelError: the engine cannot run this kind of model, or cannot start.
     """
     if weights is None and not samples_with_vllm(config):
-        weights = load_engine_weights(config, model)
-    engine = build_engine(config, model, weights, stack)
+        weights = load_engine_weights(config, hardware, model)
+    engine = build_engine(config, hardware, model, weights, stack)
     return Scorer(engine, verifier, model.tokenizer, verifier.independent, config.worker.reward.skip_special_tokens)
 
 
-def load_engine_weights(config: RunConfig, model: ModelFiles) -> Any:
+def load_engine_weights(config: RunConfig, hardware: Hardware, model: ModelFiles) -> Any:
     """Return a copy of the model for the engine."""
-    return load_weights(config, model, engine_dtype(config, model.device))
+    return load_weights(config, model, hardware.engine_dtype(config.worker.rollout.dtype), hardware.device)
 
 
-def build_engine(config: RunConfig, model: ModelFiles, weights: Any, stack: ExitStack) -> Generator:
+def build_engine(config: RunConfig, hardware: Hardware, model: ModelFiles, weights: Any, stack: ExitStack) -> Generator:
     """Make the engine that `worker.rollout.name` asks for; it ends with `stack`.
 
     Args:
@@ -53,10 +58,10 @@ def build_engine(config: RunConfig, model: ModelFiles, weights: Any, stack: Exit
     ends = models.end_token_ids(models.load_generation_config(model.path, model.config), model.tokenizer)
     banned = models.media_token_ids(model.config, model.tokenizer)
     if config.worker.rollout.servers.used:
-        return stack.enter_context(build_server_pool(config, model, ends, max_sequences(config)))
+        return stack.enter_context(build_server_pool(config, hardware, model, ends, max_sequences(config)))
     try:
         if samples_with_vllm(config):
-            engine = VllmEngine.load(model.path, end_token_ids=ends, **vllm_options(config, model, banned))
+            engine = VllmEngine.load(model.path, end_token_ids=ends, **vllm_options(config, hardware, model, banned))
             stack.callback(engine.close)
             return engine
         return EmbeddedEngine(
@@ -64,7 +69,7 @@ def build_engine(config: RunConfig, model: ModelFiles, weights: Any, stack: Exit
             end_token_ids=ends,
             banned_token_ids=banned,
             max_sequences=max_sequences(config),
-            device=model.device,
+            device=hardware.device,
         )
     except ValueError as error:
         raise models.ModelError(f"{model.path}: {error}") from error
@@ -78,12 +83,12 @@ def max_sequences(config: RunConfig) -> int:
     return max(rollout.n, rollout.val_override_config.n, *(s.n or 1 for s in validation_sources(config.data)), 256)
 
 
-def vllm_options(config: RunConfig, model: ModelFiles, banned: frozenset[int]) -> dict[str, Any]:
+def vllm_options(config: RunConfig, hardware: Hardware, model: ModelFiles, banned: frozenset[int]) -> dict[str, Any]:
     """Return the keys of `worker.rollout` as `r1_rollout.vllm.options.EngineOptions` names them."""
     rollout, data, settings = config.worker.rollout, config.data, config.worker.actor.model
     return {
         "banned_token_ids": banned,
-        "dtype": str(engine_dtype(config, model.device)).removeprefix("torch."),
+        "dtype": str(hardware.engine_dtype(rollout.dtype)).removeprefix("torch."),
         "tokenizer": settings.tokenizer_path,
         "hf_overrides": dict(settings.override_config),
         "trust_remote_code": settings.trust_remote_code,

@@ -5,20 +5,20 @@ from functools import partial
 import torch
 
 from r1_cli.config import RunConfig
+from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, load_weights
-from r1_cli.models.precision import DTYPES
 from r1_cli.roles import Schedule
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
 
 
-def build_learner(config: RunConfig, model: ModelFiles, schedule: Schedule) -> Learner:
+def build_learner(config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule) -> Learner:
     """Load the policy, and the frozen reference if there is a KL term, and make the optimizer."""
     actor = config.worker.actor
-    dtype = DTYPES[actor.kept_dtype]
-    policy = load_weights(config, model, dtype)
+    kept = dtype(actor.kept_dtype)
+    policy = load_weights(config, model, kept, hardware.device)
     if actor.model.freeze_vision_tower:
         models.freeze_vision(policy)
     if actor.model.enable_gradient_checkpointing:
@@ -44,12 +44,13 @@ def build_learner(config: RunConfig, model: ModelFiles, schedule: Schedule) -> L
         policy,
         optimizer,
         rate,
-        reference=None if config.algorithm.disable_kl else load_weights(config, model, dtype),
+        reference=None if config.algorithm.disable_kl else load_weights(config, model, kept, hardware.device),
         batching=build_batching(config),
         temperature=config.worker.rollout.temperature,
         max_grad_norm=actor.max_grad_norm,
         # Mixed precision is a matter of GPUs: processors of today's CPUs are slower in half precision than in single.
-        autocast=torch.bfloat16 if model.device.type == "cuda" and actor.fsdp.mp_param_dtype == "bf16" else None,
+        autocast=torch.bfloat16 if hardware.on_gpu and actor.fsdp.mp_param_dtype == "bf16" else None,
+        device=hardware.device,
     )
 
 

@@ -5,23 +5,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from r1_cli.config import RunConfig
+from r1_cli.hardware import Hardware
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles
-from r1_cli.models.precision import engine_dtype
 from r1_rollout.vllm.client import Endpoint
-from r1_rollout.vllm.servers.lane import Backend
-from r1_rollout.vllm.servers.members import Deadlines
 from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.server import LocalServer, vllm_command
+from r1_rollout.vllm.servers.supervisor import Deadlines
+from r1_rollout.vllm.servers.transfer import Backend
 
 TOKEN_VARIABLE = "R1_SERVERS_TOKEN"  # the token of given servers: a secret, so not a key of the configuration
 
 
 def build_server_pool(
-    config: RunConfig, model: ModelFiles, end_token_ids: frozenset[int], max_sequences: int
+    config: RunConfig, hardware: Hardware, model: ModelFiles, end_token_ids: frozenset[int], max_sequences: int
 ) -> ServerPool:
     """Make the pool; its servers are started when it first gets weights, and stopped by its `close`.
 
@@ -35,18 +33,17 @@ def build_server_pool(
     token = os.environ.get(TOKEN_VARIABLE)
     if wanted.urls and not token:
         raise models.ModelError(f"worker.rollout.servers.urls: put the servers' token into {TOKEN_VARIABLE}")
-    backend = transfer_backend(config, model.device)
+    backend = transfer_backend(config, hardware)
     if backend == "nccl" and not find_spec("vllm"):
         raise models.ModelError("worker.rollout.servers.transfer=broadcast on GPUs needs vLLM here: r1-rollout[vllm]")
     banned = models.media_token_ids(model.config, model.tokenizer)
-    on_cpu = model.device.type == "cpu"
-    dtype = engine_dtype(config, model.device)
-    command = vllm_command(model.path, server_options(config, model, banned, dtype, max_sequences))
+    dtype = hardware.engine_dtype(rollout.dtype)
+    command = vllm_command(model.path, server_options(config, hardware, model, banned, max_sequences))
     local = [
         LocalServer(
             command,
             name=f"vLLM server {number}",
-            environment=_device_environment(number, wanted.count, rollout.tensor_parallel_size, on_cpu=on_cpu),
+            environment=_device_environment(hardware, number, wanted.count, rollout.tensor_parallel_size),
             start_timeout=wanted.start_timeout,
         )
         for number in range(wanted.count)
@@ -63,21 +60,21 @@ def build_server_pool(
     )
 
 
-def transfer_backend(config: RunConfig, device: torch.device) -> Backend | None:
+def transfer_backend(config: RunConfig, hardware: Hardware) -> Backend | None:
     """Return what weights are broadcast over, for which servers must compute on what the learner does; None: files."""
     if config.worker.rollout.servers.transfer == "folder":
         return None
-    return "r1_tcp" if device.type == "cpu" else "nccl"
+    return "nccl" if hardware.on_gpu else "r1_tcp"
 
 
 def server_options(
-    config: RunConfig, model: ModelFiles, banned: frozenset[int], dtype: torch.dtype, max_sequences: int
+    config: RunConfig, hardware: Hardware, model: ModelFiles, banned: frozenset[int], max_sequences: int
 ) -> dict[str, Any]:
     """Return the options of `vllm serve` that the keys of `worker.rollout` stand for."""
     rollout, data, settings = config.worker.rollout, config.data, config.worker.actor.model
-    on_cpu = model.device.type == "cpu"
+    on_cpu = not hardware.on_gpu
     pixels = {"min_pixels": data.min_pixels, "max_pixels": data.max_pixels} if model.vision_language else {}
-    backend = transfer_backend(config, model.device)
+    backend = transfer_backend(config, hardware)
     return {
         "load_format": "dummy",  # a push comes before the first request
         # On the device a layer normalises pictures whose mean and deviation are buffers: dummy weights replace them by
@@ -86,7 +83,7 @@ def server_options(
         "tokenizer": settings.tokenizer_path,
         "hf_overrides": settings.override_config or None,
         "trust_remote_code": settings.trust_remote_code,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(hardware.engine_dtype(rollout.dtype)).removeprefix("torch."),
         "tensor_parallel_size": None if on_cpu else rollout.tensor_parallel_size,
         "gpu_memory_utilization": rollout.gpu_memory_utilization,
         "kv_cache_memory_bytes": 2**30 if on_cpu else None,  # vLLM would take a share of the whole machine
@@ -103,12 +100,11 @@ def server_options(
     }
 
 
-def _device_environment(number: int, count: int, size: int, *, on_cpu: bool) -> dict[str, str]:
+def _device_environment(hardware: Hardware, number: int, count: int, size: int) -> dict[str, str]:
     """Give server `number` its GPUs, those behind the learner's; servers on processors share all of them."""
-    if on_cpu:
+    if not hardware.on_gpu:
         return {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = named.split(",") if named else [str(device) for device in range(torch.cuda.device_count())]
+    devices = hardware.gpus
     if len(devices) < 1 + count * size:
         raise models.ModelError(
             f"worker.rollout.servers.count={count} servers of tensor_parallel_size={size} need {count * size} GPUs "

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option
@@ -11,6 +10,7 @@ from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup
 from r1_cli.config.schema import schema
 from r1_cli.config.sources import training_sources
+from r1_cli.hardware import has_nvidia_driver
 
 Applies = Callable[[Any, RunConfig], bool]  # (the key's value, the configuration)
 
@@ -85,7 +85,7 @@ def samples_with_vllm(config: RunConfig) -> bool:
     On processors the embedded engine is as good, and starts at once.
     """
     rollout = config.worker.rollout
-    installed_for_gpus = bool(find_spec("vllm")) and Path("/proc/driver/nvidia").is_dir()
+    installed_for_gpus = bool(find_spec("vllm")) and has_nvidia_driver()
     return rollout.servers.used or rollout.name == "vllm" or (rollout.name == "auto" and installed_for_gpus)
 
 

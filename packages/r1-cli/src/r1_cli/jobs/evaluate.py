@@ -14,6 +14,7 @@ from r1_cli.assembly.rows import open_sources
 from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.sources import validation_sources
+from r1_cli.hardware import find_hardware
 from r1_cli.measure.metrics import by_source, length_metrics, reward_metrics
 from r1_cli.measure.validate import Validation, mean_score, summarise
 from r1_cli.models.files import open_model
@@ -37,15 +38,15 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
     configure_logging(console)
     checkpoint = Path(model) / "actor"
     files = open_model(config, str(checkpoint) if checkpoint.is_dir() else model)
-    _, sampling = build_sampling(config)
+    hardware, (_, sampling) = find_hardware(), build_sampling(config)
     with ExitStack() as stack:
         reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
         media = stack.enter_context(open_media(config, build_renderer(config, files)))
         prompts = build_prompts(config, open_sources(sources), media, reporter.counter)
-        weights = load_engine_weights(config, files)
+        weights = load_engine_weights(config, hardware, files)
         verifier = open_verifier(config, sources, stack)
         require_columns(verifier, sources, prompts.parts)
-        scorer = build_scorer(config, files, verifier, stack, weights)
+        scorer = build_scorer(config, hardware, files, verifier, stack, weights)
         sets = build_validation(prompts, sources, sampling)
         validation = Validation(scorer, sets, config.data.val_batch_size, shown=0, progress=reporter.progress)
         with scorer.generator.awake(weights.state_dict().items(), 0):

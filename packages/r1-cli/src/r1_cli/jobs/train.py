@@ -21,9 +21,8 @@ from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.groups.supply import load_surplus
-from r1_cli.measure.metrics import Compute
+from r1_cli.hardware import find_hardware
 from r1_cli.measure.validate import Validation
-from r1_cli.models.device import flops_per_token, peak_flops
 from r1_cli.models.files import open_model, save_assets
 from r1_cli.plan.announce import announce, render_sources
 from r1_cli.plan.batches import Plan, make_plan
@@ -50,7 +49,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
     configure_logging(console)
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     start = find_start(config, store)
-    model = open_model(config)
+    model, hardware = open_model(config), find_hardware()
     with ExitStack() as stack:
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
@@ -63,7 +62,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         summaries = [part.summary for part in (*prompts.parts, *val_prompts.parts)]
         console.print(render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
         schedule = build_schedule(config, plan)
-        learner = build_learner(config, model, schedule)
+        learner = build_learner(config, hardware, model, schedule)
         at = load_start(learner, prompts, start, algorithm.build_start(config))
         reporter.begin(at.step, schedule.total_steps)
         names = config.trainer.project_name, config.trainer.experiment_name
@@ -74,9 +73,9 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         stack.callback(tracker.close)
         verifier = open_verifier(config, [*sources, *val_sources], stack)
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
-        scorer = build_scorer(config, model, verifier, stack)
+        scorer = build_scorer(config, hardware, model, verifier, stack)
         if config.worker.rollout.canary:
-            scorer = prove(scorer, learner, build_canary(config, model, media.renderer))
+            scorer = prove(scorer, learner, build_canary(config, hardware, model, media.renderer))
         sampling, val_sampling = build_sampling(config)
         sets = build_validation(val_prompts, val_sources, val_sampling)
         trainer, batch_size = config.trainer, config.data.val_batch_size
@@ -103,7 +102,6 @@ def train(config: RunConfig, provenance: Provenance) -> None:
             store=store,
             tracker=tracker,
             stop=stack.enter_context(StopRequest().listening()),
-            compute=Compute(flops_per_token(learner.model), peak_flops(model.device), schedule.ppo_epochs),
             save_assets=partial(save_assets, model),
         )
         if trainer.val_only:

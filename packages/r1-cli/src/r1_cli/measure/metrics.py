@@ -2,51 +2,32 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 import psutil
 import torch
 
 from r1_cli.groups.group import Group
-from r1_cli.roles import Position
+from r1_cli.hardware import peak_flops
 from r1_cli.sampling.proof import ProvenGenerator
+from r1_core.learner.facts import Facts
 from r1_core.losses import correction
 from r1_core.types import Sample
 from r1_rollout.types import Generator
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """What throughput is measured against."""
-
-    flops_per_token: float  # of one training token, forward and backward
-    peak_flops: float | None  # of the device; None where it is not known
-    ppo_epochs: int = 1  # times that a token is trained on
-
-
-def step_metrics(
-    at: Position,
-    groups: Sequence[Group],
-    samples: Sequence[Sample],
-    seconds: Mapping[str, float],
-    engine: Generator,
-    compute: Compute,
-) -> dict[str, float]:
-    """Return everything but the collector's and the update's own metrics, of the step that begins at `at`."""
-    tokens = [len(sample.token_ids) for sample in samples]
+def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample], engine: Generator) -> dict[str, float]:
+    """Return what a step that begins after `step` others has sampled and judged."""
     return {
-        **{f"timing_s/{stage}": value for stage, value in seconds.items()},
         **reward_metrics(groups),
         **source_metrics(groups, "reward/"),
         **spread("critic/score", [score.value for group in groups for score in group.scores]),
         **spread("critic/rewards", [sample.reward for sample in samples]),
         **advantage_metrics(samples),
         **length_metrics(groups),
-        **staleness(at.step, groups, samples),
+        **staleness(step, groups, samples),
         **canary_metrics(engine),
-        **spread("global_seqlen", tokens),
-        **performance(compute, sum(tokens), seconds),
+        **spread("global_seqlen", [len(sample.token_ids) for sample in samples]),
     }
 
 
@@ -177,18 +158,23 @@ def divergence(samples: Sequence[Sample]) -> float:
     return float(torch.stack(gaps).mean()) if gaps else 0.0
 
 
-def performance(compute: Compute, tokens: int, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return throughput and memory; MFU only where the device's peak is known, never a made-up one."""
+def performance(
+    samples: Sequence[Sample], seconds: Mapping[str, float], facts: Facts, ppo_epochs: int
+) -> dict[str, float]:
+    """Return times, throughput and memory; MFU only where the device's peak is known, never a made-up one."""
+    tokens = sum(len(sample.token_ids) for sample in samples)
     record = {
+        **{f"timing_s/{stage}": value for stage, value in seconds.items()},
         "perf/total_num_tokens": float(tokens),
         "perf/time_per_step": seconds["step"],
         "perf/throughput": tokens / seconds["step"],
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
-    if compute.peak_flops:
-        flops = tokens * compute.ppo_epochs * compute.flops_per_token
-        record["perf/mfu_actor"] = flops / (seconds["update_actor"] * compute.peak_flops)
-    if torch.cuda.is_available():
-        record["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / 2**30
-        record["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 2**30
+    peak = peak_flops(facts.device)
+    if peak is not None:
+        flops = tokens * ppo_epochs * facts.flops_per_token
+        record["perf/mfu_actor"] = flops / (seconds["update_actor"] * peak)
+    if facts.peak_allocated is not None and facts.peak_reserved is not None:
+        record["perf/max_memory_allocated_gb"] = facts.peak_allocated / 2**30
+        record["perf/max_memory_reserved_gb"] = facts.peak_reserved / 2**30
     return record

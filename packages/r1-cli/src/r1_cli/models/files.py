@@ -18,7 +18,6 @@ class ModelFiles:
     config: Any  # the Hugging Face configuration
     tokenizer: Any
     processor: Any  # the tokenizer itself for text models
-    device: torch.device
 
     @property
     def vision_language(self) -> bool:
@@ -37,17 +36,16 @@ def open_model(config: RunConfig, path: str | None = None) -> ModelFiles:
         vision_language=models.is_vision_language(hf_config),
         trust_remote_code=settings.trust_remote_code,
     )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return ModelFiles(path, hf_config, tokenizer, processor, device)
+    return ModelFiles(path, hf_config, tokenizer, processor)
 
 
-def load_weights(config: RunConfig, model: ModelFiles, dtype: torch.dtype) -> Any:
-    """Return the model of `model.path` in `dtype` on its device."""
+def load_weights(config: RunConfig, model: ModelFiles, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return the model of `model.path` in `dtype` on `device`."""
     return models.load_model(
         model.path,
         config=model.config,
         dtype=dtype,
-        device=model.device,
+        device=device,
         trust_remote_code=config.worker.actor.model.trust_remote_code,
     )
 

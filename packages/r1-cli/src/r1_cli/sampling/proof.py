@@ -2,43 +2,43 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, cast
+from typing import cast
 
 from r1_cli.groups.group import to_sample
 from r1_cli.roles import Learner, Scorer
 from r1_rollout.canary import Canary
-from r1_rollout.fault import Engine, Rows, find_fault
+from r1_rollout.fault import Engine, ParameterRows, find_fault
 from r1_rollout.types import Drainable, Groups, PromptLike, SamplingParams
 from r1_rollout.weights import Weights
 
 log = logging.getLogger("r1")
 
 
-class AblatedLearner(Learner, Protocol):
-    """A learner that can do without some of its weights for a while."""
-
-    def zeroed(self, rows: Rows) -> AbstractContextManager[None]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class LearnerReference:
     """The learner as the canary reads it."""
 
-    learner: AblatedLearner
+    learner: Learner
 
     def weights(self) -> Weights:
         return self.learner.weights()
 
-    def score(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
+    def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-prob of each response token, at the learner's temperature."""
         samples = [to_sample(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         annotated = self.learner.annotate_old(samples)
         return [s.old_logprobs[s.loss_mask].tolist() for s in annotated if s.old_logprobs is not None]
 
-    def zeroed(self, rows: Rows) -> AbstractContextManager[None]:
-        return self.learner.zeroed(rows)
+    @contextmanager
+    def zeroed(self, rows: ParameterRows) -> Iterator[None]:
+        """Inside the block these rows of its weights are zero; after it, what they were."""
+        self.learner.ablate(rows)
+        try:
+            yield
+        finally:
+            self.learner.restore()
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class ProvenGenerator:
             StaleWeights: its log-probs are not the learner's; nothing has been sampled with these weights.
         """
         probes = self.canary.probes
-        expected = self.reference.score(probes.prompts, probes.responses)
+        expected = self.reference.logprobs_of(probes.prompts, probes.responses)
         with self.engine.awake(weights, version):
             self.gap = self.canary.gap(self.engine, expected)
             if self.canary.accepts(self.gap):
@@ -82,7 +82,7 @@ class ProvenDrainable(ProvenGenerator):
         cast(Drainable, self.engine).drain()
 
 
-def prove(scorer: Scorer, learner: AblatedLearner, canary: Canary) -> Scorer:
+def prove(scorer: Scorer, learner: Learner, canary: Canary) -> Scorer:
     """Return the scorer with an engine that samples only after the canary."""
     engine = cast(Engine, scorer.generator)  # all of r1-rollout's can score
     proven = ProvenDrainable if isinstance(engine, Drainable) else ProvenGenerator

@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 
 from r1_core import kl
 from r1_core.learner import checkpoint
-from r1_core.learner.ablation import zeroed
+from r1_core.learner.ablation import ablate, restore
 from r1_core.learner.batching import Batching, MicroLimit, count, fillers, schedule
+from r1_core.learner.facts import Facts, describe
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.notes import Notes
@@ -46,7 +47,7 @@ class Learner:
 
     `learning_rate` gives the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
     `temperature` is the one that the answers were sampled at. `autocast` is a dtype to compute in (bfloat16), while
-    the parameters keep theirs.
+    the parameters keep theirs. `device` is where it computes, by default where the first parameter lies.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Learner:
         max_grad_norm: float = 1.0,
         parallel: Parallel | None = None,
         autocast: torch.dtype | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -73,7 +75,8 @@ class Learner:
         self.autocast = autocast
         self.step = 0  # calls of optim_step, skipped ones too
         self.skipped_steps = 0
-        self.device = next(model.parameters()).device
+        self.device = device or next(model.parameters()).device
+        self._kept: dict[str, Tensor] | None = None  # what `ablate` has set to zero
         self._policy_tokens = TokenModel(model)
         self._reference_tokens = None if reference is None else TokenModel(reference)
         self._base_lrs = [group["lr"] for group in optimizer.param_groups]
@@ -257,9 +260,24 @@ class Learner:
         for name, tensor in checkpoint.named_state(self.model):
             yield name, whole(tensor)
 
-    def zeroed(self, rows: Mapping[str, Sequence[int] | None]) -> AbstractContextManager[None]:
-        """Set rows of the weights (None: all of a tensor) to zero inside the block; see `ablation.zeroed`."""
-        return zeroed(self.model, rows)
+    def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
+        """Set rows of the weights (None: all of a tensor) to zero until `restore`; see `ablation.ablate`.
+
+        Raises KeyError if there is no such tensor, and RuntimeError if some are zero already.
+        """
+        if self._kept is not None:
+            raise RuntimeError("some weights are set to zero already; call restore first")
+        self._kept = ablate(self.model, rows)
+
+    def restore(self) -> None:
+        """Give the weights that `ablate` has set to zero their values back, to the bit. Without any, do nothing."""
+        if self._kept is not None:
+            restore(self.model, self._kept)
+        self._kept = None
+
+    def describe(self) -> Facts:
+        """Return what a driver asks about model and device."""
+        return describe(self.model, self.device)
 
     def save(self, folder: Path, *, model_only: bool = False) -> None:
         """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.

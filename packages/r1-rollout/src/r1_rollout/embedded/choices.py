@@ -13,7 +13,7 @@ from r1_rollout.types import PromptLike, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Choices:
     """The choices that `Decoding` leaves to its caller."""
 
     samples: int  # rows per prompt
@@ -23,15 +23,15 @@ class Plan:
     stopped: Callable[[Rows], Tensor]  # bool [rows]: which answers the token said last has ended
 
 
-def sampling_plan(
+def sampling_choices(
     prompts: Sequence[PromptLike],
     params: SamplingParams,
     *,
     banned: Tensor,
     end_token_ids: Collection[int],
     tokenizer: Any = None,
-) -> Plan:
-    """Plan to sample `params.n` answers to each prompt.
+) -> Choices:
+    """Choices to sample `params.n` answers to each prompt.
 
     Raises:
         ValueError: `params.stop` has strings, but there is no tokenizer.
@@ -53,11 +53,11 @@ def sampling_plan(
             ended |= torch.tensor(_completed(rows, params.stop, tokenizer), device=ended.device)
         return ended
 
-    return Plan(params.n, [params.max_tokens] * len(prompts), keys, choose, stopped)
+    return Choices(params.n, [params.max_tokens] * len(prompts), keys, choose, stopped)
 
 
-def replay_plan(responses: Sequence[Sequence[int]], temperature: float, device: torch.device) -> Plan:
-    """Plan to let each prompt say the given response, none of them empty, to learn its log-probs.
+def replay_choices(responses: Sequence[Sequence[int]], temperature: float, device: torch.device) -> Choices:
+    """Choices to let each prompt say the given response, none of them empty, to learn its log-probs.
 
     Raises:
         ValueError: the temperature is negative or not finite.
@@ -75,7 +75,7 @@ def replay_plan(responses: Sequence[Sequence[int]], temperature: float, device: 
     def stopped(rows: Rows) -> Tensor:
         return torch.zeros_like(rows.ages, dtype=torch.bool)
 
-    return Plan(1, [len(response) for response in responses], lambda prompt: [prompt], choose, stopped)
+    return Choices(1, [len(response) for response in responses], lambda prompt: [prompt], choose, stopped)
 
 
 def _completed(rows: Rows, strings: Sequence[str], tokenizer: Any) -> list[bool]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from r1_rollout.embedded.choices import Plan
+from r1_rollout.embedded.choices import Choices
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.prefill import prefill, prefill_batches, rotary_axes, without_lone_axis
 from r1_rollout.embedded.rows import Rows
@@ -22,16 +22,23 @@ class Decoding:
     """
 
     def __init__(
-        self, model: Any, prompts: Sequence[PromptLike], plan: Plan, *, filler: int, max_sequences: int, version: int
+        self,
+        model: Any,
+        prompts: Sequence[PromptLike],
+        choices: Choices,
+        *,
+        filler: int,
+        max_sequences: int,
+        version: int,
     ) -> None:
-        self._model, self._prompts, self._plan, self._version = model, prompts, plan, version
-        self._filler, self._capacity = filler, min(max_sequences, len(prompts) * plan.samples)
+        self._model, self._prompts, self._choices, self._version = model, prompts, choices, version
+        self._filler, self._capacity = filler, min(max_sequences, len(prompts) * choices.samples)
         self._waiting = deque(range(len(prompts)))
         self._slots: list[int] = []  # the prompt in each slot of the cache
         self._groups: dict[int, dict[int, Completion]] = {}  # prompts that are running
         self._finished: deque[tuple[int, list[Completion]]] = deque()
         self._over = ""  # why there are no more groups, if somebody else decided so
-        columns, longest = max(plan.limits, default=1), max((len(p.token_ids) for p in prompts), default=1)
+        columns, longest = max(choices.limits, default=1), max((len(p.token_ids) for p in prompts), default=1)
         self._running: tuple[Rows, GroupCache] | None = (
             Rows(self._capacity, columns, model.device),
             GroupCache(self._capacity, columns, longest),
@@ -87,10 +94,10 @@ class Decoding:
     @torch.inference_mode()
     def _advance(self, rows: Rows, cache: GroupCache) -> None:
         """Let every row that enters, or else every row, say one more token."""
-        entering = bool(self._waiting) and self._capacity - len(rows) >= self._plan.samples
+        entering = bool(self._waiting) and self._capacity - len(rows) >= self._choices.samples
         first = len(rows) if entering else 0
         logits = self._admit(rows, cache) if entering else self._decode(rows, cache)
-        tokens, logprobs = self._plan.choose(logits, rows.keys[first:], rows.ages[first:])
+        tokens, logprobs = self._choices.choose(logits, rows.keys[first:], rows.ages[first:])
         if not logprobs.isfinite().all():
             row = first + int(logprobs.isfinite().logical_not().nonzero()[0])
             raise FloatingPointError(
@@ -104,18 +111,18 @@ class Decoding:
 
     def _admit(self, rows: Rows, cache: GroupCache) -> Tensor:
         """Let prompts in; return the logits [new rows, vocabulary] of the first answer tokens."""
-        plan, entering = self._plan, []
-        for _ in range(min((self._capacity - len(rows)) // plan.samples, len(self._waiting))):
+        choices, entering = self._choices, []
+        for _ in range(min((self._capacity - len(rows)) // choices.samples, len(self._waiting))):
             entering.append(self._waiting.popleft())
         logits = []
         for batch in prefill_batches([len(self._prompts[index].token_ids) for index in entering]):
             indices = [entering[position] for position in batch]
             prefilled, behind = prefill(self._model, [self._prompts[index] for index in indices], self._filler)
             cache.insert(prefilled, len(self._slots))
-            logits.append(behind.repeat_interleave(plan.samples, dim=0))
+            logits.append(behind.repeat_interleave(choices.samples, dim=0))
             for index in indices:
                 position = int(rotary_axes(self._prompts[index].position_ids).max()) + 1
-                rows.add(index, plan.keys(index), plan.limits[index], position, slot=len(self._slots))
+                rows.add(index, choices.keys(index), choices.limits[index], position, slot=len(self._slots))
                 self._slots.append(index)
                 self._groups[index] = {}
         return torch.cat(logits)
@@ -137,7 +144,7 @@ class Decoding:
 
     def _retire(self, rows: Rows, cache: GroupCache) -> bool:
         """Take finished rows out and put groups that are complete aside; return whether there were any."""
-        stopped = self._plan.stopped(rows)
+        stopped = self._choices.stopped(rows)
         finished = (stopped | (rows.ages >= rows.limits)).nonzero()[:, 0].tolist()
         for row in finished:
             prompt, sample = rows.owners[row]
@@ -147,9 +154,9 @@ class Decoding:
         sources, targets = rows.remove(finished)
         if sources:
             cache.move_rows(sources, targets)
-        for prompt in [prompt for prompt, group in self._groups.items() if len(group) == self._plan.samples]:
+        for prompt in [prompt for prompt, group in self._groups.items() if len(group) == self._choices.samples]:
             group = self._groups.pop(prompt)
-            self._finished.append((prompt, [group[sample] for sample in range(self._plan.samples)]))
+            self._finished.append((prompt, [group[sample] for sample in range(self._choices.samples)]))
             self._vacate(self._slots.index(prompt), rows, cache)
         return bool(finished)
 

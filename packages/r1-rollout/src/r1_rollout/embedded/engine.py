@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from r1_rollout.embedded.architecture import Reach, prepare
-from r1_rollout.embedded.choices import Plan, replay_plan, sampling_plan
+from r1_rollout.embedded.choices import Choices, replay_choices, sampling_choices
 from r1_rollout.embedded.decoding import Decoding
 from r1_rollout.embedded.prefill import rotary_axes
 from r1_rollout.errors import PromptError
@@ -18,7 +18,7 @@ from r1_rollout.weights import Weights, WeightStore
 
 
 class EmbeddedEngine:
-    """A `Generator` and a `Scoring` over a Hugging Face causal or vision-language model.
+    """A `Generator` and a `Replaying` over a Hugging Face causal or vision-language model.
 
     A prompt is computed and kept once for all its samples; the samples of many prompts decode together, and new groups
     enter as finished ones leave.
@@ -117,10 +117,10 @@ class EmbeddedEngine:
         """
         if params.n > self._max_sequences:
             raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
-        plan = sampling_plan(
+        choices = sampling_choices(
             prompts, params, banned=self._banned, end_token_ids=self._end_token_ids, tokenizer=self._tokenizer
         )
-        decoding = self._decode("generate", prompts, plan)
+        decoding = self._decode("generate", prompts, choices)
         self._end("a later generate() began before it finished")
         self._decoding = weakref.ref(decoding)
         return decoding
@@ -130,7 +130,7 @@ class EmbeddedEngine:
         if self._decoding is not None and (decoding := self._decoding()) is not None:
             decoding.drain()
 
-    def score(
+    def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
     ) -> list[list[float]]:
         """Return the log-probs that the engine's weights give to the tokens of each response, one response a prompt.
@@ -153,26 +153,26 @@ class EmbeddedEngine:
                 raise ValueError(
                     f"prompt {prompt.id}: response token {wrong[0]} is outside the vocabulary of {self._vocabulary}"
                 )
-        scored = [index for index, response in enumerate(responses) if response]
-        plan = replay_plan([responses[index] for index in scored], temperature, self._banned.device)
+        given = [index for index, response in enumerate(responses) if response]
+        choices = replay_choices([responses[index] for index in given], temperature, self._banned.device)
         logprobs: list[list[float]] = [[] for _ in responses]
-        for index, (completion,) in self._decode("score", [prompts[index] for index in scored], plan):
-            logprobs[scored[index]] = completion.logprobs
+        for index, (completion,) in self._decode("logprobs_of", [prompts[index] for index in given], choices):
+            logprobs[given[index]] = completion.logprobs
         return logprobs
 
-    def _decode(self, name: str, prompts: Sequence[PromptLike], plan: Plan) -> Decoding:
+    def _decode(self, name: str, prompts: Sequence[PromptLike], choices: Choices) -> Decoding:
         if self._version is None:
             raise RuntimeError(
                 f"{name}() needs an awake engine with whole weights: call it inside `with engine.awake(weights, "
                 "version)`, or after `engine.update(weights, version)`"
             )
-        for prompt, limit in zip(prompts, plan.limits, strict=True):
+        for prompt, limit in zip(prompts, choices.limits, strict=True):
             _check_shape(prompt, len(prompts[0].position_ids), self._vocabulary)
             _check_length(prompt, limit, self._reach)
         return Decoding(
             self._model,
             prompts,
-            plan,
+            choices,
             filler=self._filler,
             max_sequences=self._max_sequences,
             version=self._version,

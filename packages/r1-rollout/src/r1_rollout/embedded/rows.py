@@ -20,7 +20,7 @@ class Rows:
 
     @property
     def keys(self) -> Tensor:
-        """int64 [rows], what tells a sample's choices from others', see `Plan.keys`."""
+        """int64 [rows], what tells a sample's choices from others', see `Choices.keys`."""
         return self._state[: len(self), 0]
 
     @property

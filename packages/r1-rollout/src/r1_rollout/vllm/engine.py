@@ -167,7 +167,7 @@ class VllmEngine:
         self._batch = self._groups(prompts, params)
         return self._batch
 
-    def score(
+    def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
     ) -> list[list[float]]:
         """Return the log-prob of each token of each prompt's response under the present weights.
@@ -179,21 +179,21 @@ class VllmEngine:
         """
         from r1_rollout.vllm.requests import forced_settings
 
-        self._check(prompts, [len(response) for response in responses], "score")
+        self._check(prompts, [len(response) for response in responses], "logprobs_of")
         self._close()
         wanted = {str(i): (prompts[i], forced_settings(r, temperature)) for i, r in enumerate(responses) if r}
-        scores: dict[str, list[float]] = {}
+        logprobs: dict[str, list[float]] = {}
         try:
             for name, (prompt, settings) in wanted.items():
                 self._call(self._add, prompt, {name: settings})
-            while len(scores) < len(wanted):
+            while len(logprobs) < len(wanted):
                 for name, completion in self._advance({name: prompt for name, (prompt, _) in wanted.items()}):
                     if completion.token_ids != list(responses[int(name)]):
                         raise EngineError(f"prompt {wanted[name][0].id}: vLLM did not follow the answer to be scored")
-                    scores[name] = completion.logprobs
+                    logprobs[name] = completion.logprobs
         finally:
-            self._abort(wanted.keys() - scores.keys())
-        return [scores.get(str(i), []) for i in range(len(responses))]
+            self._abort(wanted.keys() - logprobs.keys())
+        return [logprobs.get(str(i), []) for i in range(len(responses))]
 
     def close(self) -> None:
         """End vLLM with its workers and free what it holds. What hangs in this process is left to the process's end."""

@@ -15,28 +15,28 @@ class BrokenOff(Exception):
 
 
 class Broadcast:
-    """The meeting place of the thread that makes the buckets and of the followers, one for each server."""
+    """The meeting place of the thread that makes the buckets and of the subscribers, one for each server."""
 
     def __init__(self) -> None:
         self._changed = Condition()
-        self._following: set[Follower] = set()
-        self._busy: set[Follower] = set()  # that have not asked for the next bucket yet
+        self._subscribed: set[Subscriber] = set()
+        self._busy: set[Subscriber] = set()  # that have not asked for the next bucket yet
         self._turn = 0
         self._bucket: Bucket | None = None  # of this turn; None at the end
         self._broken = False
 
-    def join(self) -> "Follower":
-        """Add a follower, before the first bucket is made."""
-        follower = Follower(self)
+    def join(self) -> "Subscriber":
+        """Add a subscriber, before the first bucket is made."""
+        subscriber = Subscriber(self)
         with self._changed:
-            self._following.add(follower)
-            self._busy.add(follower)
-        return follower
+            self._subscribed.add(subscriber)
+            self._busy.add(subscriber)
+        return subscriber
 
     def through(self, buckets: Iterable[Bucket]) -> Iterator[Bucket]:
-        """Pass `buckets` on to the followers and, at the same time, to whoever iterates over this.
+        """Pass `buckets` on to the subscribers and, at the same time, to whoever iterates over this.
 
-        The first is made when every follower has asked for it or left, a later one when all are done with the last.
+        The first is made when every subscriber has asked for it or left, a later one when all are done with the last.
         """
         self._wait()
         for bucket in buckets:
@@ -45,25 +45,25 @@ class Broadcast:
             self._wait()
 
     def end(self, *, broken: bool = False) -> None:
-        """Let the followers' iterators end, or raise BrokenOff."""
+        """Let the subscribers' iterators end, or raise BrokenOff."""
         self._broken = broken
         self._next(None)
 
-    def take(self, follower: "Follower", turn: int) -> Bucket | None:
+    def take(self, subscriber: "Subscriber", turn: int) -> Bucket | None:
         """Return the bucket that comes after turn `turn`, None at the end; waits for it. Raises BrokenOff."""
         with self._changed:
-            self._busy.discard(follower)
+            self._busy.discard(subscriber)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._turn > turn)
             if self._broken:
                 raise BrokenOff("the sender's weights broke off")
             return self._bucket
 
-    def leave(self, follower: "Follower") -> None:
-        """Wait for this follower no longer."""
+    def leave(self, subscriber: "Subscriber") -> None:
+        """Wait for this subscriber no longer."""
         with self._changed:
-            self._following.discard(follower)
-            self._busy.discard(follower)
+            self._subscribed.discard(subscriber)
+            self._busy.discard(subscriber)
             self._changed.notify_all()
 
     def _wait(self) -> None:
@@ -74,17 +74,17 @@ class Broadcast:
         with self._changed:
             self._bucket = bucket
             self._turn += 1
-            self._busy = set(self._following)
+            self._busy = set(self._subscribed)
             self._changed.notify_all()
 
 
-class Follower:
+class Subscriber:
     """One server's place in a broadcast: iterate for its buckets, and leave the block so that nobody waits for it."""
 
     def __init__(self, broadcast: Broadcast) -> None:
         self._broadcast = broadcast
 
-    def __enter__(self) -> "Follower":
+    def __enter__(self) -> "Subscriber":
         return self
 
     def __exit__(

@@ -8,16 +8,16 @@ from queue import SimpleQueue
 
 from r1_rollout.types import Completion, PromptLike, SamplingParams
 from r1_rollout.vllm.client import Call, RequestRefused, ServerFault
-from r1_rollout.vllm.servers.member import Member
-from r1_rollout.vllm.servers.members import Members
+from r1_rollout.vllm.servers.pooled_server import PooledServer
+from r1_rollout.vllm.servers.supervisor import Supervisor
 
-Ask = Callable[[Member, PromptLike, Call, Callable[[int], None]], list[Completion]]
+Ask = Callable[[PooledServer, PromptLike, Call, Callable[[int], None]], list[Completion]]
 
 FinishedGroups = Generator[tuple[int, list[Completion]], None, None]
 Outcome = tuple[int, list[Completion]] | BaseException
 
 
-class Round:
+class Dispatch:
     """The groups of one `generate` call.
 
     A group is at any time in one place only: waiting, with one server, or delivered. What a server has sent of a group
@@ -26,7 +26,7 @@ class Round:
 
     def __init__(
         self,
-        members: Members,
+        supervisor: Supervisor,
         prompts: Sequence[PromptLike],
         params: SamplingParams,
         ask_group: Ask,
@@ -34,14 +34,14 @@ class Round:
         max_sequences: int,
         max_attempts: int,
     ) -> None:
-        self._members = members
+        self._supervisor = supervisor
         self._prompts = prompts
         self._params = params
         self._ask = ask_group
         self._max_sequences = max_sequences
         self._max_attempts = max_attempts
         self._waiting = deque(range(len(prompts)))
-        self._failed: dict[int, list[Member]] = {}  # servers that each group has failed on
+        self._failed: dict[int, list[PooledServer]] = {}  # servers that each group has failed on
         self._calls: dict[int, Call] = {}
         self._done: SimpleQueue[Outcome] = SimpleQueue()
         self._closed = False
@@ -60,12 +60,12 @@ class Round:
 
     def close(self) -> None:
         """Break off all requests; a consumer that waits for a group gets RuntimeError."""
-        with self._members.changed:
+        with self._supervisor.changed:
             if self._closed:
                 return
             self._closed = True
             calls = list(self._calls.values())
-            self._members.changed.notify_all()
+            self._supervisor.changed.notify_all()
         self._done.put(RuntimeError("this generate() call was ended: by a later one, or by the end of its awake block"))
         for call in calls:
             call.cancel()
@@ -77,78 +77,78 @@ class Round:
             self._done.put(error)
 
     def _hand_out(self) -> None:
-        """Hand out groups, in order, until the round is closed. Raises ServersLost when no server is left."""
-        changed = self._members.changed
-        deadline = time.monotonic() + self._members.deadlines.recovery
+        """Hand out groups, in order, until the dispatch is closed. Raises ServersLost when no server is left."""
+        changed = self._supervisor.changed
+        deadline = time.monotonic() + self._supervisor.deadlines.recovery
         with changed:
             while not self._closed:
-                if self._members.ready() or self._calls:
-                    deadline = time.monotonic() + self._members.deadlines.recovery
+                if self._supervisor.ready() or self._calls:
+                    deadline = time.monotonic() + self._supervisor.deadlines.recovery
                 else:
-                    self._members.require_hope(deadline)
-                index, member = self._pick()
-                if member is None:
+                    self._supervisor.require_hope(deadline)
+                index, server = self._pick()
+                if server is None:
                     changed.wait(0.2)
                     continue
                 self._waiting.remove(index)
                 cost = self._cost(index)
-                member.owed += cost
-                member.sequences += self._params.n
+                server.owed += cost
+                server.sequences += self._params.n
                 self._calls[index] = call = Call()
                 threading.Thread(
-                    target=self._serve, args=(member, index, call, cost), daemon=True, name=f"r1-group-{index}"
+                    target=self._serve, args=(server, index, call, cost), daemon=True, name=f"r1-group-{index}"
                 ).start()
 
-    def _pick(self) -> tuple[int, Member | None]:
+    def _pick(self) -> tuple[int, PooledServer | None]:
         """Return the next group that a server has room for, and the one of these servers that owes least.
 
         A group goes back to a server that it has failed on only when all others have failed it or are lost, lest a
         server that answers nonsense, and so is always idle, draws everything to itself.
         """
         room = self._max_sequences - self._params.n
-        free = [member for member in self._members.ready() if member.sequences <= room]
-        hopeful = {member for member in self._members.all if member.state != "lost"}
+        free = [server for server in self._supervisor.ready() if server.sequences <= room]
+        hopeful = {server for server in self._supervisor.servers if server.state != "lost"}
         for index in self._waiting if free else ():
             failed = self._failed.get(index, [])
-            fresh = [member for member in free if member not in failed] if hopeful.difference(failed) else free
+            fresh = [server for server in free if server not in failed] if hopeful.difference(failed) else free
             if fresh:
-                return index, min(fresh, key=lambda member: member.owed)
+                return index, min(fresh, key=lambda server: server.owed)
         return -1, None
 
     def _cost(self, index: int) -> int:
         """Tokens that a group may take: its prompt once, shared by the samples, and all their answers."""
         return len(self._prompts[index].token_ids) + self._params.n * self._params.max_tokens
 
-    def _serve(self, member: Member, index: int, call: Call, cost: int) -> None:
+    def _serve(self, server: PooledServer, index: int, call: Call, cost: int) -> None:
         """Ask one server for one group; put the outcome where it belongs."""
         owed = cost
 
         def arrived(tokens: int) -> None:
             nonlocal owed
-            with self._members.changed:
-                member.owed -= tokens
+            with self._supervisor.changed:
+                server.owed -= tokens
                 owed -= tokens
 
         outcome: Outcome
         try:
-            outcome = index, self._ask(member, self._prompts[index], call, arrived)
+            outcome = index, self._ask(server, self._prompts[index], call, arrived)
         except BaseException as error:  # a thread's error must reach the consumer
             outcome = error
-        with self._members.changed:
-            member.owed -= owed
-            member.sequences -= self._params.n
+        with self._supervisor.changed:
+            server.owed -= owed
+            server.sequences -= self._params.n
             del self._calls[index]
             if self._closed:
                 return
             if isinstance(outcome, ServerFault):
                 failed = self._failed.setdefault(index, [])
-                failed.append(member)
-                self._members.fail(member, outcome)
+                failed.append(server)
+                self._supervisor.fail(server, outcome)
                 if len(failed) < self._max_attempts:
                     self._waiting.appendleft(index)
             elif not isinstance(outcome, BaseException):
-                member.faults = 0
-            self._members.changed.notify_all()
+                server.faults = 0
+            self._supervisor.changed.notify_all()
             if index not in self._waiting:
                 self._done.put(self._explain(index, outcome))
 

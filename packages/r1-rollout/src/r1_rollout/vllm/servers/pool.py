@@ -18,12 +18,12 @@ from r1_rollout.types import Completion, PromptLike, SamplingParams
 from r1_rollout.vllm.adapter import write_adapter
 from r1_rollout.vllm.client import Call, Endpoint, NotThere, ServerFault, ask, stream
 from r1_rollout.vllm.servers.broadcast import Bucket
-from r1_rollout.vllm.servers.dispatch import FinishedGroups, Round
-from r1_rollout.vllm.servers.lane import Backend
-from r1_rollout.vllm.servers.member import Current, Member
-from r1_rollout.vllm.servers.members import Deadlines, Members
-from r1_rollout.vllm.servers.protocol import GENERATE, generate_body, read_group, read_scores, score_body
+from r1_rollout.vllm.servers.dispatch import Dispatch, FinishedGroups
+from r1_rollout.vllm.servers.pooled_server import PooledServer, PushedWeights
+from r1_rollout.vllm.servers.protocol import GENERATE, generate_body, read_group, read_replay, replay_body
 from r1_rollout.vllm.servers.server import LocalServer
+from r1_rollout.vllm.servers.supervisor import Deadlines, Supervisor
+from r1_rollout.vllm.servers.transfer import Backend
 from r1_rollout.vllm.shards import write_buckets
 from r1_rollout.weights import Weights, WeightsError, buckets
 
@@ -84,19 +84,19 @@ class ServerPool:
             raise ValueError("a pool needs at least one server: one to start, or the address of one")
         if both := sorted({*end_token_ids} & {*banned_token_ids}):
             raise ValueError(f"tokens {both} are both end tokens and banned: answers could not end")
-        members = [
-            Member(one.name, None, one) if isinstance(one, LocalServer) else Member(one.url, one, None)
+        pooled = [
+            PooledServer(one.name, None, one) if isinstance(one, LocalServer) else PooledServer(one.url, one, None)
             for one in servers
         ]
-        self._members = Members(members, deadlines or Deadlines(), max_restarts, broadcast)
+        self._supervisor = Supervisor(pooled, deadlines or Deadlines(), max_restarts, broadcast)
         self._ends, self._banned = frozenset(end_token_ids), frozenset(banned_token_ids)
         self._max_sequences, self._max_attempts = max_sequences, max_attempts
         self._root = Path(tempfile.mkdtemp(prefix="r1-weights-", dir=folder))  # mode 0700
         self._bucket_bytes, self._dtype, self._broadcast = bucket_bytes, dtype, broadcast
         self._shapes: dict[str, list[int]] | None = None  # of the first full weights that were taken
-        self._base: Current | None = None
+        self._base: PushedWeights | None = None
         self._version: int | None = None
-        self._round: Round | None = None
+        self._dispatch: Dispatch | None = None
 
     def __enter__(self) -> "ServerPool":
         return self
@@ -108,8 +108,8 @@ class ServerPool:
 
     def close(self) -> None:
         """Stop the servers that were started here, and remove the weights from the disk."""
-        self._end_round()
-        self._members.close()
+        self._end_dispatch()
+        self._supervisor.close()
         shutil.rmtree(self._root, ignore_errors=True)
 
     @contextmanager
@@ -135,14 +135,14 @@ class ServerPool:
             yield
         finally:
             self._version = None
-            self._end_round()
+            self._end_dispatch()
 
     def _push(self, weights: Weights, version: int) -> None:
         label = f"{version}-{uuid.uuid4().hex[:12]}"
-        before, folder = self._members.current, self._root / label
+        before, folder = self._supervisor.current, self._root / label
         try:
             if isinstance(weights, Adapter):
-                self._members.push(self._write_adapter(weights, folder, label))
+                self._supervisor.push(self._write_adapter(weights, folder, label))
             else:
                 self._push_full(weights, folder, label)
         finally:
@@ -152,34 +152,34 @@ class ServerPool:
         parts = buckets(weights, self._bucket_bytes, self._dtype)
         shapes: dict[str, list[int]] = {}
 
-        def write(parts: Iterable[Bucket]) -> Current:
+        def write(parts: Iterable[Bucket]) -> PushedWeights:
             shapes.update(write_buckets(parts, folder))
             _compare(self._shapes or shapes, shapes)
-            return Current(folder, label, len(shapes))
+            return PushedWeights(folder, label, len(shapes))
 
         if self._broadcast:
             known = _known(parts, self._shapes)
-            current = self._members.broadcast(label, lambda broadcast: write(broadcast.through(known)))
+            current = self._supervisor.broadcast(label, lambda broadcast: write(broadcast.through(known)))
         else:
             current = write(parts)
-            self._members.push(current)
+            self._supervisor.push(current)
         self._shapes, self._base = shapes, current
 
-    def _write_adapter(self, adapter: Adapter, folder: Path, label: str) -> Current:
+    def _write_adapter(self, adapter: Adapter, folder: Path, label: str) -> PushedWeights:
         if self._base is None:
             raise WeightsError("an adapter came before the full weights that it stands on: push those first")
         folder.mkdir()
         try:
-            return Current(folder, label, len(write_adapter(adapter, folder)), self._base)
+            return PushedWeights(folder, label, len(write_adapter(adapter, folder)), self._base)
         except ValueError as error:
             raise WeightsError(str(error)) from error
 
-    def _sweep(self, before: Current | None) -> None:
+    def _sweep(self, before: PushedWeights | None) -> None:
         """Remove the weights that no server will ask for again.
 
         The last adapter stays for one more push: vLLM may still have a request for it that is about to be broken off.
         """
-        current = self._members.current
+        current = self._supervisor.current
         last = before if before and before.base else None
         kept = {one.folder for one in (current, current and current.base, self._base, last) if one}
         for folder in set(self._root.iterdir()) - kept:
@@ -198,7 +198,7 @@ class ServerPool:
             ServersLost: no server was left for longer than `deadlines.recovery`.
             ServerFault: a group failed on `max_attempts` servers.
         """
-        version, current = self._version, self._members.current
+        version, current = self._version, self._supervisor.current
         if version is None or current is None:
             raise RuntimeError("generate() needs an awake pool: call it inside `with pool.awake(weights, version)`")
         if params.n > self._max_sequences:
@@ -207,10 +207,10 @@ class ServerPool:
             self._require_tokenizers()
 
         def ask_group(
-            member: Member, prompt: PromptLike, call: Call, arrived: Callable[[int], None]
+            server: PooledServer, prompt: PromptLike, call: Call, arrived: Callable[[int], None]
         ) -> list[Completion]:
             body = generate_body(prompt, params, self._ends) | current.address
-            events = stream(member.endpoint, GENERATE, body, timeout=self._members.deadlines.stall, call=call)
+            events = stream(server.endpoint, GENERATE, body, timeout=self._supervisor.deadlines.stall, call=call)
             try:
                 return read_group(
                     events,
@@ -223,26 +223,26 @@ class ServerPool:
                     arrived=arrived,
                 )
             except NotThere as error:  # somebody has started it anew, so it does not know the adapter
-                raise ServerFault(f"{member.name}: {error}") from error
+                raise ServerFault(f"{server.name}: {error}") from error
 
-        self._end_round()
-        self._round = Round(
-            self._members,
+        self._end_dispatch()
+        self._dispatch = Dispatch(
+            self._supervisor,
             prompts,
             params,
             ask_group,
             max_sequences=self._max_sequences,
             max_attempts=self._max_attempts,
         )
-        return self._round.groups()
+        return self._dispatch.groups()
 
     def _require_tokenizers(self) -> None:
-        with self._members.changed:
-            ready = self._members.ready()
-        for member in ready:
-            member.require_tokenizer(self._members.deadlines.stall)
+        with self._supervisor.changed:
+            ready = self._supervisor.ready()
+        for server in ready:
+            server.require_tokenizer(self._supervisor.deadlines.stall)
 
-    def score(
+    def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
     ) -> list[list[float]]:
         """Return the log-probs [response_length] of each response under the current weights.
@@ -253,41 +253,41 @@ class ServerPool:
             RuntimeError: outside an awake block.
             ServerFault: a server fails, or two servers disagree.
         """
-        current = self._members.current
+        current = self._supervisor.current
         if self._version is None or current is None:
-            raise RuntimeError("score() needs an awake pool: call it inside `with pool.awake(weights, version)`")
-        with self._members.changed:
-            ready = self._members.ready()
+            raise RuntimeError("logprobs_of() needs an awake pool: call it inside `with pool.awake(weights, version)`")
+        with self._supervisor.changed:
+            ready = self._supervisor.ready()
         with ThreadPoolExecutor(len(ready)) as threads:
-            scores = list(
-                threads.map(lambda member: self._score(member, prompts, responses, temperature, current), ready)
+            logprobs = list(
+                threads.map(lambda server: self._replay(server, prompts, responses, temperature, current), ready)
             )
-        for member, other in zip(ready[1:], scores[1:], strict=True):
-            pairs = zip(flatten(scores[0]), flatten(other), strict=True)
+        for server, other in zip(ready[1:], logprobs[1:], strict=True):
+            pairs = zip(flatten(logprobs[0]), flatten(other), strict=True)
             if (gap := max((abs(a - b) for a, b in pairs), default=0.0)) > _DISAGREEMENT:
-                raise ServerFault(f"log-probs of {ready[0].name} and {member.name} differ by {gap:.3g}: one is stale")
-        return scores[0]
+                raise ServerFault(f"log-probs of {ready[0].name} and {server.name} differ by {gap:.3g}: one is stale")
+        return logprobs[0]
 
-    def _score(
+    def _replay(
         self,
-        member: Member,
+        server: PooledServer,
         prompts: Sequence[PromptLike],
         responses: Sequence[Sequence[int]],
         temperature: float,
-        current: Current,
+        current: PushedWeights,
     ) -> list[list[float]]:
-        timeout = self._members.deadlines.stall
-        scores = []
+        timeout = self._supervisor.deadlines.stall
+        logprobs = []
         for prompt, response in zip(prompts, responses, strict=True):
-            body = score_body(prompt, response, temperature) | current.address
-            answer = ask(member.endpoint, "POST", GENERATE, body, timeout=timeout)
-            scores.append(read_scores(answer, prompt, response, current.label))
-        return scores
+            body = replay_body(prompt, response, temperature) | current.address
+            answer = ask(server.endpoint, "POST", GENERATE, body, timeout=timeout)
+            logprobs.append(read_replay(answer, prompt, response, current.label))
+        return logprobs
 
-    def _end_round(self) -> None:
-        if self._round is not None:
-            self._round.close()
-            self._round = None
+    def _end_dispatch(self) -> None:
+        if self._dispatch is not None:
+            self._dispatch.close()
+            self._dispatch = None
 
 
 def _known(parts: Iterable[Bucket], first: dict[str, list[int]] | None) -> Iterator[Bucket]:

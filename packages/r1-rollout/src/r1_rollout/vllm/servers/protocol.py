@@ -1,7 +1,7 @@
 """What r1 asks of vLLM's `/inference/v1/generate`, token ids in and out, and which answers it believes.
 
 The servers report log-probs over the whole vocabulary at the sampling temperature, see `plain_logprobs`, which is also
-what bans tokens there and scores given responses.
+what bans tokens there and replays given responses.
 """
 
 import base64
@@ -59,7 +59,7 @@ def ends_of(params: SamplingParams, end_token_ids: Collection[int]) -> frozenset
     return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else end_token_ids)
 
 
-def score_body(prompt: PromptLike, response: Sequence[int], temperature: float) -> dict[str, Any]:
+def replay_body(prompt: PromptLike, response: Sequence[int], temperature: float) -> dict[str, Any]:
     """Return the request for the log-probs of a given response, computed on the way that samples are."""
     return _prompt(prompt) | {
         "sampling_params": {
@@ -179,8 +179,8 @@ def _completion(
     return Completion(tokens, sample.logprobs, "length", version)
 
 
-def read_scores(answer: Any, prompt: PromptLike, response: Sequence[int], label: str) -> list[float]:
-    """Return the log-probs [response_length] that a server answers to `score_body`.
+def read_replay(answer: Any, prompt: PromptLike, response: Sequence[int], label: str) -> list[float]:
+    """Return the log-probs [response_length] that a server answers to `replay_body`.
 
     Raises:
         ServerFault: anything is missing or not a number, or the weights were not those called `label`.
@@ -189,8 +189,9 @@ def read_scores(answer: Any, prompt: PromptLike, response: Sequence[int], label:
     try:
         _extend(sample, answer["choices"][0], label)
     except (KeyError, TypeError, IndexError) as error:
-        raise ServerFault(f"prompt {prompt.id}: scores have another form: {type(error).__name__}: {error}") from error
-    _require(sample.token_ids == list(response), "it scored other tokens; does it run without `plain_logprobs`?")
+        what = f"log-probs have another form: {type(error).__name__}: {error}"
+        raise ServerFault(f"prompt {prompt.id}: {what}") from error
+    _require(sample.token_ids == list(response), "it took other tokens; does it run without `plain_logprobs`?")
     return sample.logprobs
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from r1_rollout.vllm.client import Endpoint, ServerError, ServerFault, ask
 from r1_rollout.vllm.guard import TOKEN_VARIABLE
-from r1_rollout.vllm.servers import keeper
+from r1_rollout.vllm.servers import watchdog
 
 GUARD = "r1_rollout.vllm.guard.TokenGuard"
 # What a server must be started with, by r1 or by whoever gives r1 its address.
@@ -58,7 +58,7 @@ class LocalServer:
     """A server that this process starts, on a Unix socket in a folder of its own.
 
     Nobody else on the machine can open the socket, whoever can needs the token, which is new at each start, and the
-    token is in the server's environment, not in its command line. The server ends with this process (see `keeper`).
+    token is in the server's environment, not in its command line. The server ends with this process (see `watchdog`).
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class LocalServer:
 
     @property
     def pid(self) -> int | None:
-        """The keeper's process id, which is also the id of the server's process group."""
+        """The watchdog's process id, which is also the id of the server's process group."""
         return self._process.pid if self._process else None
 
     def start(self, cancelled: Callable[[], bool] = lambda: False) -> None:
@@ -118,7 +118,7 @@ class LocalServer:
         environment = os.environ | REQUIRED_ENVIRONMENT | self._environment | {TOKEN_VARIABLE: token}
         with open(self._folder / "log", "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", keeper.__file__, *self._command(path)],
+                [sys.executable, "-I", watchdog.__file__, *self._command(path)],
                 stdin=subprocess.PIPE,  # the lifeline: it closes with this process
                 stdout=log,
                 stderr=subprocess.STDOUT,

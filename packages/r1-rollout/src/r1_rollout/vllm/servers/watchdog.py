@@ -1,4 +1,4 @@
-"""Runs a command for as long as whoever started it lives: `python -m r1_rollout.vllm.servers.keeper COMMAND …`.
+"""Runs a command for as long as whoever started it lives: `python -m r1_rollout.vllm.servers.watchdog COMMAND …`.
 
 Standard input is the lifeline. When it closes, because the starter let go of it or was killed, the command gets
 SIGTERM and, GRACE seconds later, its whole process group SIGKILL. The parent-death signal alone would not do: Linux

@@ -18,8 +18,8 @@ from r1_rollout.vllm.client import (
     tell,
 )
 from r1_rollout.vllm.servers.broadcast import Bucket
-from r1_rollout.vllm.servers.lane import Backend, Lane
 from r1_rollout.vllm.servers.server import GUARD, REQUIRED, REQUIRED_ENVIRONMENT, LocalServer
+from r1_rollout.vllm.servers.transfer import Backend, Transfer
 
 log = logging.getLogger("r1")
 
@@ -27,13 +27,13 @@ _CACHES = ("/reset_mm_cache", "/reset_encoder_cache")
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
+class PushedWeights:
     """The weights that every server is to hold."""
 
     folder: Path
     label: str  # unique for each push, so that a stale server cannot be taken for a fresh one
     tensors: int
-    base: "Current | None" = None  # the full weights that these, an adapter's, stand on
+    base: "PushedWeights | None" = None  # the full weights that these, an adapter's, stand on
 
     @property
     def address(self) -> dict[str, str]:
@@ -41,8 +41,8 @@ class Current:
         return {"model": self.label} if self.base else {}
 
 
-class Member:
-    """One server of the pool. Its fields change under the lock of `Members`."""
+class PooledServer:
+    """One server of the pool. Its fields change under the lock of `Supervisor`."""
 
     def __init__(self, name: str, endpoint: Endpoint | None, local: LocalServer | None) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Member:
     def endpoint(self) -> Endpoint:
         return self.local.endpoint if self.local else self._endpoint  # type: ignore[return-value]
 
-    def load(self, current: Current, timeout: float) -> None:
+    def load(self, current: PushedWeights, timeout: float) -> None:
         """Give the server the weights from their folder; an adapter's base, too, if it is not there.
 
         Raises:
@@ -75,7 +75,7 @@ class Member:
                 self._load_adapter(current, current.base, timeout)
 
     def receive(self, parts: Iterable[Bucket], label: str, backend: Backend, timeout: float) -> None:
-        """Give the server full weights, called `label`, over a lane of its own.
+        """Give the server full weights, called `label`, over a transfer of its own.
 
         Raises:
             ServerFault: it has not taken them, for whatever reason.
@@ -83,13 +83,13 @@ class Member:
         """
         with self._must_be_fit():
             self.half_loaded = True
-            with Lane(self.name, self.endpoint, backend, timeout) as lane:
+            with Transfer(self.name, self.endpoint, backend, timeout) as transfer:
                 for bucket in parts:
-                    lane.send(bucket)
-                lane.finish(label)
+                    transfer.send(bucket)
+                transfer.finish(label)
             self.half_loaded = False
 
-    def settle(self, current: Current, timeout: float) -> None:
+    def activate(self, current: PushedWeights, timeout: float) -> None:
         """Let the engine know what its workers were given, forget what older weights have computed, and see that all
         hold `current`.
 
@@ -116,7 +116,7 @@ class Member:
                 f"{' '.join(REQUIRED)}{lora}"
             ) from error
 
-    def _load_adapter(self, adapter: Current, base: Current, timeout: float) -> None:
+    def _load_adapter(self, adapter: PushedWeights, base: PushedWeights, timeout: float) -> None:
         """Let vLLM take up an adapter under its label, in the place of the one before, upon its base.
 
         Its own loading in place is not used: vLLM would then read the files again at every step.
@@ -137,7 +137,7 @@ class Member:
         except (TypeError, KeyError, AttributeError) as error:
             raise ServerFault(f"{self.name}: /v1/models has another form: {models}") from error
 
-    def _take(self, method: str, current: Current, timeout: float) -> None:
+    def _take(self, method: str, current: PushedWeights, timeout: float) -> None:
         """Call a method of `WeightReceiver` in every worker, and see that each took all tensors."""
         arguments = {"folder": str(current.folder), "version": current.label}
         workers = _workers(self._post("/collective_rpc", {"method": method, "kwargs": arguments}, timeout))
@@ -151,7 +151,7 @@ class Member:
         """Return what each worker says of its weights."""
         return _workers(self._post("/collective_rpc", {"method": "r1_holds"}, timeout))
 
-    def renew(self, current: Current, timeout: float) -> None:
+    def renew(self, current: PushedWeights, timeout: float) -> None:
         """Load the weights if the server does not hold them already. Raises ServerFault as `load` does."""
         try:
             self.check(current, timeout)
@@ -159,9 +159,9 @@ class Member:
             raise
         except ServerFault:
             self.load(current, timeout)
-            self.settle(current, timeout)
+            self.activate(current, timeout)
 
-    def check(self, current: Current, timeout: float) -> None:
+    def check(self, current: PushedWeights, timeout: float) -> None:
         """Raise ServerFault unless the engine and each of its workers say that they hold the weights `current`."""
         try:
             engine = ask(self.endpoint, "GET", "/weight_info", timeout=timeout)

@@ -21,7 +21,7 @@ from r1_rollout.vllm.tcp_group import TcpSender, own_address
 Backend: TypeAlias = Literal["nccl", "r1_tcp"]  # of vLLM's weight transfer: GPUs to GPUs, or anything to processors
 
 
-class Group(Protocol):
+class ProcessGroup(Protocol):
     """The sender's end of a process group with one server's workers."""
 
     init_info: dict[str, Any]  # what the workers need to know to join
@@ -36,11 +36,11 @@ class Group(Protocol):
         """End the group, and whatever waits in it."""
 
 
-class Lane:
+class Transfer:
     """From a server's first word to its last in one push. Any failure raises ServerFault or RequestRefused."""
 
     def __init__(self, name: str, endpoint: Endpoint, backend: Backend, seconds: float) -> None:
-        """Prepare; entering the block opens the lane.
+        """Prepare; entering the block opens it.
 
         Args:
             name: for messages.
@@ -51,9 +51,9 @@ class Lane:
         self._endpoint = endpoint
         self._backend = backend
         self._left = seconds
-        self._group: Group | None = None
+        self._group: ProcessGroup | None = None
 
-    def __enter__(self) -> "Lane":
+    def __enter__(self) -> "Transfer":
         try:
             self._open()
         except BaseException:
@@ -80,7 +80,7 @@ class Lane:
         self._call_beside("/init_weight_transfer_engine", {"init_info": group.init_info}, group, group.connect)
         self._call("/start_weight_update", None)
 
-    def _make_group(self, workers: int) -> Group:
+    def _make_group(self, workers: int) -> ProcessGroup:
         try:
             if self._backend == "nccl":
                 return NcclSender(workers, torch.device("cuda", 0))
@@ -123,7 +123,7 @@ class Lane:
         finally:
             self._left -= time.monotonic() - began
 
-    def _call_beside(self, path: str, body: Mapping[str, Any], group: Group, what: Callable[[], None]) -> None:
+    def _call_beside(self, path: str, body: Mapping[str, Any], group: ProcessGroup, what: Callable[[], None]) -> None:
         """Make a call that the server answers when `what` has been done with the group here."""
         side = _Side(what, group)
         try:
@@ -137,7 +137,7 @@ class Lane:
 class _Side:
     """What runs here while a server is asked. If it fails the group is ended, lest the server wait in it for ever."""
 
-    def __init__(self, what: Callable[[], None], group: Group) -> None:
+    def __init__(self, what: Callable[[], None], group: ProcessGroup) -> None:
         self._what, self._group = what, group
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="r1-broadcast")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from r1_rollout.vllm.client import ServerError, ServerFault, ServerRejected, ServerStalled
-from r1_rollout.vllm.servers.broadcast import Broadcast, BrokenOff, Follower
-from r1_rollout.vllm.servers.lane import Backend
-from r1_rollout.vllm.servers.member import Current, Member
+from r1_rollout.vllm.servers.broadcast import Broadcast, BrokenOff, Subscriber
+from r1_rollout.vllm.servers.pooled_server import PooledServer, PushedWeights
 from r1_rollout.vllm.servers.server import ServerFailed
+from r1_rollout.vllm.servers.transfer import Backend
 from r1_rollout.vllm.shards import read_buckets
 from r1_rollout.weights import WeightsError
 
@@ -40,29 +40,29 @@ class Deadlines:
     recovery: float = 900.0  # with no server up, until the call gives up
 
 
-class Members:
+class Supervisor:
     """All servers. `changed` is notified when one of them can take requests, or none can any more."""
 
     def __init__(
-        self, members: Sequence[Member], deadlines: Deadlines, max_restarts: int, backend: Backend | None = None
+        self, servers: Sequence[PooledServer], deadlines: Deadlines, max_restarts: int, backend: Backend | None = None
     ) -> None:
         """Take the servers; `backend` is what `broadcast` sends over."""
-        self.all = tuple(members)
+        self.servers = tuple(servers)
         self.deadlines = deadlines
         self.changed = threading.Condition()
-        self.current: Current | None = None
+        self.current: PushedWeights | None = None
         self.closed = False
         self._max_restarts = max_restarts
         self._backend = backend
         self._threads: list[threading.Thread] = []
 
-    def ready(self) -> list[Member]:
+    def ready(self) -> list[PooledServer]:
         """Return those that hold the current weights and take requests. The lock must be held."""
         if self.current is None:
             return []
-        return [member for member in self.all if member.state == "ready" and member.label == self.current.label]
+        return [server for server in self.servers if server.state == "ready" and server.label == self.current.label]
 
-    def push(self, current: Current) -> None:
+    def push(self, current: PushedWeights) -> None:
         """Bring all servers that are not being revived to the new weights, side by side, over the folder.
 
         Raises:
@@ -72,14 +72,14 @@ class Members:
         with self.changed:
             self.current, before = current, self.current
             due = self._due()
-        rejected: dict[Member, ServerFault] = {}
+        rejected: dict[PooledServer, ServerFault] = {}
 
-        def load(member: Member) -> None:
-            member.load(current, self.deadlines.load)
+        def load(server: PooledServer) -> None:
+            server.load(current, self.deadlines.load)
 
-        self._await_ready([self._run(self._bring_up, member, load, rejected) for member in due], rejected, before)
+        self._await_ready([self._run(self._bring_up, server, load, rejected) for server in due], rejected, before)
 
-    def broadcast(self, label: str, keep: Callable[[Broadcast], Current]) -> Current:
+    def broadcast(self, label: str, keep: Callable[[Broadcast], PushedWeights]) -> PushedWeights:
         """Bring all servers that are not being revived to the new full weights by one pass over them.
 
         Args:
@@ -97,8 +97,8 @@ class Members:
         with self.changed:
             before, self.current = self.current, None  # who is being revived waits for the folder
             due = self._due()
-        broadcast, rejected = Broadcast(), dict[Member, ServerFault]()
-        threads = [self._run(self._follow, member, broadcast.join(), label, rejected) for member in due]
+        broadcast, rejected = Broadcast(), dict[PooledServer, ServerFault]()
+        threads = [self._run(self._subscribe, server, broadcast.join(), label, rejected) for server in due]
         try:
             current = keep(broadcast)
         except BaseException:
@@ -114,19 +114,19 @@ class Members:
         self._await_ready(threads, rejected, before)
         return current
 
-    def _due(self) -> list[Member]:
-        return [member for member in self.all if member.state in ("new", "ready")]
+    def _due(self) -> list[PooledServer]:
+        return [server for server in self.servers if server.state in ("new", "ready")]
 
     def _await_ready(
-        self, threads: list[threading.Thread], rejected: dict[Member, ServerFault], before: Current | None
+        self, threads: list[threading.Thread], rejected: dict[PooledServer, ServerFault], before: PushedWeights | None
     ) -> None:
         for thread in threads:
             thread.join()
-        if len(rejected) == len(self.all):
+        if len(rejected) == len(self.servers):
             self._renounce(before)
             raise WeightsRefused("no vLLM server takes the weights:\n" + "\n".join(map(str, rejected.values())))
-        for member, error in rejected.items():
-            self.fail(member, error)
+        for server, error in rejected.items():
+            self.fail(server, error)
         deadline = time.monotonic() + self.deadlines.recovery
         with self.changed:
             while not self.ready():
@@ -135,122 +135,126 @@ class Members:
 
     def require_hope(self, deadline: float) -> None:
         """Raise ServersLost if every server is lost, or the time is over. The lock must be held."""
-        if self.closed or time.monotonic() > deadline or all(member.state == "lost" for member in self.all):
-            fates = "\n".join(f"{member.name} is {member.state}: {member.error}" for member in self.all)
+        if self.closed or time.monotonic() > deadline or all(server.state == "lost" for server in self.servers):
+            fates = "\n".join(f"{server.name} is {server.state}: {server.error}" for server in self.servers)
             raise ServersLost(f"no vLLM server takes requests:\n{fates}")
 
-    def _renounce(self, before: Current | None) -> None:
+    def _renounce(self, before: PushedWeights | None) -> None:
         """Go back behind a push that came to nothing; servers that it left in pieces start anew with the next."""
         with self.changed:
             self.current = before
-            for member in self._due():
-                member.state, member.label = "new" if member.half_loaded else "ready", None
+            for server in self._due():
+                server.state, server.label = "new" if server.half_loaded else "ready", None
             self.changed.notify_all()
 
-    def _follow(self, member: Member, follower: Follower, label: str, rejected: dict[Member, ServerFault]) -> None:
+    def _subscribe(
+        self, server: PooledServer, subscriber: Subscriber, label: str, rejected: dict[PooledServer, ServerFault]
+    ) -> None:
         """Bring one server up in a broadcast; whatever becomes of it, the others wait for it no longer."""
 
-        def receive(member: Member) -> None:
+        def receive(server: PooledServer) -> None:
             assert self._backend is not None
-            member.receive(follower, label, self._backend, self.deadlines.load)
+            server.receive(subscriber, label, self._backend, self.deadlines.load)
 
-        with follower:
-            self._bring_up(member, receive, rejected)
+        with subscriber:
+            self._bring_up(server, receive, rejected)
 
-    def _bring_up(self, member: Member, load: Callable[[Member], None], rejected: dict[Member, ServerFault]) -> None:
+    def _bring_up(
+        self, server: PooledServer, load: Callable[[PooledServer], None], rejected: dict[PooledServer, ServerFault]
+    ) -> None:
         try:
-            if member.state == "new" and member.local:
-                member.local.start(lambda: self.closed)
-            elif member.state == "new":
-                member.warn_of_open_doors(self.deadlines.load, broadcast=self._backend is not None)
-            load(member)
+            if server.state == "new" and server.local:
+                server.local.start(lambda: self.closed)
+            elif server.state == "new":
+                server.warn_of_open_doors(self.deadlines.load, broadcast=self._backend is not None)
+            load(server)
             current = self.current
             assert current is not None  # a broadcast ends, unless broken off, when its folder is current
-            member.settle(current, self.deadlines.load)
-            self._set_ready(member, current)
+            server.activate(current, self.deadlines.load)
+            self._set_ready(server, current)
         except (ServerFailed, OSError) as error:
-            self._lose(member, error)  # it never ran: trying again would change nothing
+            self._lose(server, error)  # it never ran: trying again would change nothing
         except BrokenOff:
             pass  # `broadcast` sees to all that followed
         except ServerRejected as error:
-            rejected[member] = error
+            rejected[server] = error
         except ServerFault as error:
-            self.fail(member, error)
+            self.fail(server, error)
 
-    def fail(self, member: Member, error: ServerFault) -> None:
+    def fail(self, server: PooledServer, error: ServerFault) -> None:
         """Take a server out after a fault, and see in the background that it comes back."""
         with self.changed:
-            if self.closed or member.state in ("down", "lost"):
+            if self.closed or server.state in ("down", "lost"):
                 return
-            member.faults += 1
-            member.state, member.label, member.error = "down", None, str(error)
-            log.warning("%s is taken out: %s", member.name, error)
-        self._run(self._revive, member, isinstance(error, ServerStalled))
+            server.faults += 1
+            server.state, server.label, server.error = "down", None, str(error)
+            log.warning("%s is taken out: %s", server.name, error)
+        self._run(self._revive, server, isinstance(error, ServerStalled))
 
-    def _revive(self, member: Member, stalled: bool) -> None:
+    def _revive(self, server: PooledServer, stalled: bool) -> None:
         """Probe or restart a server until it holds the current weights, or `max_restarts` restarts were in vain."""
         restarts = 0
         while not self.closed:
             try:
-                if member.local and (
-                    stalled or member.half_loaded or not member.local.alive or member.faults >= _PATIENCE
+                if server.local and (
+                    stalled or server.half_loaded or not server.local.alive or server.faults >= _PATIENCE
                 ):
                     restarts += 1
                     stalled = True  # until a restart has succeeded
-                    member.local.start(lambda: self.closed)
-                    stalled, member.faults = False, 0
+                    server.local.start(lambda: self.closed)
+                    stalled, server.faults = False, 0
                 else:
-                    self._pause(self.deadlines.probe * min(member.faults, _PATIENCE))
+                    self._pause(self.deadlines.probe * min(server.faults, _PATIENCE))
                 if (current := self._await_current()) is None:
                     return
-                self._renew(member, current)
+                self._renew(server, current)
             except (ServerFault, ServerFailed, OSError) as error:
-                member.error = str(error)
-                member.faults += 1
+                server.error = str(error)
+                server.faults += 1
                 stalled = stalled or isinstance(error, ServerStalled)
                 if restarts >= self._max_restarts:
-                    self._lose(member, error)
+                    self._lose(server, error)
                     return
                 continue
-            if self._set_ready(member, current):
-                log.warning("%s is back", member.name)
+            if self._set_ready(server, current):
+                log.warning("%s is back", server.name)
                 return
 
-    def _await_current(self) -> Current | None:
+    def _await_current(self) -> PushedWeights | None:
         """Return whatever has been pushed while a server was out; None if the pool is closed first."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed or self.current is not None)
             return self.current
 
-    def _renew(self, member: Member, current: Current) -> None:
+    def _renew(self, server: PooledServer, current: PushedWeights) -> None:
         """Give a server the current weights from the folder, or what is in it by a broadcast of its own."""
         try:
-            member.renew(current, self.deadlines.load)
+            server.renew(current, self.deadlines.load)
         except ServerRejected:
             if self._backend is None or current.base is not None:
                 raise
-            member.receive(read_buckets(current.folder), current.label, self._backend, self.deadlines.load)
-            member.settle(current, self.deadlines.load)
+            server.receive(read_buckets(current.folder), current.label, self._backend, self.deadlines.load)
+            server.activate(current, self.deadlines.load)
 
     def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not self.closed and time.monotonic() < deadline:
             time.sleep(min(0.05, seconds))
 
-    def _set_ready(self, member: Member, current: Current) -> bool:
+    def _set_ready(self, server: PooledServer, current: PushedWeights) -> bool:
         """Let a server take requests, unless newer weights have come meanwhile; return whether it does."""
         with self.changed:
             if current is not self.current:
                 return False
-            member.state, member.label, member.error = "ready", current.label, ""
+            server.state, server.label, server.error = "ready", current.label, ""
             self.changed.notify_all()
             return True
 
-    def _lose(self, member: Member, error: Exception) -> None:
+    def _lose(self, server: PooledServer, error: Exception) -> None:
         with self.changed:
             if not self.closed:
-                log.error("%s is given up: %s", member.name, error)
-            member.state, member.label, member.error = "lost", None, str(error)
+                log.error("%s is given up: %s", server.name, error)
+            server.state, server.label, server.error = "lost", None, str(error)
             self.changed.notify_all()
 
     def _run(self, what: Callable[..., None], *arguments: Any) -> threading.Thread:
@@ -265,11 +269,11 @@ class Members:
         with self.changed:
             self.closed = True
             self.changed.notify_all()
-        for member in self.all:
-            if member.local:
-                member.local.stop()
+        for server in self.servers:
+            if server.local:
+                server.local.stop()
         for thread in self._threads:
             thread.join(self.deadlines.probe + 60)
-        for member in self.all:  # one may have been starting meanwhile
-            if member.local:
-                member.local.stop()
+        for server in self.servers:  # one may have been starting meanwhile
+            if server.local:
+                server.local.stop()

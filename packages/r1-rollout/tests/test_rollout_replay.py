@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from r1_rollout.embedded.kv import decode_attention, merge, partial_attention
 from r1_rollout.embedded.prefill import prefill_batches
-from r1_rollout.types import SamplingParams, Scoring
+from r1_rollout.types import Replaying, SamplingParams
 
 
 @pytest.fixture(params=["text_model", "vision_model"])
@@ -25,8 +25,8 @@ def test_scores_equal_a_plain_forward_of_each_sequence_alone(model, temperature,
     generator = torch.Generator().manual_seed(3)
     responses = [torch.randint(0, 50, (n,), generator=generator).tolist() for n in (7, 1, 0, 12, 3)]
     with engine.awake(model.state_dict().items(), 0):
-        scoring: Scoring = engine
-        scores = scoring.score(prompts, responses, temperature)
+        scoring: Replaying = engine
+        scores = scoring.logprobs_of(prompts, responses, temperature)
     assert [len(score) for score in scores] == [7, 1, 0, 12, 3]
     for prompt, response, score in zip(prompts, responses, scores, strict=True):
         if response:
@@ -39,7 +39,7 @@ def test_scores_are_those_that_were_reported_when_sampling(text_model):
     groups = sample(text_model, prompts, SamplingParams(max_tokens=9, n=1, temperature=0.8))
     engine = engine_for(text_model)
     with engine.awake(text_model.state_dict().items(), 0):
-        scores = engine.score(prompts, [group[0].token_ids for group in groups], 0.8)
+        scores = engine.logprobs_of(prompts, [group[0].token_ids for group in groups], 0.8)
     for (completion,), score in zip(groups, scores, strict=True):
         assert score == pytest.approx(completion.logprobs, abs=2e-6)
 
@@ -50,23 +50,23 @@ def test_scoring_leaves_an_unfinished_call_alone(text_model):
     with engine.awake(text_model.state_dict().items(), 0):
         groups = engine.generate(prompts, params)
         first = next(groups)
-        assert len(engine.score(prompts[:1], [[1, 2, 3]])[0]) == 3
+        assert len(engine.logprobs_of(prompts[:1], [[1, 2, 3]])[0]) == 3
         answers = dict([first, *groups])
     expected = sample(text_model, prompts, params)
     for index, group in answers.items():
         assert [c.token_ids for c in group] == [c.token_ids for c in expected[index]]
 
 
-def test_scoring_is_refused_where_it_cannot_be_right(text_model):
+def test_a_replay_is_refused_where_it_cannot_be_right(text_model):
     engine, prompt = engine_for(text_model), text_prompt("p", 3)
-    with pytest.raises(RuntimeError, match=r"score\(\) needs an awake engine"):
-        engine.score([prompt], [[1]])
+    with pytest.raises(RuntimeError, match=r"logprobs_of\(\) needs an awake engine"):
+        engine.logprobs_of([prompt], [[1]])
     with engine.awake(text_model.state_dict().items(), 0):
-        assert engine.score([], []) == []
+        assert engine.logprobs_of([], []) == []
         with pytest.raises(ValueError, match="1 prompts and 2 responses"):
-            engine.score([prompt], [[1], [2]])
+            engine.logprobs_of([prompt], [[1], [2]])
         with pytest.raises(ValueError, match="prompt p: response token 64 is outside the vocabulary of 64"):
-            engine.score([prompt], [[1, 64]])
+            engine.logprobs_of([prompt], [[1, 64]])
 
 
 def test_logprobs_stay_exact_in_long_answers_of_mixed_ages(text_model):

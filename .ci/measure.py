@@ -1,0 +1,221 @@
+"""Print what keeps the house small enough to live in, and fail where a limit is broken.
+
+Measured in the sources of the packages: lines a file, lines a function, modules a folder, who imports whom. Standard
+library only.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("r1_core", "r1_rollout", "r1_rewards", "r1_data", "r1_cli")
+LONGEST_FILE = 400
+LONGEST_FUNCTION = 50
+MODULES_A_FOLDER = 25
+
+# Functions that may be longer than LONGEST_FUNCTION, each with its reason.
+LONG_FUNCTIONS = {
+    "r1_cli.jobs.train.train": "still sets up a run",
+    "r1_rewards.services.serve.build_app": "still holds its routes",
+    "r1_cli.sampling.collect.collect": "still counts by hand",
+    "r1_rollout.vllm.servers.pool.__init__": "still takes what its parts take",
+}
+
+Graph = dict[str, set[str]]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One figure: what it is, what was found, the most it may be, and what stands behind it."""
+
+    name: str
+    found: int
+    limit: int
+    what: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        mark = "TOO MUCH" if self.found > self.limit else "ok"
+        lines = [f"{self.name:<52} {self.found:>5} of {self.limit:<4} {mark}"]
+        return "\n".join([*lines, *(f"    {one}" for one in self.what)])
+
+
+def folder_of(package: str) -> Path:
+    return ROOT / "packages" / package.replace("_", "-") / "src" / package
+
+
+def modules(package: str) -> dict[str, Path]:
+    """The files of a package by dotted name; a package's `__init__` has the package's own."""
+    base = folder_of(package)
+    named = {path.relative_to(base.parent).with_suffix("").parts: path for path in sorted(base.rglob("*.py"))}
+    return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for parts, path in named.items()}
+
+
+def imports(modules: dict[str, Path]) -> Graph:
+    """Which of these modules each names in an import statement, wherever it stands: in functions, for types only."""
+    graph: Graph = {}
+    for module, path in modules.items():
+        here = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        named: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                above = here.split(".")[: here.count(".") + 2 - node.level] if node.level else []
+                base = ".".join([*above, *([node.module] if node.module else [])])
+                named |= {full if (full := f"{base}.{alias.name}") in modules else base for alias in node.names}
+        graph[module] = {name for name in named if name in modules and name != module}
+    return graph
+
+
+def rooms(graph: Graph, folder: str) -> Graph:
+    """The same arrows between what stands in one folder: its modules, and its folders each taken as a whole."""
+
+    depth = folder.count(".") + 2
+
+    def room(module: str) -> str | None:
+        inside = module == folder or module.startswith(folder + ".")
+        return ".".join(module.split(".")[:depth]) if inside else None
+
+    arrows: Graph = defaultdict(set)
+    for module, others in graph.items():
+        if here := room(module):
+            arrows[here] |= {there for other in others if (there := room(other)) and there != here}
+    return dict(arrows)
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """Each way round that leads back to its start, once, as the rooms on it: `[a, b, a]`."""
+    found, seen = [], set()
+    for start in sorted(graph):
+        came = {start: ""}
+        waiting = [start]
+        while waiting and start not in seen:
+            here = waiting.pop(0)
+            for there in sorted(graph.get(here, ())):
+                if there == start:
+                    way = [here]
+                    while way[0] != start:
+                        way.insert(0, came[way[0]])
+                    found.append([*way, start])
+                    seen |= set(way)
+                    waiting.clear()
+                    break
+                if there not in came and there not in seen:
+                    came[there] = here
+                    waiting.append(there)
+    return found
+
+
+def floors(graph: Graph) -> list[list[str]]:
+    """The rooms by how many floors they stand above those that import nothing. Without circles only."""
+    height: dict[str, int] = {}
+
+    def climb(room: str) -> int:
+        if room not in height:
+            height[room] = 1 + max((climb(below) for below in graph.get(room, ())), default=-1)
+        return height[room]
+
+    drawn: list[list[str]] = [[] for _ in range(1 + max(map(climb, graph), default=-1))]
+    for room, floor in sorted(height.items()):
+        drawn[floor].append(room)
+    return drawn
+
+
+def folders(modules: dict[str, Path]) -> list[str]:
+    """The dotted names of a package and of the folders in it."""
+    return [name for name, path in modules.items() if path.name == "__init__.py"]
+
+
+def all_circles() -> list[str]:
+    """Circles between modules, and between what stands in any folder of any package."""
+    found = []
+    for package in PACKAGES:
+        files = modules(package)
+        graph = imports(files)
+        drawn = [graph, *(rooms(graph, folder) for folder in folders(files))]
+        found += [" → ".join(way) for level in drawn for way in circles(level)]
+    return sorted(set(found))
+
+
+def arrows_out() -> list[str]:
+    """Imports of one package by another: only the application may, and it of any."""
+    found = []
+    for package in PACKAGES[:-1]:
+        every = {name: path for one in PACKAGES for name, path in modules(one).items()}
+        own = modules(package)
+        graph = imports(every)
+        found += [f"{module} → {other}" for module in own for other in graph[module] if other not in own]
+    return found
+
+
+def long_functions() -> list[tuple[int, str]]:
+    """Functions of more than LONGEST_FUNCTION lines, nested ones counted with what they stand in."""
+    found = []
+    for package in PACKAGES:
+        for module, path in modules(package).items():
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    length = (node.end_lineno or node.lineno) - node.lineno + 1
+                    if length > LONGEST_FUNCTION:
+                        found.append((length, f"{module}.{node.name}"))
+    return sorted(found, reverse=True)
+
+
+def folder_sizes() -> list[tuple[int, str]]:
+    """Modules in each folder, its `__init__` not counted, the fullest first."""
+    counts: dict[str, int] = defaultdict(int)
+    for package in PACKAGES:
+        for module, path in modules(package).items():
+            if path.name != "__init__.py":
+                counts[module.rpartition(".")[0]] += 1
+    return sorted(((count, name) for name, count in counts.items()), reverse=True)
+
+
+def file_lengths() -> list[tuple[int, str]]:
+    """Lines of each file, the longest first."""
+    every = [path for package in PACKAGES for path in modules(package).values()]
+    return sorted(((len(path.read_text().splitlines()), str(path.relative_to(ROOT))) for path in every), reverse=True)
+
+
+def tell(found: list[tuple[int, str]], most: int) -> tuple[str, ...]:
+    return tuple(f"{count:>5}  {name}" for count, name in found[:most])
+
+
+def measures() -> list[Measure]:
+    """Every figure that has a limit."""
+    files, sizes = file_lengths(), folder_sizes()
+    long = [(count, name) for count, name in long_functions() if name not in LONG_FUNCTIONS]
+    loops, out = all_circles(), arrows_out()
+    return [
+        Measure("lines of the longest file", files[0][0], LONGEST_FILE, tell(files, 3)),
+        Measure("modules of the fullest folder", sizes[0][0], MODULES_A_FOLDER, tell(sizes, 3)),
+        Measure(f"functions of more than {LONGEST_FUNCTION} lines", len(long), 0, tell(long, 9)),
+        Measure("circles, between modules or rooms", len(loops), 0, tuple(loops)),
+        Measure("arrows out of a leaf package", len(out), 0, tuple(out)),
+    ]
+
+
+def drawing(package: str) -> str:
+    """The floors of a package from the top down, one a line."""
+    graph = rooms(imports(modules(package)), package)
+    arrows = sum(map(len, graph.values()))
+    drawn = [
+        f"  {floor}  {' '.join(room.removeprefix(package + '.') for room in there)}"
+        for floor, there in enumerate(floors(graph))
+    ]
+    return "\n".join([f"{package}: {len(graph)} rooms, {arrows} arrows, none up", *reversed(drawn)])
+
+
+def main() -> int:
+    found = measures()
+    if not all_circles():
+        print(*map(drawing, PACKAGES), sep="\n\n", end="\n\n")
+    print(*found, sep="\n")
+    return any(one.found > one.limit for one in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""What a run computes on, and in which precision: decided here, so that a driver need have no device of its own."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+# Dense bf16 tensor-core peaks in FLOP/s from the makers' data sheets. The first name found in the device's wins, so
+# that "H200" is never taken for "H20".
+PEAK_FLOPS = {
+    "GB200": 2.5e15,
+    "B200": 2.25e15,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "H20": 148e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "RTX 4090": 165e12,
+    "A10": 125e12,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The devices that learner and engines compute on, all of one kind.
+
+    Example: `Hardware("cuda", ("0", "1"))`, the learner has GPU 0; `Hardware("cpu")`.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them; the learner's first
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.kind == "cuda"
+
+    @property
+    def device(self) -> "torch.device":
+        """What the learner computes on."""
+        import torch
+
+        return torch.device(self.kind)
+
+    def engine_dtype(self, asked: str) -> "torch.dtype":
+        """Return the precision that an engine samples in. Processors are slower in half precision than in float32."""
+        return dtype(asked if self.on_gpu else "fp32")
+
+    def computing_dtype(self, kept: str, asked: str) -> "torch.dtype":
+        """Return the precision of the learner's matrix products, whose weights are kept in `kept`.
+
+        It is never finer than the weights, and half precision is for GPUs.
+        """
+        return dtype(asked if self.on_gpu and kept == "fp32" else kept)
+
+
+def find_hardware() -> Hardware:
+    """Return this machine's GPUs, or its processors where torch sees none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return Hardware("cpu")
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return Hardware("cuda", tuple(named.split(",") if named else map(str, range(torch.cuda.device_count()))))
+
+
+def has_nvidia_driver() -> bool:
+    """Whether there is an NVIDIA GPU here, as far as can be told without torch."""
+    return Path("/proc/driver/nvidia").is_dir()
+
+
+def dtype(name: str) -> "torch.dtype":
+    """Return the precision that configurations call `fp32`, `bf16` or `fp16`."""
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
+
+
+def peak_flops(device: str) -> float | None:
+    """Return the peak of a device's name, None if it is not known: an unknown peak is no reason for a wrong MFU."""
+    return next((peak for known, peak in PEAK_FLOPS.items() if known in device), None)
