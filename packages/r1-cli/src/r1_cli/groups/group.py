@@ -207,7 +207,7 @@ def extend_positions(position_ids: Tensor, length: int) -> Tensor:
     return torch.cat([position_ids, response], dim=1)
 
 
-# --- what an estimator is given beside the samples ---------------------------------------------------------------------
+# --- what an estimator is given beside the samples --------------------------------------------------------------------
 
 
 def baselines(groups: Sequence[Group]) -> list[float] | None:
