@@ -107,17 +107,17 @@ def test_a_step_of_one_update_needs_no_forward_pass_for_the_old_policy(
 ) -> None:
     one_update = ["worker.actor.global_batch_size=4", "worker.actor.micro_batch_size_per_device_for_update=8"]
     same = [*words, *one_update, "worker.actor.micro_batch_size_per_device_for_experience=8"]
-    asked, annotate = [], Learner.annotate_old
+    asked, annotate = [], Learner.annotate
 
-    def noting(self: Learner, samples: Any, **more: Any) -> Any:
-        asked.append(len(samples))
-        return annotate(self, samples, **more)
+    def noting(self: Learner, samples: Any, needs: Any) -> Any:
+        asked.append(len(samples) if "old_logprobs" in needs else 0)
+        return annotate(self, samples, needs)
 
-    monkeypatch.setattr(Learner, "annotate_old", noting)
+    monkeypatch.setattr(Learner, "annotate", noting)
     once = run(r1, tmp_path / "once", *same, "worker.rollout.canary=false", steps=2)
     assert 16 not in asked
     with monkeypatch.context() as patch:
-        patch.setattr(algorithm, "may_learn_old_later", lambda config, objective: False)
+        patch.setattr(algorithm, "gather_needs", lambda *parts: frozenset({"old_logprobs"}))
         twice = run(r1, tmp_path / "twice", *same, "worker.rollout.canary=false", steps=2)
     assert asked.count(16) == 2
     assert without_clock(once) == without_clock(twice)

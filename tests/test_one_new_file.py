@@ -15,3 +15,53 @@ def test_a_copy_imports_itself_and_takes_only_new_files(tmp_path: Path) -> None:
         copy.add("packages/r1-core/src/r1_core/losses/ppo.py", "")
     assert "Usage" in copy.r1("--help")
     assert "1 passed" in copy.pytest("tests/test_layering.py", "-k", "says_what_its_room_is_for and r1_core")
+
+
+TRACKER = '''"""Numbers as lines of text."""
+
+from pathlib import Path
+from typing import Any
+
+from r1_cli.track.types import Record, RunInfo
+
+
+class Lines:
+    """One line a metric."""
+
+    def __init__(self, info: RunInfo) -> None:
+        self.path: Path = info.folder / "lines.txt"
+
+    def log(self, step: int, record: Record) -> None:
+        with self.path.open("a") as file:
+            file.writelines(f"{step} {name} {value}\\\\n" for name, value in record.items())
+
+    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None: ...
+    def close(self) -> None: ...
+
+
+def open_logger(info: RunInfo) -> Lines:
+    """Open the file."""
+    return Lines(info)
+'''
+
+
+def test_a_tracker_is_one_new_file(tmp_path: Path) -> None:
+    copy = copy_repository(tmp_path)
+    copy.add("packages/r1-cli/src/r1_cli/track/loggers/lines.py", TRACKER)
+    folder = tmp_path / "run"
+    printed = copy.run(
+        f"""
+from pathlib import Path
+from r1_cli.config import load_config
+from r1_cli.track import RunInfo, Tracker
+
+words = ["examples/quickstart/config.yaml", "trainer.logger=[file,lines]"]
+config, _ = load_config(words)
+tracker = Tracker(config.trainer.logger, RunInfo("p", "e", Path({str(folder)!r}), {{}}, 0), console=None)
+tracker.log(3, {{"reward/overall": 0.5}})
+print((Path({str(folder)!r}) / "lines.txt").read_text())
+"""
+    )
+    assert "3 reward/overall 0.5" in printed
+    refused = copy.r1("train", "examples/quickstart/config.yaml", "trainer.logger=lynes", "--dry-run", ok=False)
+    assert "did you mean lines?" in refused

@@ -127,7 +127,7 @@ def collector(
         dataset=dataset or Prompts(),
         stream=Stream(rows, batch or wanted, seed=1, shuffle=False),
         sampling=SamplingParams(max_tokens=LONG, n=n, seed=1),
-        baseline_sampling=None,
+        baselines=False,
         shaping=Shaping(),
         filter_key="overall",
         groups=wanted,

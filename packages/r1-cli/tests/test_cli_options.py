@@ -13,7 +13,7 @@ from r1_cli.assembly.algorithm import (
     build_estimate,
     build_objective,
     build_shaping,
-    may_learn_old_later,
+    gather_needs,
 )
 from r1_cli.config import RunConfig, load_config, lookup
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, settings_of
@@ -77,18 +77,17 @@ def test_a_key_reaches_its_owner(option: Option, owner: str) -> None:
         value = OTHER[default] if default in OTHER else default * 0.7
     if option.setting == "reward_clip":
         value = (-2.0, 3.0)
-    if option.setting == "weights":
+    if option.setting == "reward_keys":
+        value = ("a", "b")
+    if option.setting == "reward_weights":
         value = (0.5, 2.0)
     word = f"{option.key}={list(value) if isinstance(value, tuple) else value}"
     factory, choice = owner_of(option, owner)
     options = ESTIMATOR_OPTIONS if option in ESTIMATOR_OPTIONS else LOSS_OPTIONS
     config = config_of(choice, word, *NEEDS.get(option.key, ()))
-    assert settings_of(config, options, owner) == {option.setting: value}
-    if option in ESTIMATOR_OPTIONS:
-        built = build_estimate(config).keywords["estimator"]  # type: ignore[attr-defined]
-    else:
-        built = build_objective(config).policy_loss
-    assert getattr(built, option.setting) == value
+    assert settings_of(config, options, owner)[option.setting] == value
+    built = build_estimate(config).estimator, build_objective(config).policy_loss
+    assert getattr(built[option in LOSS_OPTIONS], option.setting) == value
     assert settings(factory)[option.setting] != value
 
 
@@ -162,7 +161,9 @@ def test_old_log_probs_are_taken_early_only_where_something_asks_for_them(
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("def estimate(inputs): ...\n")
     config = config_of(*words.split())
-    assert may_learn_old_later(config, build_objective(config)) is later
+    estimate, objective = build_estimate(config), build_objective(config)
+    assert ("old_logprobs" not in gather_needs(estimate, objective, updates_per_step=1)) is later
+    assert "old_logprobs" in gather_needs(estimate, objective, updates_per_step=2)
 
 
 def test_the_one_estimator_that_clips_after_its_baseline_is_given_unclipped_rewards() -> None:

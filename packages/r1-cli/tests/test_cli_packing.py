@@ -141,7 +141,7 @@ def step(model: Any, samples: list[Sample], batching: Batching) -> tuple[Tensor,
     """Old log-probs of all tokens, and the gradient of a step with them."""
     optimizer = build_optimizer(model.named_parameters(), lr=1e-3)
     learner = Learner(model, optimizer, lambda step: 1.0, batching=batching)
-    annotated = assign(learner.annotate_old(samples), GRPO())
+    annotated = assign(learner.annotate(samples, ["old_logprobs"]), GRPO())
     model.zero_grad()
     learner.forward_backward(annotated, Objective(entropy_coef=0.1))
     grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}

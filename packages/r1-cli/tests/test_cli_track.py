@@ -10,7 +10,8 @@ import pytest
 
 from r1_cli.track import Generation, RunInfo, Tracker
 from r1_cli.track.files import FileLogger, JsonLines
-from r1_cli.track.wandb import choose_mode
+from r1_cli.track.loggers.mlflow import metric_name
+from r1_cli.track.loggers.wandb import choose_mode
 
 
 class Silent:
@@ -131,3 +132,34 @@ def test_a_logger_that_is_not_installed_costs_one_line(
         Tracker(["swanlab"], info(tmp_path), Silent())
     assert "logger swanlab is off" in caplog.text
     assert "pip install swanlab" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("val/reward_score", "val/reward_score"),
+        ("val/avg@16", "val/avg_at_16"),
+        ("val/openai/gsm8k:main#v1[:10%]/avg@1", "val/openai/gsm8k:main_v1_:10__/avg_at_1"),
+        ("/data/../rows//x", "rows/x"),
+        ("reward/../../x", "x"),
+        ("reward/größe", "reward/größe"),
+    ],
+)
+def test_mlflow_is_told_names_that_it_takes(name: str, told: str) -> None:
+    assert metric_name(name) == told
+
+
+def test_mlflow_takes_a_validation_and_writes_into_the_runs_folder_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for made in (folder, elsewhere):
+        made.mkdir()
+    monkeypatch.chdir(elsewhere)
+    tracker = Tracker(["mlflow"], info(folder), Silent())
+    tracker.log(0, {"val/avg@1": 0.5, "val/a b/../c": float("nan")}, [Generation("row:1", "How many?", "2", "2", 1.0)])
+    assert len(tracker.loggers) == 2, caplog.text
+    tracker.close()
+    assert not list(elsewhere.iterdir())

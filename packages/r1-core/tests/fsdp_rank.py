@@ -53,21 +53,23 @@ OBJECTIVES = (
 
 
 def step(learner, name):
-    samples = learner.annotate_old(MODELS[name][1](), full_kl=True)
-    samples = assign(learner.annotate_ref(samples), Reinforce(whiten=False), kl_penalty="full", kl_coef=0.1)
+    samples = learner.annotate(MODELS[name][1](), ["old_logprobs", "full_kl"])
+    samples = assign(
+        learner.annotate(samples, ["ref_logprobs"]), Reinforce(whiten=False), kl_penalty="full", kl_coef=0.1
+    )
     metrics = learner.forward_backward(samples, OBJECTIVES[learner.step % 3])
     return {**metrics, **learner.optim_step()}
 
 
 def assert_one_pass_is_enough(learner, name):
     """The old log-probs and the gradient of one forward pass are those of two."""
-    samples = assign(learner.annotate_ref(MODELS[name][1]()), Reinforce(whiten=False))
+    samples = assign(learner.annotate(MODELS[name][1](), ["ref_logprobs"]), Reinforce(whiten=False))
     outcomes = []
     for once in (True, False):
         if once:
             annotated, metrics = learner.forward_backward_on_policy(samples, OBJECTIVES[0])
         else:
-            annotated = learner.annotate_old(samples)
+            annotated = learner.annotate(samples, ["old_logprobs"])
             metrics = learner.forward_backward(annotated, OBJECTIVES[0])
         grads = {n: p.grad.to_local().clone() for n, p in learner.model.named_parameters()}
         learner.optimizer.zero_grad()

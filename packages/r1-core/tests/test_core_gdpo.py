@@ -34,7 +34,7 @@ def test_it_equals_the_formula_by_hand():
     first, second = 2**-0.5, -(2**-0.5)  # of two unlike rewards, whatever they are
     sums = torch.tensor([first + 3 * first, second + 3 * second, first, second], dtype=torch.float64)
     expected = (sums - sums.mean()) / sums.std()
-    got = of_parts([[1, 50], [0, 10], [7, 5], [3, 5]], [4, 4, 9, 9], weights=(1.0, 3.0), eps=0.0)
+    got = of_parts([[1, 50], [0, 10], [7, 5], [3, 5]], [4, 4, 9, 9], reward_weights=(1.0, 3.0), eps=0.0)
     close(got, expected)
 
 
@@ -60,8 +60,8 @@ def test_what_is_missing_or_does_not_fit_is_named():
     inputs = advantage_inputs(5)
     with pytest.raises(ValueError, match="GDPO needs `parts`"):
         GDPO()(replace(inputs, parts=None))
-    with pytest.raises(ValueError, match="weights has 3 numbers, but the answers have 2 parts"):
-        GDPO(weights=(1.0, 1.0, 1.0))(inputs)
+    with pytest.raises(ValueError, match="reward_weights has 3 numbers, but the answers have 2 parts"):
+        GDPO(reward_weights=(1.0, 1.0, 1.0))(inputs)
     with pytest.raises(ValueError, match="put the KL in the loss"):
         GDPO()(replace(inputs, token_penalties=torch.zeros(inputs.mask.shape)))
 
@@ -69,8 +69,10 @@ def test_what_is_missing_or_does_not_fit_is_named():
 def test_assign_hands_the_parts_over():
     tokens = torch.arange(3)
     samples = [Sample(tokens, tokens > 0, tokens[None], 0, reward) for reward in (1.0, 1.0, 2.0)]
-    parts = [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
-    apart = assign(samples, GDPO(weights=(1.0, 2.0)), parts=parts)
+    parts = [{"right": a, "form": b, "overall": 9.0} for a, b in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0))]
+    apart = assign(samples, GDPO(("right", "form"), (1.0, 2.0)), parts=parts)
     assert len({float(sample.advantages[1]) for sample in apart}) == 3
+    absent = assign(samples, GDPO(("missing",)), parts=parts)
+    assert absent[0].advantages[1] == absent[1].advantages[1] < absent[2].advantages[1]
     together = assign(samples, GRPO())
     assert together[0].advantages[1] == together[1].advantages[1]

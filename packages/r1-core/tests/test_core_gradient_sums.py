@@ -12,14 +12,16 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.gradient_sums import GradientSums
+from r1_core.learner.learner import Loss
 from r1_core.learner.optim import build_optimizer
 from r1_core.types import LossOutput
 
 ONE_ROUNDING = 2.0**-8  # of the value: half the distance of two neighbours in bfloat16
 
 
-def total_logprob(inputs):
-    return LossOutput(torch.where(inputs.loss_mask, inputs.logprobs, 0.0).sum())
+class TotalLogprob(Loss):
+    def __call__(self, inputs):
+        return LossOutput(torch.where(inputs.loss_mask, inputs.logprobs, 0.0).sum())
 
 
 def ready(samples):
@@ -35,7 +37,7 @@ def gradients(model, samples):
         lambda step: 1.0,
         batching=Batching(update=MicroLimit(1, None)),
     )
-    learner.forward_backward(samples, total_logprob)
+    learner.forward_backward(samples, TotalLogprob())
     found = {name: param.grad for name, param in model.named_parameters()}
     learner.optimizer.zero_grad()
     return found
@@ -81,8 +83,8 @@ def test_a_second_call_before_the_step_adds_to_the_first():
         model, build_optimizer(model.named_parameters(), lr=0.1), lambda step: 1.0,
         batching=Batching(update=MicroLimit(1, None)),
     )  # fmt: skip
-    learner.forward_backward(samples, total_logprob)
-    learner.forward_backward(samples, total_logprob)
+    learner.forward_backward(samples, TotalLogprob())
+    learner.forward_backward(samples, TotalLogprob())
     for name, param in model.named_parameters():
         torch.testing.assert_close(param.grad, 2 * once[name], rtol=0.02, atol=1e-3, msg=name)
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner, checkpoint
 from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.learner import Loss
 from r1_core.learner.logprobs import token_logprobs
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
 from r1_core.objective import Objective
@@ -106,13 +107,14 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_says_so_once(caplog):
     learner = learner_for(qwen2())
     samples = assign(learner.annotate(text_samples()), GRPO())
 
-    def broken(inputs):
-        return LossOutput(inputs.logprobs.sum() * float("nan"))
+    class Broken(Loss):
+        def __call__(self, inputs):
+            return LossOutput(inputs.logprobs.sum() * float("nan"))
 
     before = snapshot(learner)
     with caplog.at_level(logging.WARNING):
         for skipped in (1, 2):
-            learner.forward_backward(samples, broken)
+            learner.forward_backward(samples, Broken())
             assert learner.optim_step()["skipped_steps"] == skipped
     assert len(caplog.records) == 1
     assert "step 0 skipped" in caplog.text

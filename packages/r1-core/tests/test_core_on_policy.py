@@ -40,8 +40,8 @@ def gradients(learner):
 )
 def test_one_forward_pass_gives_what_two_would(build, make, objective, padding_free):
     two, one = (learner_for(build(), build(1), padding_free=padding_free) for _ in range(2))
-    samples = assign(two.annotate_ref(make()), GRPO())
-    annotated = two.annotate_old(samples, full_kl=objective.kl_penalty == "full")
+    samples = assign(two.annotate(make(), ["ref_logprobs"]), GRPO())
+    annotated = two.annotate(samples, ["full_kl"] if objective.full_kl else ["old_logprobs"])
     expected = two.forward_backward(annotated, objective)
     found, metrics = one.forward_backward_on_policy(samples, objective)
     assert metrics == expected
@@ -65,7 +65,7 @@ def test_a_learner_that_was_just_made_computes_as_one_that_has_seen_its_model():
 
 @pytest.mark.parametrize("objective", [Objective(correction=Correction()), Objective(ClipCov())])
 def test_an_objective_that_looks_at_old_logprobs_first_is_refused(objective):
-    assert objective.needs_old_logprobs
+    assert "old_logprobs" in objective.needs
     samples = assign(text_samples(), GRPO())
     with pytest.raises(ValueError, match="no old_logprobs, which this objective looks at first"):
         learner_for(qwen2()).forward_backward_on_policy(samples, objective)

@@ -19,6 +19,7 @@ from r1_core.learner.microbatch import collate
 from r1_core.learner.token_model import TokenModel
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES
 from r1_core.objective import Objective
+from r1_core.own import as_loss
 
 WIDE = {"clip_low": 0.2, "clip_high": 0.3}
 SETTINGS = {
@@ -158,8 +159,7 @@ def largest(model, objective, samples, padding_free, reference):
     learner = learner_for(model, padding_free=padding_free, limit=MicroLimit(9), reference=reference)
     samples = assign(learner.annotate(samples), GRPO())
     with Largest() as seen:
-        learner.annotate_old(samples, full_kl=objective.kl_penalty == "full")
-        learner.annotate_ref(samples)
+        learner.annotate(samples, ["ref_logprobs", "full_kl" if objective.full_kl else "old_logprobs"])
         learner.forward_backward(samples, objective)
     return seen.elements
 
@@ -215,7 +215,7 @@ def test_a_loss_of_ones_own_and_off_policy_masks_are_not_taken_for_token_wise():
         return -inputs.logprobs, {}
 
     assert Objective().token_wise
-    assert not Objective(own).token_wise
+    assert not Objective(as_loss(own)).token_wise
     assert not Objective(off_policy_threshold=0.1).token_wise
 
 
@@ -229,10 +229,10 @@ def test_old_logprobs_are_those_of_the_first_gradient_to_the_bit():
 def test_squared_probs_are_annotated_where_asked_and_reach_the_estimator():
     model, samples = qwen2(), text_samples()
     learner = learner_for(model)
-    assert all(sample.squared_probs is None for sample in learner.annotate_old(samples))
+    assert all(sample.squared_probs is None for sample in learner.annotate(samples, ["old_logprobs"]))
     for squared, plain in zip(
-        learner.annotate_old(samples, squared_probs=True),
-        learner_for(Headless(model)).annotate_old(samples, squared_probs=True),
+        learner.annotate(samples, ["old_logprobs", "squared_probs"]),
+        learner_for(Headless(model)).annotate(samples, ["old_logprobs", "squared_probs"]),
         strict=True,
     ):
         with torch.no_grad():
@@ -241,10 +241,10 @@ def test_squared_probs_are_annotated_where_asked_and_reach_the_estimator():
         expected = torch.where(squared.loss_mask, expected, 0.0)
         torch.testing.assert_close(squared.squared_probs, expected, atol=1e-6, rtol=0)
         torch.testing.assert_close(plain.squared_probs, expected, atol=1e-6, rtol=0)
-    assigned = assign(learner.annotate_old(samples, squared_probs=True), OptimalTokenBaseline())
+    assigned = assign(learner.annotate(samples, ["old_logprobs", "squared_probs"]), OptimalTokenBaseline())
     assert any(sample.advantages.any() for sample in assigned)
     with pytest.raises(ValueError, match="squared_probs"):
-        assign(learner.annotate_old(samples), OptimalTokenBaseline())
+        assign(learner.annotate(samples, ["old_logprobs"]), OptimalTokenBaseline())
 
 
 def test_the_head_is_itself_again_after_an_error():
@@ -295,6 +295,6 @@ def test_logits_that_are_changed_in_place_are_noticed():
     samples = text_samples()
     model = InPlace(qwen2())
     for one, other in zip(
-        learner_for(model).annotate_old(samples), learner_for(Headless(model)).annotate_old(samples), strict=True
+        *(learner_for(each).annotate(samples, ["old_logprobs"]) for each in (model, Headless(model))), strict=True
     ):
         torch.testing.assert_close(one.old_logprobs, other.old_logprobs, atol=1e-6, rtol=0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from r1_cli.groups.group import baselines, part_rewards, to_samples
+from r1_cli.groups.group import to_samples
 from r1_cli.groups.supply import save_surplus
 from r1_cli.measure.metrics import divergence, performance, step_metrics, update_metrics
 from r1_cli.measure.validate import Validation
@@ -14,6 +14,7 @@ from r1_cli.state.checkpoints import CheckpointStore, Draft
 from r1_cli.state.stop import Stopped, StopRequest
 from r1_cli.track import Generation, Tracker
 from r1_cli.track.stopwatch import Stopwatch
+from r1_core.needs import OF_POLICY, OF_REFERENCE
 from r1_core.objective import Objective
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
@@ -80,14 +81,12 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
         with run.stop.interruptible(), run.engine.awake(run.learner.weights(), at.step):
             groups, after, collected = run.collector.collect(at, watch)
         samples = to_samples(groups)
-        with watch("old"):  # log π_old of each token
-            if not update.old_from_update:
-                samples = run.learner.annotate_old(samples, squared_probs=update.squared_probs, full_kl=update.full_kl)
+        with watch("old"):  # log π_old of each token, unless the update's own forward pass gives it
+            samples = run.learner.annotate(samples, update.needs & OF_POLICY)
         with watch("ref"):  # log π_ref
-            samples = run.learner.annotate_ref(samples)
+            samples = run.learner.annotate(samples, OF_REFERENCE)
         with watch("adv"):  # A, for GRPO (r − mean r) / std r over the group
-            parts = part_rewards(groups, update.part_names)
-            samples = update.estimate(samples, baselines=baselines(groups), parts=parts, kl_coef=at.kl.coef)
+            samples = update.estimate(samples, groups, at.kl.coef)
         with watch("update_actor"):  # ascend min(ratio · A, clip(ratio) · A) − β KL(π, π_ref), with ratio = π / π_old
             samples, updates = update_policy(run, samples, replace(update.objective, kl_coef=at.kl.coef))
     record = collected | step_metrics(at.step, groups, samples, run.engine) | update_metrics(updates)
@@ -98,7 +97,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
 
 def update_policy(run: Run, samples: list[Sample], objective: Objective) -> tuple[list[Sample], list[dict[str, float]]]:
     """Take the optimizer steps; return the samples with their old log-probs, and the metrics of each step."""
-    if run.update.old_from_update:
+    if "old_logprobs" not in run.update.needs:
         samples, metrics = run.learner.forward_backward_on_policy(samples, objective)
         return samples, [metrics | run.learner.optim_step()]
     return samples, [

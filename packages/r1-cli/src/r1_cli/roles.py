@@ -7,12 +7,14 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from r1_cli.groups.estimate import Estimate
 from r1_cli.groups.group import Decoder, Group
 from r1_cli.groups.supply import Supply, resume_supply
 from r1_cli.track.stopwatch import Stopwatch
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
 from r1_core.learner.facts import Facts
+from r1_core.needs import Needs
 from r1_core.objective import Objective
 from r1_core.reward_normalization import RewardNormalizer
 from r1_core.types import Sample
@@ -26,16 +28,8 @@ Item = TypeVar("Item")
 class Learner(Protocol):
     """The policy that is being trained; one process or many ranks."""
 
-    def annotate_old(
-        self, samples: Sequence[Sample], *, squared_probs: bool = False, full_kl: bool = False
-    ) -> list[Sample]:
-        """Add the log-probs of the policy before the step, and what of its distributions is asked for.
-
-        `squared_probs` is their sum over the vocabulary, `full_kl` the KL from the reference's, where there is one.
-        """
-
-    def annotate_ref(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Add the log-probs of the reference, where there is one."""
+    def annotate(self, samples: Sequence[Sample], needs: Needs) -> list[Sample]:
+        """Add what `needs` asks for and a forward pass finds: of the policy before the step, and of the reference."""
 
     def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
@@ -43,7 +37,7 @@ class Learner(Protocol):
     def forward_backward_on_policy(
         self, samples: Sequence[Sample], objective: Objective
     ) -> tuple[list[Sample], dict[str, float]]:
-        """Do what `annotate_old` and `forward_backward` do, in one forward pass; see `r1_core.learner`."""
+        """Do what `annotate` and `forward_backward` do, in one forward pass; see `r1_core.learner`."""
 
     def optim_step(self) -> dict[str, float]:
         """Clip, update, forget the gradient; return grad_norm and lr."""
@@ -60,24 +54,6 @@ class Learner(Protocol):
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
     def save(self, folder: Path, *, model_only: bool = False) -> None: ...
     def load(self, folder: Path, *, model_only: bool = False) -> None: ...
-
-
-class Estimate(Protocol):
-    """Gives samples their advantages."""
-
-    def __call__(
-        self,
-        samples: Sequence[Sample],
-        *,
-        baselines: Sequence[float] | None,
-        parts: Sequence[Sequence[float]] | None,
-        kl_coef: float,
-    ) -> list[Sample]:
-        """Give the samples their advantages.
-
-        `baselines` are the rewards of the prompts' greedy answers, one per sample, where they were sampled; `parts`
-        the rewards of each sample one by one, for an estimator that judges them apart.
-        """
 
 
 class Progress(Protocol):
@@ -187,7 +163,4 @@ class Update:
 
     estimate: Estimate
     objective: Objective
-    part_names: Sequence[str] | None = None  # the rewards that the estimator judges apart, () for all; None: none
-    squared_probs: bool = False  # whether the estimator asks for sums of squared probabilities
-    full_kl: bool = False  # whether the KL in the reward is taken over the whole vocabulary
-    old_from_update: bool = False  # whether the update's own forward pass gives the old log-probs
+    needs: frozenset[str]  # what must be known before the update: words of `r1_core.needs`

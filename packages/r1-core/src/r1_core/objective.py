@@ -43,26 +43,41 @@ class Objective:
             kl.get(self.kl_penalty)
 
     @property
+    def needs(self) -> frozenset[str]:
+        """What must be known of all samples before any gradient: for `prepare`, the policy loss and the KL estimate."""
+        needs: set[str] = {*self.policy_loss.needs}
+        if self.correction is not None:
+            needs.add("old_logprobs")
+        if self.kl_penalty is not None and not self.full_kl:
+            needs.add("ref_logprobs")
+        return frozenset(needs)
+
+    @property
     def token_wise(self) -> bool:
         """Whether the gradient in one token's log-prob and entropy depends on that token alone (see `PolicyLoss`).
 
         The KL estimates and the entropy bonus do, and averaging is linear; off-policy masking looks at whole rows.
         """
-        return getattr(self.policy_loss, "token_wise", False) and self.off_policy_threshold == math.inf
+        return self.policy_loss.token_wise and self.off_policy_threshold == math.inf
 
     @property
-    def needs_old_logprobs(self) -> bool:
-        """Whether `prepare` asks for the old log-probs of all samples, before any gradient."""
-        return self.correction is not None or isinstance(self.policy_loss, SelectingLoss)
+    def entropy_gradient(self) -> bool:
+        """Whether there is an entropy bonus."""
+        return self.entropy_coef != 0.0
+
+    @property
+    def full_kl(self) -> bool:
+        """Whether the KL term is over the whole vocabulary."""
+        return self.kl_penalty == kl.FULL
 
     def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
         """Do what needs all samples of an optimizer step at once: correct them, choose tokens; returns metrics too.
 
-        The learner calls it before it cuts the step into micro-batches. Raises ValueError if it `needs_old_logprobs`
-        and a sample has none.
+        The learner calls it before it cuts the step into micro-batches. Raises ValueError if it needs old
+        log-probs and a sample has none.
         """
         samples = list(samples)
-        if self.needs_old_logprobs and any(sample.old_logprobs is None for sample in samples):
+        if "old_logprobs" in self.needs and any(sample.old_logprobs is None for sample in samples):
             raise ValueError("a sample has no old_logprobs, which this objective looks at first; call annotate")
         metrics: dict[str, float] = {}
         if self.correction is not None:

@@ -1,43 +1,29 @@
 """From a configuration to the math of a run: objective, advantages, rewards, filter, and where they begin."""
 
-from collections.abc import Sequence
-from functools import partial
 from typing import cast
 
 from r1_cli.assembly.plugins import choose
 from r1_cli.config import RunConfig
 from r1_cli.config.algorithm import bounds
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, settings_of
+from r1_cli.groups.estimate import Estimate
 from r1_cli.groups.shaping import OverlongBuffer, Shaping
 from r1_cli.groups.supply import Supply
-from r1_cli.roles import Estimate, Position, Update
-from r1_core import advantages, kl, losses
+from r1_cli.roles import Position
+from r1_core import advantages, losses
 from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVariance
 from r1_core.kl_control import AdaptiveKL, FixedKL, KLController
 from r1_core.losses import Correction, Rejection
 from r1_core.losses.correction import Measure, Span
 from r1_core.objective import Objective
+from r1_core.own import as_estimator, as_loss
 from r1_core.reward_normalization import RewardNormalizer
-from r1_rollout.types import SamplingParams
 
 
 def build_update(config: RunConfig, *, updates_per_step: int) -> Update:
     """How groups become steps of the policy, of which there are `updates_per_step` in a step of training."""
-    objective = build_objective(config)
-    return Update(
-        estimate=build_estimate(config),
-        objective=objective,
-        part_names=build_part_names(config),
-        squared_probs=config.algorithm.adv_estimator == "optimal_token_baseline",
-        full_kl=kl_in_reward(config) == kl.FULL,
-        old_from_update=updates_per_step == 1 and may_learn_old_later(config, objective),
-    )
-
-
-def build_part_names(config: RunConfig) -> Sequence[str] | None:
-    """The parts of a score that GDPO judges apart, () for all; None for estimators that see one reward."""
-    algorithm = config.algorithm
-    return (algorithm.gdpo_reward_keys or ()) if algorithm.adv_estimator == "gdpo" else None
+    objective, estimate = build_objective(config), build_estimate(config)
+    return Update(estimate, objective, gather_needs(estimate, objective, updates_per_step))
 
 
 def build_objective(config: RunConfig) -> Objective:
@@ -48,7 +34,7 @@ def build_objective(config: RunConfig) -> Objective:
     actor, algorithm = config.worker.actor, config.algorithm
     off_policy = algorithm.off_policy_mask_threshold
     return Objective(
-        choose(losses.POLICY_LOSSES, actor.loss_type, settings_of(config, LOSS_OPTIONS, actor.loss_type)),
+        choose(losses.POLICY_LOSSES, actor.loss_type, settings_of(config, LOSS_OPTIONS, actor.loss_type), as_loss),
         aggregation=actor.loss_avg_mode,
         kl_penalty=algorithm.kl_penalty if algorithm.use_kl_loss and not algorithm.disable_kl else None,
         entropy_coef=actor.entropy_coef,
@@ -87,12 +73,12 @@ def build_rejection(rule: str, threshold: float | str) -> Rejection:
 
 
 def build_estimate(config: RunConfig) -> Estimate:
-    """The function that gives samples their advantages, with the KL inside the reward if it is not in the loss."""
+    """What gives samples their advantages, with the KL inside the reward if it is not in the loss."""
     name = config.algorithm.adv_estimator
-    return partial(
-        advantages.assign,
-        estimator=choose(advantages.ESTIMATORS, name, settings_of(config, ESTIMATOR_OPTIONS, name)),
-        kl_penalty=kl_in_reward(config),
+    return Estimate(
+        choose(advantages.ESTIMATORS, name, settings_of(config, ESTIMATOR_OPTIONS, name), as_estimator),
+        kl_in_reward(config),
+        build_correction(config),
     )
 
 
@@ -102,15 +88,14 @@ def kl_in_reward(config: RunConfig) -> str | None:
     return None if algorithm.use_kl_loss or algorithm.disable_kl else algorithm.kl_penalty
 
 
-def may_learn_old_later(config: RunConfig, objective: Objective) -> bool:
-    """Whether nothing asks for the old policy's log-probs, or its distributions, before the first gradient.
+def gather_needs(estimate: Estimate, objective: Objective, updates_per_step: int) -> frozenset[str]:
+    """What must be known of the samples before the update.
 
-    A step of one update then needs no forward pass for them: the update's own has the same weights. An estimator of the
-    user's own may look at whatever an estimator is given.
+    A step of one update needs no forward pass for the old log-probs unless something looks at them before: the update's
+    own has the same weights.
     """
-    name = config.algorithm.adv_estimator
-    looks = name == "optimal_token_baseline" or name not in advantages.ESTIMATORS
-    return kl_in_reward(config) is None and not looks and not objective.needs_old_logprobs
+    later_updates = {"old_logprobs"} if updates_per_step > 1 else set[str]()
+    return estimate.needs | objective.needs | later_updates
 
 
 def build_shaping(config: RunConfig) -> Shaping:
@@ -151,10 +136,3 @@ def build_filter(config: RunConfig) -> GroupFilter:
             filter_start_step=algorithm.filter_start_step,
         )
     return MeanRange(algorithm.filter_low, algorithm.filter_high)
-
-
-def build_baseline_sampling(config: RunConfig) -> SamplingParams | None:
-    """How the answer is sampled that ReMax compares with: greedily (arXiv 2310.10505, section 4); None for others."""
-    if config.algorithm.adv_estimator != "remax":
-        return None
-    return SamplingParams(max_tokens=config.data.max_response_length, temperature=0.0)

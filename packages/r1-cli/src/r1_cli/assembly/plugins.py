@@ -1,4 +1,4 @@
-"""The math that a configuration names: one of ours by name, or a user's own function from a file."""
+"""The math that a configuration names: one of ours by name, or a user's own from a file."""
 
 import importlib.util
 import inspect
@@ -9,18 +9,22 @@ from typing import Any, TypeVar
 from r1_core.registry import Registry
 
 T = TypeVar("T")
+Own = Callable[[Any, str], T]
 
 
-def choose(registry: Registry[Callable[..., T]], name: str, settings: Mapping[str, Any]) -> T:
-    """Return the entry called `name`, built with those of `settings` that it has, or `file.py:function`.
+def choose(
+    registry: Registry[Callable[..., T]], name: str, settings: Mapping[str, Any], own: Callable[[Any, str], T]
+) -> T:
+    """Return the entry called `name`, built with those of `settings` that it has, or a user's `file.py:function`.
+
+    `own` makes an entry of the user's, as `r1_core.own` does.
 
     Raises:
         ValueError: there is no such name, or a setting is out of its range.
     """
     path, colon, function = name.rpartition(":")
     if colon:
-        mine: T = load_function(Path(path), function)
-        return mine
+        return own(load_function(Path(path), function), name)
     factory = registry.get(name)
     known = inspect.signature(factory).parameters
     return factory(**{key: value for key, value in settings.items() if key in known})

@@ -110,7 +110,6 @@ READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     *((f"worker.rollout.{name}", samples_with_vllm, reason) for name, reason in VLLM_ONLY.items()),
     ("worker.critic", lambda c: c.algorithm.adv_estimator == "gae", "only gae has a critic"),
     ("trainer.critic_warmup", lambda c: c.algorithm.adv_estimator == "gae", "only gae has a critic"),
-    ("algorithm.gdpo_reward_keys", lambda c: c.algorithm.adv_estimator == "gdpo", "only gdpo uses it"),
     ("algorithm.kl_horizon", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),
     ("algorithm.kl_target", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),
     *(

@@ -32,7 +32,8 @@ ESTIMATOR_OPTIONS = (
     Option("algorithm.reward_clip_range", "reward_clip", ("reinforce_baseline", "reinforce_plus_plus", "gae")),
     Option("algorithm.gpg_f_norm", "f_norm", ("gpg",)),
     Option("algorithm.gpg_counted", "counted", ("gpg",)),
-    Option("algorithm.gdpo_reward_weights", "weights", ("gdpo",)),
+    Option("algorithm.gdpo_reward_keys", "reward_keys", ("gdpo",)),
+    Option("algorithm.gdpo_reward_weights", "reward_weights", ("gdpo",)),
     Option("algorithm.otb_free_tail", "free_tail", ("optimal_token_baseline",)),
     Option("algorithm.otb_by_column", "by_column", ("optimal_token_baseline",)),
 )

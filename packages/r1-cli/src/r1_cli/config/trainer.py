@@ -1,16 +1,33 @@
 """Configuration section `trainer`: how long, where, how often, and who is told."""
 
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from pkgutil import iter_modules
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from r1_cli.config.section import AtLeastMinusOne, Count, OneOrMore, Section
 
-Logger = Literal["console", "file", "tensorboard", "wandb", "swanlab", "mlflow"]
+# The console, the run's own files, and a service for each module in `track/loggers/`.
+LOGGERS = (
+    "console",
+    "file",
+    *(found.name for found in iter_modules([str(Path(__file__).parents[1] / "track/loggers")])),
+)
 
 
-def _file_and_wandb() -> list[Logger]:
+def _known(name: str) -> str:
+    if name not in LOGGERS:
+        near = get_close_matches(name.lower(), LOGGERS, n=1, cutoff=0.5)
+        raise ValueError(f"must be one of {', '.join(LOGGERS)}" + (f"; did you mean {near[0]}?" if near else ""))
+    return name
+
+
+Logger = Annotated[str, AfterValidator(_known)]
+
+
+def _file_and_wandb() -> list[str]:
     return ["file", "wandb"]
 
 

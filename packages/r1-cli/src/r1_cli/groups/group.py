@@ -216,14 +216,11 @@ def baselines(groups: Sequence[Group]) -> list[float] | None:
     return found or None
 
 
-def part_rewards(groups: Sequence[Group], names: Sequence[str] | None) -> list[list[float]] | None:
-    """Return the parts `names` of each sample's score, in the order of `to_samples`; all parts if `names` is empty.
+def part_rewards(groups: Sequence[Group]) -> list[dict[str, float]]:
+    """Return the parts of each sample's score, in the order of `to_samples`, all under the same names.
 
-    The value of the score stands for a part that it lacks, as one of a response that could not be scored does. None
-    asks for none.
+    The value of the score stands for a part that it lacks, as one of a response that could not be scored does.
     """
-    if names is None:
-        return None
     scores = [score for group in groups for score in group.scores]
-    names = names or sorted({name for score in scores for name in score.parts} - {"overall"})
-    return [[score.parts.get(name, score.value) for name in names] for score in scores]
+    names = sorted({name for score in scores for name in score.parts} - {"overall"})
+    return [{name: score.parts.get(name, score.value) for name in names} for score in scores]

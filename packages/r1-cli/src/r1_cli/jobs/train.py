@@ -78,6 +78,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
             scorer = prove(scorer, learner, build_canary(config, hardware, model, media.renderer))
         sampling, val_sampling = build_sampling(config)
         sets = build_validation(val_prompts, val_sources, val_sampling)
+        update = algorithm.build_update(config, updates_per_step=schedule.updates_per_step)
         trainer, batch_size = config.trainer, config.data.val_batch_size
         validation = Validation(scorer, sets, batch_size, trainer.val_generations_to_log, reporter.progress)
         run = loop.Run(
@@ -88,7 +89,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
                 dataset=prompts,
                 stream=build_stream(config, prompts, sources),
                 sampling=sampling,
-                baseline_sampling=algorithm.build_baseline_sampling(config),
+                baselines="baselines" in update.needs,
                 shaping=algorithm.build_shaping(config),
                 filter_key=config.algorithm.filter_key if config.algorithm.online_filtering else "overall",
                 groups=config.data.rollout_batch_size,
@@ -96,7 +97,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
                 surplus_max_age=config.algorithm.surplus_max_age,
                 progress=reporter.progress,
             ),
-            update=algorithm.build_update(config, updates_per_step=schedule.updates_per_step),
+            update=update,
             schedule=schedule,
             validation=validation if sets else None,
             store=store,

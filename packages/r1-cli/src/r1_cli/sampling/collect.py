@@ -55,7 +55,7 @@ class DynamicSampling:
     dataset: Dataset
     stream: Stream
     sampling: SamplingParams
-    baseline_sampling: SamplingParams | None  # of one more response a prompt, whose reward is the baseline
+    baselines: bool  # whether groups get the reward of their prompt's greedy response, for an estimator that needs it
     shaping: Shaping
     filter_key: str  # what the filter looks at: `overall`, the reward, or a part of the scores
     groups: int  # that a step trains on
@@ -159,12 +159,13 @@ class DynamicSampling:
     def _compare_with_greedy(self, sampled: dict[int, Group], watch: Stopwatch) -> dict[int, Group]:
         """Give groups the reward of their prompt's greedy response as a baseline, where the estimator wants it.
 
-        A group whose greedy response could not be scored is left out.
+        A group whose greedy response could not be scored is left out. arXiv 2310.10505, section 4 (ReMax).
         """
-        if not self.baseline_sampling:
+        if not self.baselines:
             return sampled
+        greedily = SamplingParams(max_tokens=self.sampling.max_tokens, temperature=0.0)
         prompts = [group.prompt for group in sampled.values()]
-        greedy = sample_groups(self.scorer, prompts, self.baseline_sampling, watch, self.progress)
+        greedy = sample_groups(self.scorer, prompts, greedily, watch, self.progress)
         compared = {}
         for (index, group), alone in zip(sampled.items(), greedy.values(), strict=True):
             if alone.scores[0].keep:

@@ -28,7 +28,7 @@ class LearnerReference:
     def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-prob of each response token, at the learner's temperature."""
         samples = [to_sample(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
-        annotated = self.learner.annotate_old(samples)
+        annotated = self.learner.annotate(samples, ["old_logprobs"])
         return [s.old_logprobs[s.loss_mask].tolist() for s in annotated if s.old_logprobs is not None]
 
     @contextmanager

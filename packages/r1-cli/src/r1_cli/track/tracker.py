@@ -10,9 +10,6 @@ from r1_cli.track.types import Generation, Logger, Record, RunInfo
 
 log = logging.getLogger("r1")
 
-# Modules are imported only when their logger is asked for; each has `open_logger(info) -> Logger`.
-HOSTED = {name: f"r1_cli.track.{name}" for name in ("tensorboard", "wandb", "swanlab", "mlflow")}
-
 
 class Tracker:
     """All loggers of a run behind one."""
@@ -24,7 +21,7 @@ class Tracker:
         for name in names:
             if name == "console":
                 self.loggers.append(console)
-            elif name in HOSTED:
+            elif name != "file":
                 self.loggers += _open(name, info)
 
     def has(self, step: int) -> bool:
@@ -52,8 +49,9 @@ class Tracker:
 
 
 def _open(name: str, info: RunInfo) -> list[Logger]:
+    """Import the service's module, which has `open_logger(info) -> Logger`, now that it is asked for."""
     try:
-        return [importlib.import_module(HOSTED[name]).open_logger(info)]
+        return [importlib.import_module(f"r1_cli.track.loggers.{name}").open_logger(info)]
     except ImportError as error:
         log.warning("logger %s is off: %s (pip install %s)", name, error, name)
     except Exception as error:  # a service that is down, misconfigured or new must not cost a training run

@@ -1,7 +1,7 @@
 """Give each sample the advantage of each of its tokens."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from r1_core import kl
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
+from r1_core.losses.correction import Correction, correct
 from r1_core.types import Sample
 
 
@@ -18,7 +19,8 @@ def assign(
     *,
     baselines: Sequence[float] | None = None,
     values: Sequence[Tensor] | None = None,
-    parts: Sequence[Sequence[float]] | None = None,
+    parts: Sequence[Mapping[str, float]] | None = None,
+    correction: Correction | None = None,
     kl_penalty: str | None = None,
     kl_coef: float = 0.0,
 ) -> list[Sample]:
@@ -26,9 +28,11 @@ def assign(
 
     A group must be given whole. The reward counts on the last trained token; a sample without trained tokens takes
     part in its group's statistics and gets no advantage. `baselines` are the rewards of the greedy answers, one per
-    sample (ReMax), `values` [L] a critic's forecasts (GAE), and `parts` the rewards of each sample one by one, in the
-    same order for all (GDPO). With `kl_penalty`, a name of `r1_core.kl`, every token loses kl_coef times its KL from
-    the reference, taken from the samples' `old_logprobs` and `ref_logprobs`, or from their `full_kl` with `kl.FULL`.
+    sample (ReMax), `values` [L] a critic's forecasts (GAE), `parts` the rewards of each sample one by one, under
+    the same names for all (GDPO), and `correction` how the gap between engine and learner is weighed (optimal token
+    baseline, from the samples' `old_logprobs` and `rollout_logprobs`). With `kl_penalty`, a name of `r1_core.kl`, every
+    token loses kl_coef times its KL from the reference, taken from the samples' `old_logprobs` and `ref_logprobs`, or
+    from their `full_kl` with `kl.FULL`.
     Raises ValueError on a reward that is not finite, and if what the KL needs is missing.
     """
     if not samples:
@@ -47,6 +51,7 @@ def assign(
         [sample.reward for sample in samples], dtype=torch.float64
     )
     mask = torch.cat([sample.loss_mask for sample in samples])
+    part_names = tuple(parts[0]) if parts is not None else None
     inputs = AdvantageInputs(
         token_rewards,
         torch.tensor([sample.group_id for sample in samples]),
@@ -54,9 +59,11 @@ def assign(
         token_penalties=_penalties(samples, mask, trained, kl_penalty, kl_coef) if kl_penalty is not None else None,
         values=_rows(values, mask, trained) if values is not None else None,
         baselines=torch.tensor(baselines, dtype=torch.float64) if baselines is not None else None,
-        parts=torch.tensor(parts, dtype=torch.float64) if parts is not None else None,
+        parts=_table(parts, part_names) if parts is not None and part_names is not None else None,
+        part_names=part_names,
         old_logprobs=_annotated(samples, "old_logprobs", mask, trained),
         squared_probs=_annotated(samples, "squared_probs", mask, trained),
+        correction_weights=_weights(samples, correction, mask, trained) if correction is not None else None,
     )
     flat = torch.zeros(mask.shape, dtype=torch.float32)
     flat[mask] = estimator(inputs)[trained].float()
@@ -69,6 +76,17 @@ def _rows(tokens: Sequence[Tensor], mask: Tensor, trained: Tensor) -> Tensor:
     rows = torch.zeros(trained.shape, dtype=torch.float64)
     rows[trained] = torch.cat(list(tokens))[mask].double()
     return rows
+
+
+def _table(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> Tensor:
+    """The parts of each sample's reward as float64 [N, K]."""
+    return torch.tensor([[part[name] for name in names] for part in parts], dtype=torch.float64).reshape(-1, len(names))
+
+
+def _weights(samples: Sequence[Sample], correction: Correction, mask: Tensor, trained: Tensor) -> Tensor:
+    """The correction's weights over all samples [N, R]."""
+    corrected, _ = correct(samples, correction)
+    return _rows([sample.weights for sample in corrected if sample.weights is not None], mask, trained)
 
 
 def _annotated(samples: Sequence[Sample], name: str, mask: Tensor, trained: Tensor) -> Tensor | None:

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
-from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.inputs import AdvantageInputs, Estimator
 
 
 @dataclass(frozen=True, slots=True)
-class DrGRPO:
+class DrGRPO(Estimator):
     """No settings. Equal rewards and groups of one give exactly 0."""
+
+    names = ("dr_grpo",)
+    needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards."""

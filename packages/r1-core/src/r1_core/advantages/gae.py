@@ -12,18 +12,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from r1_core.advantages.inputs import AdvantageInputs, check_reward_clip
+from r1_core.advantages.inputs import AdvantageInputs, Estimator, check_reward_clip
 from r1_core.advantages.scan import following, scan
 from r1_core.advantages.whitening import Blocks, whiten_blocks
 
 
 @dataclass(frozen=True, slots=True)
-class GAE:
+class GAE(Estimator):
     """`unbiased=False` whitens with the variance over n, as OpenRLHF and LMM-R1 do.
 
     `reward_clip` holds rewards within two bounds before penalties come off; `norm_by_std=False` takes the mean off the
     advantages and leaves their spread (LMM-R1's no_advantage_std_norm).
     """
+
+    names = ("gae",)
+    needs = ("values",)
 
     gamma: float = 1.0
     lam: float = 1.0

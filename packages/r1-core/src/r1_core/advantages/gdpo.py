@@ -14,14 +14,18 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
-from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.inputs import AdvantageInputs, Estimator
 
 
 @dataclass(frozen=True, slots=True)
-class GDPO:
-    """`weights` are the w_k, one for each part (None: all 1). Equal parts add exactly 0, and so does a group of one."""
+class GDPO(Estimator):
+    """Equal parts add exactly 0, and so does a group of one. For a part that no answer has, the reward stands in."""
 
-    weights: tuple[float, ...] | None = None
+    names = ("gdpo",)
+    needs = ("groups", "parts")
+
+    reward_keys: tuple[str, ...] | None = None  # parts of the scores; null: all
+    reward_weights: tuple[float, ...] | None = None  # w_k of each of them; null: 1 each
     eps: float = 1e-6
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
@@ -29,14 +33,24 @@ class GDPO:
 
         Raises ValueError without `parts`, with another number of weights, or with penalties on tokens.
         """
-        parts = inputs.require("parts", "GDPO").double()
-        weights = self.weights if self.weights is not None else (1.0,) * parts.shape[1]
-        if len(weights) != parts.shape[1]:
-            raise ValueError(f"weights has {len(weights)} numbers, but the answers have {parts.shape[1]} parts")
+        parts = self._chosen(inputs)
+        weights = self.reward_weights if self.reward_weights is not None else (1.0,) * len(parts)
+        if len(weights) != len(parts):
+            raise ValueError(f"reward_weights has {len(weights)} numbers, but the answers have {len(parts)} parts")
         if inputs.token_penalties is not None:
             raise ValueError("GDPO judges the parts of rewards and has no place for penalties; put the KL in the loss")
-        total = torch.zeros(inputs.group_ids.shape, dtype=torch.float64, device=parts.device)
-        for weight, part in zip(weights, parts.unbind(-1), strict=True):
+        total = torch.zeros(inputs.group_ids.shape, dtype=torch.float64, device=inputs.group_ids.device)
+        for weight, part in zip(weights, parts, strict=True):
             total = total + weight * group_statistics(part, inputs.group_ids).standardized(self.eps)
         batch = group_statistics(total, torch.zeros_like(inputs.group_ids))
         return inputs.spread(batch.standardized(self.eps))
+
+    def _chosen(self, inputs: AdvantageInputs) -> list[Tensor]:
+        """The parts to judge, each float64 [N]."""
+        columns = list(inputs.require("parts", "GDPO").double().unbind(-1))
+        if self.reward_keys is None:
+            return columns
+        if inputs.part_names is None:
+            raise ValueError(f"reward_keys is {self.reward_keys} but the advantage inputs have no `part_names`")
+        named = dict(zip(inputs.part_names, columns, strict=True))
+        return [named.get(key, inputs.scores) for key in self.reward_keys]

@@ -12,17 +12,20 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
-from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.inputs import AdvantageInputs, Estimator
 
 Counted = Literal["informative", "nonzero"]
 
 
 @dataclass(frozen=True, slots=True)
-class GPG:
+class GPG(Estimator):
     """`counted` says what M is: the paper's samples of informative groups, or all with a reward other than 0 (veRL).
 
     Equal rewards and groups of one give exactly 0. Raises ValueError on an unknown `counted` or an `f_norm` of 0.
     """
+
+    names = ("gpg",)
+    needs = ("groups",)
 
     f_norm: float = 1.0
     counted: Counted = "informative"

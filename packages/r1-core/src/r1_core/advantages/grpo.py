@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
-from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.inputs import AdvantageInputs, Estimator
 
 
 @dataclass(frozen=True, slots=True)
-class GRPO:
+class GRPO(Estimator):
     """The std is the unbiased one (n − 1); `norm_by_std=False` leaves the division out.
 
     A group whose rewards are all equal says nothing about which answer is better and gets exactly 0; so does a group
     of one.
     """
+
+    names = ("grpo",)
+    needs = ("groups",)
 
     norm_by_std: bool = True
     eps: float = 1e-6

@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
-from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.inputs import AdvantageInputs, Estimator
 
 
 @dataclass(frozen=True, slots=True)
-class GRPOPassK:
+class GRPOPassK(Estimator):
     """`norm_by_std=False` leaves out the division, as in the paper. A tie for the best and a group of one give 0."""
+
+    names = ("grpo_passk",)
+    needs = ("groups",)
 
     norm_by_std: bool = True
     eps: float = 1e-6

@@ -1,12 +1,13 @@
 """What an advantage estimator sees: `AdvantageInputs`."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from r1_core.advantages.scan import row_sums
+from r1_core.needs import Needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class AdvantageInputs:
     squared_probs: Tensor | None = None  # [N, R], sum over the vocabulary of squared probabilities (the same)
     correction_weights: Tensor | None = None  # [N, R], of learner against engine (the same)
     parts: Tensor | None = None  # [N, K], several rewards of each answer (GDPO)
+    part_names: tuple[str, ...] | None = None  # K names of theirs
 
     @property
     def mask(self) -> Tensor:
@@ -75,6 +77,12 @@ def check_reward_clip(bounds: tuple[float, float] | None) -> None:
 
 
 class Estimator(Protocol):
-    """Turns rewards into advantages [N, R], which are 0 where `loss_mask` is false."""
+    """Turns rewards into advantages [N, R], which are 0 where `loss_mask` is false.
+
+    It says of itself its `names` in a configuration and what it `needs`, which is then filled in `AdvantageInputs`.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[Needs] = ()
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor: ...

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
-from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.inputs import AdvantageInputs, Estimator
 
 
 @dataclass(frozen=True, slots=True)
-class LitePPO:
+class LitePPO(Estimator):
     """The std is the unbiased one (n − 1). Equal rewards in a group and groups of one give exactly 0."""
+
+    names = ("lite_ppo",)
+    needs = ("groups",)
 
     eps: float = 1e-6
 

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
-from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.inputs import AdvantageInputs, Estimator
 
 
 @dataclass(frozen=True, slots=True)
-class MaxRL:
+class MaxRL(Estimator):
     """No settings. Equal rewards (none right among them) and groups of one give exactly 0."""
+
+    names = ("maxrl",)
+    needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards. Raises ValueError if a reward is negative."""

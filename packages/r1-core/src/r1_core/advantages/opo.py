@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
-from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.advantages.scan import row_sums
 
 
 @dataclass(frozen=True, slots=True)
-class OPO:
+class OPO(Estimator):
     """No settings. Equal rewards and groups of one give exactly 0, as the formula has it."""
+
+    names = ("opo",)
+    needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards."""

@@ -14,17 +14,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.advantages.scan import discounted_sums
 
 
 @dataclass(frozen=True, slots=True)
-class OptimalTokenBaseline:
+class OptimalTokenBaseline(Estimator):
     """Tokens are compared with those of the same rank among their answer's trained tokens.
 
     `by_column` compares by column instead, observations counted. `free_tail`: where only one answer of a group is
     still going on, its baseline is 0, not its own return. A group of one has the advantage 0 unless `free_tail`.
     """
+
+    names = ("optimal_token_baseline",)
+    needs = ("groups", "old_logprobs", "squared_probs", "correction_weights")
 
     free_tail: bool = False
     by_column: bool = False

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
-from r1_core.advantages.inputs import AdvantageInputs, check_reward_clip
+from r1_core.advantages.inputs import AdvantageInputs, Estimator, check_reward_clip
 from r1_core.advantages.rloo import leave_one_out
 from r1_core.advantages.scan import discounted_sums, row_sums
 from r1_core.advantages.whitening import whiten, whiten_rows
@@ -27,11 +27,14 @@ Baseline = Literal["mean", "leave_one_out", "group_norm"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reinforce:
+class Reinforce(Estimator):
     """Constant groups and groups of one have the shaped score 0. Raises ValueError on settings that mean nothing.
 
     `norm_by_std=False` whitens without dividing: only the batch's mean is taken off (LMM-R1's no_advantage_std_norm).
     """
+
+    names = ("reinforce_baseline",)
+    needs = ("groups",)
 
     baseline: Baseline = "mean"
     reward_clip: tuple[float, float] | None = None

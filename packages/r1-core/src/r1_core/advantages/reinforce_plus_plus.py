@@ -10,18 +10,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from r1_core.advantages.inputs import AdvantageInputs, check_reward_clip
+from r1_core.advantages.inputs import AdvantageInputs, Estimator, check_reward_clip
 from r1_core.advantages.scan import scan
 from r1_core.advantages.whitening import whiten_blocks
 
 
 @dataclass(frozen=True, slots=True)
-class ReinforcePlusPlus:
+class ReinforcePlusPlus(Estimator):
     """`unbiased=False` whitens with the variance over n, as OpenRLHF and LMM-R1 do. Equal returns give exactly 0.
 
     `reward_clip` holds rewards within two bounds before penalties come off; `norm_by_std=False` takes the mean off the
     advantages and leaves their spread (LMM-R1's no_advantage_std_norm).
     """
+
+    names = ("reinforce_plus_plus",)
 
     gamma: float = 1.0
     unbiased: bool = True

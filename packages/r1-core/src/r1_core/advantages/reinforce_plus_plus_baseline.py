@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
-from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.advantages.scan import row_sums
 from r1_core.advantages.whitening import whiten_rows
 
 
 @dataclass(frozen=True, slots=True)
-class ReinforcePlusPlusBaseline:
+class ReinforcePlusPlusBaseline(Estimator):
     """No settings. A batch of constant groups gives exactly 0."""
+
+    names = ("reinforce_plus_plus_baseline",)
+    needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards."""

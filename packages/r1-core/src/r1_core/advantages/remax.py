@@ -11,13 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from r1_core.advantages.inputs import AdvantageInputs
+from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.advantages.scan import row_blocks, scan
 
 
 @dataclass(frozen=True, slots=True)
-class ReMax:
+class ReMax(Estimator):
     """No settings. Equal rewards give zero only where the greedy answer earned the same."""
+
+    names = ("remax",)
+    needs = ("baselines",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards. Raises ValueError without `baselines`."""

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from r1_core import kl
 from r1_core.learner import checkpoint
 from r1_core.learner.ablation import ablate, restore
 from r1_core.learner.batching import Batching, MicroLimit, count, fillers, schedule
@@ -22,18 +21,39 @@ from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.notes import Notes
 from r1_core.learner.parallel import Parallel, reshard, total_norm, whole
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
+from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
 from r1_core.types import LossInputs, LossOutput, Sample, Totals
 
 logger = logging.getLogger(__name__)
 
-Loss = Callable[[LossInputs], LossOutput]
 
+class Loss(Protocol):
+    """What a gradient is taken of, and what the learner has to know of it before; `Objective` is one.
 
-@runtime_checkable
-class PreparingLoss(Protocol):
-    """A loss that looks at all samples of an optimizer step before the first gradient; `Objective` is one."""
+    A class that inherits from this one has the plain answers, and writes `__call__` alone.
+    """
 
-    def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]: ...
+    @property
+    def token_wise(self) -> bool:
+        """Whether ∂loss/∂log-prob and ∂loss/∂entropy of a token depend on that token alone."""
+        return False
+
+    @property
+    def entropy_gradient(self) -> bool:
+        """Whether the entropy is in the loss, and not only measured."""
+        return False
+
+    @property
+    def full_kl(self) -> bool:
+        """Whether the KL from the reference over the whole vocabulary is in the loss."""
+        return False
+
+    def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
+        """Do what needs all samples of an optimizer step, before the first gradient; return metrics, too."""
+        return list(samples), {}
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """Return a micro-batch's share of the loss and of the metrics."""
 
 
 class Learner:
@@ -85,32 +105,26 @@ class Learner:
 
     # --- log-probs -------------------------------------------------------------------------------------------------
 
-    def annotate(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples, in order, with all the log-probs that an objective may ask for."""
-        return self.annotate_ref(self.annotate_old(samples))
+    def annotate(self, samples: Sequence[Sample], needs: Needs = ("old_logprobs", "ref_logprobs")) -> list[Sample]:
+        """Return the samples, in order, with what `needs` asks for and a forward pass finds, each float32 [L].
 
-    def annotate_old(
-        self, samples: Sequence[Sample], *, squared_probs: bool = False, full_kl: bool = False
-    ) -> list[Sample]:
-        """Return the samples, in order, with the policy's `old_logprobs` (float32 [L]), and what else is asked for.
+        One pass of the policy gives `old_logprobs`, with `squared_probs` and `full_kl` where they are asked for; one
+        of the reference gives `ref_logprobs`. Without a reference there is neither `full_kl` nor `ref_logprobs`.
 
-        `squared_probs` and, if there is a reference, `full_kl` are of the distributions that the tokens were drawn
-        from. The log-probs are, to the bit, those of `forward_backward` if the model has not moved, does the same in
+        The old log-probs are, to the bit, those of `forward_backward` if the model has not moved, does the same in
         training as in evaluation, and the micro-batches are the same; where only one of the two takes the full KL,
         they are to rounding.
         """
-        fields = {"old_logprobs": "logprobs"}
-        if squared_probs:
-            fields["squared_probs"] = "squared_probs"
-        if full_kl and self._reference_tokens is not None:
-            fields["full_kl"] = "full_kl"
-        return self._annotate(self._policy_tokens, samples, fields)
-
-    def annotate_ref(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples, in order, with the reference's `ref_logprobs` (float32 [L]); unchanged without one."""
-        if self._reference_tokens is None:
-            return list(samples)
-        return self._annotate(self._reference_tokens, samples, {"ref_logprobs": "logprobs"})
+        samples, reference = list(samples), self._reference_tokens
+        if OF_POLICY & set(needs):
+            fields = {"old_logprobs": "logprobs"}
+            fields |= {need: need for need in ("squared_probs", "full_kl") if need in needs}
+            if reference is None:
+                fields.pop("full_kl", None)
+            samples = self._annotate(self._policy_tokens, samples, fields)
+        if OF_REFERENCE & set(needs) and reference is not None:
+            samples = self._annotate(reference, samples, {"ref_logprobs": "logprobs"})
+        return samples
 
     @torch.no_grad()
     def _annotate(self, token_model: TokenModel, samples: Sequence[Sample], fields: Mapping[str, str]) -> list[Sample]:
@@ -147,16 +161,18 @@ class Learner:
     def forward_backward_on_policy(
         self, samples: Sequence[Sample], objective: Loss
     ) -> tuple[list[Sample], dict[str, float]]:
-        """Do what `annotate_old` and `forward_backward` do, where no optimizer step lies between them.
+        """Do what `annotate` (of the policy) and `forward_backward` do, where no optimizer step lies between them.
 
         The policy before the step is then the one whose gradient is taken, so one forward pass gives both. Returns the
         samples with `old_logprobs`, and the metrics. Gradient and metrics are those of the two verbs, to the bit if the
         micro-batches are the same and the model does the same in training as in evaluation.
 
-        Raises ValueError on samples without advantages, and if the objective `needs_old_logprobs` before.
+        Raises ValueError on samples without advantages, and if the objective needs their old log-probs before.
         """
         if samples and not self._policy_tokens.seen:
-            self.annotate_old(samples[:1])  # how the head is computed must not depend on where a run was begun
+            self.annotate(
+                samples[:1], ["old_logprobs"]
+            )  # how the head is computed must not depend on where a run was begun
         notes = Notes(samples, ("old_logprobs",), self.device)
         metrics = self._forward_backward(samples, objective, notes)
         return notes.added(self.parallel), metrics
@@ -167,9 +183,7 @@ class Learner:
             raise ValueError("forward_backward was given no samples")
         if any(sample.advantages is None for sample in samples):
             raise ValueError("a sample has no advantages; call advantages.assign first")
-        prepared: dict[str, float] = {}
-        if isinstance(objective, PreparingLoss):
-            samples, prepared = objective.prepare(samples)
+        samples, prepared = objective.prepare(samples)
         self.model.train()
         totals = count(samples)
         sums: dict[str, Tensor] = {}
@@ -200,14 +214,13 @@ class Learner:
                 loss = objective(batch.loss_inputs(logprobs, entropy, totals)).loss
             return torch.autograd.grad(loss, stats)[0]
 
-        full_kl = getattr(objective, "kl_penalty", None) == kl.FULL
         with self._precision():
             return self._policy_tokens(
                 batch,
                 self.temperature,
-                entropy_gradient=bool(getattr(objective, "entropy_coef", 0.0)),
-                loss_gradient=loss_gradient if getattr(objective, "token_wise", False) else None,
-                reference=self._reference_logits(batch) if full_kl else None,
+                entropy_gradient=objective.entropy_gradient,
+                loss_gradient=loss_gradient if objective.token_wise else None,
+                reference=self._reference_logits(batch) if objective.full_kl else None,
             )
 
     def _reference_logits(self, batch: MicroBatch) -> LazyLogits | None:

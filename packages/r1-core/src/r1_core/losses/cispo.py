@@ -1,22 +1,22 @@
 """CISPO: clip the importance weight instead of the update, so that every token keeps a gradient."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from r1_core.losses.policy import check_not_negative, log_ratio, masked_advantages, masked_logprobs
+from r1_core.losses.policy import PolicyLoss, check_not_negative, log_ratio, masked_advantages, masked_logprobs
 from r1_core.types import LossInputs
 
 
 @dataclass(frozen=True, slots=True)
-class CISPO:
+class CISPO(PolicyLoss):
     """−sg(clip(ratio, 1 − clip_low, 1 + clip_high))·A·log pi (arXiv 2506.13585 eq. 4 and 5).
 
     The weight carries no gradient (sg). A clip_low of 1 or more means no lower bound, which is what the paper uses.
     """
 
-    token_wise: ClassVar[bool] = True
+    names = ("cispo",)
+    token_wise = True
 
     clip_low: float = 1.0
     clip_high: float = 4.0

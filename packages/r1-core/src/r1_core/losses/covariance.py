@@ -10,12 +10,12 @@ log-probs before the step (`Objective.prepare`); without that, among the tokens 
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from r1_core.losses.policy import (
+    PolicyLoss,
     SelectingLoss,
     check_clip,
     check_not_negative,
@@ -27,13 +27,15 @@ from r1_core.types import LossInputs
 
 
 @dataclass(frozen=True, slots=True)
-class ClipCov:
+class ClipCov(PolicyLoss):
     """PPO's clipped loss, but 0 on `ratio`·N tokens drawn at random from those with cov_low < cov_t < cov_high.
 
     The draw depends on nothing but the number of tokens, so every rank makes the same and a resumed run repeats it.
     """
 
-    token_wise: ClassVar[bool] = True
+    names = ("clip_cov",)
+    needs = ("old_logprobs",)
+    token_wise = True
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -71,10 +73,12 @@ class ClipCov:
 
 
 @dataclass(frozen=True, slots=True)
-class KLCov:
+class KLCov(PolicyLoss):
     """−A·ratio, plus kl_coef·|log(pi / pi_old)| on the `ratio`·N tokens of the highest covariance."""
 
-    token_wise: ClassVar[bool] = True
+    names = ("kl_cov",)
+    needs = ("old_logprobs",)
+    token_wise = True
 
     ratio: float = 2e-4
     kl_coef: float = 1.0

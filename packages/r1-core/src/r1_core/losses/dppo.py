@@ -1,12 +1,19 @@
 """DPPO: a trust region of the policy's divergence at each token, in place of a clip of the ratio."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from r1_core.losses.policy import check_not_negative, log_ratio, masked_advantages, masked_logprobs, token_gap
+from r1_core.losses.policy import (
+    PolicyLoss,
+    check_not_negative,
+    log_ratio,
+    masked_advantages,
+    masked_logprobs,
+    token_gap,
+)
 from r1_core.types import LossInputs
 
 Divergence = Literal["tv", "kl"]
@@ -15,7 +22,7 @@ PROBABILITY_FLOOR = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
-class DPPO:
+class DPPO(PolicyLoss):
     """−sg(m·min(ratio, clip_dual))·A·log pi, m = 0 where pi left the region and the update leads further, else 1
     (arXiv 2602.04879).
 
@@ -25,7 +32,8 @@ class DPPO:
     ratio, a likely one not. `clip_dual` bounds the importance weight, which carries no gradient (sg).
     """
 
-    token_wise: ClassVar[bool] = True
+    names = ("dppo",)
+    token_wise = True
 
     divergence: Divergence = "tv"
     clip_low: float = 0.2

@@ -5,18 +5,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from r1_core.losses.policy import LOG_RATIO_LIMIT, check_not_negative, masked_advantages, row_mean, token_gap
+from r1_core.losses.policy import (
+    LOG_RATIO_LIMIT,
+    PolicyLoss,
+    check_not_negative,
+    masked_advantages,
+    row_mean,
+    token_gap,
+)
 from r1_core.types import LossInputs
 
 
 @dataclass(frozen=True, slots=True)
-class GMPO:
+class GMPO(PolicyLoss):
     """−A·exp(mean over the row of d_t), d_t = the worse of x and clip(x, −clip_low, clip_high), x = log(pi / pi_old).
 
     arXiv 2507.20673, with clip widths in log space (the paper: 0.4 both ways). The worse one is the smaller
     where A > 0, the larger where A < 0. A is the row's mean advantage: the paper has one per sequence. One number per
     sequence, on each of its tokens: aggregate with `seq`.
     """
+
+    names = ("gmpo", "geo_mean")
+    aggregation = "seq"
 
     clip_low: float = 0.4
     clip_high: float = 0.4

@@ -1,23 +1,23 @@
 """The plain policy gradient, which is GPG's loss."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from r1_core.losses.policy import log_ratio, masked_advantages, masked_logprobs
+from r1_core.losses.policy import PolicyLoss, log_ratio, masked_advantages, masked_logprobs
 from r1_core.types import LossInputs
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyGradient:
+class PolicyGradient(PolicyLoss):
     """−A·log pi (REINFORCE; GPG, arXiv 2504.02546).
 
     No ratio and no clip: right only for answers that the policy itself has just sampled. After the first optimizer
     step of a batch, or with a rollout that lags, correct it with importance weights (`losses.correction`).
     """
 
-    token_wise: ClassVar[bool] = True
+    names = ("gpg", "reinforce")
+    token_wise = True
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metric `ppo_kl`."""

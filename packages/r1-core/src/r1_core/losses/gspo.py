@@ -17,6 +17,7 @@ from torch import Tensor
 
 from r1_core.losses.policy import (
     LOG_RATIO_LIMIT,
+    PolicyLoss,
     check_clip,
     clipped_surrogate,
     masked_advantages,
@@ -28,11 +29,14 @@ from r1_core.types import LossInputs
 
 
 @dataclass(frozen=True, slots=True)
-class GSPO:
+class GSPO(PolicyLoss):
     """max(−A·s, −A·clip(s)) on every token of the sequence; `by_length` multiplies it by the length (LUSPO).
 
     `clip_dual` bounds the loss of bad sequences at −A·clip_dual; the paper has no such bound.
     """
+
+    names = ("gspo",)
+    aggregation = "seq"
 
     clip_low: float = 3e-4
     clip_high: float = 4e-4
@@ -52,8 +56,11 @@ class GSPO:
 
 
 @dataclass(frozen=True, slots=True)
-class GSPOToken:
+class GSPOToken(PolicyLoss):
     """max(−A·s_t, −A·clip(s_t)), s_t = sg(s)·pi_t / sg(pi_t): the sequence's ratio with the token's gradient."""
+
+    names = ("gspo_token",)
+    aggregation = "seq"
 
     clip_low: float = 3e-4
     clip_high: float = 4e-4

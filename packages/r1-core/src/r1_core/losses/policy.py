@@ -1,10 +1,11 @@
 """What a policy loss is, and the pieces that the losses share: log-ratios, row means, the clipped surrogate."""
 
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from r1_core.needs import Needs
 from r1_core.types import LossInputs
 
 LOG_RATIO_LIMIT = 20.0
@@ -16,9 +17,15 @@ class PolicyLoss(Protocol):
     A row is a whole sequence. A loss that is one number per sequence puts that number on each of its tokens, so that
     the mean over sequences of token means (`seq`) gives the mean over sequences.
 
-    A loss whose class sets `token_wise` to True says that a token's loss depends on no other token's log-prob or
-    entropy (`selected` is given). The gradient of such a loss is taken while the token's logits are there.
+    A loss says of itself, beside its `names` in a configuration: what it `needs` before any gradient; `token_wise`,
+    that a token's loss depends on no other token's log-prob or entropy (`selected` is given), so that its gradient can
+    be taken while the token's logits are there; and the `aggregation` that it is meant for.
     """
+
+    names: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[Needs] = ()
+    token_wise: ClassVar[bool] = False
+    aggregation: ClassVar[str] = "token"
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]: ...
 

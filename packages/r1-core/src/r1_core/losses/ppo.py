@@ -1,16 +1,15 @@
 """The clipped policy loss of PPO, with two clip widths and dual clip."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from r1_core.losses.policy import check_clip, clipped_surrogate, log_ratio, masked_advantages
+from r1_core.losses.policy import PolicyLoss, check_clip, clipped_surrogate, log_ratio, masked_advantages
 from r1_core.types import LossInputs
 
 
 @dataclass(frozen=True, slots=True)
-class PPOClip:
+class PPOClip(PolicyLoss):
     """max(−A·ratio, −A·clip(ratio, 1 − clip_low, 1 + clip_high)), and at most −A·clip_dual where A < 0.
 
     arXiv 1707.06347 eq. 7 (clip); arXiv 2503.14476 section 3.1 (a wider upper clip lets unlikely tokens grow);
@@ -18,7 +17,8 @@ class PPOClip:
     off).
     """
 
-    token_wise: ClassVar[bool] = True
+    names = ("default",)
+    token_wise = True
 
     clip_low: float = 0.2
     clip_high: float = 0.3

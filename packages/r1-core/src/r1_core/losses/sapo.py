@@ -1,17 +1,16 @@
 """SAPO: a soft gate in place of the clip, so that the gradient fades with the ratio instead of stopping."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from r1_core.losses.policy import log_ratio, masked_advantages
+from r1_core.losses.policy import PolicyLoss, log_ratio, masked_advantages
 from r1_core.types import LossInputs
 
 
 @dataclass(frozen=True, slots=True)
-class SAPO:
+class SAPO(PolicyLoss):
     """−A·(4 / tau)·sigmoid(tau·(ratio − 1)), tau = tau_pos where A > 0 and tau_neg elsewhere
     (arXiv 2511.20347).
 
@@ -19,7 +18,8 @@ class SAPO:
     tau_pos, because updates of bad tokens push up many others and are the less stable.
     """
 
-    token_wise: ClassVar[bool] = True
+    names = ("sapo",)
+    token_wise = True
 
     tau_pos: float = 1.0
     tau_neg: float = 1.05

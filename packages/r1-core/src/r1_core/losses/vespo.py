@@ -5,19 +5,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from r1_core.losses.policy import LOG_RATIO_LIMIT, check_not_negative, log_ratio, masked_advantages, masked_logprobs
+from r1_core.losses.policy import (
+    LOG_RATIO_LIMIT,
+    PolicyLoss,
+    check_not_negative,
+    log_ratio,
+    masked_advantages,
+    masked_logprobs,
+)
 from r1_core.types import LossInputs
 
 LOG_WEIGHT_FLOOR = -18.420680743952367  # log 1e-8
 
 
 @dataclass(frozen=True, slots=True)
-class VESPO:
+class VESPO(PolicyLoss):
     """−sg(phi(w))·A·log pi, phi(w) = w^k·exp(lam·(1 − w)), w = product over the row of pi / pi_old (arXiv 2602.10693).
 
     phi is the density of a gamma distribution scaled to phi(1) = 1; k and lam are chosen by the sign of A. log w lies
     in [log 1e-8, 20].
     """
+
+    names = ("vespo",)
 
     k_pos: float = 2.0
     lam_pos: float = 3.0

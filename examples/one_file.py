@@ -1,0 +1,187 @@
+"""GRPO from first line to last: a small vision-language model learns to count shapes, on r1's four leaf packages.
+
+    uv run python examples/one_file.py                # 60 steps, a minute or two on two CPU cores
+
+What `r1 train` adds to this is what a run needs and the algorithm does not: configuration, dynamic sampling, proof that
+the engine has the learner's weights, validation, checkpoints, resumption, logs. One step of it, read in this order:
+
+    sample      n answers to each prompt, with the log-prob of every token             r1_data, r1_rollout
+    reward      a number for each answer                                               r1_rewards
+    advantage   each answer against the others to its prompt        `grpo_advantages`
+    loss        PPO's clipped surrogate, token by token             `clipped_loss`
+    update      gradient, clip, AdamW; the engine gets the new weights                 r1_core
+"""
+
+import argparse
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers.utils.logging import disable_progress_bar
+
+from r1_core import Batching, Learner, LossInputs, MicroLimit, Sample, build_optimizer
+from r1_core.types import LossOutput
+from r1_data import Prompt, PromptDataset, Renderer, Stream, read_rows
+from r1_rewards import RewardInput, load
+from r1_rollout import EmbeddedEngine, SamplingParams
+from r1_rollout.types import Completion
+
+HERE = Path(__file__).resolve().parent / "quickstart"
+PROMPTS, ANSWERS = 16, 8  # prompts a step; answers to each, which are a group
+CLIP_LOW, CLIP_HIGH = 0.2, 0.3  # how far a token's probability may move before its gradient stops: 0.8 to 1.3 times
+
+
+# --- the algorithm ---------------------------------------------------------------------------------------------------
+
+
+def grpo_advantages(rewards: Tensor) -> Tensor:
+    """Return how much better each answer is than its group's mean, in standard deviations of the group.
+
+    arXiv 2402.03300 (DeepSeekMath), section 4.1.2. Where all answers are equally good there is nothing to learn: zero.
+
+    Args:
+        rewards: float [groups, answers].
+
+    Returns:
+        float [groups, answers].
+    """
+    distance = rewards - rewards.mean(dim=1, keepdim=True)
+    return distance / (rewards.std(dim=1, keepdim=True) + 1e-6)
+
+
+def clipped_loss(inputs: LossInputs) -> LossOutput:
+    """Return the mean over tokens of max(−A·ratio, −A·clip(ratio)), ratio = π(token) / π_old(token).
+
+    arXiv 1707.06347 (PPO), eq. 7, with the mean over all tokens of the step and the higher upper bound of
+    arXiv 2503.14476 (DAPO). Without a KL term, and so without a reference model.
+
+    Args:
+        inputs: tensors [rows, tokens]; what they hold where `loss_mask` is false has no meaning.
+    """
+    ratio = torch.where(inputs.loss_mask, inputs.logprobs - inputs.old_logprobs, 0.0).exp()
+    clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+    worse = torch.maximum(-inputs.advantages * ratio, -inputs.advantages * clipped)
+    # Divided by the tokens of the whole step, so that it does not matter how the step was cut into micro-batches.
+    return LossOutput(torch.where(inputs.loss_mask, worse, 0.0).sum() / inputs.totals.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """What a step needs: who asks, who answers, who judges, who learns."""
+
+    dataset: PromptDataset
+    stream: Stream
+    engine: EmbeddedEngine
+    decode: Callable[[Sequence[int]], str]
+    judge: Callable[[list[RewardInput]], list[float]]
+    learner: Learner
+
+    def step(self, number: int) -> dict[str, float]:
+        """Sample, judge, compare, update; return what happened. Steps count from 0."""
+        prompts = [self.dataset[row] for row in self.stream.batch(number)]
+
+        with self.engine.awake(self.learner.weights(), version=number):
+            sampling = SamplingParams(max_tokens=20, n=ANSWERS, temperature=1.0, seed=number)
+            groups = dict(self.engine.generate(prompts, sampling))
+        pairs = [(index, answer) for index in range(len(prompts)) for answer in groups[index]]
+
+        asked = [RewardInput(self.decode(answer.token_ids), prompts[index].answer) for index, answer in pairs]
+        rewards = torch.tensor(self.judge(asked)).reshape(len(prompts), ANSWERS)
+
+        samples = [to_sample(prompts[index], answer, group=index) for index, answer in pairs]
+        samples = self.learner.annotate_old(samples)  # the learner's own log-probs of what was sampled
+        advantages = grpo_advantages(rewards).flatten().tolist()
+        samples = [
+            replace(sample, advantages=sample.loss_mask * advantage)  # the same for every token of an answer
+            for sample, advantage in zip(samples, advantages, strict=True)
+        ]
+
+        self.learner.forward_backward(samples, clipped_loss)
+        update = self.learner.optim_step()
+        return {
+            "reward": float(rewards.mean()),
+            "groups that teach": float((rewards.std(dim=1) > 0).float().mean()),
+            "tokens": fmean(len(answer.token_ids) for _, answer in pairs),
+            "grad_norm": update["grad_norm"],
+        }
+
+
+def to_sample(prompt: Prompt, answer: Completion, group: int) -> Sample:
+    """Return prompt and answer as one row of tokens, of which the answer's are trained."""
+    start, length = len(prompt.token_ids), len(answer.token_ids)
+    return Sample(
+        token_ids=torch.tensor([*prompt.token_ids, *answer.token_ids]),
+        loss_mask=torch.arange(start + length) >= start,
+        position_ids=continue_positions(prompt.position_ids, length),
+        group_id=group,
+        reward=0.0,  # only r1_core's own estimators look here
+        model_inputs=prompt.model_inputs,  # the picture
+    )
+
+
+# --- the parts -------------------------------------------------------------------------------------------------------
+
+
+def continue_positions(positions: Tensor, length: int) -> Tensor:
+    """Continue a prompt's positions, int64 [axes, P], over an answer. The first axis counts tokens, the rest rotate."""
+    first = torch.cat([positions[:1].max()[None], positions[1:].max().expand(len(positions) - 1)]) + 1
+    return torch.cat([positions, first[:, None] + torch.arange(length)], dim=1)
+
+
+@contextmanager
+def open_trainer(prompts: int = PROMPTS, learning_rate: float = 1e-4) -> Iterator[Trainer]:
+    """Give a trainer of the quickstart's model; its reward processes end with the block."""
+    processor = AutoProcessor.from_pretrained(HERE / "model")
+    policy = AutoModelForImageTextToText.from_pretrained(HERE / "model", dtype=torch.float32)
+
+    def positions(token_ids: Tensor, media: dict[str, Tensor]) -> Tensor:
+        rotary, _ = policy.model.get_rope_index(  # the model's own rule: a picture's tokens stand in a grid
+            token_ids[None], mm_token_type_ids=media["mm_token_type_ids"], image_grid_thw=media["image_grid_thw"]
+        )
+        return torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
+
+    renderer = Renderer(processor, min_pixels=3136, max_pixels=50176, position_ids=positions)
+    dataset = PromptDataset(read_rows(str(HERE / "train.parquet")), renderer, max_prompt_length=64)
+    engine = EmbeddedEngine(
+        copy.deepcopy(policy),
+        end_token_ids={processor.tokenizer.eos_token_id},
+        banned_token_ids={policy.config.image_token_id, policy.config.video_token_id},
+    )
+    optimizer = build_optimizer(policy.named_parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    learner = Learner(
+        policy,
+        optimizer,
+        lambda step: min(1.0, (step + 1) / 5),  # five steps of warm-up
+        batching=Batching(padding_free=False, update=MicroLimit(32), experience=MicroLimit(64)),
+    )
+    with load(f"{HERE / 'reward.py'}:compute_score") as verifier:
+        yield Trainer(
+            dataset,
+            Stream(len(dataset), prompts, seed=1, shuffle=True),
+            engine,
+            lambda token_ids: processor.tokenizer.decode(token_ids, skip_special_tokens=True),
+            lambda inputs: [score.value for score in verifier(inputs)],
+            learner,
+        )
+
+
+def main() -> None:
+    """Train, a line a step."""
+    parser = argparse.ArgumentParser(description="GRPO in one file.")
+    parser.add_argument("--steps", type=int, default=60)
+    steps = parser.parse_args().steps
+    disable_progress_bar()
+    with open_trainer() as trainer:
+        for number in range(steps):
+            record = trainer.step(number)
+            print(f"step {number + 1}  " + "  ".join(f"{name} {value:.3g}" for name, value in record.items()))
+
+
+if __name__ == "__main__":
+    main()
