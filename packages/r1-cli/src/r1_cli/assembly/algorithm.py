@@ -9,7 +9,7 @@ from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, settings_of
 from r1_cli.groups.estimate import Estimate
 from r1_cli.groups.shaping import OverlongBuffer, Shaping
 from r1_cli.groups.supply import Supply
-from r1_cli.roles import Position
+from r1_cli.roles import Position, Update
 from r1_core import advantages, losses
 from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVariance
 from r1_core.kl_control import AdaptiveKL, FixedKL, KLController
