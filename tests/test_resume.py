@@ -30,7 +30,7 @@ DRIVER = textwrap.dedent(
 
     def noting(collector, at, watch):
         groups, after, metrics = collect(collector, at, watch)
-        tokens = [c.token_ids for group in groups for c in group.completions]
+        tokens = [c.token_ids.tolist() for group in groups for c in group.completions]
         with sampled.open("a") as file:
             file.write(json.dumps([at.step, tokens]) + "\\n")
         return groups, after, metrics

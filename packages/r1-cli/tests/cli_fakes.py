@@ -114,16 +114,16 @@ def silent(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
     yield from items
 
 
-def scorer(engine: Any, verifier: Any = None, independent: bool = True) -> Scorer:
-    return Scorer(engine, verifier or Equality(), Digits(), lambda source: independent)
+def scorer(engine: Any, verifier: Any = None, per_sample: bool = True) -> Scorer:
+    return Scorer(engine, verifier or Equality(), Digits(), lambda source: per_sample)
 
 
 def collector(
     engine: Any, *, wanted: int = 16, batch: int | None = None, tries: int = -1, max_age: int = 1, n: int = 2,
-    rows: int = 10_000, verifier: Any = None, independent: bool = True, dataset: Any = None,
+    rows: int = 10_000, verifier: Any = None, per_sample: bool = True, dataset: Any = None,
 ) -> DynamicSampling:  # fmt: skip
     return DynamicSampling(
-        scorer=scorer(engine, verifier, independent),
+        scorer=scorer(engine, verifier, per_sample),
         dataset=dataset or Prompts(),
         stream=Stream(rows, batch or wanted, seed=1, shuffle=False),
         sampling=SamplingParams(max_tokens=LONG, n=n, seed=1),

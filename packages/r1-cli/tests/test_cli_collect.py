@@ -164,12 +164,12 @@ def test_no_group_is_older_than_it_may_be() -> None:
 
 
 @ENGINES
-@pytest.mark.parametrize("independent", [True, False])
+@pytest.mark.parametrize("per_sample", [True, False])
 def test_a_run_that_is_cut_anywhere_goes_on_as_if_it_were_not(
-    kind: type[Engine], independent: bool, tmp_path: Path
+    kind: type[Engine], per_sample: bool, tmp_path: Path
 ) -> None:
     def fresh() -> DynamicSampling:
-        return collector(kind(room=3, rate=0.5, swing=0.4), wanted=48, independent=independent)
+        return collector(kind(room=3, rate=0.5, swing=0.4), wanted=48, per_sample=per_sample)
 
     whole, _ = steps(fresh(), start(), 8)
     for cut in range(1, 8):

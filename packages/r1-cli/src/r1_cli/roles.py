@@ -85,7 +85,7 @@ class Scorer:
     generator: Generator
     verifier: Verifier
     tokenizer: Decoder
-    independent: Callable[[str], bool]  # whether a source's responses may be scored one by one: see `OpenVerifier`
+    per_sample: Callable[[str], bool]  # whether a source's responses may be scored one by one: see `OpenVerifier`
     skip_special_tokens: bool = True
     failures_shown: set[str] = field(default_factory=set)  # causes of failed rewards that the user has seen
 

@@ -13,18 +13,11 @@ from r1_cli.roles import Progress
 from r1_data.check import Examined, Examinee, Inspector, examine_all
 from r1_data.lengths import MANY, open_known
 from r1_data.workers import Workers
+from r1_rewards.forms import FORMS, write
 from r1_rewards.spec import BUILTINS
 from r1_rewards.types import RewardInput, Verifier
 
 BATCH = 256  # answers that a reward is given at a time
-# Ways in which a right answer may be written; a reward that reads answers accepts one of them.
-FORMS = (
-    r"<think>So.</think><answer>\boxed{{{}}}</answer>",
-    "<think>So.</think><answer>{}</answer>",
-    r"<think>So.</think>\boxed{{{}}}",
-    "<think>So.</think>{}",
-    "{}",
-)
 
 
 def open_all(config: RunConfig) -> tuple[list[OpenSource], int]:
@@ -88,7 +81,7 @@ def _refused(verifier: Verifier, rows: list[Examined], names: Sequence[str]) -> 
     """Return the rows whose ground truth is not right in any form; most need only the first."""
     for form in FORMS:
         inputs = [
-            RewardInput(form.format(row.answer), row.answer or "", metadata={}, source=names[row.source])
+            RewardInput(write(form, row.answer or ""), row.answer or "", metadata={}, source=names[row.source])
             for row in rows
         ]
         rows = [row for row, score in zip(rows, verifier(inputs), strict=True) if not is_correct(score)]

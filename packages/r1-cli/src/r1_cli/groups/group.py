@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from r1_core.filtering import GroupFilter
@@ -85,7 +87,7 @@ def reward_inputs(
     metadata = json_columns(prompt.metadata)
     return [
         RewardInput(
-            response=tokenizer.decode(completion.token_ids, skip_special_tokens=skip_special_tokens),
+            response=tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=skip_special_tokens),
             ground_truth=prompt.answer,
             response_length=len(completion.token_ids),
             prompt=prompt.text,
@@ -166,8 +168,8 @@ def to_samples(groups: Sequence[Group]) -> list[Sample]:
 
 def to_sample(
     prompt: Any,
-    token_ids: Sequence[int],
-    logprobs: Sequence[float] | None = None,
+    token_ids: Sequence[int] | NDArray[np.int32],
+    logprobs: NDArray[np.float32] | None = None,
     reward: float = 0.0,
     group_id: int = 0,
 ) -> Sample:
@@ -179,13 +181,13 @@ def to_sample(
     """
     start, length = len(prompt.token_ids), len(token_ids)
     return Sample(
-        token_ids=torch.tensor([*prompt.token_ids, *token_ids]),
+        token_ids=torch.cat([torch.tensor(prompt.token_ids), torch.as_tensor(token_ids).long()]),
         loss_mask=torch.arange(start + length) >= start,
         position_ids=extend_positions(prompt.position_ids, length),
         group_id=group_id,
         reward=reward,
         model_inputs=prompt.model_inputs,
-        rollout_logprobs=None if logprobs is None else torch.cat([torch.zeros(start), torch.tensor(logprobs)]),
+        rollout_logprobs=None if logprobs is None else torch.cat([torch.zeros(start), torch.from_numpy(logprobs)]),
     )
 
 

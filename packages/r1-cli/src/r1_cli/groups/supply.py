@@ -5,10 +5,10 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -50,8 +50,8 @@ def save_surplus(surplus: Sequence[Group], folder: Path) -> None:
         return
     completions = [completion for group in surplus for completion in group.completions]
     tensors = {
-        "token_ids": torch.tensor([token for c in completions for token in c.token_ids], dtype=torch.int64),
-        "logprobs": torch.tensor([value for c in completions for value in c.logprobs], dtype=torch.float32),
+        "token_ids": torch.from_numpy(np.concatenate([c.token_ids for c in completions])),
+        "logprobs": torch.from_numpy(np.concatenate([c.logprobs for c in completions])),
     }
     save_file(tensors, folder / TOKENS_FILE)
     (folder / GROUPS_FILE).write_text(json.dumps([_describe(group) for group in surplus]) + "\n", encoding="utf-8")
@@ -66,18 +66,22 @@ def load_surplus(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, 
     if not (folder / GROUPS_FILE).is_file():
         return ()
     tensors = load_file(folder / TOKENS_FILE)
-    token_ids, logprobs = iter(tensors["token_ids"].tolist()), iter(tensors["logprobs"].tolist())
+    token_ids, logprobs = tensors["token_ids"].numpy(), tensors["logprobs"].numpy()
     surplus = []
+    begin = 0  # of the next completion's tokens
     for entry in json.loads((folder / GROUPS_FILE).read_text(encoding="utf-8")):
-        completions = [
-            Completion(
-                token_ids=list(islice(token_ids, one["tokens"])),
-                logprobs=list(islice(logprobs, one["tokens"])),
-                finish_reason=one["finish_reason"],
-                weight_version=one["weight_version"],
+        completions = []
+        for one in entry["completions"]:
+            end = begin + one["tokens"]
+            completions.append(
+                Completion(
+                    token_ids=token_ids[begin:end],
+                    logprobs=logprobs[begin:end],
+                    finish_reason=one["finish_reason"],
+                    weight_version=one["weight_version"],
+                )
             )
-            for one in entry["completions"]
-        ]
+            begin = end
         try:
             prompt = render(entry["row"])
         except (DataError, IndexError):

@@ -90,7 +90,7 @@ def sample_groups(
             inputs[index] = reward_inputs(
                 prompts[index], sampled, scorer.tokenizer, skip_special_tokens=scorer.skip_special_tokens
             )
-            if scorer.independent(prompts[index].source):
+            if scorer.per_sample(prompts[index].source):
                 thread.put(index, inputs[index])
                 if enough is not None:
                     with watch("reward"):
@@ -99,7 +99,7 @@ def sample_groups(
             raise RuntimeError(f"the engine has answered {len(inputs)} of {len(prompts)} prompts and says it is done")
         with watch("reward"):
             order = sorted(inputs)
-            together = [index for index in order if not scorer.independent(prompts[index].source)]
+            together = [index for index in order if not scorer.per_sample(prompts[index].source)]
             scores = score_together(scorer.verifier, together, inputs)
             scores |= {index: thread.scores(index) for index in order if index not in scores}
     groups = {index: to_group(prompts[index], completions[index], inputs[index], scores[index]) for index in order}

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -148,9 +148,9 @@ class Decoding:
         finished = (stopped | (rows.ages >= rows.limits)).nonzero()[:, 0].tolist()
         for row in finished:
             prompt, sample = rows.owners[row]
-            reason = "stop" if stopped[row] else "length"
-            group = self._groups[prompt]
-            group[sample] = Completion(rows.said(row), rows.logprobs(row), reason, self._version)  # type: ignore[arg-type]
+            tokens, logprobs = rows.said(row)
+            reason: Literal["stop", "length"] = "stop" if stopped[row] else "length"
+            self._groups[prompt][sample] = Completion(tokens.numpy(), logprobs.numpy(), reason, self._version)
         sources, targets = rows.remove(finished)
         if sources:
             cache.move_rows(sources, targets)
