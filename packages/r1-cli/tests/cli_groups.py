@@ -19,7 +19,7 @@ def group(responses: list[str], values: list[float], prompt_tokens: int = 3) -> 
         token_ids=list(range(prompt_tokens)),
         engine_token_ids=list(range(prompt_tokens)),
         position_ids=torch.arange(prompt_tokens)[None],
-        answer="1",
+        ground_truth="1",
     )
     return Group(
         prompt,

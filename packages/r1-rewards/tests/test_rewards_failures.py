@@ -160,7 +160,9 @@ def test_scoring_works_beside_a_running_event_loop(write):
     assert ticks > 0
 
 
-def test_a_ray_actor_can_hold_a_verifier(write):
+@pytest.mark.slow
+def test_a_ray_actor_can_hold_a_verifier(write, monkeypatch):
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # or each worker is started as `uv run pytest` was
     ray = pytest.importorskip("ray", reason="ray is not installed")
 
     class Judge:

@@ -88,7 +88,7 @@ def reward_inputs(
     return [
         RewardInput(
             response=tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=skip_special_tokens),
-            ground_truth=prompt.answer,
+            ground_truth=prompt.ground_truth,
             response_length=len(completion.token_ids),
             prompt=prompt.text,
             metadata=metadata,

@@ -50,7 +50,9 @@ class Validation:
             record |= {f"{prefix}{name}": value for name, value in average_at_k(share).items()}
         record |= {f"val/{name}": value for name, value in length_metrics(groups).items()}
         return record, [
-            Generation(g.prompt.id, g.prompt.text, g.responses[0].text, g.prompt.answer, g.responses[0].score.value)
+            Generation(
+                g.prompt.id, g.prompt.text, g.responses[0].text, g.prompt.ground_truth, g.responses[0].score.value
+            )
             for g in groups[: self.shown]
         ]
 
