@@ -14,6 +14,7 @@ from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import position_ids_of
 from r1_core.learner import Learner
+from r1_core.learner.learner import Loss
 from r1_core.types import LossInputs, LossOutput, Sample
 from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
@@ -105,8 +106,9 @@ def samples_of(model: Any) -> list[Sample]:
     ]
 
 
-def sum_of_logprobs(inputs: LossInputs) -> LossOutput:
-    return LossOutput(torch.where(inputs.loss_mask, inputs.logprobs, 0.0).sum())
+class SumOfLogprobs(Loss):
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(torch.where(inputs.loss_mask, inputs.logprobs, 0.0).sum())
 
 
 def alone(model: Any, sample: Sample) -> Tensor:
@@ -127,7 +129,7 @@ def test_values_and_gradients_are_those_of_each_sequence_alone(family: str) -> N
         assert annotated.old_logprobs is not None
         torch.testing.assert_close(annotated.old_logprobs[annotated.loss_mask], own.detach(), rtol=0, atol=2e-5)
     torch.cat(expected).sum().backward()
-    learner.forward_backward(samples, sum_of_logprobs)
+    learner.forward_backward(samples, SumOfLogprobs())
     wanted = dict(plain.named_parameters())
     for name, parameter in model.named_parameters():
         found, right = parameter.grad, wanted[name].grad
