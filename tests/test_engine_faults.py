@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endtoend import QUICKSTART, R1, SMALL, read_log
+from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
 
 from r1_cli.assembly import engines
 from r1_rollout.embedded import EmbeddedEngine
@@ -36,10 +36,6 @@ class FailingEngine(EmbeddedEngine):
 
 def words(folder: Path, *more: str) -> list[Any]:
     return ["train", QUICKSTART, *SMALL, *MORE, "trainer.max_steps=3", f"trainer.save_checkpoint_path={folder}", *more]
-
-
-def without_clock(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if not k.startswith(("timing_s/", "perf/"))} for record in records]
 
 
 def without_validation(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
