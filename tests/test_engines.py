@@ -25,8 +25,8 @@ from r1_core.learner import Learner
 from r1_data.types import Prompt
 from r1_rewards.types import Score
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.errors import WeightsError
 from r1_rollout.types import Completion, Generator, SamplingParams
-from r1_rollout.weights import WeightsError
 
 N = 3
 PICTURES = (

@@ -25,7 +25,7 @@ SHORT, LONG = 3, 60
 def prompt(row: int) -> Prompt:
     return Prompt(
         id=f"file:{row}", text="?", token_ids=[1, row], engine_token_ids=[1, row],
-        position_ids=torch.arange(2)[None], answer="1",
+        position_ids=torch.arange(2)[None], ground_truth="1",
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ def group(responses: list[str], values: list[float], prompt_tokens: int = 3) -> 
         token_ids=list(range(prompt_tokens)),
         engine_token_ids=list(range(prompt_tokens)),
         position_ids=torch.arange(prompt_tokens)[None],
-        answer="1",
+        ground_truth="1",
     )
     completions = [Completion([7] * (i + 1), [-0.5] * (i + 1), "stop", 0) for i in range(len(responses))]
     scores = [Score(value, {"overall": value, "accuracy": value}) for value in values]

@@ -19,12 +19,10 @@ from r1_core.needs import OF_POLICY, OF_REFERENCE
 from r1_core.objective import Objective
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
-from r1_rollout.canary import StaleWeights
-from r1_rollout.errors import EngineError
-from r1_rollout.vllm.client import ServerError
+from r1_rollout.errors import RolloutError
 
 # What ends a run between two steps, where the learner is whole: its last step is saved before.
-SAMPLING_FAILED = (RewardFailure, StaleWeights, EngineError, ServerError)
+SAMPLING_FAILED = (RewardFailure, RolloutError)
 
 log = logging.getLogger("r1")
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from r1_cli.assembly.rendering import GIGABYTE, Media
+from r1_cli.assembly.rendering import GIGABYTE, Rendering
 from r1_cli.assembly.rows import OpenSource
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
@@ -21,7 +21,7 @@ log = logging.getLogger("r1")
 Counter = Callable[[str], Callable[[int, int], None]]  # what is counted -> (done, in all)
 
 
-def build_prompts(config: RunConfig, opened: Sequence[OpenSource], media: Media, counter: Counter) -> Mixture:
+def build_prompts(config: RunConfig, opened: Sequence[OpenSource], rendering: Rendering, counter: Counter) -> Mixture:
     """Check every row of every source; say how many were left out, and why. The sources share one bound of memory.
 
     Raises:
@@ -33,8 +33,8 @@ def build_prompts(config: RunConfig, opened: Sequence[OpenSource], media: Media,
         try:
             dataset = PromptDataset(
                 one.rows,
-                media.renderer,
-                workers=media.workers,
+                rendering.renderer,
+                workers=rendering.workers,
                 memory=memory,
                 max_prompt_length=data.max_prompt_length,
                 filter_overlong=data.filter_overlong_prompts,

@@ -64,7 +64,7 @@ def reward_inputs(prompt: Prompt, completions: Sequence[Completion], responses: 
     return [
         RewardInput(
             response=response,
-            ground_truth=prompt.answer,
+            ground_truth=prompt.ground_truth,
             response_length=len(completion.token_ids),
             prompt=prompt.text,
             metadata=metadata,

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from r1_cli.assembly.engines import build_sampling, build_scorer, load_engine_weights
 from r1_cli.assembly.prompts import build_prompts, build_validation
-from r1_cli.assembly.rendering import build_renderer, open_media
+from r1_cli.assembly.rendering import build_renderer, open_rendering
 from r1_cli.assembly.rows import open_sources
 from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, RunConfig
@@ -41,8 +41,8 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
     hardware, (_, sampling) = find_hardware(), build_sampling(config)
     with ExitStack() as stack:
         reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
-        media = stack.enter_context(open_media(config, build_renderer(config, files)))
-        prompts = build_prompts(config, open_sources(sources), media, reporter.counter)
+        rendering = stack.enter_context(open_rendering(config, build_renderer(config, files)))
+        prompts = build_prompts(config, open_sources(sources), rendering, reporter.counter)
         weights = load_engine_weights(config, hardware, files)
         verifier = open_verifier(config, sources, stack)
         require_columns(verifier, sources, prompts.parts)

@@ -15,7 +15,7 @@ from r1_cli.assembly.canary import build_canary
 from r1_cli.assembly.engines import build_sampling, build_scorer
 from r1_cli.assembly.learner import build_learner
 from r1_cli.assembly.prompts import build_prompts, build_stream, build_validation
-from r1_cli.assembly.rendering import build_renderer, open_media
+from r1_cli.assembly.rendering import build_renderer, open_rendering
 from r1_cli.assembly.rows import open_sources
 from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
@@ -53,9 +53,9 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
         opened, val_opened = open_sources(sources), open_sources(val_sources)
-        media = stack.enter_context(open_media(config, build_renderer(config, model)))
-        prompts = build_prompts(config, opened, media, reporter.counter)
-        val_prompts = build_prompts(config, val_opened, media, reporter.counter)
+        rendering = stack.enter_context(open_rendering(config, build_renderer(config, model)))
+        prompts = build_prompts(config, opened, rendering, reporter.counter)
+        val_prompts = build_prompts(config, val_opened, rendering, reporter.counter)
         plan = make_plan(config, [len(part) for part in prompts.parts], len(val_prompts) if val_sources else None)
         announce(console, config, provenance, plan)
         summaries = [part.summary for part in (*prompts.parts, *val_prompts.parts)]
@@ -74,7 +74,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
         scorer = build_scorer(config, hardware, model, verifier, stack)
         if config.worker.rollout.canary:
-            scorer = prove(scorer, learner, build_canary(config, hardware, model, media.renderer))
+            scorer = prove(scorer, learner, build_canary(config, hardware, model, rendering.renderer))
         objective, estimate = algorithm.build_objective(config), algorithm.build_estimate(config)
         sampling, val_sampling = build_sampling(config)
         run = Run(

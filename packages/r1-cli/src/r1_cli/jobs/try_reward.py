@@ -73,7 +73,7 @@ def read_questions(data: str, columns: Columns | None, samples: int) -> list[Rew
         questions.append(
             RewardInput(
                 "",
-                example.answer,
+                example.ground_truth,
                 prompt=prompt,
                 metadata=json_columns(example.metadata),
                 messages=example.messages,

@@ -43,7 +43,7 @@ def validate(run: Run, step: int) -> tuple[dict[str, float], list[Generation]]:
     record |= {f"val/{name}": value for name, value in length_metrics(groups, longest).items()}
     shown = groups[: run.schedule.val_generations_to_log]
     return record, [
-        Generation(g.prompt.id, g.prompt.text, g.responses[0], g.prompt.answer, g.scores[0].value) for g in shown
+        Generation(g.prompt.id, g.prompt.text, g.responses[0], g.prompt.ground_truth, g.scores[0].value) for g in shown
     ]
 
 

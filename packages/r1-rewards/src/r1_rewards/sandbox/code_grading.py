@@ -1,7 +1,7 @@
 """Run a solution against its tests, in sandboxes, and say of each test how it went.
 
 Expected values stay here, or in the tests' own process; the solution's process sees inputs only. So nothing that it
-prints, patches or writes into its pipes can pass a test but the right answer.
+prints, patches or writes into its pipes can pass a test but the right value.
 """
 
 import math

@@ -63,7 +63,7 @@ class Limits:
     cpu_seconds: float = 30.0
     files_mib: int = 16  # of its working directory
     threads: int = 32
-    output_mib: int = 4  # written to stdout, or in answers to calls; of stderr only the end is kept
+    output_mib: int = 4  # written to stdout, or in results of calls; of stderr only the end is kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,11 +52,11 @@ _MARK = re.compile(
 
 
 class JudgeVerifier(Service):
-    """A verifier that asks a judge model once per answer, `concurrency` at a time per server.
+    """A verifier that asks a judge model once per response, `concurrency` at a time per server.
 
     The value is the judge's mark, taken linearly from [low, high] to [0, 1]; the mark itself is the part `mark`.
     Requests that are alike are asked once, and marks are remembered. A reply without a verdict in its last line, or
-    with a mark outside the range, is asked for again and in the end fails the answer as `wrong_shape`; errors of the
+    with a mark outside the range, is asked for again and in the end fails the response as `wrong_shape`; errors of the
     endpoint fail it as `remote` or `timeout`.
     """
 

@@ -150,7 +150,7 @@ def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
 
 
 def _try_sandbox(level: Literal["isolated", "open_files"]) -> None:
-    """Say which protections judged code runs behind; refuse before any answer what this system cannot protect."""
+    """Say which protections judged code runs behind; refuse before any response what this system cannot protect."""
     from r1_rewards.sandbox import execution as sandbox
 
     try:
