@@ -8,7 +8,7 @@ from r1_cli.assembly.rendering import GIGABYTE, Rendering
 from r1_cli.assembly.rows import OpenSource
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
-from r1_cli.roles import Validation
+from r1_cli.measure.validate import ValidationSet
 from r1_data.dataset import PromptDataset
 from r1_data.mixture import Mixture, WeightedStream
 from r1_data.prompt_memory import PromptMemory
@@ -69,9 +69,9 @@ def build_stream(config: RunConfig, prompts: Mixture, sources: Sequence[Source])
     return WeightedStream(sizes, weights, batch, seed=data.seed, shuffle=data.shuffle, until=until)
 
 
-def build_validation(prompts: Mixture, sources: Sequence[Source], sampling: SamplingParams) -> list[Validation]:
+def build_validation(prompts: Mixture, sources: Sequence[Source], sampling: SamplingParams) -> list[ValidationSet]:
     """Each validation source with the number of answers that it asks for, else that of all."""
     return [
-        Validation(part, replace(sampling, n=source.n or sampling.n))
+        ValidationSet(part, replace(sampling, n=source.n or sampling.n))
         for part, source in zip(prompts.parts, sources, strict=True)
     ]

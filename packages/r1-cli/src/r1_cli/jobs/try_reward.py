@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from r1_cli.groups.columns import json_columns
+from r1_cli.groups.group import json_columns
 from r1_data.formats import Columns, detect_columns
 from r1_data.messages import to_example
 from r1_data.sources import read_rows
