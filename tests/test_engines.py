@@ -19,14 +19,14 @@ import torch
 from family_prompts import make_learner, make_prompts
 from torch import Tensor
 
-from r1_cli.groups.group import Group, to_samples
+from r1_cli.groups.group import Group, Response, to_samples
 from r1_cli.models.load import end_token_ids, media_token_ids
 from r1_core.learner import Learner
 from r1_data.types import Prompt
 from r1_rewards.types import Score
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.errors import WeightsError
 from r1_rollout.types import Completion, Generator, SamplingParams
-from r1_rollout.weights import WeightsError
 
 N = 3
 PICTURES = (
@@ -108,7 +108,10 @@ def sample(
 
 
 def assert_agreement(learner: Learner, prompts: list[Prompt], answers: list[list[Completion]]) -> None:
-    groups = [Group(p, c, [""] * N, [Score(0.0)] * N, [0.0] * N) for p, c in zip(prompts, answers, strict=True)]
+    groups = [
+        Group(prompt, [Response(completion, "", Score(0.0), 0.0) for completion in completions])
+        for prompt, completions in zip(prompts, answers, strict=True)
+    ]
     for row, annotated in enumerate(learner.annotate(to_samples(groups), ["old_logprobs"])):
         mask, old, rollout = annotated.loss_mask, annotated.old_logprobs, annotated.rollout_logprobs
         assert old is not None
@@ -121,7 +124,7 @@ def assert_agreement(learner: Learner, prompts: list[Prompt], answers: list[list
 def test_the_engines_logprobs_are_the_learners(engine: Generator, family: str, params: SamplingParams) -> None:
     learner, prompts = learner_of(families.make_model(family), params), make_prompts(family, PICTURES)
     answers = sample(engine, learner, prompts, params)
-    different = len({tuple(a.token_ids) for group in answers for a in group})
+    different = len({tuple(a.token_ids.tolist()) for group in answers for a in group})
     assert different > len(prompts) or params.temperature == 0, "all samples are alike"
     assert_agreement(learner, prompts, answers)
 
@@ -161,7 +164,7 @@ def test_tokens_of_media_are_never_sampled(engine: Generator, family: str, tempe
     assert said_next(model, prompts[-1].token_ids, 1.0)[-1, media].sum() > 0.999, "the model does not want them"
     params = SamplingParams(max_tokens=10, n=N, temperature=temperature, ignore_eos=True)
     answers = sample(engine, make_learner(model), prompts, params)
-    assert not any({*media} & {*answer.token_ids} for group in answers for answer in group)
+    assert not any({*media} & {*answer.token_ids.tolist()} for group in answers for answer in group)
 
 
 @few_families
@@ -172,7 +175,9 @@ def test_a_cut_leaves_the_likeliest_tokens(engine: Generator, family: str, cut: 
     banned, ranks = sorted(rules_of(family)["banned_token_ids"]), []
     for prompt, group in zip(prompts, sample(engine, learner_of(model, params), prompts, params), strict=True):
         for answer in group:
-            probs = said_next(model, [*prompt.token_ids, *answer.token_ids], 0.7)[len(prompt.token_ids) - 1 : -1]
+            probs = said_next(model, [*prompt.token_ids, *answer.token_ids.tolist()], 0.7)[
+                len(prompt.token_ids) - 1 : -1
+            ]
             probs[:, banned] = 0.0
             own = probs.gather(1, torch.tensor(answer.token_ids)[:, None])
             larger = torch.where(probs > own, probs, 0.0)
@@ -190,16 +195,16 @@ def ended_by(answer: Completion, tokens: Sequence[int], string: str | None, limi
     """What is left of an answer that nothing ended, and how it ends: at these tokens, behind the string, or cut off."""
     tokenizer = families.make_tokenizer()
     for length in range(1, limit + 1):
-        said = answer.token_ids[:length]
+        said = answer.token_ids[:length].tolist()
         text = tokenizer.decode(said, skip_special_tokens=False)
         if said[-1] in tokens or (string is not None and string in text):
             return said, "stop"
-    return answer.token_ids[:limit], "length"
+    return answer.token_ids[:limit].tolist(), "length"
 
 
 def strings_said(answers: list[list[Completion]]) -> tuple[str, str]:
     """Two letters in a row that an answer has behind its first token, and the name of a special token that one has."""
-    tokenizer, said = families.make_tokenizer(), [answer.token_ids for group in answers for answer in group]
+    tokenizer, said = families.make_tokenizer(), [answer.token_ids.tolist() for group in answers for answer in group]
     pairs = [tokenizer.decode(pair) for tokens in said for pair in pairwise(tokens[1:])]
     special = next(token for tokens in said for token in tokens[1:] if token in tokenizer.all_special_ids)
     return next(pair for pair in pairs if all(33 <= ord(c) < 127 for c in pair)), tokenizer.decode([special])
@@ -212,7 +217,7 @@ def test_an_answer_ends_with_the_token_that_ends_it(engine: Generator, family: s
     learner = make_learner(families.make_model(family))
     free = SamplingParams(max_tokens=24, n=8, ignore_eos=True)
     answers = sample(engine, learner, prompts, free)
-    stops = tuple(answers[0][0].token_ids[2:4])
+    stops = tuple(answers[0][0].token_ids[2:4].tolist())
     pair, special = strings_said(answers)
     for limit, tokens, string, ignore_eos in [
         (24, stops, None, True),
@@ -228,7 +233,7 @@ def test_an_answer_ends_with_the_token_that_ends_it(engine: Generator, family: s
         )  # fmt: skip
         ends = {*tokens, *(() if ignore_eos else rules["end_token_ids"])}
         for expected, group in zip(answers, sample(engine, learner, prompts, params), strict=True):
-            assert [(a.token_ids, a.finish_reason) for a in group] == [
+            assert [(a.token_ids.tolist(), a.finish_reason) for a in group] == [
                 ended_by(a, tuple(ends), string, limit) for a in expected
             ]
             assert all(len(a.logprobs) == len(a.token_ids) for a in group)

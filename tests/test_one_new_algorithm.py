@@ -102,7 +102,7 @@ def test_they_take_a_step_with_what_they_need(copy: Copy, tmp_path: Path) -> Non
         "def compute_score(inputs):\n    return [{'overall': 7 * i % 16 / 15} for i in range(len(inputs))]\n"
     )
     once = ("trainer.max_steps=1", "trainer.val_before_train=false", "trainer.val_freq=-1", "trainer.save_freq=-1")
-    given = f"trainer.save_checkpoint_path={tmp_path}", f"worker.reward.reward_function={reward}:f"
+    given = f"trainer.save_checkpoint_path={tmp_path}", f"worker.reward.reward_function={reward}:compute_score"
     copy.r1("train", QUICKSTART, *SMALL, *once, *given, *OURS)
     record = json.loads((tmp_path / "experiment_log.jsonl").read_text().splitlines()[-1])
     assert record["actor/grad_norm"] > 0

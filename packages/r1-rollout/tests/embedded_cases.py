@@ -90,7 +90,7 @@ def assert_exact(model: Any, prompts: list[HandPrompt], groups: list[list[Comple
     """Compare reported log-probs with plain forwards of each sequence alone."""
     for prompt, group in zip(prompts, groups, strict=True):
         for completion in group:
-            expected = plain_logprobs(model, prompt, completion.token_ids, temperature)
+            expected = plain_logprobs(model, prompt, completion.token_ids.tolist(), temperature)
             torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=2e-6, rtol=2e-6)
 
 

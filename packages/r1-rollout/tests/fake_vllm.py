@@ -25,7 +25,7 @@ def answer(seed: int, index: int, max_tokens: int) -> tuple[list[int], list[floa
     tokens = [draw.randint(3, 59) for _ in range(length)]
     if length < max_tokens:
         tokens[-1] = END
-    return tokens, [-draw.random() for _ in tokens], "stop" if length < max_tokens else "length"
+    return tokens, [-draw.randrange(1, 4096) / 4096 for _ in tokens], "stop" if length < max_tokens else "length"
 
 
 class FakeServer:

@@ -41,7 +41,7 @@ def adapter() -> Adapter:
 
 
 def told(group: list[Completion]) -> list[tuple[list[int], list[float]]]:
-    return [(one.token_ids, one.logprobs) for one in group]
+    return [(one.token_ids.tolist(), one.logprobs.tolist()) for one in group]
 
 
 class Pools:

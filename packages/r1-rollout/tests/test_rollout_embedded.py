@@ -26,8 +26,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.embedded.kv import GroupCache
+from r1_rollout.errors import WeightsError
 from r1_rollout.types import Drainable, Generator, SamplingParams
-from r1_rollout.weights import WeightsError
 
 
 @pytest.fixture(params=["text_model", "vision_model"])
@@ -55,9 +55,9 @@ def test_greedy_takes_the_likeliest_allowed_token(model):
     for prompt, (completion,) in zip(
         prompts, sample(model, prompts, SamplingParams(max_tokens=8, temperature=0)), strict=True
     ):
-        logits = forward_logits(model, prompt, completion.token_ids)
+        logits = forward_logits(model, prompt, completion.token_ids.tolist())
         logits[:, list(MEDIA)] = -torch.inf
-        assert completion.token_ids == logits.argmax(-1).tolist()
+        assert completion.token_ids.tolist() == logits.argmax(-1).tolist()
 
 
 def test_the_picture_is_seen(vision_model):
@@ -65,7 +65,7 @@ def test_the_picture_is_seen(vision_model):
     blank = HandPrompt("p", prompt.token_ids, prompt.position_ids, {**prompt.model_inputs})
     blank.model_inputs["pixel_values"] = torch.zeros_like(prompt.model_inputs["pixel_values"])  # type: ignore[index]
     (seen,), (unseen,) = sample(vision_model, [prompt, blank], SamplingParams(max_tokens=1, temperature=0))
-    assert seen.logprobs != unseen.logprobs
+    assert seen.logprobs.tolist() != unseen.logprobs.tolist()
 
 
 def test_inputs_that_are_elsewhere_are_fetched_when_the_prompt_is_begun(vision_model):
@@ -91,9 +91,9 @@ def test_a_samples_tokens_do_not_depend_on_the_rest_of_the_batch(model, max_sequ
     backwards = sample(model, prompts[::-1], params)[::-1]
     for index, prompt in enumerate(prompts):
         (alone,) = sample(model, [prompt], params)
-        tokens = [completion.token_ids for completion in alone]
-        assert [completion.token_ids for completion in together[index]] == tokens
-        assert [completion.token_ids for completion in backwards[index]] == tokens
+        tokens = [completion.token_ids.tolist() for completion in alone]
+        assert [completion.token_ids.tolist() for completion in together[index]] == tokens
+        assert [completion.token_ids.tolist() for completion in backwards[index]] == tokens
 
 
 def test_the_same_call_gives_the_same_bits(model):
@@ -105,7 +105,7 @@ def test_a_longer_limit_only_lengthens_answers(text_model):
     prompts = mixed_prompts(text_model)
     short, long = (sample(text_model, prompts, SamplingParams(max_tokens=m, n=2)) for m in (3, 9))
     for before, after in zip(chain.from_iterable(short), chain.from_iterable(long), strict=True):
-        assert after.token_ids[:3] == before.token_ids
+        assert after.token_ids[:3].tolist() == before.token_ids.tolist()
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"id": "other"}])
@@ -115,8 +115,8 @@ def test_seed_and_prompt_id_change_the_samples(text_model, change):
     base = SamplingParams(max_tokens=8, n=4, ignore_eos=True)
     changed = SamplingParams(max_tokens=8, n=4, ignore_eos=True, seed=change.get("seed", 0))
     first, second = sample(text_model, [prompt], base), sample(text_model, [other], changed)
-    assert all(a.token_ids != b.token_ids for a, b in zip(first[0], second[0], strict=True))
-    assert len({tuple(completion.token_ids) for completion in first[0]}) == 4
+    assert all(a.token_ids.tolist() != b.token_ids.tolist() for a, b in zip(first[0], second[0], strict=True))
+    assert len({tuple(completion.token_ids.tolist()) for completion in first[0]}) == 4
 
 
 def test_answers_end_at_an_end_token_or_at_the_limit(text_model):
@@ -126,7 +126,7 @@ def test_answers_end_at_an_end_token_or_at_the_limit(text_model):
         reasons.add(completion.finish_reason)
         assert completion.weight_version == 3
         assert len(completion.logprobs) == len(completion.token_ids)
-        assert END not in completion.token_ids[:-1]
+        assert END not in completion.token_ids[:-1].tolist()
         assert (completion.token_ids[-1] == END) == (completion.finish_reason == "stop")
         assert completion.finish_reason == "stop" or len(completion.token_ids) == 20
     assert reasons == {"stop", "length"}
@@ -135,15 +135,17 @@ def test_answers_end_at_an_end_token_or_at_the_limit(text_model):
 def test_ignore_eos_runs_every_answer_to_the_limit(text_model):
     groups = sample(text_model, mixed_prompts(text_model), SamplingParams(max_tokens=20, n=8, ignore_eos=True))
     assert {(len(c.token_ids), c.finish_reason) for c in chain.from_iterable(groups)} == {(20, "length")}
-    assert any(END in c.token_ids[:-1] for c in chain.from_iterable(groups))
+    assert any(END in c.token_ids[:-1].tolist() for c in chain.from_iterable(groups))
 
 
 def test_banned_tokens_are_never_sampled(vision_model):
     prompts, params = mixed_prompts(vision_model), SamplingParams(max_tokens=20, n=8, temperature=3.0)
     free = sample(vision_model, prompts, params, banned_token_ids=())
-    assert any(token in MEDIA for completion in chain.from_iterable(free) for token in completion.token_ids)
+    assert any(token in MEDIA for completion in chain.from_iterable(free) for token in completion.token_ids.tolist())
     held = sample(vision_model, prompts, params)
-    assert not any(token in MEDIA for completion in chain.from_iterable(held) for token in completion.token_ids)
+    assert not any(
+        token in MEDIA for completion in chain.from_iterable(held) for token in completion.token_ids.tolist()
+    )
 
 
 def test_a_group_is_yielded_once_it_is_finished(text_model):
@@ -189,7 +191,7 @@ def test_new_weights_are_used_and_stamped(text_model):
         with engine.awake(((k, v * scale) for k, v in text_model.state_dict().items()), version):
             ((_, (completion,)),) = engine.generate([prompt], params)
         assert completion.weight_version == version
-        answers.append(completion.token_ids)
+        answers.append(completion.token_ids.tolist())
     assert answers[0] != answers[1]
 
 
@@ -199,7 +201,7 @@ def test_tied_weights_come_without_the_output_layer(text_model):
     engine, prompt = engine_for(tied), text_prompt("p", 6)
     with engine.awake(weights, 0):
         ((_, (completion,)),) = engine.generate([prompt], SamplingParams(max_tokens=5))
-    expected = plain_logprobs(tied.eval(), prompt, completion.token_ids, 1.0)
+    expected = plain_logprobs(tied.eval(), prompt, completion.token_ids.tolist(), 1.0)
     torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=2e-6, rtol=2e-6)
 
 
@@ -236,8 +238,8 @@ def test_stopping_early_leaves_the_engine_usable(text_model):
         again = dict(engine.generate(prompts, params))
         with pytest.raises(RuntimeError, match="a later generate"):
             list(abandoned)
-    tokens = [[completion.token_ids for completion in again[index]] for index in range(6)]
-    assert tokens == [[completion.token_ids for completion in group] for group in expected]
+    tokens = [[completion.token_ids.tolist() for completion in again[index]] for index in range(6)]
+    assert tokens == [[completion.token_ids.tolist() for completion in group] for group in expected]
 
 
 def test_the_cache_is_freed_when_the_engine_falls_asleep(text_model):
@@ -266,7 +268,7 @@ def test_a_half_precision_engine_takes_float32_weights(text_model):
     engine = EmbeddedEngine(copy_of(text_model).to(torch.bfloat16), end_token_ids={END})
     with engine.awake(text_model.state_dict().items(), 0):
         ((_, group),) = engine.generate([text_prompt("p", 5)], SamplingParams(max_tokens=8, n=4))
-    assert all(logprob < 0 for completion in group for logprob in completion.logprobs)
+    assert all(logprob < 0 for completion in group for logprob in completion.logprobs.tolist())
 
 
 def test_nan_weights_are_reported_with_prompt_and_version(text_model):

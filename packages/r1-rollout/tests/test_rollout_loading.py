@@ -22,7 +22,7 @@ def engine(checkpoint: Any) -> LoadedEngine:
 
 def answers(engine: LoadedEngine, prompts: Any, params: SamplingParams = PARAMS) -> list[list[list[int]]]:
     groups = dict(engine.generate(prompts, params))
-    return [[completion.token_ids for completion in groups[index]] for index in range(len(groups))]
+    return [[completion.token_ids.tolist() for completion in groups[index]] for index in range(len(groups))]
 
 
 def test_importing_the_package_loads_neither_torch_nor_transformers():
@@ -36,7 +36,7 @@ def test_a_loaded_engine_samples_at_once_from_version_0(engine, text_model):
     prompt = text_prompt("p", 3)
     prompt.token_ids[:] = [5, 9, 7]
     for completion in group:
-        expected = plain_logprobs(text_model, prompt, completion.token_ids, 1.0)
+        expected = plain_logprobs(text_model, prompt, completion.token_ids.tolist(), 1.0)
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=2e-6, rtol=2e-6)
 
 
@@ -69,11 +69,11 @@ def test_the_text_of_an_answer_leaves_special_tokens_out(engine):
 
 def test_stop_strings_work_with_the_loaded_tokenizer(engine):
     ((_, (free,)),) = engine.generate(["what"], SamplingParams(max_tokens=12, ignore_eos=True))
-    stop = engine.tokenizer.decode(free.token_ids)[4:7]
+    stop = engine.tokenizer.decode(free.token_ids.tolist())[4:7]
     ((_, (cut,)),) = engine.generate(["what"], SamplingParams(max_tokens=12, ignore_eos=True, stop=(stop,)))
     assert cut.finish_reason == "stop"
-    assert cut.token_ids == free.token_ids[: len(cut.token_ids)]
-    assert engine.tokenizer.decode(cut.token_ids).endswith(stop)
+    assert cut.token_ids.tolist() == free.token_ids[: len(cut.token_ids)].tolist()
+    assert engine.tokenizer.decode(cut.token_ids.tolist()).endswith(stop)
 
 
 def test_another_trainer_pushes_weights_to_it(engine, text_model):
@@ -101,7 +101,7 @@ def test_a_vision_language_model_never_says_its_placeholders_and_takes_text_and_
     picture = picture_prompt(vision_model, "p", 4, [(1, 4, 4)])
     for prompts in ([[1, 2, 3]], [picture]):
         for _, group in engine.generate(prompts, hot):
-            assert not any(token >= 60 for completion in group for token in completion.token_ids)
+            assert not any(token >= 60 for completion in group for token in completion.token_ids.tolist())
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_scores_are_those_that_were_reported_when_sampling(text_model):
     with engine.awake(text_model.state_dict().items(), 0):
         scores = engine.logprobs_of(prompts, [group[0].token_ids for group in groups], 0.8)
     for (completion,), score in zip(groups, scores, strict=True):
-        assert score == pytest.approx(completion.logprobs, abs=2e-6)
+        assert score == pytest.approx(completion.logprobs.tolist(), abs=2e-6)
 
 
 def test_scoring_leaves_an_unfinished_call_alone(text_model):
@@ -54,7 +54,7 @@ def test_scoring_leaves_an_unfinished_call_alone(text_model):
         answers = dict([first, *groups])
     expected = sample(text_model, prompts, params)
     for index, group in answers.items():
-        assert [c.token_ids for c in group] == [c.token_ids for c in expected[index]]
+        assert [c.token_ids.tolist() for c in group] == [c.token_ids.tolist() for c in expected[index]]
 
 
 def test_a_replay_is_refused_where_it_cannot_be_right(text_model):

@@ -1,10 +1,13 @@
 """What is sampled, what is reported, and that noise belongs to the sample."""
 
+import pickle
+from dataclasses import replace
+
 import pytest
 import torch
 
 from r1_rollout.sampling import banned_tokens, choose_tokens, noise_key, uniform
-from r1_rollout.types import SamplingParams
+from r1_rollout.types import Completion, SamplingParams
 
 PROBS = torch.tensor([0.05, 0.4, 0.1, 0.15, 0.3])
 LOGITS = PROBS.log() + 1.7  # unnormalised
@@ -201,3 +204,14 @@ def test_seeds_and_ids_of_any_size_and_spelling_name_a_noise():
     }
     assert len(keys) == 16
     assert all(-(2**63) <= key < 2**63 for key in keys)
+
+
+def test_a_completion_takes_eight_bytes_a_token_and_no_others_storage() -> None:
+    long = Completion(range(4096), [-0.5] * 4096, "length", weight_version=3)
+    part = Completion(long.token_ids[:1000], long.logprobs[:1000], "stop", 3)
+    assert (long.token_ids.dtype, long.logprobs.dtype) == ("int32", "float32")
+    assert 8000 < len(pickle.dumps(part)) < 8500
+    assert pickle.loads(pickle.dumps(part)) == part
+    assert part != replace(part, weight_version=4)
+    with pytest.raises(ValueError, match=r"a log-prob for each token, got shapes \(2,\), \(1,\)"):
+        Completion([1, 2], [-0.5], "stop", 0)

@@ -106,7 +106,7 @@ def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_weights()
             assert sorted(index for index, _ in groups) == list(range(200))
             for index, group in groups:
                 seed = sample_seed(PARAMS.seed, rows[index].id, 0)
-                assert [one.token_ids for one in group] == [answer(seed, i, 6)[0] for i in range(2)]
+                assert [one.token_ids.tolist() for one in group] == [answer(seed, i, 6)[0] for i in range(2)]
             wait_for(lambda: servers[0].alive and all(server.state == "ready" for server in pool._supervisor.servers))
             assert servers[0].pid != before
             label = pool._supervisor.servers[1].label

@@ -17,6 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from vllm_cases import adapted
 
 import r1_rollout
+from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault, ask
@@ -24,7 +25,6 @@ from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.protocol import generate_body
 from r1_rollout.vllm.servers.server import LocalServer, vllm_command
 from r1_rollout.vllm.servers.supervisor import Deadlines
-from r1_rollout.weights import WeightsError
 
 pytestmark = [
     pytest.mark.vllm,
@@ -123,7 +123,9 @@ def gap(policy: Any, asked: list[Any], groups: dict[int, list[Completion]], temp
         abs(a - b)
         for index, group in groups.items()
         for one in group
-        for a, b in zip(one.logprobs, forward(policy, asked[index], one.token_ids, temperature), strict=True)
+        for a, b in zip(
+            one.logprobs.tolist(), forward(policy, asked[index], one.token_ids.tolist(), temperature), strict=True
+        )
     )
 
 
@@ -140,9 +142,12 @@ def test_logprobs_are_those_of_a_forward_pass_after_every_push(policy: Any, pool
             groups = dict(pool.generate(asked, params))
             scores = pool.logprobs_of(asked, [groups[i][0].token_ids for i in range(24)], temperature=0.8)
         assert gap(policy, asked, groups, temperature=0.8) < 1e-5
-        assert max(abs(a - b) for i in groups for a, b in zip(scores[i], groups[i][0].logprobs, strict=True)) < 1e-5
+        assert (
+            max(abs(a - b) for i in groups for a, b in zip(scores[i], groups[i][0].logprobs.tolist(), strict=True))
+            < 1e-5
+        )
         assert {one.weight_version for group in groups.values() for one in group} == {version}
-        assert not any(BANNED.intersection(one.token_ids) for group in groups.values() for one in group)
+        assert not any(BANNED.intersection(one.token_ids.tolist()) for group in groups.values() for one in group)
         change(policy)
 
 
@@ -160,7 +165,11 @@ def test_a_sample_is_the_same_when_it_is_asked_for_alone(policy: Any, pool: Serv
     with pool.awake(policy.state_dict().items(), 0):
         together = dict(pool.generate(asked, params))
         alone = [next(pool.generate([one], replace(params, n=2)))[1] for one in asked]  # of a smaller group, too
-    same = [a.token_ids == b.token_ids for i in range(6) for a, b in zip(together[i], alone[i], strict=False)]
+    same = [
+        a.token_ids.tolist() == b.token_ids.tolist()
+        for i in range(6)
+        for a, b in zip(together[i], alone[i], strict=False)
+    ]
     assert sum(same) >= 11  # a kernel of another batch may differ in the last digit
 
 
@@ -171,10 +180,21 @@ def test_a_sample_has_its_own_noise_whoever_computes_it(policy: Any, pool: Serve
         again = dict(pool.generate(asked[::-1], params))
         other = dict(pool.generate(asked, SamplingParams(max_tokens=24, n=4, seed=4)))
     # Kernels of another batch differ in the last digit, which now and then moves a sample to its neighbour.
-    same = [a.token_ids == b.token_ids for i in range(12) for a, b in zip(once[i], again[11 - i], strict=True)]
+    same = [
+        a.token_ids.tolist() == b.token_ids.tolist()
+        for i in range(12)
+        for a, b in zip(once[i], again[11 - i], strict=True)
+    ]
     assert sum(same) >= 46
-    assert len({tuple(one.token_ids) for group in once.values() for one in group}) > 44
-    assert sum(a.token_ids == b.token_ids for i in range(12) for a, b in zip(once[i], other[i], strict=True)) < 4
+    assert len({tuple(one.token_ids.tolist()) for group in once.values() for one in group}) > 44
+    assert (
+        sum(
+            a.token_ids.tolist() == b.token_ids.tolist()
+            for i in range(12)
+            for a, b in zip(once[i], other[i], strict=True)
+        )
+        < 4
+    )
 
 
 def test_greedy_and_ignored_ends(policy: Any, pool: ServerPool) -> None:
@@ -214,7 +234,10 @@ def test_weights_by_broadcast_are_those_that_are_sampled_from(policy: Any, broad
             groups = dict(broadcasting.generate(asked, params))
             scores = broadcasting.logprobs_of(asked, [groups[i][0].token_ids for i in range(12)])  # both servers agree
         assert gap(policy, asked, groups) < 1e-5
-        assert max(abs(a - b) for i in groups for a, b in zip(scores[i], groups[i][0].logprobs, strict=True)) < 1e-5
+        assert (
+            max(abs(a - b) for i in groups for a, b in zip(scores[i], groups[i][0].logprobs.tolist(), strict=True))
+            < 1e-5
+        )
 
 
 @pytest.mark.parametrize("way", ["broadcast", "folder"])
@@ -291,7 +314,10 @@ def test_adapters_alone_go_over_the_full_weights_that_came_last(policy: Any, lon
             groups = dict(lone.generate(asked, params))
             scores = lone.logprobs_of(asked, [groups[i][0].token_ids for i in range(8)])
         assert gap(merged, asked, groups) < 2e-5
-        assert max(abs(a - b) for i in groups for a, b in zip(scores[i], groups[i][0].logprobs, strict=True)) < 2e-5
+        assert (
+            max(abs(a - b) for i in groups for a, b in zip(scores[i], groups[i][0].logprobs.tolist(), strict=True))
+            < 2e-5
+        )
     elsewhere = [(name.replace("layers.1", "layers.7"), tensor) for name, tensor in adapter.weights]
     lost = Adapter(4, 8.0, adapter.target_modules, elsewhere)
     with pytest.raises(WeightsError, match=r"bound to nothing.*layers\.7"), lone.awake(lost, 3):
@@ -333,11 +359,13 @@ def test_answers_end_at_the_token_that_completes_a_stop_string(policy: Any, lone
     asked, params = prompts(8), SamplingParams(max_tokens=100, n=2, seed=4, ignore_eos=True)
     with lone.awake(policy.state_dict().items(), 4):
         free = dict(lone.generate(asked, params))
-        written = ["".join(LETTERS[token] for token in one.token_ids) for group in free.values() for one in group]
+        written = [
+            "".join(LETTERS[token] for token in one.token_ids.tolist()) for group in free.values() for one in group
+        ]
         stop = (written[0][40:42], written[3][70:72])
         groups = dict(lone.generate(asked, replace(params, stop=stop)))
     assert gap(policy, asked, groups) < 1e-5
-    texts = ["".join(LETTERS[token] for token in one.token_ids) for group in groups.values() for one in group]
+    texts = ["".join(LETTERS[token] for token in one.token_ids.tolist()) for group in groups.values() for one in group]
     ends = {one.finish_reason for group in groups.values() for one in group}
     for text, one in zip(texts, (one for group in groups.values() for one in group), strict=True):
         assert text.endswith(stop) == (one.finish_reason == "stop")

@@ -28,11 +28,10 @@ from vllm_cases import (
     start,
 )
 
-from r1_rollout.errors import EngineError
+from r1_rollout.errors import EngineError, WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Generator, SamplingParams
 from r1_rollout.vllm.engine import VllmEngine
-from r1_rollout.weights import WeightsError
 
 pytestmark = [
     pytest.mark.vllm,
@@ -91,32 +90,32 @@ def test_a_banned_token_is_not_sampled_even_if_it_is_all_that_the_model_wants(ca
     for temperature in (1.0, 0.0):
         with case.engine.awake(model.state_dict().items(), next_version(case.engine)):
             groups = dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=4, temperature=temperature)))
-        assert not {t for group in groups.values() for c in group for t in c.token_ids} & {*BANNED}
+        assert not {t for group in groups.values() for c in group for t in c.token_ids.tolist()} & {*BANNED}
 
 
 def test_a_samples_noise_depends_on_seed_prompt_and_index_alone(case: Case) -> None:
     params = SamplingParams(max_tokens=8, n=3, seed=5)
     together = sample(case, params)
     alone = sample(case, params, [PROMPTS[3]])
-    assert [c.token_ids for c in alone[0]] == [c.token_ids for c in together[3]]
-    assert [c.token_ids for c in sample(case, params)[2]] == [c.token_ids for c in together[2]]
-    answers = [tuple(c.token_ids) for group in together for c in group]
+    assert [c.token_ids.tolist() for c in alone[0]] == [c.token_ids.tolist() for c in together[3]]
+    assert [c.token_ids.tolist() for c in sample(case, params)[2]] == [c.token_ids.tolist() for c in together[2]]
+    answers = [tuple(c.token_ids.tolist()) for group in together for c in group]
     assert len(set(answers)) > len(answers) // 2
     other = sample(case, SamplingParams(max_tokens=8, n=3, seed=6))
-    assert [c.token_ids for c in other[2]] != [c.token_ids for c in together[2]]
+    assert [c.token_ids.tolist() for c in other[2]] != [c.token_ids.tolist() for c in together[2]]
 
 
 def test_answers_end_at_end_tokens_stop_tokens_or_the_limit(case: Case) -> None:
     ends = sample(case, SamplingParams(max_tokens=40, n=8, temperature=2.0))
     for completion in (c for group in ends for c in group):
         assert (completion.token_ids[-1] == END) == (completion.finish_reason == "stop")
-        assert END not in completion.token_ids[:-1]
+        assert END not in completion.token_ids[:-1].tolist()
     assert {c.finish_reason for group in ends for c in group} == {"stop", "length"}
     for completion in sample(case, SamplingParams(max_tokens=40, n=4, temperature=2.0, ignore_eos=True))[0]:
         assert (len(completion.token_ids), completion.finish_reason) == (40, "length")
     first = ends[0][0].token_ids[0]
     stopped = sample(case, SamplingParams(max_tokens=40, n=8, temperature=2.0, stop_token_ids=(first,)))
-    assert (stopped[0][0].token_ids, stopped[0][0].finish_reason) == ([first], "stop")
+    assert (stopped[0][0].token_ids.tolist(), stopped[0][0].finish_reason) == ([first], "stop")
 
 
 def test_stop_strings_need_a_tokenizer(case: Case) -> None:
@@ -242,7 +241,7 @@ def test_a_prefix_cached_under_old_weights_is_not_used_again(case: Case) -> None
         with case.engine.awake(model.state_dict().items(), next_version(case.engine)):
             for _ in range(2):
                 ((_, (completion,)),) = case.engine.generate([prompt], SamplingParams(max_tokens=4))
-                expected = plain_logprobs(model, prompt, completion.token_ids, 1.0)
+                expected = plain_logprobs(model, prompt, completion.token_ids.tolist(), 1.0)
                 torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=TOLERANCE, rtol=0)
 
 

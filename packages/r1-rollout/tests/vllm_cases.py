@@ -96,7 +96,7 @@ def plain_logprobs(model: Any, prompt: HandPrompt, token_ids: list[int], tempera
 def assert_exact(model: Any, groups: list[list[Completion]], temperature: float) -> None:
     for prompt, group in zip(PROMPTS, groups, strict=True):
         for completion in group:
-            expected = plain_logprobs(model, prompt, completion.token_ids, temperature)
+            expected = plain_logprobs(model, prompt, completion.token_ids.tolist(), temperature)
             torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=TOLERANCE, rtol=0)
 
 

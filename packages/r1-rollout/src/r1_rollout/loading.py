@@ -17,6 +17,7 @@ from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from r1_rollout.types import Tokens
     from r1_rollout.weights import Weights
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | PromptLike
@@ -102,7 +103,7 @@ class LoadedEngine:
         return groups
 
     def logprobs_of(
-        self, prompts: Sequence[Prompt], responses: Sequence[Sequence[int]], temperature: float = 1.0
+        self, prompts: Sequence[Prompt], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
         """Return the log-probs [responses][response_length] that the engine's weights give to the responses."""
         logprobs: list[list[float]] = self.engine.logprobs_of(self._prompts(prompts), responses, temperature)
@@ -123,7 +124,7 @@ class LoadedEngine:
         Raises:
             ValueError: there is no tokenizer.
         """
-        text: str = self._need_tokenizer("text").decode(completion.token_ids, skip_special_tokens=True)
+        text: str = self._need_tokenizer("text").decode(completion.token_ids.tolist(), skip_special_tokens=True)
         return text
 
     def _prompts(self, prompts: Sequence[Prompt]) -> list[PromptLike]:

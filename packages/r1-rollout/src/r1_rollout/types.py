@@ -3,12 +3,16 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from r1_rollout.weights import Weights
+
+    Tokens: TypeAlias = Sequence[int] | NDArray[np.int32]
 
 
 _COLDEST = 1e-5  # logits divided by less leave the range of float32
@@ -79,17 +83,49 @@ class SamplingParams:
             raise ValueError(f"stop_token_ids must be a tuple of token ids of at least 0, got {self.stop_token_ids!r}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """One sampled answer.
+    """One sampled response, as arrays of its own: 8 bytes a token, also where it is pickled or sent.
 
     Example: `Completion([51, 9, 2], [-0.11, -2.3, -0.02], "stop", weight_version=7)`; the end token is included.
     """
 
-    token_ids: list[int]  # [response_length], with the token that ended it when finish_reason is "stop"
-    logprobs: list[float]  # [response_length], log-prob of each sampled token at the sampling temperature, untruncated
+    token_ids: "NDArray[np.int32]"  # [response_length], with the token that ended it when finish_reason is "stop"
+    logprobs: "NDArray[np.float32]"  # [response_length], of each token at the sampling temperature, untruncated
     finish_reason: Literal["stop", "length"]
     weight_version: int
+
+    def __init__(
+        self,
+        token_ids: "Sequence[int] | NDArray[Any]",
+        logprobs: "Sequence[float] | NDArray[Any]",
+        finish_reason: Literal["stop", "length"],
+        weight_version: int,
+    ) -> None:
+        """Take lists or arrays; arrays of the right kind are kept as they are.
+
+        Raises:
+            ValueError: there is not one log-prob for each token.
+        """
+        import numpy as np
+
+        tokens, values = np.asarray(token_ids, np.int32), np.asarray(logprobs, np.float32)
+        if tokens.ndim != 1 or tokens.shape != values.shape:
+            raise ValueError(f"a completion needs a log-prob for each token, got shapes {tokens.shape}, {values.shape}")
+        object.__setattr__(self, "token_ids", tokens)
+        object.__setattr__(self, "logprobs", values)
+        object.__setattr__(self, "finish_reason", finish_reason)
+        object.__setattr__(self, "weight_version", weight_version)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same tokens with the same log-probs, to the bit."""
+        if not isinstance(other, Completion):
+            return NotImplemented
+        mine, others = (
+            (one.token_ids.tobytes(), one.logprobs.tobytes(), one.finish_reason, one.weight_version)
+            for one in (self, other)
+        )
+        return mine == others
 
 
 class Groups(Protocol):
@@ -134,7 +170,7 @@ class Replaying(Protocol):
     """An engine that can tell what it would have said: the canary of a weight sync asks it."""
 
     def logprobs_of(
-        self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
+        self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
         """Return the log-probs of each response's tokens, [responses][response_length].
 

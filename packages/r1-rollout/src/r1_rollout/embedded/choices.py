@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,6 +10,9 @@ from torch import Tensor
 from r1_rollout.embedded.rows import Rows
 from r1_rollout.sampling import choose_tokens, noise_key, tempered, uniform
 from r1_rollout.types import PromptLike, SamplingParams
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def sampling_choices(
     return Choices(params.n, [params.max_tokens] * len(prompts), keys, choose, stopped)
 
 
-def replay_choices(responses: Sequence[Sequence[int]], temperature: float, device: torch.device) -> Choices:
+def replay_choices(responses: "Sequence[Tokens]", temperature: float, device: torch.device) -> Choices:
     """Choices to let each prompt say the given response, none of them empty, to learn its log-probs.
 
     Raises:
@@ -85,7 +88,7 @@ def _completed(rows: Rows, strings: Sequence[str], tokenizer: Any) -> list[bool]
     """
     window = max(len(string.encode()) for string in strings) + 4
     texts = tokenizer.batch_decode(
-        [rows.said(row, window) for row in range(len(rows))],
+        [rows.tail(row, window) for row in range(len(rows))],
         skip_special_tokens=False,
         clean_up_tokenization_spaces=False,
     )

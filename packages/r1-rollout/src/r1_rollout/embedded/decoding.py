@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from r1_rollout.embedded.choices import Choices
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.prefill import prefill, prefill_batches, rotary_axes, without_lone_axis
 from r1_rollout.embedded.rows import Rows
-from r1_rollout.errors import EngineMemoryError
+from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
 from r1_rollout.types import Completion, PromptLike
 
 
@@ -52,7 +52,7 @@ class Decoding:
 
         Raises:
             RuntimeError: the engine has ended this call.
-            FloatingPointError: the model's logits are not finite.
+            NonFiniteLogits: the model's logits are not finite.
             EngineMemoryError: there is too little memory on the GPU.
         """
         while not self._finished:
@@ -100,7 +100,7 @@ class Decoding:
         tokens, logprobs = self._choices.choose(logits, rows.keys[first:], rows.ages[first:])
         if not logprobs.isfinite().all():
             row = first + int(logprobs.isfinite().logical_not().nonzero()[0])
-            raise FloatingPointError(
+            raise NonFiniteLogits(
                 f"prompt {self._prompts[rows.owners[row][0]].id}, answer token {int(rows.ages[row])}: the model's "
                 f"logits are not finite at weight version {self._version}; the weights or the prompt's inputs hold NaN "
                 "or inf"
@@ -148,9 +148,9 @@ class Decoding:
         finished = (stopped | (rows.ages >= rows.limits)).nonzero()[:, 0].tolist()
         for row in finished:
             prompt, sample = rows.owners[row]
-            reason = "stop" if stopped[row] else "length"
-            group = self._groups[prompt]
-            group[sample] = Completion(rows.said(row), rows.logprobs(row), reason, self._version)  # type: ignore[arg-type]
+            tokens, logprobs = rows.said(row)
+            reason: Literal["stop", "length"] = "stop" if stopped[row] else "length"
+            self._groups[prompt][sample] = Completion(tokens.numpy(), logprobs.numpy(), reason, self._version)
         sources, targets = rows.remove(finished)
         if sources:
             cache.move_rows(sources, targets)

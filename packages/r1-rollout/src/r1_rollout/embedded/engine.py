@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,9 @@ from r1_rollout.errors import PromptError
 from r1_rollout.sampling import banned_tokens
 from r1_rollout.types import PromptLike, SamplingParams
 from r1_rollout.weights import Weights, WeightStore
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
 
 
 class EmbeddedEngine:
@@ -112,7 +115,7 @@ class EmbeddedEngine:
             PromptError: a prompt is empty, has a token that the model does not know, its positions do not fit the
                 others', or its answer may run past what the model knows or sees; the engine is well.
             ValueError: a group exceeds `max_sequences`; stop strings without a tokenizer.
-            FloatingPointError: the model's logits are not finite.
+            NonFiniteLogits: the model's logits are not finite.
             EngineMemoryError: there is too little memory on the GPU.
         """
         if params.n > self._max_sequences:
@@ -131,7 +134,7 @@ class EmbeddedEngine:
             decoding.drain()
 
     def logprobs_of(
-        self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
+        self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
         """Return the log-probs that the engine's weights give to the tokens of each response, one response a prompt.
 
@@ -144,7 +147,7 @@ class EmbeddedEngine:
         Raises:
             RuntimeError: outside an awake block.
             ValueError: prompts and responses differ in number, or a token is not of the vocabulary.
-            FloatingPointError: the model's logits are not finite.
+            NonFiniteLogits: the model's logits are not finite.
         """
         if len(prompts) != len(responses):
             raise ValueError(f"got {len(prompts)} prompts and {len(responses)} responses: one response a prompt")
@@ -153,11 +156,11 @@ class EmbeddedEngine:
                 raise ValueError(
                     f"prompt {prompt.id}: response token {wrong[0]} is outside the vocabulary of {self._vocabulary}"
                 )
-        given = [index for index, response in enumerate(responses) if response]
+        given = [index for index, response in enumerate(responses) if len(response)]
         choices = replay_choices([responses[index] for index in given], temperature, self._banned.device)
         logprobs: list[list[float]] = [[] for _ in responses]
         for index, (completion,) in self._decode("logprobs_of", [prompts[index] for index in given], choices):
-            logprobs[given[index]] = completion.logprobs
+            logprobs[given[index]] = completion.logprobs.tolist()
         return logprobs
 
     def _decode(self, name: str, prompts: Sequence[PromptLike], choices: Choices) -> Decoding:

@@ -61,16 +61,17 @@ class Rows:
         self._logprobs[rows, ages] = logprobs
         ages += 1
 
-    def said(self, row: int, last: int | None = None) -> list[int]:
-        """Return the tokens that a row has said, or the last few."""
+    def said(self, row: int) -> tuple[Tensor, Tensor]:
+        """Return what a row has said, copied to main memory: int32 tokens and float32 log-probs, [age] each."""
         age = int(self.ages[row])
-        tokens: list[int] = self._tokens[row, max(age - last, 0) if last else 0 : age].tolist()
-        return tokens
+        tokens, logprobs = self._tokens[row, :age], self._logprobs[row, :age]
+        return tokens.to("cpu", torch.int32), logprobs.to("cpu", copy=True)
 
-    def logprobs(self, row: int) -> list[float]:
-        """Return the log-probs of what a row has said."""
-        values: list[float] = self._logprobs[row, : int(self.ages[row])].tolist()
-        return values
+    def tail(self, row: int, count: int) -> list[int]:
+        """Return the last `count` tokens that a row has said, or all if they are fewer."""
+        age = int(self.ages[row])
+        tokens: list[int] = self._tokens[row, max(age - count, 0) : age].tolist()
+        return tokens
 
     def remove(self, finished: Sequence[int]) -> tuple[list[int], list[int]]:
         """Take rows out; return which rows (sources) have moved to which places (targets) to close the gaps."""

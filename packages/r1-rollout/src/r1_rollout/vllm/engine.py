@@ -5,16 +5,19 @@ import os
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from r1_rollout.errors import EngineError, PromptError
+from r1_rollout.errors import EngineError, PromptError, WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
 from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.vllm.workers import end_workers, running_workers, silence_false_alarms, worker_threads
-from r1_rollout.weights import Weights, WeightsError
+from r1_rollout.weights import Weights
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
 
 START_DEADLINE = 3600.0  # seconds; kernels may be compiled
 SETTINGS = {
@@ -157,7 +160,7 @@ class VllmEngine:
         Raises:
             RuntimeError: the engine is not awake.
             PromptError: a prompt and its answer can be longer than `max_model_len`, or vLLM does not take the prompt.
-            FloatingPointError: the model's logits are not finite.
+            NonFiniteLogits: the model's logits are not finite.
             EngineError: vLLM hangs or has died; groups that were yielded before are whole.
         """
         self._check(prompts, [params.max_tokens] * len(prompts), "generate")
@@ -168,7 +171,7 @@ class VllmEngine:
         return self._batch
 
     def logprobs_of(
-        self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
+        self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
         """Return the log-prob of each token of each prompt's response under the present weights.
 
@@ -181,16 +184,16 @@ class VllmEngine:
 
         self._check(prompts, [len(response) for response in responses], "logprobs_of")
         self._close()
-        wanted = {str(i): (prompts[i], forced_settings(r, temperature)) for i, r in enumerate(responses) if r}
+        wanted = {str(i): (prompts[i], forced_settings(r, temperature)) for i, r in enumerate(responses) if len(r)}
         logprobs: dict[str, list[float]] = {}
         try:
             for name, (prompt, settings) in wanted.items():
                 self._call(self._add, prompt, {name: settings})
             while len(logprobs) < len(wanted):
                 for name, completion in self._advance({name: prompt for name, (prompt, _) in wanted.items()}):
-                    if completion.token_ids != list(responses[int(name)]):
+                    if completion.token_ids.tolist() != list(responses[int(name)]):
                         raise EngineError(f"prompt {wanted[name][0].id}: vLLM did not follow the answer to be scored")
-                    logprobs[name] = completion.logprobs
+                    logprobs[name] = completion.logprobs.tolist()
         finally:
             self._abort(wanted.keys() - logprobs.keys())
         return [logprobs.get(str(i), []) for i in range(len(responses))]

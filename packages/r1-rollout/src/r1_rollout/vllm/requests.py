@@ -1,16 +1,18 @@
 """One request a sample: what vLLM is asked for, and what becomes of its answer."""
 
-from collections.abc import Sequence
-from math import isfinite
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from vllm import SamplingParams as Settings
 from vllm.sampling_params import RequestOutputKind
 
-from r1_rollout.errors import EngineError
+from r1_rollout.errors import EngineError, NonFiniteLogits
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.plain_logprobs import FORCED
 from r1_rollout.vllm.seeds import sample_seed
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
 
 
 def sample_settings(params: SamplingParams, end_token_ids: frozenset[int], prompt_id: str, sample: int) -> Settings:
@@ -34,7 +36,7 @@ def sample_settings(params: SamplingParams, end_token_ids: frozenset[int], promp
     )
 
 
-def forced_settings(response: Sequence[int], temperature: float) -> Settings:
+def forced_settings(response: "Tokens", temperature: float) -> Settings:
     """Ask for the log-probs of one given answer."""
     return Settings(
         max_tokens=len(response),
@@ -44,7 +46,7 @@ def forced_settings(response: Sequence[int], temperature: float) -> Settings:
         detokenize=False,
         logprobs=0,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={FORCED: list(response)},
+        extra_args={FORCED: [int(token) for token in response]},
     )
 
 
@@ -53,7 +55,7 @@ def to_completion(output: Any, prompt_id: str, version: int) -> Completion:
 
     Raises:
         EngineError: vLLM ended the request for a reason of its own, or left something out.
-        FloatingPointError: a log-prob is not finite, so the model's logits were not.
+        NonFiniteLogits: a log-prob is not finite, so the model's logits were not.
     """
     answer = output.outputs[0]
     tokens, reason = list(answer.token_ids), answer.finish_reason
@@ -62,8 +64,10 @@ def to_completion(output: Any, prompt_id: str, version: int) -> Completion:
             f"prompt {prompt_id}: vLLM ended an answer by {reason!r}, with {len(tokens)} tokens and "
             f"{len(answer.logprobs or ())} log-probs"
         )
-    logprobs = [steps[token].logprob for steps, token in zip(answer.logprobs, tokens, strict=True)]
-    if not all(map(isfinite, logprobs)):
-        raise FloatingPointError(f"prompt {prompt_id}: the model's logits are not finite; look at the weights")
+    logprobs = np.array(
+        [steps[token].logprob for steps, token in zip(answer.logprobs, tokens, strict=True)], np.float32
+    )
+    if not np.isfinite(logprobs).all():
+        raise NonFiniteLogits(f"prompt {prompt_id}: the model's logits are not finite; look at the weights")
     finish: Literal["stop", "length"] = "stop" if reason == "stop" else "length"
     return Completion(tokens, logprobs, finish, version)

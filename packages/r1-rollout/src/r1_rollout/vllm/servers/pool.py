@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 
+from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, PromptLike, SamplingParams
 from r1_rollout.vllm.adapter import write_adapter
@@ -25,7 +27,10 @@ from r1_rollout.vllm.servers.server import LocalServer
 from r1_rollout.vllm.servers.supervisor import Deadlines, Supervisor
 from r1_rollout.vllm.servers.transfer import Backend
 from r1_rollout.vllm.shards import write_buckets
-from r1_rollout.weights import Weights, WeightsError, buckets
+from r1_rollout.weights import Weights, buckets
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
 
 log = logging.getLogger("r1")
 
@@ -243,7 +248,7 @@ class ServerPool:
             server.require_tokenizer(self._supervisor.deadlines.stall)
 
     def logprobs_of(
-        self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]], temperature: float = 1.0
+        self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
         """Return the log-probs [response_length] of each response under the current weights.
 
@@ -272,7 +277,7 @@ class ServerPool:
         self,
         server: PooledServer,
         prompts: Sequence[PromptLike],
-        responses: Sequence[Sequence[int]],
+        responses: "Sequence[Tokens]",
         temperature: float,
         current: PushedWeights,
     ) -> list[list[float]]:

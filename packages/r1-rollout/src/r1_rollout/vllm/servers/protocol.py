@@ -7,13 +7,17 @@ what bans tokens there and replays given responses.
 import base64
 import io
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from r1_rollout.errors import ServerError
 from r1_rollout.types import Completion, PromptLike, SamplingParams
-from r1_rollout.vllm.client import ServerError, ServerFault
+from r1_rollout.vllm.client import ServerFault
 from r1_rollout.vllm.seeds import sample_seed
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
 
 GENERATE = "/inference/v1/generate"
 FORCED = "r1_forced_token_ids"  # what `plain_logprobs` calls the answer to score; its module needs vLLM
@@ -59,7 +63,7 @@ def ends_of(params: SamplingParams, end_token_ids: Collection[int]) -> frozenset
     return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else end_token_ids)
 
 
-def replay_body(prompt: PromptLike, response: Sequence[int], temperature: float) -> dict[str, Any]:
+def replay_body(prompt: PromptLike, response: "Tokens", temperature: float) -> dict[str, Any]:
     """Return the request for the log-probs of a given response, computed on the way that samples are."""
     return _prompt(prompt) | {
         "sampling_params": {
@@ -69,7 +73,7 @@ def replay_body(prompt: PromptLike, response: Sequence[int], temperature: float)
             "ignore_eos": True,
             "logprobs": 0,
             "detokenize": False,
-            "extra_args": {FORCED: list(response)},
+            "extra_args": {FORCED: [int(token) for token in response]},
         }
     }
 
@@ -179,7 +183,7 @@ def _completion(
     return Completion(tokens, sample.logprobs, "length", version)
 
 
-def read_replay(answer: Any, prompt: PromptLike, response: Sequence[int], label: str) -> list[float]:
+def read_replay(answer: Any, prompt: PromptLike, response: "Tokens", label: str) -> list[float]:
     """Return the log-probs [response_length] that a server answers to `replay_body`.
 
     Raises:
