@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from r1_cli.groups.columns import json_columns
+from r1_cli.groups.group import json_columns
 from r1_data.formats import Columns, detect_columns
 from r1_data.messages import to_example
 from r1_data.sources import read_rows
@@ -73,7 +73,7 @@ def read_questions(data: str, columns: Columns | None, samples: int) -> list[Rew
         questions.append(
             RewardInput(
                 "",
-                example.answer,
+                example.ground_truth,
                 prompt=prompt,
                 metadata=json_columns(example.metadata),
                 messages=example.messages,
