@@ -1,5 +1,6 @@
 """Give each sample the advantage of each of its tokens."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,8 @@ from r1_core import kl
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.losses.correction import Correction, correct
 from r1_core.types import Sample
+
+logger = logging.getLogger(__name__)
 
 
 def assign(
@@ -33,7 +36,8 @@ def assign(
     baseline, from the samples' `old_logprobs` and `rollout_logprobs`). With `kl_penalty`, a name of `r1_core.kl`, every
     token loses kl_coef times its KL from the reference, taken from the samples' `old_logprobs` and `ref_logprobs`, or
     from their `full_kl` with `kl.FULL`.
-    Raises ValueError on a reward that is not finite, and if what the KL needs is missing.
+    Raises ValueError on a reward that is not finite, and if what the KL needs is missing; an advantage that is not
+    finite is logged, with its sample and estimator.
     """
     if not samples:
         return []
@@ -65,10 +69,30 @@ def assign(
         squared_probs=_annotated(samples, "squared_probs", mask, trained),
         correction_weights=_weights(samples, correction, mask, trained) if correction is not None else None,
     )
+    advantages = estimator(inputs)
+    _report_not_finite(advantages, inputs, estimator)
     flat = torch.zeros(mask.shape, dtype=torch.float32)
-    flat[mask] = estimator(inputs)[trained].float()
+    flat[mask] = advantages[trained].float()
     rows = flat.split([sample.token_ids.shape[0] for sample in samples])
     return [replace(sample, advantages=row) for sample, row in zip(samples, rows, strict=True)]
+
+
+def _report_not_finite(advantages: Tensor, inputs: AdvantageInputs, estimator: Estimator) -> None:
+    """Name the first sample whose advantage is not finite; the learner then skips the optimizer step that it is in."""
+    wrong = (~advantages.isfinite() & inputs.mask).any(-1)
+    if wrong.any():
+        i = int(wrong.nonzero()[0])
+        group = int(inputs.group_ids[i])
+        logger.warning(
+            "%s gives sample %d (group %d) an advantage that is not finite; the rewards of its group are %s. %d of %d "
+            "samples have one, and the optimizer steps with them will be skipped.",
+            estimator,
+            i,
+            group,
+            inputs.rewards[inputs.group_ids == group].tolist(),
+            int(wrong.sum()),
+            len(wrong),
+        )
 
 
 def _rows(tokens: Sequence[Tensor], mask: Tensor, trained: Tensor) -> Tensor:
