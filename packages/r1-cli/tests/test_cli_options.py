@@ -146,7 +146,7 @@ def test_the_readmes_own_estimator_and_loss_are_what_they_must_be(
     try_own(config)
     assert build_objective(config).token_wise
     Path("mine.py").write_text(shown + "loss.needs = ['ref_logprobs']\n")
-    with pytest.raises(ConfigError, match="loss_type=mine.py:loss needs the reference: set false"):
+    with pytest.raises(ConfigError, match=r"loss_type=mine.py:loss needs the reference: set false"):
         config_of("worker.actor.loss_type=mine.py:loss", "algorithm.disable_kl=true")
 
 
