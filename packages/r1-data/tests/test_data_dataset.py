@@ -9,8 +9,8 @@ import torch
 
 from r1_data.dataset import PromptDataset, Summary
 from r1_data.formats import Columns
-from r1_data.messages import compile_format_prompt
 from r1_data.prompt_memory import PromptMemory
+from r1_data.reader import RowReader
 from r1_data.render import Renderer
 from r1_data.sources import read_rows
 from r1_data.types import DataError
@@ -78,7 +78,7 @@ def test_unreadable_picture_and_broken_line_are_found_before_training(processor,
             read_rows(str(tmp_path / "train.jsonl")),
             Renderer(processor),
             max_prompt_length=500,
-            image_dir=str(tmp_path),
+            reader=RowReader(image_dir=str(tmp_path)),
         )
     head, bad, broken, gone = str(caught.value).splitlines()
     assert head.startswith("3 of 4 rows")
@@ -102,8 +102,7 @@ def test_picture_rows_and_text_rows_mix_from_a_real_file(processor, picture, tmp
         read_rows(str(tmp_path / "train.parquet")),
         Renderer(processor),
         max_prompt_length=200,
-        format_prompt=compile_format_prompt("{{ content }} Answer in a box."),
-        system_prompt="Think.",
+        reader=RowReader(format_prompt="{{ content }} Answer in a box.", system_prompt="Think."),
     )
     prompts = [dataset[0], dataset[1]]
     assert [len(prompt.images) for prompt in prompts] == [1, 0]
@@ -117,7 +116,7 @@ def test_explicit_columns_switch_detection_off(renderer):
     rows = [("t:1", {"question": "?", "answer": "1"})]
     assert len(PromptDataset(rows, renderer, max_prompt_length=100)) == 1
     with pytest.raises(DataError, match="no prompt column 'problem'; columns found: question, answer"):
-        PromptDataset(rows, renderer, max_prompt_length=100, columns=Columns("problem"), explicit_columns=True)
+        PromptDataset(rows, renderer, max_prompt_length=100, reader=RowReader(Columns("problem"), True))
 
 
 def test_progress_counts_every_row(renderer):

@@ -5,6 +5,7 @@ from r1_data.formats import Columns, Detected, detect, detect_columns
 from r1_data.messages import compile_format_prompt, to_example
 from r1_data.mixture import Mixture, WeightedStream
 from r1_data.names import answers_per_prompt, name_source
+from r1_data.reader import RowReader
 from r1_data.references import Downloads, Video
 from r1_data.render import Renderer
 from r1_data.sources import Rows, count_rows, read_rows, read_sources
@@ -22,6 +23,7 @@ __all__ = [
     "Prompt",
     "PromptDataset",
     "Renderer",
+    "RowReader",
     "Rows",
     "Stream",
     "Summary",
