@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from data_models import tiny_config
 
 from r1_data.dataset import PromptDataset, Summary
 from r1_data.formats import Columns
@@ -168,7 +169,9 @@ def test_the_use_in_the_readme_runs(fresh_processor, picture, tmp_path, monkeypa
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
-    fresh_processor("qwen2_5_vl").save_pretrained("path/to/Qwen2.5-VL")
+    processor = fresh_processor("qwen2_5_vl")
+    processor.save_pretrained("path/to/Qwen2.5-VL")
+    tiny_config("qwen2_5_vl", processor).save_pretrained("path/to/Qwen2.5-VL")
     rows = [
         {"problem": "<image>How many?", "answer": str(i), "images": [{"bytes": picture(600, 500)}]} for i in range(40)
     ]
@@ -176,4 +179,5 @@ def test_the_use_in_the_readme_runs(fresh_processor, picture, tmp_path, monkeypa
     (tmp_path / "use.py").write_text(code)
     used = runpy.run_path("use.py")
     assert (len(used["prompts"]), len(used["mine"])) == (32, 16)
+    assert used["prompts"][0].position_ids.shape[0] == 4
     assert "Summary(read=40, kept=40, overlong=0" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from r1_data.ahead import Job, rendered, start_rendering
+from r1_data.ahead import Job, failed, rendered, start_rendering
 from r1_data.lengths import MANY, MANY_TEXTS, measure_all, open_known
 from r1_data.prompt_memory import PromptMemory
 from r1_data.reader import RowReader
@@ -95,20 +95,18 @@ class PromptDataset:
         return [Job((self, row), partial(self._start, row), tokens)] if self._workers is not None else []
 
     def _start(self, row: int) -> "Future[Prompt]":
-        """Begin to render a row."""
-        pixels = self.memory.pixels((self, row))
-        if pixels is not None:
-            begin = rendered if self._workers is None else self._workers.compute
-            return begin(lambda: self._renderer.render(self._example(row), pixels))
+        """Begin to render a row, from its decoded media where they were kept."""
         try:
             example = self._example(row)
         except DataError as error:
-            future: Future[Prompt] = Future()
-            future.set_exception(error)
-            return future
-        return start_rendering(example, self._renderer, self._workers, partial(self._finish, row))
+            return failed(error)
+        pixels, finish = self.memory.pixels((self, row)), partial(self._finish, row)
+        if pixels is None:
+            return start_rendering(example, self._renderer, self._workers, finish)
+        return (rendered if self._workers is None else self._workers.compute)(partial(finish, example, pixels))
 
     def _finish(self, row: int, example: Example, pixels: Pixels) -> Prompt:
+        """Make the prompt of decoded media, and keep them."""
         self.memory.keep((self, row), pixels)
         return self._renderer.render(example, pixels)
 
