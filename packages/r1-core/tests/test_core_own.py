@@ -124,8 +124,8 @@ def test_an_advantage_that_is_not_finite_is_logged_with_sample_and_estimator(cap
     with caplog.at_level(logging.WARNING):
         assigned = assign(samples([1.0, 1.0]), as_estimator(spread_by_std, "mine.py:spread"))
     assert assigned[0].advantages.isnan().any()
-    assert "mine.py:spread gives sample 0 (group 7) an advantage that is not finite" in caplog.text
-    assert "the rewards of its group are [1.0, 1.0]" in caplog.text
+    assert "mine.py:spread gives 2 of 2 samples advantages that are not finite" in caplog.text
+    assert "first sample 0 (group 7, reward 1)" in caplog.text
 
 
 def test_the_optimal_token_baseline_weighs_answers_by_the_squared_correction_weight():

@@ -24,10 +24,6 @@ class OwnEstimator(Estimator):
     needs = ("old_logprobs",)
 
     function: Callable[[AdvantageInputs], Tensor]
-    called: str
-
-    def __str__(self) -> str:
-        return self.called
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         return self.function(inputs)
@@ -38,10 +34,6 @@ class OwnLoss(PolicyLoss):
     """A function from `LossInputs` to losses [B, R] and metrics by name [B, R]."""
 
     function: Callable[[LossInputs], tuple[Tensor, dict[str, Tensor]]]
-    called: str
-
-    def __str__(self) -> str:
-        return self.called
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         return self.function(inputs)
@@ -61,7 +53,7 @@ def _as(own: type[T], mine: Any, name: str) -> T:
     declared = {word: getattr(mine, word) for word in DECLARED if hasattr(mine, word)}
     if "needs" in declared:
         declared["needs"] = read_needs(declared["needs"], name)
-    entry: T = type(own.__name__, (own,), declared)(mine() if isinstance(mine, type) else mine, name)
+    entry: T = type(name, (own,), declared)(mine() if isinstance(mine, type) else mine)
     return entry
 
 

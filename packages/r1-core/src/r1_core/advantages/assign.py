@@ -69,30 +69,23 @@ def assign(
         squared_probs=_annotated(samples, "squared_probs", mask, trained),
         correction_weights=_weights(samples, correction, mask, trained) if correction is not None else None,
     )
-    advantages = estimator(inputs)
-    _report_not_finite(advantages, inputs, estimator)
     flat = torch.zeros(mask.shape, dtype=torch.float32)
-    flat[mask] = advantages[trained].float()
+    flat[mask] = estimator(inputs)[trained].float()
     rows = flat.split([sample.token_ids.shape[0] for sample in samples])
+    _warn_of_what_is_not_finite(samples, rows, type(estimator).__name__)
     return [replace(sample, advantages=row) for sample, row in zip(samples, rows, strict=True)]
 
 
-def _report_not_finite(advantages: Tensor, inputs: AdvantageInputs, estimator: Estimator) -> None:
-    """Name the first sample whose advantage is not finite; the learner then skips the optimizer step that it is in."""
-    wrong = (~advantages.isfinite() & inputs.mask).any(-1)
-    if wrong.any():
-        i = int(wrong.nonzero()[0])
-        group = int(inputs.group_ids[i])
+<<<<<<< HEAD
+def _warn_of_what_is_not_finite(samples: Sequence[Sample], rows: Sequence[Tensor], estimator: str) -> None:
+    wrong = [i for i, row in enumerate(rows) if not row.isfinite().all()]
+    if wrong:
         logger.warning(
-            "%s gives sample %d (group %d) an advantage that is not finite; the rewards of its group are %s. %d of %d "
-            "samples have one, and the optimizer steps with them will be skipped.",
-            estimator,
-            i,
-            group,
-            inputs.rewards[inputs.group_ids == group].tolist(),
-            int(wrong.sum()),
-            len(wrong),
-        )
+            "%s gives %d of %d samples advantages that are not finite, first sample %d (group %d, reward %g): "
+            "the optimizer steps that they are in will be skipped",
+            estimator, len(wrong), len(rows), wrong[0], samples[wrong[0]].group_id, samples[wrong[0]].reward,
+        )  # fmt: skip
+>>>>>>> main
 
 
 def _rows(tokens: Sequence[Tensor], mask: Tensor, trained: Tensor) -> Tensor:
