@@ -76,7 +76,6 @@ def assign(
     return [replace(sample, advantages=row) for sample, row in zip(samples, rows, strict=True)]
 
 
-<<<<<<< HEAD
 def _warn_of_what_is_not_finite(samples: Sequence[Sample], rows: Sequence[Tensor], estimator: str) -> None:
     wrong = [i for i, row in enumerate(rows) if not row.isfinite().all()]
     if wrong:
@@ -85,7 +84,6 @@ def _warn_of_what_is_not_finite(samples: Sequence[Sample], rows: Sequence[Tensor
             "the optimizer steps that they are in will be skipped",
             estimator, len(wrong), len(rows), wrong[0], samples[wrong[0]].group_id, samples[wrong[0]].reward,
         )  # fmt: skip
->>>>>>> main
 
 
 def _rows(tokens: Sequence[Tensor], mask: Tensor, trained: Tensor) -> Tensor:
