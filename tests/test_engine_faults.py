@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from endtoend import QUICKSTART, R1, SMALL, read_log
+from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
 from torch import Tensor
 
 from r1_cli.assembly import engines
@@ -39,10 +39,6 @@ class FailingEngine(EmbeddedEngine):
 
 def words(folder: Path, *more: str) -> list[Any]:
     return ["train", QUICKSTART, *SMALL, *MORE, "trainer.max_steps=3", f"trainer.save_checkpoint_path={folder}", *more]
-
-
-def without_clock(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if not k.startswith(("timing_s/", "perf/"))} for record in records]
 
 
 def without_validation(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
