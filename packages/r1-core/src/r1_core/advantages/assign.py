@@ -1,5 +1,6 @@
 """Give each sample the advantage of each of its tokens."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +12,8 @@ from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.losses.correction import Correction, correct
 from r1_core.rows import flatten, known, rows, to_rows, trained, with_tokens
 from r1_core.types import Sample
+
+logger = logging.getLogger(__name__)
 
 
 def assign(
@@ -59,7 +62,19 @@ def assign(
         squared_probs=_known(samples, "squared_probs"),
         correction_weights=_weights(samples, correction, mask) if correction is not None else None,
     )
-    return with_tokens(samples, advantages=estimator(inputs)[mask].float())
+    advantages = estimator(inputs)
+    _warn_of_what_is_not_finite(samples, torch.where(mask, advantages, 0.0), type(estimator).__name__)
+    return with_tokens(samples, advantages=advantages[mask].float())
+
+
+def _warn_of_what_is_not_finite(samples: Sequence[Sample], advantages: Tensor, estimator: str) -> None:
+    wrong = (~advantages.isfinite()).any(-1).nonzero().flatten().tolist()
+    if wrong:
+        logger.warning(
+            "%s gives %d of %d samples advantages that are not finite, first sample %d (group %d, reward %g): "
+            "the optimizer steps that they are in will be skipped",
+            estimator, len(wrong), len(samples), wrong[0], samples[wrong[0]].group_id, samples[wrong[0]].reward,
+        )  # fmt: skip
 
 
 def _table(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> Tensor:
