@@ -20,7 +20,7 @@ from r1_core.types import LossInputs, LossOutput, Sample
 class Objective:
     """loss = policy loss + kl_coef · KL(policy, reference) − entropy_coef · entropy, all averaged in the same way.
 
-    arXiv 2402.03300 eq. 3 (with the KL term); arXiv 1602.01783 (the entropy bonus).
+    arXiv 2402.03300 (with the KL term); arXiv 1602.01783 (the entropy bonus).
 
     Metrics: `pg_loss`; `kl_loss` and `kl_coef` if there is a KL term; `entropy_loss` (the mean entropy in nats) if
     the entropy was measured; those of the policy loss, averaged over tokens; and those of the correction.
