@@ -44,7 +44,7 @@ CLIP_LOW, CLIP_HIGH = 0.2, 0.3  # how far a token's probability may move before 
 def grpo_advantages(rewards: Tensor) -> Tensor:
     """Return how much better each answer is than its group's mean, in standard deviations of the group.
 
-    arXiv 2402.03300 (DeepSeekMath), section 4.1.2. Where all answers are equally good there is nothing to learn: zero.
+    arXiv 2402.03300 (DeepSeekMath). Where all answers are equally good there is nothing to learn: zero.
 
     Args:
         rewards: float [groups, answers].
@@ -59,7 +59,7 @@ def grpo_advantages(rewards: Tensor) -> Tensor:
 def clipped_loss(inputs: LossInputs) -> LossOutput:
     """Return the mean over tokens of max(−A·ratio, −A·clip(ratio)), ratio = π(token) / π_old(token).
 
-    arXiv 1707.06347 (PPO), eq. 7, with the mean over all tokens of the step and the higher upper bound of
+    arXiv 1707.06347 (PPO), with the mean over all tokens of the step and the higher upper bound of
     arXiv 2503.14476 (DAPO). Without a KL term, and so without a reference model.
 
     Args:
