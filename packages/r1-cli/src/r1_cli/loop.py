@@ -54,7 +54,7 @@ def train(run: Run, at: Position) -> Position:
 
 def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
     """Improve the policy once; return the new position and the step's metrics."""
-    watch = Stopwatch()
+    watch = Stopwatch(run.tracker.stage)
     with watch("step"):
         with run.stop.interruptible(), run.scorer.generator.awake(run.learner.weights(), at.step):
             batch = collect(run, at, watch)
@@ -90,7 +90,7 @@ def conclude_step(run: Run, at: Position, record: dict[str, float]) -> None:
     The record is written between the checkpoint's writing and its publication: whichever moment a kill chooses, a
     resumed run finds the records of all steps up to its checkpoint.
     """
-    watch = Stopwatch()
+    watch = Stopwatch(run.tracker.stage)
     generations: list[Generation] = []
     if run.validation and run.schedule.validates(at.step):
         try:
