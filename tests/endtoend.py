@@ -29,3 +29,8 @@ R1 = Callable[..., Result]
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "experiment_log.jsonl").read_text().splitlines()]
+
+
+def without_clock(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What two equal runs log alike: all but times and memory."""
+    return [{k: v for k, v in record.items() if not k.startswith(("timing_s/", "perf/"))} for record in records]

@@ -97,7 +97,7 @@ def test_a_failed_answer_can_end_the_run_with_a_checkpoint_and_its_name(r1: R1, 
     reward = f"worker.reward.reward_function={tmp_path / 'reward.py'}:compute_score"
     ended = train(r1, tmp_path / "run", reward, "worker.reward.failure_policy=stop", ok=False)
     assert ended.exit_code == 2
-    assert "could not score answer" in ended.output
+    assert "could not score response" in ended.output
     assert "ValueError: no such answer" in ended.output
     assert (tmp_path / "run" / "global_step_0" / "actor").is_dir()
 

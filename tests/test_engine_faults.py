@@ -1,18 +1,21 @@
 """An engine that fails in the middle of a run ends it with a message and a checkpoint, and nothing is lost."""
 
+import importlib.util
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from endtoend import QUICKSTART, R1, SMALL, read_log
+import torch
+from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
+from torch import Tensor
 
 from r1_cli.assembly import engines
+from r1_cli.jobs import evaluate
+from r1_core.learner import Learner
 from r1_rollout.embedded import EmbeddedEngine
-from r1_rollout.errors import EngineError
-from r1_rollout.vllm.client import ServerError
-from r1_rollout.weights import Weights, WeightsError
+from r1_rollout.errors import EngineError, ServerError
 
 # A learning rate that depends on the number of steps would tell a run from a longer one.
 MORE = ["trainer.val_before_train=false", "trainer.save_freq=-1", "worker.actor.optim.lr_scheduler_type=constant"]
@@ -36,10 +39,6 @@ class FailingEngine(EmbeddedEngine):
 
 def words(folder: Path, *more: str) -> list[Any]:
     return ["train", QUICKSTART, *SMALL, *MORE, "trainer.max_steps=3", f"trainer.save_checkpoint_path={folder}", *more]
-
-
-def without_clock(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if not k.startswith(("timing_s/", "perf/"))} for record in records]
 
 
 def without_validation(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -81,16 +80,59 @@ def test_the_last_step_is_saved_and_the_same_command_goes_on_as_if_nothing_had_b
     assert without_validation(read_log(tmp_path / "cut")) == uninterrupted
 
 
-def test_weights_that_are_not_the_engines_are_named_without_a_traceback(
+VLLM = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
+]
+SERVER = ["worker.rollout.name=vllm", "worker.rollout.servers.count=1", "worker.rollout.servers.start_timeout=900"]
+ENGINES = [
+    pytest.param(["worker.rollout.name=embedded"], id="embedded"),
+    pytest.param(["worker.rollout.name=vllm"], id="vllm", marks=VLLM),
+    pytest.param(SERVER, id="servers", marks=VLLM),
+]
+NORM = "layers.0.input_layernorm.weight"
+
+
+def longer(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor, tensor])
+
+
+def poisoned(tensor: Tensor) -> Tensor:
+    return torch.full_like(tensor, torch.nan)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("spoil", "said"), [(longer, NORM), (poisoned, "finite|not a number")])
+def test_weights_that_cannot_be_sampled_from_cost_no_step_whichever_engine_gets_them(
+    r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: list[str], spoil: Any, said: str
+) -> None:
+    whole, syncs = Learner.weights, []
+
+    def weights(self: Learner) -> Iterator[tuple[str, Tensor]]:
+        syncs.append(len(syncs))
+        for name, tensor in whole(self):
+            yield name, spoil(tensor) if len(syncs) > 1 and name.endswith(NORM) else tensor
+
+    monkeypatch.setattr(Learner, "weights", weights)
+    ended = r1(*words(tmp_path, "trainer.val_freq=-1", *engine), ok=False)
+    assert ended.exit_code == 2
+    assert re.search(said, ended.stderr)
+    assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_1"]
+
+
+def test_an_evaluation_of_a_broken_model_ends_with_a_message(
     r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Other(EmbeddedEngine):
-        @contextmanager
-        def awake(self, weights: Weights, version: int) -> Iterator[None]:
-            raise WeightsError("3 weights are unknown to the engine's model: a, b, c")
-            yield
+    load = evaluate.load_engine_weights
 
-    monkeypatch.setattr(engines, "EmbeddedEngine", Other)
-    ended = r1(*words(tmp_path), ok=False)
+    def broken(*args: Any) -> Any:
+        model = load(*args)
+        next(iter(model.parameters())).data.fill_(torch.nan)
+        return model
+
+    monkeypatch.setattr(evaluate, "load_engine_weights", broken)
+    ended = r1(
+        "eval", "examples/quickstart/model", QUICKSTART, "data.val_files=examples/quickstart/val.parquet[:4]", ok=False
+    )
     assert ended.exit_code == 2
-    assert "unknown to the engine's model: a, b, c" in ended.stderr
+    assert "logits are not finite" in ended.stderr

@@ -19,14 +19,14 @@ import torch
 from family_prompts import make_learner, make_prompts
 from torch import Tensor
 
-from r1_cli.groups.group import Group, to_samples
+from r1_cli.groups.group import Group, Response, to_samples
 from r1_cli.models.load import end_token_ids, media_token_ids
 from r1_core.learner import Learner
 from r1_data.types import Prompt
 from r1_rewards.types import Score
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.errors import WeightsError
 from r1_rollout.types import Completion, Generator, SamplingParams
-from r1_rollout.weights import WeightsError
 
 N = 3
 PICTURES = (
@@ -108,7 +108,10 @@ def sample(
 
 
 def assert_agreement(learner: Learner, prompts: list[Prompt], answers: list[list[Completion]]) -> None:
-    groups = [Group(p, c, [""] * N, [Score(0.0)] * N, [0.0] * N) for p, c in zip(prompts, answers, strict=True)]
+    groups = [
+        Group(prompt, [Response(completion, "", Score(0.0), 0.0) for completion in completions])
+        for prompt, completions in zip(prompts, answers, strict=True)
+    ]
     for row, annotated in enumerate(learner.annotate(to_samples(groups), ["old_logprobs"])):
         mask, old, rollout = annotated.loss_mask, annotated.old_logprobs, annotated.rollout_logprobs
         assert old is not None

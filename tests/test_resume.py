@@ -23,19 +23,19 @@ DRIVER = textwrap.dedent(
     """
     import json, sys
     from pathlib import Path
-    import r1_cli.loop as loop
     from r1_cli.main import main
+    from r1_cli.sampling.collect import DynamicSampling
 
-    sampled, collect = Path(sys.argv.pop(1)), loop.collect
+    sampled, collect = Path(sys.argv.pop(1)), DynamicSampling.collect
 
-    def noting(run, at, watch):
-        batch = collect(run, at, watch)
-        tokens = [c.token_ids.tolist() for group in batch.groups for c in group.completions]
+    def noting(collector, at, watch):
+        groups, after, metrics = collect(collector, at, watch)
+        tokens = [c.token_ids.tolist() for group in groups for c in group.completions]
         with sampled.open("a") as file:
             file.write(json.dumps([at.step, tokens]) + "\\n")
-        return batch
+        return groups, after, metrics
 
-    loop.collect = noting
+    DynamicSampling.collect = noting
     main()
     """
 )

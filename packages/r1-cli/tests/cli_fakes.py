@@ -2,14 +2,15 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
 from r1_cli.groups.shaping import Shaping
 from r1_cli.groups.supply import Supply
-from r1_cli.roles import Position, Run, Schedule, Scorer
+from r1_cli.roles import Position, Scorer
+from r1_cli.sampling.collect import DynamicSampling
 from r1_core.filtering import GroupFilter, NonzeroVariance
 from r1_core.kl_control import FixedKL
 from r1_core.reward_normalization import RewardNormalizer
@@ -25,7 +26,7 @@ SHORT, LONG = 3, 60
 def prompt(row: int) -> Prompt:
     return Prompt(
         id=f"file:{row}", text="?", token_ids=[1, row], engine_token_ids=[1, row],
-        position_ids=torch.arange(2)[None], answer="1",
+        position_ids=torch.arange(2)[None], ground_truth="1",
     )  # fmt: skip
 
 
@@ -113,31 +114,27 @@ def silent(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
     yield from items
 
 
-def scorer(engine: Any, verifier: Any = None, alone: bool = True) -> Scorer:
-    return Scorer(engine, verifier or Equality(), Digits(), lambda source: alone)
+def scorer(engine: Any, verifier: Any = None, per_sample: bool = True) -> Scorer:
+    return Scorer(engine, verifier or Equality(), Digits(), lambda source: per_sample)
 
 
-def run(
+def collector(
     engine: Any, *, wanted: int = 16, batch: int | None = None, tries: int = -1, max_age: int = 1, n: int = 2,
-    rows: int = 10_000, verifier: Any = None, alone: bool = True, dataset: Any = None,
-) -> Run:  # fmt: skip
-    schedule = Schedule(
-        total_steps=100, rollout_batch_size=wanted, global_batch_size=wanted, ppo_epochs=1, max_try_make_batch=tries,
-        surplus_max_age=max_age, val_freq=-1, val_before_train=False, val_batch_size=-1, val_generations_to_log=0,
-        save_freq=-1, save_model_only=False,
-    )  # fmt: skip
-    given: dict[str, Any] = {
-        "scorer": scorer(engine, verifier, alone),
-        "dataset": dataset or Prompts(),
-        "stream": Stream(rows, batch or wanted, seed=1, shuffle=False),
-        "sampling": SamplingParams(max_tokens=LONG, n=n, seed=1),
-        "shaping": Shaping(),
-        "filter_key": "overall",
-        "needs": frozenset(),
-        "schedule": schedule,
-        "progress": silent,
-    }
-    return Run(**{one.name: given.get(one.name) for one in fields(Run)})  # type: ignore[arg-type]
+    rows: int = 10_000, verifier: Any = None, per_sample: bool = True, dataset: Any = None,
+) -> DynamicSampling:  # fmt: skip
+    return DynamicSampling(
+        scorer=scorer(engine, verifier, per_sample),
+        dataset=dataset or Prompts(),
+        stream=Stream(rows, batch or wanted, seed=1, shuffle=False),
+        sampling=SamplingParams(max_tokens=LONG, n=n, seed=1),
+        baselines=False,
+        shaping=Shaping(),
+        filter_key="overall",
+        groups=wanted,
+        max_batches=tries,
+        surplus_max_age=max_age,
+        progress=silent,
+    )
 
 
 def start(group_filter: GroupFilter | None = None) -> Position:

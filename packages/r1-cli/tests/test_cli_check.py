@@ -77,7 +77,7 @@ def test_rows_that_a_run_would_leave_out_are_warnings_unless_strict(bad_rows: st
             report.take(Examined(0, number, f"s0:{number}", kind=kind, reason="why"))
         found = {kind: level for kind, (level, _) in told(report).items()}
         assert found == {"blank": "error", **(dict.fromkeys(levels, "error") if strict else levels)}
-        refused = {kind for kind, finding in report.findings.items() if finding.fate == "a run would not start"}
+        refused = {kind for kind, finding in report.findings.items() if finding.consequence == "a run would not start"}
         assert refused == {
             "refuse": {"media", "crash", "missing column"}, "skip_media": {"missing column"}, "skip": set(),
         }[bad_rows]  # fmt: skip

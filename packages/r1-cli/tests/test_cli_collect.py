@@ -5,37 +5,53 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
-from cli_fakes import LONG, SHORT, DrainableEngine, Engine, Equality, Prompts, prompt, run, start
+from cli_fakes import LONG, SHORT, DrainableEngine, Engine, Equality, Prompts, collector, prompt, start
+from cli_groups import change
 
-from r1_cli.groups.supply import load_surplus, save_surplus
-from r1_cli.roles import Position, Run
-from r1_cli.sampling.ask import tell_apart
-from r1_cli.sampling.collect import Batch, collect
-from r1_cli.sampling.draws import prompts_needed
+from r1_cli.groups.group import Group
+from r1_cli.groups.supply import Supply, load_surplus, save_surplus
+from r1_cli.roles import Position
+from r1_cli.sampling.collect import DynamicSampling, prompts_needed
+from r1_cli.sampling.generate import with_distinct_ids
 from r1_cli.track.stopwatch import Stopwatch
 from r1_core.filtering import EMAStd, KeepAll, MeanRange
 from r1_data.types import DataError, Prompt
 from r1_rewards.types import Failure, RewardFailure, RewardInput, Score
 from r1_rollout.types import SamplingParams
 
+COUNTS = {"sampled": "groups_sampled", "tokens": "tokens_sampled", "discarded": "groups_discarded"}
 ENGINES = pytest.mark.parametrize("kind", [Engine, DrainableEngine])
 
 
-def step(of: Run, at: Position) -> tuple[Batch, Position]:
+@dataclass(frozen=True)
+class Batch:
+    """What a step collected."""
+
+    groups: list[Group]
+    supply: Supply
+    sampled: int
+    tokens: int
+    discarded: int
+    passed: int
+
+
+def step(of: DynamicSampling, at: Position) -> tuple[Batch, Position]:
     """Collect as a step of training does, with new weights after it."""
     engine: Any = of.scorer.generator
     engine.version = at.step
-    batch = collect(of, at, Stopwatch())
-    return batch, replace(at, step=at.step + 1, supply=batch.supply, filter=batch.next_filter)
+    groups, after, metrics = of.collect(at, Stopwatch())
+    counts = {name: int(metrics[f"rollout/{key}"]) for name, key in COUNTS.items()}
+    passed = round(counts["sampled"] * (1 - metrics["filter/rate"]))
+    return Batch(groups, after.supply, passed=passed, **counts), replace(after, step=at.step + 1)
 
 
-def steps(of: Run, at: Position, count: int) -> tuple[list[Batch], Position]:
+def steps(of: DynamicSampling, at: Position, count: int) -> tuple[list[Batch], Position]:
     batches = []
     for _ in range(count):
         batch, at = step(of, at)
@@ -47,7 +63,7 @@ def described(batches: Sequence[Batch]) -> list[Any]:
     """What a step trains on, and what it counts."""
     return [
         [
-            [(g.prompt.id, g.completions, g.responses, g.scores, g.rewards, g.dropped) for g in batch.groups],
+            [(g.prompt.id, g.responses, g.dropped) for g in batch.groups],
             replace(batch.supply, surplus=()), batch.sampled, batch.passed, batch.tokens, batch.discarded,
         ]
         for batch in batches
@@ -72,7 +88,7 @@ def test_before_anything_is_known_all_are_expected_to_pass_and_after_nothing_pas
 @ENGINES
 def test_which_groups_are_trained_on_does_not_depend_on_how_long_they_are(kind: type[Engine]) -> None:
     engine = kind(room=6, rate=0.6, swing=0.3)
-    batches, _ = steps(run(engine, wanted=64), start(), 60)
+    batches, _ = steps(collector(engine, wanted=64), start(), 60)
     assert not isinstance(engine, DrainableEngine) or engine.kept_out > 60
     lengths = [len(group.completions[0].token_ids) for batch in batches for group in batch.groups]
     assert len(lengths) == 60 * 64
@@ -81,7 +97,7 @@ def test_which_groups_are_trained_on_does_not_depend_on_how_long_they_are(kind: 
     assert abs(share - 0.5) < 0.03
     # What finished first would have been another choice: the first 32 of 44 that began at once.
     first = Engine(room=44, rate=1.0)
-    of = run(first, wanted=44)
+    of = collector(first, wanted=44)
     finished = []
     for number in range(50):
         list(first.generate([prompt(row) for row in of.stream.batch(number)], of.sampling))
@@ -93,7 +109,7 @@ def test_which_groups_are_trained_on_does_not_depend_on_how_long_they_are(kind: 
 @ENGINES
 def test_no_prompt_of_the_epoch_is_lost_or_sampled_twice(kind: type[Engine]) -> None:
     engine = kind(room=4, rate=0.7)
-    batches, at = steps(run(engine, wanted=24, batch=24), start(), 20)
+    batches, at = steps(collector(engine, wanted=24, batch=24), start(), 20)
     begun = [int(name.partition(":")[2]) for name in engine.begun]
     assert len(begun) == len({*begun}) == sum(batch.sampled for batch in batches)
     waiting = at.supply.pending
@@ -107,7 +123,7 @@ def test_an_engine_that_can_be_stopped_begins_no_more_than_it_must() -> None:
     begun = {}
     for kind in (Engine, DrainableEngine):
         engine = kind(room=2, rate=0.75, swing=0.25)
-        batch, at = step(run(engine, wanted=32, batch=32), start())
+        batch, at = step(collector(engine, wanted=32, batch=32), start())
         begun[kind] = batch.sampled
         assert len(batch.groups) == 32
         assert len(engine.begun) + len(at.supply.pending) == 32 * at.supply.cursor
@@ -117,9 +133,9 @@ def test_an_engine_that_can_be_stopped_begins_no_more_than_it_must() -> None:
 
 def test_what_is_not_needed_is_trained_on_next_and_says_so() -> None:
     engine = Engine(room=8, rate=0.5)
-    of = run(engine, wanted=32)
+    of = collector(engine, wanted=32)
     first, at = step(of, start())
-    kept = [one.group.prompt.id for one in at.supply.surplus]
+    kept = [one.prompt.id for one in at.supply.surplus]
     assert kept
     assert first.passed == 32 + len(kept)
     second, _ = step(of, at)
@@ -132,7 +148,7 @@ def test_keeping_the_surplus_samples_fewer_tokens_for_as_many_groups() -> None:
     tokens = {}
     for max_age in (0, 1):
         engine = Engine(room=8, rate=0.4)
-        batches, _ = steps(run(engine, wanted=32, max_age=max_age), start(), 40)
+        batches, _ = steps(collector(engine, wanted=32, max_age=max_age), start(), 40)
         assert all(len(batch.groups) == 32 for batch in batches)
         assert sum(batch.tokens for batch in batches) == engine.tokens
         assert sum(batch.discarded for batch in batches) == (0 if max_age else sum(b.passed - 32 for b in batches))
@@ -142,16 +158,18 @@ def test_keeping_the_surplus_samples_fewer_tokens_for_as_many_groups() -> None:
 
 def test_no_group_is_older_than_it_may_be() -> None:
     for max_age in (0, 1, 3):
-        batches, _ = steps(run(Engine(room=8, rate=0.5), wanted=16, max_age=max_age), start(), 30)
+        batches, _ = steps(collector(Engine(room=8, rate=0.5), wanted=16, max_age=max_age), start(), 30)
         ages = {number - group.completions[0].weight_version for number, b in enumerate(batches) for group in b.groups}
         assert max(ages) == min(max_age, 1)  # the surplus is used first, and is never enough for two steps
 
 
 @ENGINES
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_run_that_is_cut_anywhere_goes_on_as_if_it_were_not(kind: type[Engine], alone: bool, tmp_path: Path) -> None:
-    def fresh() -> Run:
-        return run(kind(room=3, rate=0.5, swing=0.4), wanted=48, alone=alone)
+@pytest.mark.parametrize("per_sample", [True, False])
+def test_a_run_that_is_cut_anywhere_goes_on_as_if_it_were_not(
+    kind: type[Engine], per_sample: bool, tmp_path: Path
+) -> None:
+    def fresh() -> DynamicSampling:
+        return collector(kind(room=3, rate=0.5, swing=0.4), wanted=48, per_sample=per_sample)
 
     whole, _ = steps(fresh(), start(), 8)
     for cut in range(1, 8):
@@ -176,30 +194,29 @@ def test_how_fast_the_verifier_is_changes_nothing() -> None:
             time.sleep(seconds * noise.random())
 
         engine = DrainableEngine(room=3, rate=0.5, swing=0.4)
-        found.append(described(steps(run(engine, wanted=48, verifier=Equality(dawdle)), start(), 4)[0]))
+        found.append(described(steps(collector(engine, wanted=48, verifier=Equality(dawdle)), start(), 4)[0]))
         assert engine.kept_out
     assert found[0] == found[1]
 
 
 def test_a_group_that_was_kept_comes_back_whole_from_a_checkpoint(tmp_path: Path) -> None:
-    _, at = step(run(Engine(room=8, rate=0.5), wanted=32), start())
+    _, at = step(collector(Engine(room=8, rate=0.5), wanted=32), start())
     failed = Score(0.5, {}, Failure("timeout", "30 s"), keep=False)
     surplus = tuple(
-        replace(one, group=replace(one.group, baseline=0.1, dropped=(failed,), responses=["\ud800ü", "x"]))
-        for one in at.supply.surplus
+        replace(change(group, 0, text="\ud800ü"), baseline=0.1, dropped=(failed,)) for group in at.supply.surplus
     )
     save_surplus(surplus, tmp_path)
     back = load_surplus(tmp_path, Prompts().__getitem__)
     for before, after in zip(surplus, back, strict=True):
         assert (after.row, after.version) == (before.row, before.version)
-        for name in ("completions", "responses", "scores", "rewards", "baseline", "dropped"):
-            assert getattr(after.group, name) == getattr(before.group, name)
-        assert after.group.prompt.id == before.group.prompt.id
+        for name in ("responses", "baseline", "dropped"):
+            assert getattr(after, name) == getattr(before, name)
+        assert after.prompt.id == before.prompt.id
     assert load_surplus(tmp_path / "nowhere", prompt) == ()
 
 
 def test_answers_to_a_prompt_that_has_changed_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _, at = step(run(Engine(room=8, rate=0.5), wanted=32), start())
+    _, at = step(collector(Engine(room=8, rate=0.5), wanted=32), start())
     first = at.supply.surplus[0].row
     save_surplus(at.supply.surplus, tmp_path)
 
@@ -217,7 +234,7 @@ def test_answers_to_a_prompt_that_has_changed_are_left_out(tmp_path: Path, caplo
 
 
 def test_too_few_groups_after_all_tries_make_a_smaller_step(caplog: pytest.LogCaptureFixture) -> None:
-    of = run(Engine(room=8, rate=0.3), wanted=16, tries=2)
+    of = collector(Engine(room=8, rate=0.3), wanted=16, tries=2)
     with caplog.at_level(logging.WARNING, logger="r1"):
         batch, at = step(of, start())
     assert 0 < len(batch.groups) < 16
@@ -227,13 +244,13 @@ def test_too_few_groups_after_all_tries_make_a_smaller_step(caplog: pytest.LogCa
 
 
 def test_where_none_passes_the_last_draw_is_trained_on() -> None:
-    batch, _ = step(run(Engine(room=8, rate=0.0), wanted=16, tries=3), start())
+    batch, _ = step(collector(Engine(room=8, rate=0.0), wanted=16, tries=3), start())
     assert (len(batch.groups), batch.sampled, batch.passed) == (16, 48, 0)
     assert [group.prompt.id for group in batch.groups] == [f"file:{row}" for row in range(32, 48)]
 
 
 def test_without_a_filter_each_step_is_a_batch_of_the_stream() -> None:
-    batches, at = steps(run(DrainableEngine(room=2, rate=0.5), wanted=12, batch=4), start(KeepAll()), 5)
+    batches, at = steps(collector(DrainableEngine(room=2, rate=0.5), wanted=12, batch=4), start(KeepAll()), 5)
     trained = [group.prompt.id for batch in batches for group in batch.groups]
     assert trained == [f"file:{row}" for row in range(60)]
     assert (at.supply.cursor, at.supply.draws, at.supply.pending, at.supply.surplus) == (15, 15, (), ())
@@ -241,7 +258,7 @@ def test_without_a_filter_each_step_is_a_batch_of_the_stream() -> None:
 
 def test_a_filter_that_compares_groups_sees_whole_batches() -> None:
     averaged = EMAStd(ema_start_step=1, filter_start_step=2, beta=0.5, ratio=0.9)
-    batches, at = steps(run(DrainableEngine(room=2, rate=0.4), wanted=16), start(averaged), 4)
+    batches, at = steps(collector(DrainableEngine(room=2, rate=0.4), wanted=16), start(averaged), 4)
     assert all(batch.sampled % 16 == 0 for batch in batches)
     assert at.supply.pending == ()
 
@@ -249,7 +266,7 @@ def test_a_filter_that_compares_groups_sees_whole_batches() -> None:
 def test_a_row_at_the_end_of_an_epoch_is_not_sampled_twice_with_the_same_noise() -> None:
     """Twenty rows, so that rows that are pending come again in the next batch."""
     engine = Engine(room=4, rate=0.6)
-    of = run(engine, wanted=16, rows=20)
+    of = collector(engine, wanted=16, rows=20)
     seen: set[tuple[str, int]] = set()
     generate = engine.generate
 
@@ -270,9 +287,9 @@ def test_a_row_that_a_batch_has_twice_gets_other_answers_each_time() -> None:
         def __getitem__(self, row: int) -> Prompt:
             return prompt(row % 3)
 
-    batch, _ = step(run(Engine(room=8, rate=1.0), wanted=24, dataset=Small()), start(KeepAll()))
+    batch, _ = step(collector(Engine(room=8, rate=1.0), wanted=24, dataset=Small()), start(KeepAll()))
     assert [group.prompt.id for group in batch.groups] == [f"file:{row % 3}" for row in range(24)]
-    asked = tell_apart([prompt(row % 3) for row in range(12)])
+    asked = with_distinct_ids([prompt(row % 3) for row in range(12)])
     assert len({one.id for one in asked}) == 12
     assert [one.id for one in asked[:4]] == ["file:0", "file:1", "file:2", "copy 2 of file:0"]
     lengths = {len(group.completions[0].token_ids) for group in batch.groups if group.prompt.id == "file:0"}
@@ -286,7 +303,7 @@ def test_where_none_passes_a_last_draw_that_cannot_be_read_gives_way_to_the_one_
                 raise DataError(f"row {row} is torn")
             return prompt(row)
 
-    batch, at = step(run(Engine(room=8, rate=0.0), wanted=16, tries=2, dataset=Torn()), start())
+    batch, at = step(collector(Engine(room=8, rate=0.0), wanted=16, tries=2, dataset=Torn()), start())
     assert 0 < len(batch.groups) <= 15
     assert (batch.passed, at.supply.surplus, batch.discarded) == (0, (), 0), "what did not pass is no surplus"
 
@@ -298,7 +315,7 @@ def test_data_that_is_gone_ends_the_step(tries: int) -> None:
             raise DataError("gone")
 
     with pytest.raises(DataError, match="no prompt of the batches from number 0"):
-        step(run(Engine(room=8, rate=1.0), wanted=8, tries=tries, dataset=Gone()), start())
+        step(collector(Engine(room=8, rate=1.0), wanted=8, tries=tries, dataset=Gone()), start())
 
 
 def test_prompts_that_cannot_be_read_make_a_step_smaller(caplog: pytest.LogCaptureFixture) -> None:
@@ -308,7 +325,7 @@ def test_prompts_that_cannot_be_read_make_a_step_smaller(caplog: pytest.LogCaptu
                 raise DataError(f"row {row} is torn")
             return prompt(row)
 
-    batch, at = step(run(Engine(room=8, rate=1.0), wanted=16, dataset=Torn()), start())
+    batch, at = step(collector(Engine(room=8, rate=1.0), wanted=16, dataset=Torn()), start())
     assert len(batch.groups) == 14
     assert at.supply.cursor == 1
 
@@ -316,7 +333,7 @@ def test_prompts_that_cannot_be_read_make_a_step_smaller(caplog: pytest.LogCaptu
         def __getitem__(self, row: int) -> Prompt:
             raise DataError("gone")
 
-    none = run(Engine(room=8, rate=1.0), wanted=1, tries=1, dataset=Gone())
+    none = collector(Engine(room=8, rate=1.0), wanted=1, tries=1, dataset=Gone())
     with pytest.raises(DataError, match="no prompt of the batches from number 0 to 0"):
         step(none, start(MeanRange()))
 
@@ -332,7 +349,7 @@ def test_answers_that_could_not_be_scored_are_replaced_by_other_prompts() -> Non
         def __getitem__(self, row: int) -> Prompt:
             return replace(prompt(row), metadata={"bad": row in (2, 5)})
 
-    of = run(Engine(room=8, rate=1.0), wanted=8, verifier=Dropping(), dataset=Marked())
+    of = collector(Engine(room=8, rate=1.0), wanted=8, verifier=Dropping(), dataset=Marked())
     batch, at = step(of, start(KeepAll()))
     assert [group.prompt.id for group in batch.groups] == [f"file:{row}" for row in (0, 1, 3, 4, 6, 7, 8, 9)]
     assert at.supply.pending == tuple(range(10, 16))
@@ -342,19 +359,21 @@ def test_answers_that_could_not_be_scored_are_replaced_by_other_prompts() -> Non
         def __getitem__(self, row: int) -> Prompt:
             return replace(prompt(row), metadata={"bad": row in (7, 8, 9)})
 
-    batch, _ = step(run(Engine(room=8, rate=1.0), wanted=8, verifier=Dropping(), dataset=Unlucky()), start(KeepAll()))
+    batch, _ = step(
+        collector(Engine(room=8, rate=1.0), wanted=8, verifier=Dropping(), dataset=Unlucky()), start(KeepAll())
+    )
     assert [group.prompt.id for group in batch.groups] == [f"file:{row}" for row in (*range(7), 10)]
 
     class Dead(Prompts):
         def __getitem__(self, row: int) -> Prompt:
             return replace(prompt(row), metadata={"bad": True})
 
-    with pytest.raises(RewardFailure, match="not one answer could be scored, to 8 prompts"):
-        step(run(Engine(room=8, rate=1.0), wanted=8, verifier=Dropping(), dataset=Dead()), start(KeepAll()))
+    with pytest.raises(RewardFailure, match="not one response could be scored, to 8 prompts"):
+        step(collector(Engine(room=8, rate=1.0), wanted=8, verifier=Dropping(), dataset=Dead()), start(KeepAll()))
 
     class Failing(Equality):
         def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
             raise RewardFailure("stop")
 
     with pytest.raises(RewardFailure, match="stop"):
-        step(run(Engine(room=8, rate=1.0), wanted=8, verifier=Failing()), start())
+        step(collector(Engine(room=8, rate=1.0), wanted=8, verifier=Failing()), start())

@@ -10,8 +10,7 @@ from cli_fakes import Engine, Equality, prompt, scorer, silent
 
 from r1_cli.assembly.verifiers import DispatchingVerifier
 from r1_cli.groups.group import Group
-from r1_cli.sampling.ask import sample_groups
-from r1_cli.sampling.scoring import ScoringThread
+from r1_cli.sampling.generate import ScoringThread, sample_groups
 from r1_cli.track.stopwatch import Stopwatch
 from r1_rewards.load import load
 from r1_rewards.types import RewardInput, Score
@@ -51,15 +50,15 @@ def test_what_finishes_while_the_verifier_is_busy_is_scored_in_one_call() -> Non
     groups = sample(scorer(Notifying(2, 0.5), verifier))
     assert [len(call) for call in verifier.calls] in ([2, 10], [4, 8], [6, 6], [8, 4], [10, 2], [12])
     assert {i: g.scores for i, g in groups.items()} == {
-        i: g.scores for i, g in sample(scorer(engine, alone=False)).items()
+        i: g.scores for i, g in sample(scorer(engine, per_sample=False)).items()
     }
 
 
 def test_a_batch_function_gets_all_answers_at_once_in_the_order_of_the_prompts() -> None:
     verifier = Equality()
-    groups = sample(scorer(Engine(3, 0.5), verifier, alone=False))
+    groups = sample(scorer(Engine(3, 0.5), verifier, per_sample=False))
     assert [len(call) for call in verifier.calls] == [12]
-    assert [item.response for item in verifier.calls[0]] == [text for g in groups.values() for text in g.responses]
+    assert [item.response for item in verifier.calls[0]] == [one.text for g in groups.values() for one in g.responses]
 
 
 def test_of_several_sources_each_is_scored_in_its_own_way() -> None:
@@ -71,7 +70,7 @@ def test_of_several_sources_each_is_scored_in_its_own_way() -> None:
                 noted.append(share)
         return [Score(float(item.source == "alone")) for item in inputs]
 
-    of = replace(scorer(Engine(2, 0.5), count), alone=lambda source: source == "alone")
+    of = replace(scorer(Engine(2, 0.5), count), per_sample=lambda source: source == "alone")
     prompts = [replace(prompt(row), source="alone" if row % 2 else "together") for row in range(6)]
     groups = sample_groups(of, prompts, PARAMS, Stopwatch(), silent)
     assert [group.scores[0].value for group in groups.values()] == [0, 1] * 3
@@ -131,7 +130,7 @@ def test_functions_say_whether_they_may_be_asked_about_single_answers(tmp_path: 
         load(f"{tmp_path}/single.py:score") as single,
     ):
         verifier = DispatchingVerifier(builtin, {"batch": batch, "single": single, "other": Equality()})
-        found = {name: verifier.alone(name) for name in ("any", "batch", "single", "other")}
+        found = {name: verifier.per_sample(name) for name in ("any", "batch", "single", "other")}
     assert found == {"any": True, "batch": False, "single": True, "other": False}
 
 
@@ -141,4 +140,4 @@ def test_services_say_so_too() -> None:
         load("http://127.0.0.1:9/score") as remote,
         load("judge", {"url": "http://127.0.0.1:9", "model": "m"}) as judge,
     ):
-        assert (remote.alone, judge.alone) == (False, True)
+        assert (remote.per_sample, judge.per_sample) == (False, True)

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from cli_groups import group
+from cli_groups import change, group
 
-from r1_cli.groups.filters import by_sample, filter_values, passes
+from r1_cli.groups.group import by_sample, filter_values, passes
 from r1_cli.groups.shaping import OverlongBuffer, Shaping
 from r1_core.filtering import KeepAll, MeanRange, NonzeroVariance
 from r1_core.reward_normalization import RewardNormalizer
@@ -40,7 +40,7 @@ def test_filters_look_at_the_reward_or_at_a_part_of_the_score() -> None:
     punished = BUFFER.punish(group(["a", "b", "c", "d"], [1.0] * 4))
     assert filter_values([punished], "overall") == [[1.0, 1.0, 0.75, 0.5]]
     assert filter_values([punished], "accuracy") == [[1.0] * 4]
-    failed = replace(punished, scores=[Score(0.0), *punished.scores[1:]])
+    failed = change(punished, 0, score=Score(0.0))
     assert filter_values([failed], "accuracy") == [[punished.rewards[0], 1.0, 1.0, 1.0]]
 
 

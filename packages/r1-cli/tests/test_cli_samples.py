@@ -4,14 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from cli_groups import group
+from cli_groups import change, group, of_version
 
-from r1_cli.groups.group import drop_failures, extend_positions, to_samples
-from r1_cli.groups.supply import Supply
+from r1_cli.groups.group import extend_positions, to_samples
 from r1_cli.measure.metrics import agreement, mean_of, reward_metrics, spread, staleness
 from r1_cli.measure.validate import is_correct, majority_is_correct, pass_at_k, summarise
-from r1_cli.sampling.collect import Batch
-from r1_core.filtering import KeepAll
 from r1_rewards.types import Failure, Score
 
 
@@ -63,8 +60,7 @@ def test_a_failed_score_is_never_correct() -> None:
 
 
 def test_failures_are_counted_by_cause() -> None:
-    failed = group(["a", "b"], [1.0, 0.0])
-    failed.scores[1] = Score(0.0, {"overall": 0.0}, Failure("timeout", "30 s"))
+    failed = change(group(["a", "b"], [1.0, 0.0]), 1, score=Score(0.0, {"overall": 0.0}, Failure("timeout", "30 s")))
     record = reward_metrics([failed])
     assert record["reward/failures"] == 1.0
     assert record["reward/failures/timeout"] == 1.0
@@ -74,15 +70,14 @@ def test_failures_are_counted_by_cause() -> None:
 
 def test_a_dropped_answer_leaves_its_group_and_is_still_counted() -> None:
     whole = group(["a", "b", "c"], [1.0, 0.5, 0.0])
-    whole.scores[1] = Score(-1.0, {}, Failure("timeout", "30 s"), keep=False)
-    left = drop_failures(whole)
-    assert left.responses == ["a", "c"]
+    left = change(whole, 1, score=Score(-1.0, {}, Failure("timeout", "30 s"), keep=False)).without_failures()
+    assert [response.text for response in left.responses] == ["a", "c"]
     assert [len(completion.token_ids) for completion in left.completions] == [1, 3]
     assert [score.value for score in left.scores] == [1.0, 0.0]
     record = reward_metrics([left])
     assert record["reward/failures/timeout"] == 1.0
     assert record["reward/overall"] == 0.5
-    assert drop_failures(left) is left
+    assert left.without_failures() is left
 
 
 def test_agreement_is_perfect_when_engine_and_learner_say_the_same() -> None:
@@ -100,19 +95,16 @@ def test_agreement_is_perfect_when_engine_and_learner_say_the_same() -> None:
 
 
 def test_groups_of_older_weights_are_told_apart_from_those_of_this_step() -> None:
-    fresh, kept = group(["a", "b"], [0.0, 1.0]), group(["c"], [1.0])
-    fresh.completions[:] = [dataclasses.replace(c, weight_version=7) for c in fresh.completions]
-    kept.completions[:] = [dataclasses.replace(c, weight_version=6) for c in kept.completions]
+    fresh, kept = of_version(7, group(["a", "b"], [0.0, 1.0])), of_version(6, group(["c"], [1.0]))
     groups = [kept, fresh]
-    batch = Batch(groups, Supply(), sampled=1, passed=1, tokens=3, discarded=0, next_filter=KeepAll())
     samples = [
         dataclasses.replace(s, old_logprobs=s.rollout_logprobs + 0.25 * (s.group_id == 0))  # type: ignore[operator]
         for s in to_samples(groups)
     ]
-    record = staleness(7, batch, samples)
+    record = staleness(7, groups, samples)
     assert record["rollout/staleness"] == pytest.approx(1 / 3)
     assert (record["rollout/logprob_gap_mean"], record["rollout/kept_logprob_gap_mean"]) == (0.0, 0.25)
-    alone = staleness(6, dataclasses.replace(batch, groups=[kept]), samples[:1])
+    alone = staleness(6, [kept], samples[:1])
     assert alone["rollout/staleness"] == 0
     assert not any(name.startswith("rollout/kept_") for name in alone)
 

@@ -42,7 +42,7 @@ def test_a_good_reward_passes_every_check(findings) -> None:  # type: ignore[no-
     assert found["loads"].result == "reward: sequential function"
     assert "\\boxed{} 1," in found["the ground truth, by form"].result
     assert "Answer: 0," in found["the ground truth, by form"].result
-    assert found["right beats wrong"].result == "written with nothing around it: right 1, wrong 0"
+    assert found["right beats wrong"].result == "written with <think> <answer> \\boxed{}: right 1, wrong 0"
     assert "p99" in found["milliseconds per answer, alone"].result
 
 

@@ -3,11 +3,9 @@
 import sys
 from pathlib import Path
 
-import torch
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
-torch.set_num_threads(1)
 # A busy machine is no reason for a property to fail.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")

@@ -133,6 +133,7 @@ def test_no_objective_sees_the_cut(name, learner, one_by_one):
         assert_same(outcome(learner, OBJECTIVES[name], batching), one_by_one[name], cut)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_no_objective_sees_the_number_of_ranks(name, one_by_one, of_two_ranks):
     for cut in CUTS_FOR_RANKS:

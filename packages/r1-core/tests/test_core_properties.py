@@ -57,7 +57,7 @@ INVARIANT = {
     "grpo_passk": GRPOPassK(eps=1e-12),
     "maxrl": BUILDERS["maxrl"](),
     "lite_ppo": BUILDERS["lite_ppo"](eps=1e-12),
-    "gdpo": BUILDERS["gdpo"](weights=(1.0, 0.3)),
+    "gdpo": BUILDERS["gdpo"](reward_weights=(1.0, 0.3)),
     "reinforce group_norm": Reinforce("group_norm", whiten=False, eps=1e-12),
     "reinforce_plus_plus": BUILDERS["reinforce_plus_plus"](),
     "reinforce_plus_plus_baseline": BUILDERS["reinforce_plus_plus_baseline"](),

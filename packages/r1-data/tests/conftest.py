@@ -9,7 +9,6 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -24,7 +23,6 @@ from transformers import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent))  # for helpers that worker processes import, too
-torch.set_num_threads(1)
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",

@@ -7,7 +7,7 @@ import pytest
 from data_targets import MEGABYTE, Stub
 from PIL import Image
 
-from r1_data.check import Examinee, Inspector, examine_all
+from r1_data.check import Inspector, SourceRows, examine_all
 from r1_data.formats import Columns
 from r1_data.lengths import KnownLengths
 from r1_data.messages import to_example
@@ -30,7 +30,7 @@ def convert(row_id, row):
 
 
 def examine(rows, renderer, limit=400, **others):
-    source = Examinee("data.train_files=rows.jsonl", Rows(rows), convert)
+    source = SourceRows("data.train_files=rows.jsonl", Rows(rows), convert)
     return list(examine_all([source], Inspector(renderer, limit), **others))
 
 
@@ -58,7 +58,7 @@ def test_each_kind_of_trouble_is_told_by_row(processor, picture):
         "prompt",
     ]  # fmt: skip
     assert all(f"rows.jsonl:{row.index + 1}: " in row.reason for row in found if row.kind)
-    assert (found[0].media, found[0].answer) == (1, "1")
+    assert (found[0].media, found[0].ground_truth) == (1, "1")
     assert found[9].tokens > 400
 
 
@@ -90,7 +90,7 @@ def test_rows_that_ask_the_same_have_one_digest(processor, picture):
     ("act", "reason"),
     [
         ("crash", r"its worker process ended by itself (exit code 7)"),
-        ("hang", "it took longer than 5 seconds"),
+        ("hang", "it took longer than 2 seconds"),
         ("swell", "it needs more than 314,572,800 bytes of memory"),
     ],
 )
@@ -98,7 +98,7 @@ def test_media_that_break_a_worker_are_named_and_the_rest_goes_on(act, reason):
     rows = [{"problem": "<image>?", "answer": "1", "images": [b"picture"]} for _ in range(9)]
     rows[5]["problem"] = f"<image>{act}"
     rows[2] = None
-    with Workers(Inspector(Stub(), 400), 1, memory_bytes=300 * MEGABYTE, seconds=5.0) as workers:
+    with Workers(Inspector(Stub(), 400), 1, memory_bytes=300 * MEGABYTE, seconds=2.0) as workers:
         found = examine(rows, Stub(), workers=workers)
     assert [row.index for row in found] == list(range(9))
     assert {row.index: row.kind for row in found if row.kind} == {2: "unreadable", 5: "crash"}
@@ -133,7 +133,7 @@ def test_sound_rows_are_looked_at_once_and_broken_ones_every_time(processor, pic
     cells = [str(tmp_path / "a.png"), picture(60, 60), bytes(damaged)]
     rows = [{"problem": "<image>?", "answer": "1", "images": [cell]} for cell in cells]
     rows += [{"problem": "text", "answer": "1"}, {"problem": "x" * 500, "answer": "1"}]
-    source, renderer = Examinee("s", Rows(rows), convert), Renderer(processor)
+    source, renderer = SourceRows("s", Rows(rows), convert), Renderer(processor)
 
     def run(limit=400):
         inspector = Counting(renderer, limit)
@@ -154,7 +154,7 @@ def test_a_check_saves_the_run_its_measuring(processor, picture, tmp_path):
     renderer = Renderer(processor)
     with closing(KnownLengths(tmp_path / "known.sqlite", renderer.fingerprint())) as known:
         (found,) = examine_all(
-            [Examinee("s", [("t:1", {})], lambda *_: example)], Inspector(renderer, 400), known=known
+            [SourceRows("s", [("t:1", {})], lambda *_: example)], Inspector(renderer, 400), known=known
         )
         assert known.get(known.key(example)) == found.tokens
 

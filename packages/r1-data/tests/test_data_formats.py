@@ -53,7 +53,7 @@ def test_each_format_is_found_and_asks_the_same(tmp_path, name, kind):
     if isinstance(text, list):
         assert text[0] == {"type": "image"}
         text = text[1]["text"]
-    assert (text, example.answer) == (QUESTION, "3")
+    assert (text, example.ground_truth) == (QUESTION, "3")
     assert len(example.media) == (name in ("easyr1", "lmm_r1", "r1v"))
     assert [m["role"] for m in example.messages] == (["system", "user"] if name == "rlpr" else ["user"])
 
@@ -78,7 +78,7 @@ def test_an_explicit_format_overrides_what_would_be_found():
     keys = ["prompt", "answer", "problem", "solution"]
     assert detect(keys, Columns()).format == "trl"
     found = detect(keys, Columns("prompt", "answer"), explicit=True, row_format="r1v")
-    assert (found.format, found.columns.prompt, found.columns.answer) == ("r1v", "problem", "solution")
+    assert (found.format, found.columns.prompt, found.columns.ground_truth) == ("r1v", "problem", "solution")
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_an_explicit_format_that_does_not_fit_is_refused(row_format, message):
 def test_named_columns_still_find_verls_answer():
     """As EasyR1's RLPR fork reads them: `answer_key` names a column that is not there."""
     found = detect(VERL, Columns("prompt", "answer"), explicit=True)
-    assert (found.format, found.columns.answer) == ("verl", "reward_model.ground_truth")
+    assert (found.format, found.columns.ground_truth) == ("verl", "reward_model.ground_truth")
 
 
 def test_an_answer_may_be_an_entry_of_a_mapping():
     row = {**VERL, "extra_info": {"answer": "three"}}
     found = detect(row, Columns("prompt", "extra_info.answer"), explicit=True)
-    assert to_example("t:1", row, found.columns).answer == "three"
+    assert to_example("t:1", row, found.columns).ground_truth == "three"
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_easyr1_row_becomes_content_items_with_media_in_order():
     row = {"problem": "<image>Left or <image> right?", "answer": "left", "images": [b"1", b"2"], "source": "s"}
     example = to_example(ROW, row, EASYR1)
     assert example.messages == [{"role": "user", "content": [IMAGE, text("Left or "), IMAGE, text(" right?")]}]
-    assert (example.id, example.media, example.answer) == (ROW, (b"1", b"2"), "left")
+    assert (example.id, example.media, example.ground_truth) == (ROW, (b"1", b"2"), "left")
     assert example.metadata == {"source": "s"}
 
 
@@ -53,14 +53,14 @@ def test_gsm8k_row_keeps_its_answer_as_published():
     row = {"question": "How many?", "answer": "9 + 9 = <<9+9=18>>18\n#### 18"}
     example = to_example(ROW, row, detect_columns(row, Columns(), explicit=False))
     assert example.messages == [{"role": "user", "content": "How many?"}]
-    assert example.answer == row["answer"]
+    assert example.ground_truth == row["answer"]
 
 
 @pytest.mark.parametrize(
     ("answer", "expected"), [("007", "007"), (18, "18"), (0, "0"), (0.5, "0.5"), (["é", 2], '["é", 2]'), ("", "")]
 )
 def test_answers_become_text(answer, expected):
-    assert to_example(ROW, {"prompt": "?", "answer": answer}, Columns()).answer == expected
+    assert to_example(ROW, {"prompt": "?", "answer": answer}, Columns()).ground_truth == expected
 
 
 @pytest.mark.parametrize("images", [[b"1"], b"1", {"bytes": b"1", "path": None}])

@@ -23,7 +23,7 @@ def test_text_prompt_is_the_rendered_chat(tokenizer):
     assert tokenizer.decode(prompt.token_ids) == prompt.text
     assert prompt.engine_token_ids == prompt.token_ids
     assert prompt.position_ids.tolist() == [list(range(len(prompt.token_ids)))]
-    assert (prompt.images, prompt.model_inputs, prompt.answer, prompt.metadata) == ((), {}, "3", {"source": "s"})
+    assert (prompt.images, prompt.model_inputs, prompt.ground_truth, prompt.metadata) == ((), {}, "3", {"source": "s"})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -106,7 +106,7 @@ def test_prompts_of_workers_equal_those_made_here(processor, picture, movie):
         dataset.prefetch([5, 4, 3, 2, 1, 0])
         for index in (0, 5, 3, 1, 2, 4):
             own, made = expected[index], dataset[index]
-            assert (own.id, own.answer) == (made.id, made.answer)
+            assert (own.id, own.ground_truth) == (made.id, made.ground_truth)
             assert (own.token_ids, own.metadata, own.text) == (made.token_ids, made.metadata, made.text)
             assert [image.tobytes() for image in own.images] == [image.tobytes() for image in made.images]
             assert all(torch.equal(a, b) for a, b in zip(own.videos, made.videos, strict=True))

@@ -1,5 +1,6 @@
 """The example reward functions, loaded as a run loads them, give what EasyR1's users expect."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,26 @@ DAPO = {"max_response_length": 1000, "overlong_buffer_length": 200, "overlong_pe
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples belong to the repository, not to the wheel")
 
 
-def parts(name, kwargs, *samples):
-    with load(f"{EXAMPLES}/reward_function/{name}.py:compute_score", kwargs) as verifier:
-        scores = verifier([RewardInput(*sample) for sample in samples])
-    assert all(score.error is None for score in scores)
-    return [dict(score.parts) for score in scores]
+@pytest.fixture(scope="module")
+def parts():
+    """Scores samples by an example, `parts("math", sample, …, format_weight=1.0)`; each is loaded once."""
+    opened = {}
+    with ExitStack() as stack:
+
+        def parts(name, *samples, **kwargs):
+            if (name, *kwargs.items()) not in opened:
+                verifier = load(f"{EXAMPLES}/reward_function/{name}.py:compute_score", kwargs)
+                opened[name, *kwargs.items()] = stack.enter_context(verifier)
+            scores = opened[name, *kwargs.items()]([RewardInput(*sample) for sample in samples])
+            assert all(score.error is None for score in scores)
+            return [dict(score.parts) for score in scores]
+
+        yield parts
 
 
-def test_math_weighs_accuracy_and_format():
+def test_math_weighs_accuracy_and_format(parts):
     scores = parts(
         "math",
-        {},
         (r"<think>a</think> \boxed{5}", "5"),
         (r"\boxed{5}", "5"),
         (r"<think>a</think>\boxed{4}", "5"),
@@ -31,21 +41,19 @@ def test_math_weighs_accuracy_and_format():
         ("<think></think>" + r"\boxed{</think>" * 20_000, "5"),
     )
     assert [score["overall"] for score in scores] == pytest.approx([1.0, 0.9, 0.1, 0.0, 1.0, 0.0])
-    assert parts("math", {"format_weight": 1.0}, (r"\boxed{5}", "5"))[0]["overall"] == 0.0
+    assert parts("math", (r"\boxed{5}", "5"), format_weight=1.0)[0]["overall"] == 0.0
 
 
-def test_r1v_weighs_accuracy_and_format_equally():
-    scores = parts(
-        "r1v", {}, ("<think>a</think><answer>5</answer>", "5"), ("<answer>5</answer>", "5"), ("<think>5", "5")
-    )
+def test_r1v_weighs_accuracy_and_format_equally(parts):
+    scores = parts("r1v", ("<think>a</think><answer>5</answer>", "5"), ("<answer>5</answer>", "5"), ("<think>5", "5"))
     assert [score["overall"] for score in scores] == [1.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize(
     ("length", "overlong"), [(0, 0.0), (800, 0.0), (801, -0.005), (850, -0.25), (1000, -1.0), (1001, -1.0)]
 )
-def test_dapo_punishes_overlong_responses_softly(length, overlong):
-    right, wrong = parts("dapo", DAPO, ("so\nAnswer: 5", "5", length), ("Answer: 4", "5", length))
+def test_dapo_punishes_overlong_responses_softly(parts, length, overlong):
+    right, wrong = parts("dapo", ("so\nAnswer: 5", "5", length), ("Answer: 4", "5", length), **DAPO)
     assert right == pytest.approx(
         {"overall": 1 + overlong, "accuracy": 1.0, "overlong": overlong, "accuracy_normalized": 1.0}
     )
@@ -54,12 +62,12 @@ def test_dapo_punishes_overlong_responses_softly(length, overlong):
     )
 
 
-def test_dapo_reads_the_last_300_characters_only():
-    assert parts("dapo", DAPO, ("Answer: 4\n" + "x" * 400, "4"))[0]["accuracy"] == -1.0
+def test_dapo_reads_the_last_300_characters_only(parts):
+    assert parts("dapo", ("Answer: 4\n" + "x" * 400, "4"), **DAPO)[0]["accuracy"] == -1.0
 
 
-def test_android_gui_compares_the_chosen_number():
-    scores = parts("android_gui", {}, ("I choose option 2", "2"), (" 2\n", "2"), ("3", "1"), ("none", "1"))
+def test_android_gui_compares_the_chosen_number(parts):
+    scores = parts("android_gui", ("I choose option 2", "2"), (" 2\n", "2"), ("3", "1"), ("none", "1"))
     assert [score["overall"] for score in scores] == [1.0, 1.0, 0.0, 0.0]
 
 

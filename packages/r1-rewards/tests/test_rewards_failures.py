@@ -53,7 +53,7 @@ def test_the_policy_drop_marks_failures_and_keeps_them_out_of_the_parts(write):
 
 def test_the_policy_stop_raises_and_names_the_sample_and_the_cause(write):
     with load(write(MIXED), failure_policy="stop") as verifier:
-        with pytest.raises(RewardFailure, match=r"answer 1 \(exception\): ValueError: ugh"):
+        with pytest.raises(RewardFailure, match=r"response 1 \(exception\): ValueError: ugh"):
             verifier(inputs(1, "bad", 2))
         assert [score.value for score in verifier(inputs(1, 2))] == [1.0, 2.0]
 
@@ -160,7 +160,9 @@ def test_scoring_works_beside_a_running_event_loop(write):
     assert ticks > 0
 
 
-def test_a_ray_actor_can_hold_a_verifier(write):
+@pytest.mark.slow
+def test_a_ray_actor_can_hold_a_verifier(write, monkeypatch):
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # or each worker is started as `uv run pytest` was
     ray = pytest.importorskip("ray", reason="ray is not installed")
 
     class Judge:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 from loopback import answering
 
 from r1_rewards import RewardInput, RewardSpecError, load
+from r1_rewards.workers import batch
 
 BATCH = "def f(reward_inputs):\n    return [one(r['response']) for r in reward_inputs]\n"
 
@@ -66,7 +68,7 @@ def test_metadata_columns_are_keys_that_never_hide_the_response(write):
     spec = write("def f(rs):\n    return [float(r['level'] == 2 and r['response'] == 'a') for r in rs]\n")
     with load(spec) as verifier:
         assert verifier([RewardInput("a", "", metadata={"level": 2, "response": "x"})])[0].value == 1.0
-        with pytest.raises(TypeError, match="metadata of answer 0: 'image' is bytes"):
+        with pytest.raises(TypeError, match="metadata of response 0: 'image' is bytes"):
             verifier([RewardInput("a", "", metadata={"image": b"x"})])
 
 
@@ -130,12 +132,56 @@ def test_a_batch_call_that_hangs_is_scored_again_alone(write):
     assert causes(scores) == [None, None]
 
 
-def test_a_function_that_never_returns_does_not_cost_a_timeout_per_sample(write):
+def test_a_function_that_never_returns_does_not_cost_a_timeout_per_sample(write, monkeypatch):
+    monkeypatch.setattr(batch, "MAX_HANGING_SUSPECTS", 4)
     spec = write("import time\nREWARD_TYPE = 'sequential'\ndef f(r):\n    time.sleep(600)\n")
     with load(spec, timeout=0.2) as verifier:
         scores = verifier(inputs(*"abcdefghijklmnopqrst"))
     assert causes(scores) == ["timeout"] * 20
-    assert sum("not tried" in score.error.message for score in scores) >= 14
+    assert sum("not tried" in score.error.message for score in scores) >= 8
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_sample_fails_untried_while_half_of_the_batch_hangs(write, workers):
+    spec = write(
+        "import time\nREWARD_TYPE = 'sequential'\n"
+        "def f(r):\n    time.sleep(600 * (r['response'] == 'hang'))\n    return 1\n"
+    )
+    shuffled = list(range(24))
+    random.Random(0).shuffle(shuffled)  # as a batch is: the first ten that are tried hang
+    responses = ["hang" if shuffled.index(index) < 10 or index % 4 == 0 else "good" for index in range(24)]
+    with load(spec, timeout=1.0, workers=workers) as verifier:
+        scores = verifier(inputs(*responses))
+    assert causes(scores) == ["timeout" if response == "hang" else None for response in responses]
+
+
+def test_a_process_of_another_session_dies_with_the_sample_that_started_it(write, tmp_path):
+    spec = write(
+        "import pathlib, subprocess, time\nREWARD_TYPE = 'sequential'\n"
+        "def f(r):\n    shell = 'sleep 600 & echo $! > ' + r['response'] + '; sleep 600'\n"
+        "    subprocess.Popen(['sh', '-c', shell], start_new_session=True)\n    time.sleep(600)\n"
+    )
+    with load(spec, timeout=1.5) as verifier:
+        assert causes(verifier(inputs(str(tmp_path / "pid")))) == ["timeout"]
+        assert ended(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("end", ["os._exit(3)", "return 1.0"])
+def test_what_a_worker_leaves_behind_dies_with_it_at_the_latest(write, tmp_path, end):
+    spec = write(
+        "import os, pathlib, subprocess, time\nREWARD_TYPE = 'sequential'\n"
+        "def f(r):\n    shell = 'sleep 600 & echo $! > ' + r['response']\n"
+        f"    subprocess.run(['setsid', 'sh', '-c', shell])\n    {end}\n"
+    )
+    with load(spec, timeout=20) as verifier:
+        verifier(inputs(str(tmp_path / "pid")))
+    assert ended(int((tmp_path / "pid").read_text()))
+
+
+def test_a_reward_that_forks_and_comes_back_twice_shifts_no_score(write):
+    spec = write("import os\nREWARD_TYPE = 'sequential'\ndef f(r):\n    os.fork()\n    return float(r['response'])\n")
+    with load(spec) as verifier:
+        assert [score.value for score in verifier(inputs(*map(str, range(20))))] == [float(i) for i in range(20)]
 
 
 @pytest.mark.parametrize("returned", ["[1.0]", "[1.0] * 9", "1.0", "{'overall': 1.0}", "None"])

@@ -14,9 +14,10 @@ ROWS = re.findall(r"^\| (`.*?`) \|.*\| (?:`([^|]*)`|see below) \|$", README.read
 EXAMPLES = [example for _, example in ROWS if example]
 
 
-def test_every_verifier_has_a_row():
+def test_every_row_names_a_verifier_and_the_services_have_rows():
     named = {name for names, _ in ROWS for name in re.findall(r"`(\w+)`", names)}
-    assert named == {*BUILTINS, *SERVICES, "reference_probability"}
+    assert named <= {*BUILTINS, *SERVICES, "reference_probability"}
+    assert named >= {*SERVICES, "reference_probability"}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

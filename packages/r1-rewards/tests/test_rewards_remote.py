@@ -106,7 +106,7 @@ def test_work_is_balanced_and_a_dead_server_is_failed_over():
         ((200, b"[" * 100_000), "wrong_shape", "not JSON"),
         ((200, {"reward": [1.0]}), "wrong_shape", "no list 'rewards'"),
         ((200, [1.0]), "wrong_shape", "no list 'rewards'"),
-        ((200, {"rewards": [1.0, 2.0]}), "wrong_shape", "2 rewards for 1 answers"),
+        ((200, {"rewards": [1.0, 2.0]}), "wrong_shape", "2 rewards for 1 responses"),
         ((200, {"rewards": ["1.0"]}), "wrong_shape", "not a number"),
         ((200, {"rewards": [math.nan]}), "non_finite", "nan"),
         ((200, b'{"rewards": [1e999]}'), "non_finite", "inf"),

@@ -222,7 +222,7 @@ def test_folders_with_modules_can_be_opened_to_programs(tmp_path):
         assert printed(sandbox.run("import extra; print(extra.VALUE)", b"", 5)) == "7\n"
 
 
-def wardens():
+def supervisors():
     """The processes of this process's sandboxes."""
     found = []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
@@ -231,7 +231,7 @@ def wardens():
                 words = file.read().split("\0")
         except OSError:
             continue
-        if "jail.warden" in " ".join(words) and words[-2] == str(os.getpid()) and not ended(pid):
+        if "jail.supervisor" in " ".join(words) and words[-2] == str(os.getpid()) and not ended(pid):
             found.append(pid)
     return found
 
@@ -252,13 +252,13 @@ def eventually(condition, seconds=30):
 
 
 def test_nothing_is_left_after_closing_even_in_the_middle_of_a_run():
-    before, descriptors = set(wardens()), len(os.listdir("/proc/self/fd"))
+    before, descriptors = set(supervisors()), len(os.listdir("/proc/self/fd"))
     sandbox = Sandbox(LIMITS)
     conversation = sandbox.start("answer", "while True: pass")
-    assert len(set(wardens()) - before) == 3  # warden, keeper, program
+    assert len(set(supervisors()) - before) == 3  # supervisor, launcher, program
     conversation.close()
     sandbox.close()
-    assert eventually(lambda: not set(wardens()) - before)
+    assert eventually(lambda: not set(supervisors()) - before)
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 

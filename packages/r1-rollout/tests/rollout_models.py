@@ -24,7 +24,6 @@ TEXT = {
 
 def sharpen(model: Any) -> Any:
     """Scale random weights up, so that the tiny model has opinions instead of a flat distribution."""
-    torch.set_num_threads(1)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

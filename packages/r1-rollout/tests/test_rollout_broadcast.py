@@ -17,6 +17,7 @@ from fake_vllm import FakeServer
 from server_pools import PARAMS, Pools, adapter, all_ready, prompts, wait_for, weights
 
 import r1_rollout
+from r1_rollout.errors import WeightsError
 from r1_rollout.vllm.client import Endpoint
 from r1_rollout.vllm.nccl_group import NcclSender
 from r1_rollout.vllm.servers import transfer
@@ -24,7 +25,6 @@ from r1_rollout.vllm.servers.broadcast import Broadcast, BrokenOff
 from r1_rollout.vllm.servers.server import LocalServer
 from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
 from r1_rollout.vllm.tcp_group import TcpReceiver, TcpSender, own_address
-from r1_rollout.weights import WeightsError
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 SOURCES = str(Path(r1_rollout.__file__).parents[1])

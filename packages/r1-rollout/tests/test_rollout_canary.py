@@ -24,8 +24,9 @@ from rollout_faults import (
 from rollout_models import TEXT, sharpen, vision_config
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Config, Qwen2ForCausalLM
 
-from r1_rollout.canary import TOLERANCE, Canary, StaleWeights, widest_gap
+from r1_rollout.canary import TOLERANCE, Canary, widest_gap
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.errors import StaleWeights
 from r1_rollout.fault import find_fault, group_of
 from r1_rollout.lora import Adapter
 from r1_rollout.probes import RESPONSE, ProbePrompt, Probes, spread_tokens, text_probes

@@ -26,8 +26,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.embedded.kv import GroupCache
+from r1_rollout.errors import WeightsError
 from r1_rollout.types import Drainable, Generator, SamplingParams
-from r1_rollout.weights import WeightsError
 
 
 @pytest.fixture(params=["text_model", "vision_model"])

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
-from r1_rollout.weights import WeightsError, WeightStore
+from r1_rollout.weights import WeightStore
 
 TARGETS = ("q_proj", "down_proj")
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from r1_rollout.errors import WeightsError
 from r1_rollout.names import adapter_part, core, unwrapped
-from r1_rollout.weights import WeightsError, load_weights
+from r1_rollout.weights import load_weights
 
 
 @pytest.mark.parametrize(

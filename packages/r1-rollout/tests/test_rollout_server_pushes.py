@@ -7,9 +7,9 @@ import torch
 from fake_vllm import FakeServer
 from server_pools import PARAMS, Pools, adapter, all_ready, prompts, take, wait_for, weights
 
+from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
-from r1_rollout.weights import WeightsError
 
 
 def test_every_server_holds_the_new_weights_before_it_serves(pools: Pools) -> None:

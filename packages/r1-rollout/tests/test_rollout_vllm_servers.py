@@ -17,6 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from vllm_cases import adapted
 
 import r1_rollout
+from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault, ask
@@ -24,7 +25,6 @@ from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.protocol import generate_body
 from r1_rollout.vllm.servers.server import LocalServer, vllm_command
 from r1_rollout.vllm.servers.supervisor import Deadlines
-from r1_rollout.weights import WeightsError
 
 pytestmark = [
     pytest.mark.vllm,

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from r1_rollout.weights import WeightsError, WeightStore, buckets, load_weights
+from r1_rollout.errors import WeightsError
+from r1_rollout.weights import WeightStore, buckets, load_weights
 
 
 class Tied(nn.Module):

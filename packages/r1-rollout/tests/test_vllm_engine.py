@@ -28,11 +28,10 @@ from vllm_cases import (
     start,
 )
 
-from r1_rollout.errors import EngineError
+from r1_rollout.errors import EngineError, WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Generator, SamplingParams
 from r1_rollout.vllm.engine import VllmEngine
-from r1_rollout.weights import WeightsError
 
 pytestmark = [
     pytest.mark.vllm,

@@ -1,32 +1,46 @@
-"""The training loop: sample, score, compare, update, repeat."""
+"""The training loop: sample groups, score them, compare within each group, update the policy, repeat."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from r1_cli.groups.group import to_samples
 from r1_cli.groups.supply import save_surplus
-from r1_cli.measure.metrics import divergence, step_metrics, update_metrics
-from r1_cli.measure.validate import validate
-from r1_cli.roles import Position, Run, Schedule
-from r1_cli.sampling.collect import collect
-from r1_cli.state.checkpoints import Draft
-from r1_cli.state.stop import Stopped
-from r1_cli.track import Generation
+from r1_cli.measure.metrics import divergence, performance, step_metrics, update_metrics
+from r1_cli.measure.validate import Validation
+from r1_cli.roles import Collector, Learner, Position, Schedule, Update
+from r1_cli.state.checkpoints import CheckpointStore, Draft
+from r1_cli.state.stop import Stopped, StopRequest
+from r1_cli.track import Generation, Tracker
 from r1_cli.track.stopwatch import Stopwatch
 from r1_core.needs import OF_POLICY, OF_REFERENCE
 from r1_core.objective import Objective
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
-from r1_rollout.canary import StaleWeights
-from r1_rollout.errors import EngineError
-from r1_rollout.vllm.client import ServerError
+from r1_rollout.errors import RolloutError
+from r1_rollout.types import Generator
 
 # What ends a run between two steps, where the learner is whole: its last step is saved before.
-SAMPLING_FAILED = (RewardFailure, StaleWeights, EngineError, ServerError)
+SAMPLING_FAILED = (RewardFailure, RolloutError)
 
 log = logging.getLogger("r1")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything one training run consists of."""
+
+    learner: Learner
+    engine: Generator
+    collector: Collector
+    update: Update
+    schedule: Schedule
+    validation: Validation | None
+    store: CheckpointStore
+    tracker: Tracker
+    stop: StopRequest
+    save_assets: Callable[[Path], None]  # tokenizer, processor and configuration, so that a checkpoint stands alone
 
 
 def train(run: Run, at: Position) -> Position:
@@ -38,50 +52,70 @@ def train(run: Run, at: Position) -> Position:
     try:
         if run.validation and run.schedule.val_before_train and not run.tracker.has(at.step):
             with run.stop.interruptible():
-                run.tracker.log(at.step, *validate(run, at.step))
+                run.tracker.log(at.step, *validate(run, run.validation, at.step))
         while at.step < run.schedule.total_steps:
             at, record = take_step(run, at)
             conclude_step(run, at, record)
             run.stop.check()
-    except (Stopped, *SAMPLING_FAILED) as request:
-        log.warning("%s: leaving after step %d", request, at.step)
+    except (Stopped, *SAMPLING_FAILED) as reason:
+        log.warning("%s: leaving after step %d", reason, at.step)
         if at.step not in run.store.steps():
             run.store.publish(write_checkpoint(run, at, {}))
-        if not isinstance(request, Stopped):
+        if not isinstance(reason, Stopped):
             raise
     return at
 
 
 def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
-    """Improve the policy once; return the new position and the step's metrics."""
+    """Improve the policy once; return the new position and the step's metrics.
+
+    This is GRPO (arXiv 2402.03300), or whatever estimator and loss make of it: sample a group of responses to each
+    prompt from the policy as it is, score them, ask by how much each is better than its group, and make the better ones
+    likelier, within a trust region around the policy that sampled, and near the reference.
+    """
     watch = Stopwatch(run.tracker.stage)
+    update = run.update
     with watch("step"):
-        with run.stop.interruptible(), run.scorer.generator.awake(run.learner.weights(), at.step):
-            batch = collect(run, at, watch)
-        groups, rewards = run.shaping.finish(batch.groups, at.rewards)
+        with run.stop.interruptible(), run.engine.awake(run.learner.weights(), at.step):
+            groups, after, collected = run.collector.collect(at, watch)
         samples = to_samples(groups)
-        with watch("old"):
-            samples = run.learner.annotate(samples, run.needs & OF_POLICY)
-        with watch("ref"):
+        with watch("old"):  # log π_old of each token, unless the update's own forward pass gives it
+            samples = run.learner.annotate(samples, update.needs & OF_POLICY)
+        with watch("ref"):  # log π_ref
             samples = run.learner.annotate(samples, OF_REFERENCE)
-        with watch("adv"):
-            samples = run.estimate(samples, groups, at.kl.coef)
-        with watch("update_actor"):
-            samples, updates = update(run, samples, replace(run.objective, kl_coef=at.kl.coef))
-    record = step_metrics(run, at, batch, samples, watch.lap()) | update_metrics(updates)
+        with watch("adv"):  # A, for GRPO (r − mean r) / std r over the group
+            samples = update.estimate(samples, groups, at.kl.coef)
+        with watch("update_actor"):  # ascend min(ratio · A, clip(ratio) · A) − β KL(π, π_ref), with ratio = π / π_old
+            samples, updates = update_policy(run, samples, replace(update.objective, kl_coef=at.kl.coef))
+    record = collected | step_metrics(at.step, groups, samples, run.engine) | update_metrics(updates)
+    record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
     kl = at.kl.update(divergence(samples), len(samples))
-    return Position(at.step + 1, batch.supply, kl, batch.next_filter, rewards), record
+    return replace(after, step=at.step + 1, kl=kl), record
 
 
-def update(run: Run, samples: list[Sample], objective: Objective) -> tuple[list[Sample], list[dict[str, float]]]:
+def update_policy(run: Run, samples: list[Sample], objective: Objective) -> tuple[list[Sample], list[dict[str, float]]]:
     """Take the optimizer steps; return the samples with their old log-probs, and the metrics of each step."""
-    if "old_logprobs" not in run.needs:
+    if "old_logprobs" not in run.update.needs:
         samples, metrics = run.learner.forward_backward_on_policy(samples, objective)
         return samples, [metrics | run.learner.optim_step()]
     return samples, [
         run.learner.forward_backward(minibatch, objective) | run.learner.optim_step()
         for minibatch in minibatches(samples, run.schedule)
     ]
+
+
+def minibatches(samples: Sequence[Sample], schedule: Schedule) -> Iterator[list[Sample]]:
+    """Yield the samples of each optimizer step: whole groups, `global_batch_size` at a time, `ppo_epochs` times."""
+    groups = samples[-1].group_id + 1
+    for _ in range(schedule.ppo_epochs):
+        for first in range(0, groups, schedule.global_batch_size):
+            yield [s for s in samples if first <= s.group_id < first + schedule.global_batch_size]
+
+
+def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, float], list[Generation]]:
+    """Measure the weights of `step` on the validation set; return its metrics and some responses to look at."""
+    with run.engine.awake(run.learner.weights(), step):
+        return validation.measure()
 
 
 def conclude_step(run: Run, at: Position, record: dict[str, float]) -> None:
@@ -95,7 +129,7 @@ def conclude_step(run: Run, at: Position, record: dict[str, float]) -> None:
     if run.validation and run.schedule.validates(at.step):
         try:
             with watch("validation"):
-                scores, generations = validate(run, at.step)
+                scores, generations = validate(run, run.validation, at.step)
         except SAMPLING_FAILED:
             run.tracker.log(at.step, record)
             raise
@@ -108,14 +142,6 @@ def conclude_step(run: Run, at: Position, record: dict[str, float]) -> None:
     run.tracker.log(at.step, record, generations)
     if draft:
         run.store.publish(draft)
-
-
-def minibatches(samples: Sequence[Sample], schedule: Schedule) -> Iterator[list[Sample]]:
-    """Yield the samples of each optimizer step: whole groups, `global_batch_size` at a time, `ppo_epochs` times."""
-    groups = samples[-1].group_id + 1
-    for _ in range(schedule.ppo_epochs):
-        for first in range(0, groups, schedule.global_batch_size):
-            yield [s for s in samples if first <= s.group_id < first + schedule.global_batch_size]
 
 
 def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> Draft:

@@ -8,12 +8,9 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from r1_cli.groups.estimate import Estimate
-from r1_cli.groups.group import Decoder
-from r1_cli.groups.shaping import Shaping
+from r1_cli.groups.group import Decoder, Group
 from r1_cli.groups.supply import Supply, resume_supply
-from r1_cli.state.checkpoints import CheckpointStore
-from r1_cli.state.stop import StopRequest
-from r1_cli.track import Tracker
+from r1_cli.track.stopwatch import Stopwatch
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
 from r1_core.learner.facts import Facts
@@ -23,7 +20,7 @@ from r1_core.reward_normalization import RewardNormalizer
 from r1_core.types import Sample
 from r1_data.types import Prompt
 from r1_rewards.types import Verifier
-from r1_rollout.types import Generator, SamplingParams
+from r1_rollout.types import Generator
 
 Item = TypeVar("Item")
 
@@ -88,7 +85,7 @@ class Scorer:
     generator: Generator
     verifier: Verifier
     tokenizer: Decoder
-    alone: Callable[[str], bool]  # whether answers to a source's prompts may be scored without the others
+    per_sample: Callable[[str], bool]  # whether a source's responses may be scored one by one: see `OpenVerifier`
     skip_special_tokens: bool = True
     failures_shown: set[str] = field(default_factory=set)  # causes of failed rewards that the user has seen
 
@@ -101,12 +98,8 @@ class Schedule:
     rollout_batch_size: int  # prompts per step
     global_batch_size: int  # prompts per optimizer step
     ppo_epochs: int
-    max_try_make_batch: int  # batches of the stream that a step may begin; -1: no limit
-    surplus_max_age: int  # steps between a group's sampling and its use
     val_freq: int
     val_before_train: bool
-    val_batch_size: int  # prompts sampled at a time; -1: all at once
-    val_generations_to_log: int
     save_freq: int
     save_model_only: bool
 
@@ -130,7 +123,7 @@ class Position:
     supply: Supply
     kl: KLController
     filter: GroupFilter
-    rewards: RewardNormalizer
+    normalizer: RewardNormalizer  # of rewards
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold, as JSON can; the surplus has files of its own."""
@@ -139,46 +132,35 @@ class Position:
             **self.supply.state(),
             "kl_coef": self.kl.coef,
             "filter": self.filter.state(),
-            "rewards": asdict(self.rewards),
+            "rewards": asdict(self.normalizer),
         }
 
     def resume(self, state: Mapping[str, Any]) -> "Position":
         """Return the position of a checkpoint's state, under this one's settings."""
         return Position(
-            state["step"],
-            resume_supply(state),
-            self.kl.resume(state["kl_coef"]),
-            self.filter.resume(state.get("filter", {})),
-            RewardNormalizer(**state.get("rewards", {})),
+            step=state["step"],
+            supply=resume_supply(state),
+            kl=self.kl.resume(state["kl_coef"]),
+            filter=self.filter.resume(state.get("filter", {})),
+            normalizer=RewardNormalizer(**state.get("rewards", {})),
         )
 
 
+# The groups that a step trains on, the position after they were sampled (the step is not taken yet), and metrics.
+Collected = tuple[list[Group], Position, dict[str, float]]
+
+
+class Collector(Protocol):
+    """Gives a step its groups; now, or by then, as one that samples ahead of the learner would."""
+
+    def collect(self, at: Position, watch: Stopwatch) -> Collected:
+        """Return the scored groups of the step that begins at `at`; the engine is awake."""
+
+
 @dataclass(frozen=True, slots=True)
-class Validation:
-    """Prompts to validate on, and how they are answered."""
+class Update:
+    """How groups become a step of the policy: advantages, objective, and what the two ask for."""
 
-    dataset: Dataset
-    sampling: SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Everything one training run consists of."""
-
-    learner: Learner
-    scorer: Scorer
-    dataset: Dataset
-    stream: Stream
-    validation: Sequence[Validation]
-    sampling: SamplingParams
     estimate: Estimate
     objective: Objective
     needs: frozenset[str]  # what must be known before the update: words of `r1_core.needs`
-    shaping: Shaping
-    filter_key: str  # what the filter looks at: `overall`, the reward, or a part of the scores
-    schedule: Schedule
-    store: CheckpointStore
-    tracker: Tracker
-    stop: StopRequest
-    save_assets: Callable[[Path], None]  # tokenizer, processor and configuration, so that a checkpoint stands alone
-    progress: Progress

@@ -21,7 +21,7 @@ from r1_core.advantages.groups import group_statistics
 class GroupFilter(Protocol):
     """Chooses among the groups of a step, and learns from all that the step generated, kept or not."""
 
-    alone: ClassVar[bool]  # whether it judges each group by itself, and so may be asked about one at a time
+    per_group: ClassVar[bool]  # whether it judges each group by itself, and so may be asked about one at a time
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -44,7 +44,7 @@ class Unchanging:
     """A filter's other half where there is nothing to learn."""
 
     __slots__ = ()
-    alone: ClassVar[bool] = True
+    per_group: ClassVar[bool] = True
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -105,7 +105,7 @@ class EMAStd:
     judge, `average` and `steps_seen` are the state.
     """
 
-    alone: ClassVar[bool] = False  # `never_empty` looks at all groups that it is asked about
+    per_group: ClassVar[bool] = False  # `never_empty` looks at all groups that it is asked about
 
     beta: float = 0.5
     ratio: float = 0.99

@@ -28,7 +28,7 @@ class Examined:
     id: str
     tokens: int | None = None  # of the prompt, media included; None where it cannot be rendered
     media: int = 0
-    answer: str | None = None
+    ground_truth: str | None = None
     digest: bytes = b""  # equal for rows that ask the same: messages and media
     # What is wrong, "" if nothing is: a `DataError.kind`, "unreadable", "prompt" (it cannot be rendered), "crash" (its
     # worker died), "damage" (media whose headers are sound do not decode), "blank", "overlong".
@@ -37,7 +37,7 @@ class Examined:
 
 
 @dataclass(frozen=True, slots=True)
-class Examinee:
+class SourceRows:
     """One source, to be examined row by row."""
 
     label: str  # of rows that cannot even be read
@@ -83,7 +83,10 @@ class Inspector:
 
 
 def examine_all(
-    sources: Sequence[Examinee], inspector: Inspector, workers: Workers | None = None, known: KnownLengths | None = None
+    sources: Sequence[SourceRows],
+    inspector: Inspector,
+    workers: Workers | None = None,
+    known: KnownLengths | None = None,
 ) -> Iterator[Examined]:
     """Yield what is found of every row, in order. Rows are read here; their media are only touched by workers.
 
@@ -129,7 +132,7 @@ class _Row:
     look: Look | None = None
 
 
-def _read_all(sources: Sequence[Examinee]) -> Iterator[tuple[Examined, Example | None]]:
+def _read_all(sources: Sequence[SourceRows]) -> Iterator[tuple[Examined, Example | None]]:
     """Every row as far as it can be told without looking at its media, and its example."""
     for number, source in enumerate(sources):
         for index in range(len(source.rows)):
@@ -144,7 +147,7 @@ def _read_all(sources: Sequence[Examinee]) -> Iterator[tuple[Examined, Example |
             except DataError as error:
                 yield Examined(number, index, row_id, kind=error.kind, reason=str(error)), None
                 continue
-            yield Examined(number, index, row_id, media=len(example.media), answer=example.answer), example
+            yield Examined(number, index, row_id, media=len(example.media), ground_truth=example.ground_truth), example
 
 
 def _keys(known: KnownLengths | None, example: Example) -> tuple[bytes | None, bytes | None]:
@@ -199,7 +202,7 @@ def _blank(example: Example) -> str:
     asked = any(
         message["content"].strip() if isinstance(message["content"], str) else True for message in example.messages
     )
-    return "" if asked and example.answer.strip() else "answer" if asked else "prompt"
+    return "" if asked and example.ground_truth.strip() else "answer" if asked else "prompt"
 
 
 def _digest(example: Example) -> bytes:

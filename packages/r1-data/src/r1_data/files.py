@@ -29,7 +29,7 @@ def open_table(path: Path, kind: str) -> Table:
         return ParquetTable(path)
     if kind == "csv":
         return CsvTable(path)
-    return JsonLines(path) if _holds_lines(path) else JsonArray(path)
+    return JsonLinesFile(path) if _holds_lines(path) else JsonArrayFile(path)
 
 
 def count_table(path: Path, kind: str) -> int:
@@ -39,7 +39,7 @@ def count_table(path: Path, kind: str) -> int:
     return len(open_table(path, kind))
 
 
-class JsonLines:
+class JsonLinesFile:
     """One JSON object a line, read from disk when asked for; only the lines' offsets are kept."""
 
     def __init__(self, path: Path) -> None:
@@ -67,7 +67,7 @@ class JsonLines:
         return number, _require_mapping(row, self.path, number)
 
 
-class JsonArray:
+class JsonArrayFile:
     """A json file that is one list of objects."""
 
     def __init__(self, path: Path) -> None:

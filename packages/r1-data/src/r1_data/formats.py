@@ -14,7 +14,7 @@ class Columns:
     """
 
     prompt: str = "prompt"
-    answer: str = "answer"
+    ground_truth: str = "answer"
     images: str = "images"
     videos: str = "videos"
 
@@ -25,13 +25,13 @@ class Format:
 
     name: str
     prompts: tuple[str, ...]
-    answers: tuple[str, ...]
+    ground_truths: tuple[str, ...]
     needs: tuple[str, ...] = ()
 
     def find(self, keys: set[str]) -> tuple[str, str] | None:
         """Return the prompt and answer columns of a row with these columns, None if it has another format."""
         prompt = next((name for name in self.prompts if name in keys), None)
-        answer = next((name for name in self.answers if name.partition(".")[0] in keys), None)
+        answer = next((name for name in self.ground_truths if name.partition(".")[0] in keys), None)
         return (prompt, answer) if prompt and answer and keys.issuperset(self.needs) else None
 
 
@@ -43,18 +43,18 @@ class Detected:
     format: str
 
 
-_ANSWERS = ("answer", "solution", "ground_truth", "label", "target")
-_VERL_ANSWER = "reward_model.ground_truth"
+_GROUND_TRUTHS = ("answer", "solution", "ground_truth", "label", "target")
+_VERL_GROUND_TRUTH = "reward_model.ground_truth"
 
 # The first that fits is taken.
 FORMATS = (
-    Format("rlpr", ("prompt",), (_VERL_ANSWER,), ("reward_model", "scoreA")),
-    Format("verl", ("prompt",), (_VERL_ANSWER,), ("reward_model",)),
-    Format("trl", ("prompt",), _ANSWERS),
+    Format("rlpr", ("prompt",), (_VERL_GROUND_TRUTH,), ("reward_model", "scoreA")),
+    Format("verl", ("prompt",), (_VERL_GROUND_TRUTH,), ("reward_model",)),
+    Format("trl", ("prompt",), _GROUND_TRUTHS),
     Format("easyr1", ("problem",), ("answer",)),
     Format("r1v", ("problem",), ("solution",)),
     Format("gsm8k", ("question",), ("answer",)),
-    Format("messages", ("messages",), _ANSWERS),
+    Format("messages", ("messages",), _GROUND_TRUTHS),
     Format("lmm_r1", ("message", "input"), ("answer", "label")),
 )
 NAMES = tuple(form.name for form in FORMATS)
@@ -78,16 +78,16 @@ def detect(
     Raises DataError for an unknown `row_format`, and for a row that does not have its columns.
     """
     keys = set(row_keys)
-    prompt, answer, name = configured.prompt, configured.answer, ""
+    prompt, answer, name = configured.prompt, configured.ground_truth, ""
     fitting = [(form.name, *found) for form in FORMATS if (found := form.find(keys))]
     if row_format is not None:
         name, prompt, answer = _named(row_format, fitting, keys)
     elif not explicit and not {prompt, answer} <= keys:
         name, prompt, answer = fitting[0] if fitting else (name, prompt, answer)
     elif answer.partition(".")[0] not in keys and "reward_model" in keys:
-        answer = _VERL_ANSWER
+        answer = _VERL_GROUND_TRUTH
     name = name or next((entry[0] for entry in fitting if entry[1:] == (prompt, answer)), "")
-    columns = replace(configured, prompt=prompt, answer=answer)
+    columns = replace(configured, prompt=prompt, ground_truth=answer)
     if columns.images not in keys and "image" in keys:
         columns = replace(columns, images="image")
     if columns.videos not in keys and "video" in keys:
@@ -101,7 +101,7 @@ def _named(row_format: str, fitting: list[tuple[str, str, str]], keys: set[str])
         raise DataError(f"there is no row format {row_format!r}; there are {', '.join(NAMES)}")
     found = next((entry for entry in fitting if entry[0] == row_format), None)
     if found is None:
-        prompts, answers = " or ".join(wanted.prompts), " or ".join(wanted.answers)
+        prompts, answers = " or ".join(wanted.prompts), " or ".join(wanted.ground_truths)
         more = f" and {', '.join(wanted.needs)}" if wanted.needs else ""
         raise DataError(
             f"not of row format {row_format} (prompt in {prompts}, answer in {answers}{more}); "

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 IMAGE_MARKER = "<image>"
 VIDEO_MARKER = "<video>"
 
-Media = dict[str, list[Any]]  # marker -> the cells that stand for it, in order
+Cells = dict[str, list[Any]]  # marker -> the cells that stand for it, in order
 _NAMES = {IMAGE_MARKER: "pictures", VIDEO_MARKER: "videos"}
 _MARKERS = re.compile(f"({IMAGE_MARKER}|{VIDEO_MARKER})")
 _PARTS = {  # type of a content part -> marker
@@ -58,8 +58,8 @@ def to_example(
     Raises DataError that opens with `row_id`: a column missing, markers and media not equal in number.
     """
     try:
-        answer = _answer_text(_require(row, columns.answer, "answer"))
-        embedded: Media = {IMAGE_MARKER: [], VIDEO_MARKER: []}
+        answer = _answer_text(_require(row, columns.ground_truth, "answer"))
+        embedded: Cells = {IMAGE_MARKER: [], VIDEO_MARKER: []}
         messages = _read_messages(_require(row, columns.prompt, "prompt"), embedded)
         if format_prompt is not None:
             _apply_format(messages, format_prompt, row)
@@ -70,7 +70,7 @@ def to_example(
         references = tuple(_resolve(messages, media, image_dir, downloads))
     except DataError as error:
         raise type(error)(f"{row_id}: {error}") from error
-    read = {columns.prompt, columns.answer, columns.images, columns.videos}
+    read = {columns.prompt, columns.ground_truth, columns.images, columns.videos}
     metadata = {name: value for name, value in row.items() if name not in read}
     if source:
         own = metadata.get("data_source") or metadata.get("datasource")  # LMM-R1 writes it in one word
@@ -96,7 +96,7 @@ def _answer_text(value: Any) -> str:
     return str(value)
 
 
-def _read_messages(prompt: Any, embedded: Media) -> list[dict[str, Any]]:
+def _read_messages(prompt: Any, embedded: Cells) -> list[dict[str, Any]]:
     """Messages whose content is text with markers; media that stand inside them are added to `embedded`."""
     prompt = _parse_messages(prompt) if isinstance(prompt, str) else prompt
     if isinstance(prompt, str):
@@ -125,7 +125,7 @@ def _parse_messages(text: str) -> Any:
         raise DataError(f"the prompt looks like a list of messages but is no JSON ({error})") from error
 
 
-def _flatten_content(content: Any, embedded: Media) -> str:
+def _flatten_content(content: Any, embedded: Cells) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -159,9 +159,9 @@ def _apply_format(messages: list[dict[str, Any]], template: "Template", row: Map
         raise DataError(f"the format prompt cannot be filled ({error}); columns found: {', '.join(row)}") from error
 
 
-def _find_media(row: Mapping[str, Any], columns: Columns, embedded: Media) -> Media:
+def _find_media(row: Mapping[str, Any], columns: Columns, embedded: Cells) -> Cells:
     """The cells of the row's pictures and videos, from its columns or from inside its messages."""
-    found: Media = {}
+    found: Cells = {}
     for marker, column in ((IMAGE_MARKER, columns.images), (VIDEO_MARKER, columns.videos)):
         value = row.get(column)
         listed = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
@@ -171,7 +171,7 @@ def _find_media(row: Mapping[str, Any], columns: Columns, embedded: Media) -> Me
     return found
 
 
-def _match_markers(messages: list[dict[str, Any]], media: Media, columns: Columns) -> None:
+def _match_markers(messages: list[dict[str, Any]], media: Cells, columns: Columns) -> None:
     """Check one marker an item; items of a kind that has no marker at all are put first, pictures before videos."""
     asked = next((message for message in messages if message["role"] == "user"), messages[-1])
     for marker, column in ((VIDEO_MARKER, columns.videos), (IMAGE_MARKER, columns.images)):
@@ -183,7 +183,7 @@ def _match_markers(messages: list[dict[str, Any]], media: Media, columns: Column
 
 
 def _resolve(
-    messages: list[dict[str, Any]], media: Media, image_dir: str | None, downloads: Downloads | None
+    messages: list[dict[str, Any]], media: Cells, image_dir: str | None, downloads: Downloads | None
 ) -> Iterator[Any]:
     """References in the order in which their markers stand."""
     cells = {marker: iter(listed) for marker, listed in media.items()}

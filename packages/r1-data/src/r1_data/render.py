@@ -136,7 +136,7 @@ class Renderer:
             token_ids=token_ids,
             engine_token_ids=engine_token_ids,
             position_ids=position_ids.long(),
-            answer=example.answer,
+            ground_truth=example.ground_truth,
             images=tuple(map(to_pil, pixels.images)),
             videos=tuple(pixels.videos),
             model_inputs={name: value for name, value in inputs.items() if name not in _PER_TOKEN},

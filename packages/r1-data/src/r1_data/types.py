@@ -50,7 +50,7 @@ class Example:
     id: str  # stable over runs and machines: "file name:row number"
     messages: list[dict[str, Any]]  # OpenAI style; media items stand where the pictures belong
     media: tuple[Any, ...]  # one reference per media item, in order, not decoded: see `r1_data.references`
-    answer: str
+    ground_truth: str
     metadata: Mapping[str, Any] = field(default_factory=dict)  # the row's other columns, and its data_source
     source: str = ""  # which of several sources the row is from
 
@@ -68,7 +68,7 @@ class Prompt:
     token_ids: list[int]  # [prompt_length], placeholders expanded
     engine_token_ids: list[int]  # [<= prompt_length], one placeholder per picture or video
     position_ids: "Tensor"  # int64 [axes, prompt_length]; one axis for text models, four for M-RoPE
-    answer: str
+    ground_truth: str
     images: "tuple[Image, ...]" = ()  # decoded and resized into the pixel budget: what the model sees
     model_inputs: "Mapping[str, Tensor]" = field(default_factory=dict)  # further forward arguments, e.g. pixel_values
     metadata: Mapping[str, Any] = field(default_factory=dict)

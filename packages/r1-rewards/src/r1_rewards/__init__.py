@@ -1,4 +1,4 @@
-"""Verifiers that score model answers, without torch.
+"""Verifiers that score responses of models, without torch.
 
 Each built-in verifier is a module with `score(response, ground_truth) -> Score`, such as `r1_rewards.math`; `load`
 makes a batch verifier, run in killable worker processes, of one of their names or of a user's `file.py:function`.
@@ -6,6 +6,7 @@ makes a batch verifier, run in killable worker processes, of one of their names 
 """
 
 import importlib
+import importlib.metadata
 from types import ModuleType
 
 from r1_rewards.load import load
@@ -28,16 +29,22 @@ __all__ = [
 ]
 
 
-# Modules that are asked for by these names, whichever room they stand in.
-_ROOMS = {
+# Modules that are asked for by these names, whichever folder they stand in.
+_MODULES = {
     **{name: f"verifiers.{name}" for name in BUILTINS},
     "extract": "reading.extract",
     "reference_probability": "reference.reference_probability",
 }
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> ModuleType | str:
     """Import a module when it is first asked for, as in `r1_rewards.math`."""
-    if name in _ROOMS:
-        return importlib.import_module(f"r1_rewards.{_ROOMS[name]}")
+    if name == "__version__":
+        return importlib.metadata.version("r1-rewards")
+    if name in _MODULES:
+        return importlib.import_module(f"r1_rewards.{_MODULES[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

@@ -18,7 +18,7 @@ class Service(ABC):
     """What these verifiers share: a `with` block closes them."""
 
     # A server may look at a whole batch, and a model's logits depend on the padding: only some can say otherwise.
-    alone: ClassVar[bool] = False
+    per_sample: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]: ...

@@ -3,17 +3,14 @@
 import difflib
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Each a module of `verifiers` with a function `score`.
-BUILTINS = (
-    "box", "choice", "code", "combine", "dapo", "format", "geo3k", "gsm8k", "gsm8k_verl", "language", "length",
-    "lmm_r1", "math", "math_dapo", "math_easyr1", "math_verl", "numeric", "point", "prime_math", "r1v", "r1v_easyr1",
-    "repetition", "search_r1", "text",
-)  # fmt: skip
+# The modules of `verifiers`, each with a function `score`: a new one is found by its name.
+BUILTINS = tuple(sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "verifiers")])))
 SERVICES = {  # classes that run in the caller's process, because they run nobody's code
     "judge": "r1_rewards.services.judge:JudgeVerifier",
     "remote": "r1_rewards.services.remote:RemoteVerifier",

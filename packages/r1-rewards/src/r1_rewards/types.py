@@ -11,7 +11,7 @@ FailurePolicy = Literal["score", "drop", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class RewardInput:
-    """One answer to score.
+    """One response to score.
 
     Example: `RewardInput(response="<think>…</think>\\\\boxed{3}", ground_truth="3", response_length=9)`
     """
@@ -21,7 +21,7 @@ class RewardInput:
     response_length: int = 0  # tokens
     prompt: str = ""  # as the model read it
     metadata: Mapping[str, Any] = field(default_factory=dict)  # the data row's other columns; JSON values
-    messages: Sequence[Mapping[str, Any]] = ()  # the conversation that was answered, OpenAI style; JSON values
+    messages: Sequence[Mapping[str, Any]] = ()  # the conversation before the response, OpenAI style; JSON values
     images: Sequence[Any] = ()  # the prompt's pictures: PIL images, encoded bytes or paths
     step: int = 0  # of the training run
     source: str = ""  # which of several data sources the prompt is from
@@ -37,15 +37,20 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One answer's reward. `parts` holds every number the verifier reported, each of which becomes a metric.
+    """One response's reward. `parts` holds every number the verifier reported, each of which becomes a metric.
 
-    Example: `Score(value=1.0, parts={"overall": 1.0, "accuracy": 1.0, "format": 1.0})`
+    Example: `Score(1.0, {"overall": 1.0, "accuracy": 1.0, "format": 1.0}, extracted="3", reason="the same text")`
     """
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     error: Failure | None = None
     keep: bool = True  # False: leave the sample out, as the failure policy "drop" wants
+    extracted: str | None = None  # the final answer that was read out of the response; None where nothing was read
+    reason: str = ""  # why it got this score, in a few words; "" where the verifier does not say
+
+
+Outcome = Score | Failure  # of one response; a Score here is one that the verifier itself gave
 
 
 class RewardFailure(RuntimeError):
@@ -53,7 +58,7 @@ class RewardFailure(RuntimeError):
 
 
 class Verifier(Protocol):
-    """Scores a batch; returns one score per input, in order, and never raises because of an answer."""
+    """Scores a batch; returns one score per input, in order, and never raises because of a response."""
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]: ...
 
@@ -62,8 +67,8 @@ class OpenVerifier(Verifier, Protocol):
     """A verifier that holds processes or connections until it is closed, as `load` returns it."""
 
     @property
-    def alone(self) -> bool:
-        """Whether a score depends on its own answer only, to the bit, so that answers may be scored as they come."""
+    def per_sample(self) -> bool:
+        """Whether a score depends on its own response only, to the bit, so that they may be scored as they come."""
 
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...

@@ -16,18 +16,6 @@ from r1_rollout.types import Replaying
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 0.0075, torch.bfloat16: 0.06}
 
 
-class StaleWeights(RuntimeError):
-    """The engine does not compute what the learner does; `group` names the parameters at fault."""
-
-    def __init__(self, group: str, found: str, *, version: int, gap: float, tolerance: float) -> None:
-        self.group, self.version, self.gap = group, version, gap
-        super().__init__(
-            f"after the sync of weight version {version} the engine's log-probs of fixed sequences differ from the "
-            f"learner's by {gap:.3g} of their size (tolerance {tolerance:g}). At fault: {group} ({found}). Nothing was "
-            "sampled with these weights; the learner, and every checkpoint of it, is not touched by this"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Canary:
     """Sequences to compare on, and how far apart is too far.

@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from r1_rollout.canary import Canary, StaleWeights, probe_logprobs, widest_gap
+from r1_rollout.canary import Canary, probe_logprobs, widest_gap
+from r1_rollout.errors import StaleWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.names import adapter_part, core
 from r1_rollout.probes import Probes

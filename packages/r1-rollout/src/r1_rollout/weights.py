@@ -8,14 +8,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter, AdapterSlot
 from r1_rollout.names import FUSED, Directory, Place, adapter_part
 
 Weights: TypeAlias = Iterable[tuple[str, Tensor]] | Adapter
-
-
-class WeightsError(ValueError):
-    """The tensors given are not this model's; the message names the first few that differ."""
 
 
 def buckets(

@@ -9,7 +9,7 @@ from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, settings_of
 from r1_cli.groups.estimate import Estimate
 from r1_cli.groups.shaping import OverlongBuffer, Shaping
 from r1_cli.groups.supply import Supply
-from r1_cli.roles import Position
+from r1_cli.roles import Position, Update
 from r1_core import advantages, losses
 from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVariance
 from r1_core.kl_control import AdaptiveKL, FixedKL, KLController
@@ -18,6 +18,12 @@ from r1_core.losses.correction import Measure, Span
 from r1_core.objective import Objective
 from r1_core.own import as_estimator, as_loss
 from r1_core.reward_normalization import RewardNormalizer
+
+
+def build_update(config: RunConfig, *, updates_per_step: int) -> Update:
+    """How groups become steps of the policy, of which there are `updates_per_step` in a step of training."""
+    objective, estimate = build_objective(config), build_estimate(config)
+    return Update(estimate, objective, gather_needs(estimate, objective, updates_per_step))
 
 
 def build_objective(config: RunConfig) -> Objective:

@@ -38,7 +38,7 @@ def build_scorer(
     if weights is None and not samples_with_vllm(config):
         weights = load_engine_weights(config, hardware, model)
     engine = build_engine(config, hardware, model, weights, stack)
-    return Scorer(engine, verifier, model.tokenizer, verifier.alone, config.worker.reward.skip_special_tokens)
+    return Scorer(engine, verifier, model.tokenizer, verifier.per_sample, config.worker.reward.skip_special_tokens)
 
 
 def load_engine_weights(config: RunConfig, hardware: Hardware, model: ModelFiles) -> Any:

@@ -4,11 +4,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from r1_cli.assembly.rendering import GIGABYTE, Media
+from r1_cli.assembly.rendering import GIGABYTE, Rendering
 from r1_cli.assembly.rows import OpenSource
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
-from r1_cli.roles import Validation
+from r1_cli.measure.validate import ValidationSet
 from r1_data.dataset import PromptDataset
 from r1_data.mixture import Mixture, WeightedStream
 from r1_data.prompt_memory import PromptMemory
@@ -21,7 +21,7 @@ log = logging.getLogger("r1")
 Counter = Callable[[str], Callable[[int, int], None]]  # what is counted -> (done, in all)
 
 
-def build_prompts(config: RunConfig, opened: Sequence[OpenSource], media: Media, counter: Counter) -> Mixture:
+def build_prompts(config: RunConfig, opened: Sequence[OpenSource], rendering: Rendering, counter: Counter) -> Mixture:
     """Check every row of every source; say how many were left out, and why. The sources share one bound of memory.
 
     Raises:
@@ -33,8 +33,8 @@ def build_prompts(config: RunConfig, opened: Sequence[OpenSource], media: Media,
         try:
             dataset = PromptDataset(
                 one.rows,
-                media.renderer,
-                workers=media.workers,
+                rendering.renderer,
+                workers=rendering.workers,
                 memory=memory,
                 max_prompt_length=data.max_prompt_length,
                 filter_overlong=data.filter_overlong_prompts,
@@ -69,9 +69,9 @@ def build_stream(config: RunConfig, prompts: Mixture, sources: Sequence[Source])
     return WeightedStream(sizes, weights, batch, seed=data.seed, shuffle=data.shuffle, until=until)
 
 
-def build_validation(prompts: Mixture, sources: Sequence[Source], sampling: SamplingParams) -> list[Validation]:
+def build_validation(prompts: Mixture, sources: Sequence[Source], sampling: SamplingParams) -> list[ValidationSet]:
     """Each validation source with the number of answers that it asks for, else that of all."""
     return [
-        Validation(part, replace(sampling, n=source.n or sampling.n))
+        ValidationSet(part, replace(sampling, n=source.n or sampling.n))
         for part, source in zip(prompts.parts, sources, strict=True)
     ]

@@ -19,7 +19,7 @@ GIGABYTE = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Media:
+class Rendering:
     """What data sets of one run share."""
 
     renderer: Renderer
@@ -43,10 +43,10 @@ def _text(template: str | None) -> str | None:
 
 
 @contextmanager
-def open_media(config: RunConfig, renderer: Renderer) -> Iterator[Media]:
+def open_rendering(config: RunConfig, renderer: Renderer) -> Iterator[Rendering]:
     """Give the renderer its worker processes."""
     with open_workers(config, renderer) as workers:
-        yield Media(renderer, workers)
+        yield Rendering(renderer, workers)
 
 
 @contextmanager

@@ -6,8 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from r1_cli.config.rows import count_rows
-from r1_cli.config.sources import Source
+from r1_cli.config.sources import Source, count_rows
 from r1_data.formats import Columns, Detected, detect, detect_columns
 from r1_data.messages import compile_format_prompt, to_example
 from r1_data.references import Downloads

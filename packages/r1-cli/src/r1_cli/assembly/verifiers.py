@@ -27,10 +27,10 @@ class DispatchingVerifier:
             raise ValueError(f"no verifier judges rows of source {source!r}")
         return verifier
 
-    def alone(self, source: str) -> bool:
-        """Whether answers to a source's prompts may be scored as they come: no score depends on another answer."""
+    def per_sample(self, source: str) -> bool:
+        """Whether responses to a source's prompts may be scored as they come: no score depends on another response."""
         verifier = self.of(source)
-        return isinstance(verifier, PooledVerifier | Service) and verifier.alone
+        return isinstance(verifier, PooledVerifier | Service) and verifier.per_sample
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
         """Return one score per input, in order. Every verifier is called once, with all answers that are its own."""

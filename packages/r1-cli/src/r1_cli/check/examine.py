@@ -10,21 +10,14 @@ from r1_cli.config import RunConfig
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.measure.validate import is_correct
 from r1_cli.roles import Progress
-from r1_data.check import Examined, Examinee, Inspector, examine_all
+from r1_data.check import Examined, Inspector, SourceRows, examine_all
 from r1_data.lengths import MANY, open_known
 from r1_data.workers import Workers
+from r1_rewards.forms import FORMS, write
 from r1_rewards.spec import BUILTINS
 from r1_rewards.types import RewardInput, Verifier
 
 BATCH = 256  # answers that a reward is given at a time
-# Ways in which a right answer may be written; a reward that reads answers accepts one of them.
-FORMS = (
-    r"<think>So.</think><answer>\boxed{{{}}}</answer>",
-    "<think>So.</think><answer>{}</answer>",
-    r"<think>So.</think>\boxed{{{}}}",
-    "<think>So.</think>{}",
-    "{}",
-)
 
 
 def open_all(config: RunConfig) -> tuple[list[OpenSource], int]:
@@ -48,7 +41,7 @@ def check(
     """
     opened, training = open_all(config)
     report = Report(config, opened, training, strict=strict)
-    sources = [Examinee(one.source.label, one.rows, one.to_example()) for one in opened]
+    sources = [SourceRows(one.source.label, one.rows, one.to_example()) for one in opened]
     total = sum(len(one.rows) for one in opened)
     with ExitStack() as stack:
         known = open_known(config.data.cache_dir if total >= MANY else None, inspector.renderer)
@@ -71,7 +64,7 @@ def check_answers(config: RunConfig, opened: Sequence[OpenSource], report: Repor
     named = {source.name: source.reward_function for source in sources if source.reward_function}
     rewards = [named.get(source.name) or config.worker.reward.reward_function for source in sources]
     judged = [source for source, reward in zip(sources, rewards, strict=True) if reward]
-    rows = [row for (index, _), row in report.answers.items() if rewards[index]]
+    rows = [row for (index, _), row in report.ground_truths.items() if rewards[index]]
     if not judged or not rows:
         return
     batches = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
@@ -80,7 +73,7 @@ def check_answers(config: RunConfig, opened: Sequence[OpenSource], report: Repor
         for batch in progress(batches, "answers", len(batches)):
             for row in _refused(verifier, batch, [source.name for source in sources]):
                 reward = rewards[row.source]
-                reason = f"{row.id}: {reward} gives the ground truth {str(row.answer)[:60]!r} itself no credit"
+                reason = f"{row.id}: {reward} gives the ground truth {str(row.ground_truth)[:60]!r} itself no credit"
                 report.add("reward", reason, row, "error" if reward in BUILTINS else "warning")
 
 
@@ -88,7 +81,9 @@ def _refused(verifier: Verifier, rows: list[Examined], names: Sequence[str]) -> 
     """Return the rows whose ground truth is not right in any form; most need only the first."""
     for form in FORMS:
         inputs = [
-            RewardInput(form.format(row.answer), row.answer or "", metadata={}, source=names[row.source])
+            RewardInput(
+                write(form, row.ground_truth or ""), row.ground_truth or "", metadata={}, source=names[row.source]
+            )
             for row in rows
         ]
         rows = [row for row, score in zip(rows, verifier(inputs), strict=True) if not is_correct(score)]

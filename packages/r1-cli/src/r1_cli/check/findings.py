@@ -43,7 +43,7 @@ class Finding:
 
     kind: str
     level: Level
-    fate: str  # what a run does with them, "" if it takes them as they are
+    consequence: str  # what a run does with them, "" if it takes them as they are
     count: int = 0
     examples: list[tuple[str, Examined | None]] = field(default_factory=list)  # (what is said, the row)
 
@@ -83,18 +83,18 @@ class Report:
         self.config, self._strict = config, strict
         self.sources = [SourceTally(one, validation=index >= training) for index, one in enumerate(opened)]
         self.findings: dict[str, Finding] = {}
-        self.answers: dict[tuple[int, str], Examined] = {}  # (source, answer) -> the first such row
+        self.ground_truths: dict[tuple[int, str], Examined] = {}  # (source, answer) -> the first such row
         self._asked: dict[tuple[bool, bytes], Examined] = {}  # (validation, what is asked) -> the first such row
 
     def add(self, kind: str, reason: str, row: Examined | None = None, level: Level | None = None) -> None:
         """Count one more of a kind."""
-        fate = self.fate(kind)
+        consequence = self.consequence(kind)
         strict = self._strict or (kind == "damage" and self.config.data.bad_rows == "refuse")
-        mild = kind in WARNINGS or (fate not in ("", REFUSED) and not strict)
+        mild = kind in WARNINGS or (consequence not in ("", REFUSED) and not strict)
         level = level or ("warning" if mild else "error")
-        self.findings.setdefault(kind, Finding(kind, level, fate)).add(reason, row)
+        self.findings.setdefault(kind, Finding(kind, level, consequence)).add(reason, row)
 
-    def fate(self, kind: str) -> str:
+    def consequence(self, kind: str) -> str:
         """What a run of this configuration does with rows of a kind, "" if it takes them as they are."""
         data = self.config.data
         if kind in USED:
@@ -121,18 +121,18 @@ class Report:
         tally.media += row.media
         if row.kind:
             self.add(row.kind, row.reason, row)
-            tally.left_out += self.fate(row.kind) not in ("", REFUSED)
+            tally.left_out += self.consequence(row.kind) not in ("", REFUSED)
             return
         tally.usable += 1
         tally.usable_tokens += row.tokens or 0
-        self.answers.setdefault((row.source, row.answer or ""), row)
+        self.ground_truths.setdefault((row.source, row.ground_truth or ""), row)
         self._compare(row, tally.validation)
 
     def _compare(self, row: Examined, validation: bool) -> None:
         first = self._asked.setdefault((validation, row.digest), row)
         if first is not row:
-            same = first.answer == row.answer
-            also = "" if same else f", but answers {_brief(row.answer)}, not {_brief(first.answer)}"
+            same = first.ground_truth == row.ground_truth
+            also = "" if same else f", but answers {_brief(row.ground_truth)}, not {_brief(first.ground_truth)}"
             self.add("duplicate" if same else "contradiction", f"{row.id}: asks what {first.id} asks{also}", row)
         elif validation and (trained := self._asked.get((False, row.digest))):
             self.add("leak", f"{row.id}: is training row {trained.id}", row)

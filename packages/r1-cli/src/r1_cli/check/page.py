@@ -79,7 +79,9 @@ def _lengths(report: Report) -> Iterator[str]:
 def _findings(report: Report, render: Render) -> Iterator[str]:
     yield "<h2>Findings</h2>"
     for finding in report.ordered():
-        title = escape(TITLES.get(finding.kind, finding.kind) + (f": {finding.fate}" if finding.fate else ""))
+        title = escape(
+            TITLES.get(finding.kind, finding.kind) + (f": {finding.consequence}" if finding.consequence else "")
+        )
         yield f'<h3 class="{finding.level}">{finding.count:,} × {title}</h3>'
         for reason, row in finding.examples:
             yield f"<p>{escape(reason)}</p>"
@@ -103,7 +105,7 @@ def _row(report: Report, source: int, index: int, render: Render) -> str:
         return f"<pre>{escape(str(error)[:TEXT])}</pre>"
     stills = [to_pil(video[0]) for video in prompt.videos]
     images = "".join(map(_thumbnail, [*prompt.images, *stills]))
-    text, answer = escape(prompt.text[:TEXT]), escape(prompt.answer[:TEXT])
+    text, answer = escape(prompt.text[:TEXT]), escape(prompt.ground_truth[:TEXT])
     title = f"<p><b>{escape(prompt.id)}</b>, {len(prompt.token_ids):,} tokens</p>"
     return f"{title}{images}<pre>{text}</pre><pre>{answer}</pre>"
 

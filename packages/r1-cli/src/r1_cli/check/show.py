@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from r1_cli.assembly.rendering import build_renderer, open_media
+from r1_cli.assembly.rendering import build_renderer, open_rendering
 from r1_cli.assembly.rows import OpenSource
 from r1_cli.check.examine import open_all
 from r1_cli.config import RunConfig
@@ -35,8 +35,8 @@ def describe_row(config: RunConfig, wanted: str, *, validation: bool) -> str:
             "messages",
             *(f"  {message['role']}: {_brief(message['content'], 400)}" for message in example.messages),
         ]
-        with open_media(config, build_renderer(config, open_model(config))) as media:
-            prompt = start_rendering(example, media.renderer, media.workers).result()
+        with open_rendering(config, build_renderer(config, open_model(config))) as rendering:
+            prompt = start_rendering(example, rendering.renderer, rendering.workers).result()
     except (DataError, WorkerDied) as error:
         return "\n".join([*lines, f"cannot be used: {error}"])
     return "\n".join([*lines, *_rendered(prompt, config.data.max_prompt_length)])
@@ -45,7 +45,7 @@ def describe_row(config: RunConfig, wanted: str, *, validation: bool) -> str:
 def _rendered(prompt: Prompt, limit: int) -> Iterator[str]:
     length, for_media = len(prompt.token_ids), len(prompt.token_ids) - len(prompt.engine_token_ids)
     over = f", over data.max_prompt_length={limit}" if length > limit else ""
-    yield f"answer    {prompt.answer!r}"
+    yield f"answer    {prompt.ground_truth!r}"
     yield f"tokens    {length}{over}" + (f", of which media add {for_media}" if for_media else "")
     yield f"positions {list(prompt.position_ids.shape)}, last {prompt.position_ids[:, -1].tolist()}"
     for number, image in enumerate(prompt.images, start=1):

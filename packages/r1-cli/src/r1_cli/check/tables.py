@@ -27,8 +27,8 @@ def show(console: Console, report: Report) -> None:
     for finding in findings:
         style = "red" if finding.level == "error" else "yellow"
         title = TITLES.get(finding.kind, finding.kind)
-        fate = f": {finding.fate}" if finding.fate else ""
-        line = f"[{style}]{finding.level}[/{style}]  {finding.count:,} × {title}{fate}"
+        consequence = f": {finding.consequence}" if finding.consequence else ""
+        line = f"[{style}]{finding.level}[/{style}]  {finding.count:,} × {title}{consequence}"
         console.print(line, highlight=False, soft_wrap=True)
         for reason, _ in finding.examples:
             console.print(f"  {reason}", markup=False, highlight=False, soft_wrap=True)

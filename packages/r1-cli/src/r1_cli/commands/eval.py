@@ -35,10 +35,10 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
         share_processors()
         from r1_cli.jobs.evaluate import evaluate_model
         from r1_cli.models.load import ModelError
-        from r1_rollout.errors import EngineError
-        from r1_rollout.vllm.client import ServerError
+        from r1_rewards.types import RewardFailure
+        from r1_rollout.errors import RolloutError
 
-        with told_plainly(ModelError, RewardSpecError, EngineError, ServerError):
+        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError):
             evaluate_model(model, config, json_path)
 
 

@@ -42,13 +42,9 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         from r1_cli.jobs.train import train as run_training
         from r1_cli.models.load import ModelError
         from r1_rewards.types import RewardFailure
-        from r1_rollout.canary import StaleWeights
-        from r1_rollout.errors import EngineError
-        from r1_rollout.vllm.client import ServerError
-        from r1_rollout.weights import WeightsError
+        from r1_rollout.errors import RolloutError
 
-        broken = (StaleWeights, WeightsError, EngineError, ServerError, FloatingPointError)
-        with told_plainly(ModelError, RewardSpecError, RewardFailure, *broken):
+        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError):
             run_training(config, provenance)
 
 

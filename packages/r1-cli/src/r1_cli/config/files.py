@@ -8,8 +8,7 @@ from typing import Any
 
 from r1_cli.config.data import DataConfig
 from r1_cli.config.root import RunConfig
-from r1_cli.config.rows import count_rows
-from r1_cli.config.sources import Source, training_sources, validation_sources
+from r1_cli.config.sources import Source, count_rows, training_sources, validation_sources
 from r1_data.types import DataError
 from r1_rewards.service import check_settings
 from r1_rewards.spec import SERVICES, RewardSpec, RewardSpecError, check_options, describe, parse_spec

@@ -1,7 +1,9 @@
-"""The sources of a run as one list, whether the configuration names files or has a section for each source."""
+"""The sources of a run as one list, whether the configuration names files or sections, and how many rows each has."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from r1_cli.config.data import DataConfig, SourceConfig
@@ -47,6 +49,23 @@ def validation_sources(data: DataConfig) -> list[Source]:
     if data.val_sources is not None:
         return _resolve(data, data.val_sources, "data.val_sources")
     return _resolve(data, _from_files(data.val_files, None), "data.val_files")
+
+
+def count_rows(sources: Sequence[Source]) -> list[int] | None:
+    """Return the number of rows of each source, None where it takes a download to know.
+
+    Raises:
+        r1_data.types.DataError: no such file, or one that cannot be read.
+    """
+    counts = [_count(source.files) for source in sources]
+    return None if None in counts else [count for count in counts if count is not None]
+
+
+@cache
+def _count(files: tuple[str, ...]) -> int | None:
+    from r1_data import sources
+
+    return sources.count_rows(list(files))
 
 
 def _from_files(files: str | list[str] | None, weights: list[float] | None) -> list[SourceConfig]:

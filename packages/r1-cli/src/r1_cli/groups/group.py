@@ -1,13 +1,15 @@
-"""Where the packages' types meet: prompts, completions and scores become the learner's samples."""
+"""Where the packages' types meet: a prompt, its completions and their scores become a group, and a group samples."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from r1_cli.groups.columns import is_json, json_columns
+from r1_core.filtering import GroupFilter
 from r1_core.types import Sample
 from r1_data.types import Prompt
 from r1_rewards.types import RewardInput, Score
@@ -15,56 +17,78 @@ from r1_rollout.types import Completion
 
 
 class Decoder(Protocol):
-    """The part of a tokenizer that turns answers back into text."""
+    """The part of a tokenizer that turns completions back into text."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
+class Response:
+    """One completion, judged. Example: `Response(Completion([51, 2], …), "3", Score(1.0), reward=0.9)`."""
+
+    completion: Completion
+    text: str  # the completion, decoded
+    score: Score
+    reward: float  # what an estimator sees: the score's value, and what `Shaping` did to it
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
-    """One prompt with its sampled answers and their scores, all in sampling order."""
+    """One prompt with its responses, in the order in which they were sampled."""
 
     prompt: Prompt
-    completions: list[Completion]
-    responses: list[str]  # decoded completions
-    scores: list[Score]
-    rewards: list[float]  # what an estimator sees: the scores' values, and what was done to them
-    baseline: float | None = None  # the reward of the prompt's greedy answer, where one was sampled
-    dropped: tuple[Score, ...] = ()  # of answers that could not be scored and have left the group
+    responses: Sequence[Response]
+    baseline: float | None = None  # the reward of the prompt's greedy response, where one was sampled
+    dropped: tuple[Score, ...] = ()  # of responses that could not be scored and have left the group
+    row: int = -1  # of the dataset, which renders the prompt again after a resume
+
+    @property
+    def completions(self) -> list[Completion]:
+        return [response.completion for response in self.responses]
+
+    @property
+    def scores(self) -> list[Score]:
+        return [response.score for response in self.responses]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [response.reward for response in self.responses]
+
+    @property
+    def version(self) -> int:
+        """The weights that sampled the responses."""
+        return self.responses[0].completion.weight_version
 
     @property
     def data_source(self) -> str:
         """What the row's results are reported under."""
         return str(self.prompt.metadata.get("data_source", self.prompt.source))
 
+    def with_rewards(self, rewards: Sequence[float]) -> "Group":
+        """Return the group with other rewards, one per response."""
+        pairs = zip(self.responses, rewards, strict=True)
+        return replace(self, responses=[replace(response, reward=reward) for response, reward in pairs])
 
-def drop_failures(group: Group) -> Group:
-    """Return the group without the answers that the failure policy wants left out."""
-    kept = [place for place, score in enumerate(group.scores) if score.keep]
-    if len(kept) == len(group.scores):
-        return group
-    return replace(
-        group,
-        completions=[group.completions[place] for place in kept],
-        responses=[group.responses[place] for place in kept],
-        scores=[group.scores[place] for place in kept],
-        rewards=[group.rewards[place] for place in kept],
-        dropped=tuple(score for score in group.scores if not score.keep),
-    )
+    def without_failures(self) -> "Group":
+        """Return the group without the responses that the failure policy wants left out."""
+        kept = [response for response in self.responses if response.score.keep]
+        if len(kept) == len(self.responses):
+            return self
+        return replace(self, responses=kept, dropped=tuple(score for score in self.scores if not score.keep))
 
 
-def decode(completions: Sequence[Completion], tokenizer: Decoder, *, skip_special_tokens: bool = True) -> list[str]:
-    """Return the text of each completion."""
-    return [tokenizer.decode(c.token_ids.tolist(), skip_special_tokens=skip_special_tokens) for c in completions]
+# --- what a verifier is given -----------------------------------------------------------------------------------------
 
 
-def reward_inputs(prompt: Prompt, completions: Sequence[Completion], responses: Sequence[str]) -> list[RewardInput]:
-    """Return what the verifier sees of each answer; columns that JSON cannot carry to a worker process stay behind."""
+def reward_inputs(
+    prompt: Prompt, completions: Sequence[Completion], tokenizer: Decoder, *, skip_special_tokens: bool = True
+) -> list[RewardInput]:
+    """Return what the verifier sees of each completion; columns that JSON cannot carry to a process stay behind."""
     metadata = json_columns(prompt.metadata)
     return [
         RewardInput(
-            response=response,
-            ground_truth=prompt.answer,
+            response=tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=skip_special_tokens),
+            ground_truth=prompt.ground_truth,
             response_length=len(completion.token_ids),
             prompt=prompt.text,
             metadata=metadata,
@@ -73,12 +97,102 @@ def reward_inputs(prompt: Prompt, completions: Sequence[Completion], responses: 
             step=completion.weight_version,
             source=prompt.source,
         )
-        for completion, response in zip(completions, responses, strict=True)
+        for completion in completions
     ]
 
 
+def to_group(
+    prompt: Prompt, completions: Sequence[Completion], inputs: Sequence[RewardInput], scores: Sequence[Score]
+) -> Group:
+    """Return the group of a prompt whose completions have been scored; rewards are the scores' values."""
+    return Group(
+        prompt,
+        [
+            Response(completion, given.response, score, score.value)
+            for completion, given, score in zip(completions, inputs, scores, strict=True)
+        ],
+    )
+
+
+def json_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a data row that can be written as JSON; bytes and dates cannot."""
+    return {name: value for name, value in columns.items() if is_json(value)}
+
+
+def is_json(value: Any) -> bool:
+    """Whether a value can be written as JSON."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and is_json(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(is_json, value))
+    return value is None or isinstance(value, str | int | float | bool)
+
+
+# --- what a filter is given -------------------------------------------------------------------------------------------
+
+
+def filter_values(groups: Sequence[Group], key: str) -> list[list[float]]:
+    """Return what the filter looks at, of each response of each group: the reward, or the part `key` of the score.
+
+    The reward stands for a part that a response lacks, as one does that could not be scored.
+    """
+    if key == "overall":
+        return [group.rewards for group in groups]
+    return [[one.score.parts.get(key, one.reward) for one in group.responses] for group in groups]
+
+
+def passes(group_filter: GroupFilter, values: Sequence[Sequence[float]]) -> list[bool]:
+    """Return which groups the filter keeps; it says so of each sample, and the same of all of a group."""
+    kept = group_filter.keep(*by_sample(values)).split([len(group) for group in values])
+    return [bool(samples.any()) for samples in kept]
+
+
+def by_sample(values: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
+    """Return the values of all groups and the group each belongs to: float64 [N] and int64 [N]."""
+    lengths = torch.tensor([len(group) for group in values], dtype=torch.int64)
+    flat = torch.tensor([value for group in values for value in group], dtype=torch.float64)
+    return flat, torch.arange(len(values)).repeat_interleave(lengths)
+
+
+# --- what the learner is given ----------------------------------------------------------------------------------------
+
+
+def to_samples(groups: Sequence[Group]) -> list[Sample]:
+    """Return one sample per response, group after group; `group_id` is the group's place in `groups`."""
+    return [
+        to_sample(group.prompt, one.completion.token_ids, one.completion.logprobs, one.reward, group_id)
+        for group_id, group in enumerate(groups)
+        for one in group.responses
+    ]
+
+
+def to_sample(
+    prompt: Any,
+    token_ids: Sequence[int] | NDArray[np.int32],
+    logprobs: NDArray[np.float32] | None = None,
+    reward: float = 0.0,
+    group_id: int = 0,
+) -> Sample:
+    """Return a prompt and the tokens of one response as the learner reads them, which trains on the response alone.
+
+    Args:
+        prompt: anything with `token_ids`, `position_ids` and `model_inputs`, as `r1_rollout.types.PromptLike` says.
+        logprobs: of the response's tokens, as the engine sampled them; None if they are not known.
+    """
+    start, length = len(prompt.token_ids), len(token_ids)
+    return Sample(
+        token_ids=torch.cat([torch.tensor(prompt.token_ids), torch.as_tensor(token_ids).long()]),
+        loss_mask=torch.arange(start + length) >= start,
+        position_ids=extend_positions(prompt.position_ids, length),
+        group_id=group_id,
+        reward=reward,
+        model_inputs=prompt.model_inputs,
+        rollout_logprobs=None if logprobs is None else torch.cat([torch.zeros(start), torch.from_numpy(logprobs)]),
+    )
+
+
 def extend_positions(position_ids: Tensor, length: int) -> Tensor:
-    """Continue a prompt's positions over `length` answer tokens.
+    """Continue a prompt's positions over `length` response tokens.
 
     Args:
         position_ids: int64 [axes, P]. The first axis counts tokens; the rotary axes of M-RoPE (arXiv 2409.12191,
@@ -91,43 +205,24 @@ def extend_positions(position_ids: Tensor, length: int) -> Tensor:
     if len(position_ids) > 1:
         rotary = (position_ids[1:].max() + 1).expand(len(position_ids) - 1)
         starts = torch.cat([starts[None], rotary])
-    answer = starts.reshape(-1, 1) + torch.arange(length)
-    return torch.cat([position_ids, answer], dim=1)
+    response = starts.reshape(-1, 1) + torch.arange(length)
+    return torch.cat([position_ids, response], dim=1)
 
 
-def to_samples(groups: Sequence[Group]) -> list[Sample]:
-    """Return one sample per completion, group after group; `group_id` is the group's place in `groups`."""
-    return [
-        _to_sample(group.prompt, completion, reward, group_id)
-        for group_id, group in enumerate(groups)
-        for completion, reward in zip(group.completions, group.rewards, strict=True)
-    ]
+# --- what an estimator is given beside the samples --------------------------------------------------------------------
 
 
 def baselines(groups: Sequence[Group]) -> list[float] | None:
     """Return each sample's baseline, in the order of `to_samples`; None where none were sampled."""
-    found = [group.baseline for group in groups for _ in group.completions if group.baseline is not None]
+    found = [group.baseline for group in groups for _ in group.responses if group.baseline is not None]
     return found or None
 
 
 def part_rewards(groups: Sequence[Group]) -> list[dict[str, float]]:
     """Return the parts of each sample's score, in the order of `to_samples`, all under the same names.
 
-    The value of the score stands for a part that it lacks, as one of an answer that could not be scored does.
+    The value of the score stands for a part that it lacks, as one of a response that could not be scored does.
     """
     scores = [score for group in groups for score in group.scores]
     names = sorted({name for score in scores for name in score.parts} - {"overall"})
     return [{name: score.parts.get(name, score.value) for name in names} for score in scores]
-
-
-def _to_sample(prompt: Prompt, completion: Completion, reward: float, group_id: int) -> Sample:
-    start, length = len(prompt.token_ids), len(completion.token_ids)
-    return Sample(
-        token_ids=torch.cat([torch.tensor(prompt.token_ids), torch.from_numpy(completion.token_ids).long()]),
-        loss_mask=torch.arange(start + length) >= start,
-        position_ids=extend_positions(prompt.position_ids, length),
-        group_id=group_id,
-        reward=reward,
-        model_inputs=prompt.model_inputs,
-        rollout_logprobs=torch.cat([torch.zeros(start), torch.from_numpy(completion.logprobs)]),
-    )

@@ -13,24 +13,24 @@ from r1_core.soft_overlong import overlong_punishment
 
 @dataclass(frozen=True, slots=True)
 class OverlongBuffer:
-    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), in tokens of an answer."""
+    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), in tokens of a response."""
 
     max_length: int
     buffer: int  # the last tokens before `max_length`, which cost
-    factor: float  # what an answer that fills them all loses
+    factor: float  # what a response that fills them all loses
 
     def punishments(self, group: Group) -> list[float]:
-        """Return what each answer's reward changes by: 0 or less."""
+        """Return what each response's reward changes by: 0 or less."""
         lengths = torch.tensor([len(completion.token_ids) for completion in group.completions])
         return overlong_punishment(lengths, self.max_length, self.buffer, self.factor).tolist()
 
     def punish(self, group: Group) -> Group:
         """Return the group with the punishments in its rewards."""
-        rewards = [reward + change for reward, change in zip(group.rewards, self.punishments(group), strict=True)]
-        return replace(group, rewards=rewards)
+        changes = zip(group.rewards, self.punishments(group), strict=True)
+        return group.with_rewards([reward + change for reward, change in changes])
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Return the mean punishment of an answer, and the share of answers that have one."""
+        """Return the mean punishment of a response, and the share of responses that have one."""
         changes = [change for group in groups for change in self.punishments(group)]
         return {"overlong/penalty": fmean(changes), "overlong/ratio": fmean(change < 0 for change in changes)}
 
@@ -47,24 +47,29 @@ class Shaping:
         """Return the group as the filter of dynamic sampling sees it."""
         return self.overlong.punish(group) if self.overlong else group
 
-    def finish(self, groups: Sequence[Group], before: RewardNormalizer) -> tuple[list[Group], RewardNormalizer]:
+    def finish(self, groups: Sequence[Group], normalizer: RewardNormalizer) -> tuple[list[Group], RewardNormalizer]:
         """Return the groups as the estimator sees them, and the normalizer that has seen their rewards, too."""
-        normalizer = before
         if self.normalize:
             rewards = [reward for group in groups for reward in group.rewards]
-            normalizer = before.observe(torch.tensor(rewards, dtype=torch.float64))
+            normalizer = normalizer.observe(torch.tensor(rewards, dtype=torch.float64))
+        if not self.normalize and self.clip is None:
+            return list(groups), normalizer
+        finished = []
+        for group in groups:
+            shaped = group.with_rewards(self._shape(group.rewards, normalizer))
+            if group.baseline is not None:
+                shaped = replace(shaped, baseline=self._shape([group.baseline], normalizer)[0])
+            finished.append(shaped)
+        return finished, normalizer
 
-        def shape(rewards: Sequence[float]) -> list[float]:
-            shaped = torch.tensor(rewards, dtype=torch.float64)
-            shaped = normalizer(shaped) if self.normalize else shaped
-            shaped = shaped if self.clip is None else shaped.clamp(*self.clip)
-            return shaped.tolist()
+    def _shape(self, rewards: Sequence[float], normalizer: RewardNormalizer) -> list[float]:
+        shaped = torch.tensor(rewards, dtype=torch.float64)
+        if self.normalize:
+            shaped = normalizer(shaped)
+        if self.clip is not None:
+            shaped = shaped.clamp(*self.clip)
+        return shaped.tolist()
 
-        return [
-            replace(
-                group,
-                rewards=shape(group.rewards),
-                baseline=None if group.baseline is None else shape([group.baseline])[0],
-            )
-            for group in groups
-        ], normalizer
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Return what the punishment did to responses, {} without one."""
+        return self.overlong.metrics(groups) if self.overlong else {}

@@ -10,14 +10,14 @@ from rich.table import Table
 
 from r1_cli.assembly.engines import build_sampling, build_scorer, load_engine_weights
 from r1_cli.assembly.prompts import build_prompts, build_validation
-from r1_cli.assembly.rendering import build_renderer, open_media
+from r1_cli.assembly.rendering import build_renderer, open_rendering
 from r1_cli.assembly.rows import open_sources
 from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.sources import validation_sources
 from r1_cli.hardware import find_hardware
 from r1_cli.measure.metrics import by_source, length_metrics, reward_metrics
-from r1_cli.measure.validate import answer, mean_score, summarise
+from r1_cli.measure.validate import Validation, mean_score, summarise
 from r1_cli.models.files import open_model
 from r1_cli.plan.announce import show_table
 from r1_cli.track.console import ConsoleReporter, configure_logging
@@ -43,29 +43,25 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
     hardware, (_, sampling) = find_hardware(), build_sampling(config)
     with ExitStack() as stack:
         reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
-        media = stack.enter_context(open_media(config, build_renderer(config, files)))
-        prompts = build_prompts(config, open_sources(sources), media, reporter.counter)
+        rendering = stack.enter_context(open_rendering(config, build_renderer(config, files)))
+        prompts = build_prompts(config, open_sources(sources), rendering, reporter.counter)
         weights = load_engine_weights(config, hardware, files)
         verifier = open_verifier(config, sources, stack)
         require_columns(verifier, sources, prompts.parts)
         scorer = build_scorer(config, hardware, files, verifier, stack, weights)
+        sets = build_validation(prompts, sources, sampling)
+        validation = Validation(scorer, sets, config.data.val_batch_size, shown=0, progress=reporter.progress)
         with scorer.generator.awake(weights.state_dict().items(), 0):
-            groups = [
-                group
-                for one in build_validation(prompts, sources, sampling)
-                for group in answer(
-                    scorer, one.dataset, one.sampling, config.data.val_batch_size, reporter.progress, "evaluation"
-                )
-            ]
+            groups = validation.sample("evaluation")
     result = {
         **summarise(groups),
         "reward_score": mean_score(groups),
         **reward_metrics(groups, prefix="", suffix="_reward"),
-        **length_metrics(groups, sampling.max_tokens),
+        **length_metrics(groups),
     }
     for source, share in by_source(groups).items():
         result |= {f"{source}/{name}": value for name, value in summarise(share).items()}
-    n = min(len(group.scores) for group in groups)
+    n = min(len(group.responses) for group in groups)
     console.print(f"{model}: {len(groups)} prompts × {n} responses", markup=False, highlight=False, soft_wrap=True)
     show_table(console, render(result))
     if json_path:

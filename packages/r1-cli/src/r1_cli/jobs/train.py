@@ -15,7 +15,7 @@ from r1_cli.assembly.canary import build_canary
 from r1_cli.assembly.engines import build_sampling, build_scorer
 from r1_cli.assembly.learner import build_learner
 from r1_cli.assembly.prompts import build_prompts, build_stream, build_validation
-from r1_cli.assembly.rendering import build_renderer, open_media
+from r1_cli.assembly.rendering import build_renderer, open_rendering
 from r1_cli.assembly.rows import open_sources
 from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
@@ -23,11 +23,12 @@ from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.groups.supply import load_surplus
 from r1_cli.hardware import find_hardware
 from r1_cli.jobs.closing import say_what_comes_next
-from r1_cli.measure.validate import validate
+from r1_cli.measure.validate import Validation
 from r1_cli.models.files import open_model, save_assets
 from r1_cli.plan.announce import announce, render_sources, show_table
 from r1_cli.plan.batches import Plan, make_plan
-from r1_cli.roles import Dataset, Position, Run, Schedule
+from r1_cli.roles import Dataset, Position, Schedule
+from r1_cli.sampling.collect import DynamicSampling
 from r1_cli.sampling.proof import prove
 from r1_cli.state.checkpoints import CheckpointStore, read_state
 from r1_cli.state.stop import StopRequest
@@ -54,9 +55,9 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
         opened, val_opened = open_sources(sources), open_sources(val_sources)
-        media = stack.enter_context(open_media(config, build_renderer(config, model)))
-        prompts = build_prompts(config, opened, media, reporter.counter)
-        val_prompts = build_prompts(config, val_opened, media, reporter.counter)
+        rendering = stack.enter_context(open_rendering(config, build_renderer(config, model)))
+        prompts = build_prompts(config, opened, rendering, reporter.counter)
+        val_prompts = build_prompts(config, val_opened, rendering, reporter.counter)
         plan = make_plan(config, [len(part) for part in prompts.parts], len(val_prompts) if val_sources else None)
         announce(console, config, provenance, plan)
         summaries = [part.summary for part in (*prompts.parts, *val_prompts.parts)]
@@ -75,30 +76,40 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
         scorer = build_scorer(config, hardware, model, verifier, stack)
         if config.worker.rollout.canary:
-            scorer = prove(scorer, learner, build_canary(config, hardware, model, media.renderer))
-        objective, estimate = algorithm.build_objective(config), algorithm.build_estimate(config)
+            scorer = prove(scorer, learner, build_canary(config, hardware, model, rendering.renderer))
         sampling, val_sampling = build_sampling(config)
-        run = Run(
+        sets = build_validation(val_prompts, val_sources, val_sampling)
+        update = algorithm.build_update(config, updates_per_step=schedule.updates_per_step)
+        trainer, batch_size = config.trainer, config.data.val_batch_size
+        validation = Validation(scorer, sets, batch_size, trainer.val_generations_to_log, reporter.progress)
+        run = loop.Run(
             learner=learner,
-            scorer=scorer,
-            dataset=prompts,
-            stream=build_stream(config, prompts, sources),
-            validation=build_validation(val_prompts, val_sources, val_sampling),
-            sampling=sampling,
-            estimate=estimate,
-            objective=objective,
-            needs=algorithm.gather_needs(estimate, objective, schedule.updates_per_step),
-            shaping=algorithm.build_shaping(config),
-            filter_key=config.algorithm.filter_key if config.algorithm.online_filtering else "overall",
+            engine=scorer.generator,
+            collector=DynamicSampling(
+                scorer=scorer,
+                dataset=prompts,
+                stream=build_stream(config, prompts, sources),
+                sampling=sampling,
+                baselines="baselines" in update.needs,
+                shaping=algorithm.build_shaping(config),
+                filter_key=config.algorithm.filter_key if config.algorithm.online_filtering else "overall",
+                groups=config.data.rollout_batch_size,
+                max_batches=trainer.max_try_make_batch,
+                surplus_max_age=config.algorithm.surplus_max_age,
+                progress=reporter.progress,
+            ),
+            update=update,
             schedule=schedule,
+            validation=validation if sets else None,
             store=store,
             tracker=tracker,
             stop=stack.enter_context(StopRequest().listening()),
             save_assets=partial(save_assets, model),
-            progress=reporter.progress,
         )
-        if config.trainer.val_only:
-            tracker.log(at.step, *validate(run, at.step))
+        if trainer.val_only:
+            if run.validation is None:
+                raise ValueError("there is nothing to validate on: data.val_files is null")
+            tracker.log(at.step, *loop.validate(run, run.validation, at.step))
             return
         last = loop.train(run, at)
     say_what_comes_next(console, store, last.step, schedule.total_steps)
@@ -163,12 +174,8 @@ def build_schedule(config: RunConfig, plan: Plan) -> Schedule:
         rollout_batch_size=config.data.rollout_batch_size,
         global_batch_size=actor.global_batch_size,
         ppo_epochs=actor.ppo_epochs,
-        max_try_make_batch=trainer.max_try_make_batch,
-        surplus_max_age=config.algorithm.surplus_max_age,
         val_freq=trainer.val_freq,
         val_before_train=trainer.val_before_train,
-        val_batch_size=config.data.val_batch_size,
-        val_generations_to_log=trainer.val_generations_to_log,
         save_freq=trainer.save_freq,
         save_model_only=trainer.save_model_only,
     )

@@ -3,31 +3,21 @@
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from r1_cli.groups.columns import json_columns
+from r1_cli.groups.group import json_columns
 from r1_data.formats import Columns, detect_columns
 from r1_data.messages import to_example
 from r1_data.sources import read_rows
+from r1_rewards.forms import FORMS, write
 from r1_rewards.load import load
 from r1_rewards.types import OpenVerifier, RewardInput, Score
 from r1_rewards.workers.pool import PooledVerifier
 
-# How models are asked to write an answer; a reward need reward one of them only.
-FORMS: Mapping[str, Callable[[str], str]] = {
-    "nothing around it": lambda answer: answer,
-    "\\boxed{}": lambda answer: f"So it is \\boxed{{{answer}}}.",
-    "<think> \\boxed{}": lambda answer: f"<think>Let me see.</think>\n\\boxed{{{answer}}}",
-    "<think> <answer>": lambda answer: f"<think>Let me see.</think><answer>{answer}</answer>",
-    "<think> <answer> \\boxed{}": lambda answer: f"<think>Let me see.</think><answer>\\boxed{{{answer}}}</answer>",
-    "Answer:": lambda answer: f"Let me see.\nAnswer: {answer}",
-    "####": lambda answer: f"Let me see.\n#### {answer}",
-    "```python": lambda answer: f"```python\n{answer}\n```",
-}
 QUESTIONS = [("What is 2 + 3?", "5"), ("What is 3 · 4?", "12"), ("Half of 5?", "2.5"), ("What is 2 - 9?", "-7")]
 PERCENTILES = (50, 90, 99)
 
@@ -66,7 +56,7 @@ def try_reward(
         yield Finding("loads", describe(verifier), True)
         form, by_form = best_form(verifier, questions)
         yield from _check_answers(verifier, questions, form, by_form)
-        right = [replace(item, response=FORMS[form](item.ground_truth)) for item in questions]
+        right = [replace(item, response=write(form, item.ground_truth)) for item in questions]
         yield _check_repetition(verifier, right)
         yield _check_batch(verifier, right)
         yield from _check_hostile(verifier, questions, threshold=by_form[form])
@@ -83,7 +73,7 @@ def read_questions(data: str, columns: Columns | None, samples: int) -> list[Rew
         questions.append(
             RewardInput(
                 "",
-                example.answer,
+                example.ground_truth,
                 prompt=prompt,
                 metadata=json_columns(example.metadata),
                 messages=example.messages,
@@ -105,8 +95,8 @@ def describe(verifier: OpenVerifier) -> str:
 def best_form(verifier: OpenVerifier, questions: Sequence[RewardInput]) -> tuple[str, dict[str, float]]:
     """Return the form in which ground truths score best, and the mean score of every form."""
     by_form = {}
-    for name, write in FORMS.items():
-        scores = verifier([replace(item, response=write(item.ground_truth)) for item in questions])
+    for name in FORMS:
+        scores = verifier([replace(item, response=write(name, item.ground_truth)) for item in questions])
         by_form[name] = fmean(score.value for score in scores)
     return max(by_form, key=lambda name: by_form[name]), by_form
 
@@ -145,8 +135,8 @@ def _sums() -> list[RewardInput]:
 def _check_answers(
     verifier: OpenVerifier, questions: Sequence[RewardInput], form: str, by_form: Mapping[str, float]
 ) -> Iterator[Finding]:
-    scores = verifier([replace(item, response=FORMS[form](item.ground_truth)) for item in questions])
-    wrong = verifier([replace(item, response=FORMS[form](other)) for item, other in _with_wrong(questions)])
+    scores = verifier([replace(item, response=write(form, item.ground_truth)) for item in questions])
+    wrong = verifier([replace(item, response=write(form, other)) for item, other in _with_wrong(questions)])
     failed = [score for score in (*scores, *wrong) if score.error]
     yield Finding("scores answers", _failures(failed) or f"all {len(scores) + len(wrong)} of them", not failed)
     listed = ", ".join(f"{name} {mean:.3g}" for name, mean in by_form.items())

@@ -9,39 +9,25 @@ import torch
 
 from r1_cli.groups.group import Group
 from r1_cli.hardware import peak_flops
-from r1_cli.roles import Position, Run
-from r1_cli.sampling.collect import Batch
 from r1_cli.sampling.proof import ProvenGenerator
+from r1_core.learner.facts import Facts
 from r1_core.losses import correction
 from r1_core.types import Sample
 from r1_rollout.types import Generator
 
 
-def step_metrics(
-    run: Run, at: Position, batch: Batch, samples: Sequence[Sample], seconds: Mapping[str, float]
-) -> dict[str, float]:
-    """Return everything but the update's own metrics, of the step that begins at `at`."""
-    tokens = [len(sample.token_ids) for sample in samples]
+def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample], engine: Generator) -> dict[str, float]:
+    """Return what a step that begins after `step` others has sampled and judged."""
     return {
-        **{f"timing_s/{stage}": value for stage, value in seconds.items()},
-        **reward_metrics(batch.groups),
-        **source_metrics(batch.groups, "reward/"),
-        **spread("critic/score", [score.value for group in batch.groups for score in group.scores]),
+        **reward_metrics(groups),
+        **source_metrics(groups, "reward/"),
+        **spread("critic/score", [score.value for group in groups for score in group.scores]),
         **spread("critic/rewards", [sample.reward for sample in samples]),
         **advantage_metrics(samples),
-        **length_metrics(batch.groups, run.sampling.max_tokens),
-        **staleness(at.step, batch, samples),
-        **canary_metrics(run.scorer.generator),
-        **spread("global_seqlen", tokens),
-        "rollout/groups_sampled": float(batch.sampled),
-        "rollout/groups_trained": float(len(batch.groups)),
-        "rollout/groups_kept": float(len(batch.supply.surplus)),
-        "rollout/groups_discarded": float(batch.discarded),
-        "rollout/tokens_sampled": float(batch.tokens),
-        "filter/rate": 1 - batch.passed / max(batch.sampled, 1),
-        **{f"filter/{name}": value for name, value in at.filter.metrics.items()},
-        **(run.shaping.overlong.metrics(batch.groups) if run.shaping.overlong else {}),
-        **performance(run, sum(tokens), seconds),
+        **length_metrics(groups),
+        **staleness(step, groups, samples),
+        **canary_metrics(engine),
+        **spread("global_seqlen", [len(sample.token_ids) for sample in samples]),
     }
 
 
@@ -66,9 +52,9 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str = "") -> dict[str, float]:
-    """Return the mean of each part of the rewards, and how many answers could not be scored, by cause.
+    """Return the mean of each part of the rewards, and how many responses could not be scored, by cause.
 
-    Every prompt counts the same, however many answers it has.
+    Every prompt counts the same, however many responses it has.
     """
     scores = [score for group in groups for score in group.scores]
     means = mean_of([mean_of([score.parts for score in group.scores]) for group in groups])
@@ -102,8 +88,8 @@ def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return spread("critic/advantages", values) | spread("critic/returns", values)
 
 
-def length_metrics(groups: Sequence[Group], max_tokens: int) -> dict[str, float]:
-    """Return lengths in tokens, and the share of answers that were cut at `max_tokens`."""
+def length_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return lengths in tokens, and the share of completions that were cut at the longest length allowed."""
     completions = [completion for group in groups for completion in group.completions]
     return {
         **spread("response_length", [len(c.token_ids) for c in completions]),
@@ -112,18 +98,20 @@ def length_metrics(groups: Sequence[Group], max_tokens: int) -> dict[str, float]
     }
 
 
-def staleness(step: int, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """Return how many steps old the answers are on average, and how far the policy has gone from the old ones.
+def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, float]:
+    """Return how many steps old the responses are on average, and how far the policy has gone from the old ones.
 
-    Answers of this step tell how well engine and learner agree, under `rollout/`; for those that were kept from an
+    Responses of this step tell how well engine and learner agree, under `rollout/`; for those that were kept from an
     earlier one, under `rollout/kept_`, the same numbers hold what the policy has learned since, too.
     """
-    ages = [step - completion.weight_version for group in batch.groups for completion in group.completions]
-    record = {"rollout/staleness": fmean(ages)}
-    for prefix, old in (("rollout/", False), ("rollout/kept_", True)):
-        share = [sample for sample, age in zip(samples, ages, strict=True) if (age > 0) is old]
-        record |= agreement(share, prefix)
-    return record
+    ages = [step - completion.weight_version for group in groups for completion in group.completions]
+    fresh = [sample for sample, age in zip(samples, ages, strict=True) if age <= 0]
+    kept = [sample for sample, age in zip(samples, ages, strict=True) if age > 0]
+    return {
+        "rollout/staleness": fmean(ages),
+        **agreement(fresh, "rollout/"),
+        **agreement(kept, "rollout/kept_"),
+    }
 
 
 def agreement(samples: Sequence[Sample], prefix: str = "rollout/") -> dict[str, float]:
@@ -161,7 +149,7 @@ def canary_metrics(generator: Generator) -> dict[str, float]:
 
 
 def divergence(samples: Sequence[Sample]) -> float:
-    """Return the mean over answers of the policy's token KL from the reference (k1, nats); 0 without a reference."""
+    """Return the mean over responses of the policy's token KL from the reference (k1, nats); 0 without a reference."""
     gaps = [
         (s.old_logprobs - s.ref_logprobs)[s.loss_mask].double().mean()
         for s in samples
@@ -170,19 +158,22 @@ def divergence(samples: Sequence[Sample]) -> float:
     return float(torch.stack(gaps).mean()) if gaps else 0.0
 
 
-def performance(run: Run, tokens: int, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return throughput and memory; MFU only where the device's peak is known, never a made-up one."""
+def performance(
+    samples: Sequence[Sample], seconds: Mapping[str, float], facts: Facts, ppo_epochs: int
+) -> dict[str, float]:
+    """Return times, throughput and memory; MFU only where the device's peak is known, never a made-up one."""
+    tokens = sum(len(sample.token_ids) for sample in samples)
     record = {
+        **{f"timing_s/{stage}": value for stage, value in seconds.items()},
         "perf/total_num_tokens": float(tokens),
         "perf/time_per_step": seconds["step"],
         "perf/throughput": tokens / seconds["step"],
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
-    facts = run.learner.describe()
     peak = peak_flops(facts.device)
     if peak is not None:
-        updated = tokens * run.schedule.ppo_epochs
-        record["perf/mfu_actor"] = updated * facts.flops_per_token / (seconds["update_actor"] * peak)
+        flops = tokens * ppo_epochs * facts.flops_per_token
+        record["perf/mfu_actor"] = flops / (seconds["update_actor"] * peak)
     if facts.peak_allocated is not None and facts.peak_reserved is not None:
         record["perf/max_memory_allocated_gb"] = facts.peak_allocated / 2**30
         record["perf/max_memory_reserved_gb"] = facts.peak_reserved / 2**30

@@ -122,7 +122,7 @@ def render_sources(
 def found_format(one: "OpenSource") -> tuple[str, str]:
     """Return the row format of a source and the columns of its prompts and answers, as a table shows them."""
     columns = one.detected.columns
-    return one.detected.format or "columns as set", escape(f"{columns.prompt}, {columns.answer}")
+    return one.detected.format or "columns as set", escape(f"{columns.prompt}, {columns.ground_truth}")
 
 
 def size_text(size: int) -> str:

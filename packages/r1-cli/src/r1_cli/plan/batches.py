@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r1_cli.config import ConfigError, Problem, RunConfig
-from r1_cli.config.rows import count_rows
-from r1_cli.config.sources import training_sources, validation_sources
+from r1_cli.config.sources import count_rows, training_sources, validation_sources
 from r1_cli.plan.memory import Memory, estimate
 from r1_data.mixture import WeightedStream
 

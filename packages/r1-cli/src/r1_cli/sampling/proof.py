@@ -6,11 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-import torch
-
-from r1_cli.groups.group import extend_positions
+from r1_cli.groups.group import to_sample
 from r1_cli.roles import Learner, Scorer
-from r1_core.types import Sample
 from r1_rollout.canary import Canary
 from r1_rollout.fault import Engine, ParameterRows, find_fault
 from r1_rollout.types import Drainable, Groups, PromptLike, SamplingParams
@@ -30,7 +27,7 @@ class LearnerReference:
 
     def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-prob of each response token, at the learner's temperature."""
-        samples = [_to_sample(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+        samples = [to_sample(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         annotated = self.learner.annotate(samples, ["old_logprobs"])
         return [s.old_logprobs[s.loss_mask].tolist() for s in annotated if s.old_logprobs is not None]
 
@@ -42,18 +39,6 @@ class LearnerReference:
             yield
         finally:
             self.learner.restore()
-
-
-def _to_sample(prompt: PromptLike, response: Sequence[int]) -> Sample:
-    start, length = len(prompt.token_ids), len(response)
-    return Sample(
-        token_ids=torch.tensor([*prompt.token_ids, *response]),
-        loss_mask=torch.arange(start + length) >= start,
-        position_ids=extend_positions(prompt.position_ids, length),
-        group_id=0,
-        reward=0.0,
-        model_inputs=prompt.model_inputs,
-    )
 
 
 @dataclass(slots=True)

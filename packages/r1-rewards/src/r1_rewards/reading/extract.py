@@ -48,9 +48,9 @@ def final_answer(response: str) -> str | None:
     or "answer is x", a response that is nothing but an answer, the last of `$…$` and numbers.
     """
     for find in (boxed, tagged, hashed, _said, bare, last_formula):
-        answer = find(response)
-        if answer is not None:
-            return answer
+        extracted = find(response)
+        if extracted is not None:
+            return extracted
     return None
 
 
@@ -139,16 +139,16 @@ def stated(response: str) -> str | None:
     rest = text[last.end() :].lstrip(" \t\r\n:*")
     line = rest.split("\n", 1)[0]
     end = _SENTENCE_END.search(line)
-    answer = (line[: end.start()] if end else line).strip(" \t\r*")
-    return answer or None
+    extracted = (line[: end.start()] if end else line).strip(" \t\r*")
+    return extracted or None
 
 
 def _said(response: str) -> str | None:
     """Return the stated answer, or, of a whole sentence, what it says: 34 in "Answer: the largest n is 34"."""
-    answer = stated(response)
-    if answer is None or (" is " not in answer and len(_BARE_WORD.findall(answer)) <= _MAX_WORDS):
-        return answer
-    said = answer.rsplit(" is ", 1)[-1]
+    extracted = stated(response)
+    if extracted is None or (" is " not in extracted and len(_BARE_WORD.findall(extracted)) <= _MAX_WORDS):
+        return extracted
+    said = extracted.rsplit(" is ", 1)[-1]
     numbers = _NUMBER.findall(said)
     return numbers[0] if len(numbers) == 1 and "$" not in said and said != numbers[0] else said
 

@@ -14,24 +14,24 @@ def is_equivalent(left: str, right: str) -> bool:
         return left == right
 
 
-def strip_outer_text(answer: str) -> str:
+def strip_outer_text(written: str) -> str:
     r"""Return `strip(answer)` without a `\text{…}` around the whole, or the answer where it cannot be stripped."""
-    answer = answer.strip()
-    if len(answer) < 10_000 and (wrapped := _WRAPPED_TEXT.fullmatch(answer)):
-        answer = wrapped[1].strip()
+    written = written.strip()
+    if len(written) < 10_000 and (wrapped := _WRAPPED_TEXT.fullmatch(written)):
+        written = wrapped[1].strip()
     try:
-        return strip(answer)
+        return strip(written)
     except ValueError:
-        return answer
+        return written
 
 
-def strip(answer: str) -> str:
-    r"""Return `answer` without blanks, units, degrees, dollar and percent signs, with full `\frac{}{}` and `\sqrt{}`.
+def strip(written: str) -> str:
+    r"""Return `written` without blanks, units, degrees, dollar and percent signs, with full `\frac{}{}` and `\sqrt{}`.
 
     A short left side such as "x =" goes, "0.5" and "a/b" become fractions. Raises ValueError for two `\text{ ` and for
     a `\sqrt` at the end.
     """
-    text = answer.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
+    text = written.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
     text = text.replace("tfrac", "frac").replace("dfrac", "frac").replace("\\left", "").replace("\\right", "")
     text = text.replace("^{\\circ}", "").replace("^\\circ", "").replace("\\$", "")
     text = _without_unit(text).replace("\\%", "").replace(" .", " 0.").replace("{.", "{0.")

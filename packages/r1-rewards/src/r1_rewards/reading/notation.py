@@ -53,12 +53,12 @@ _QUANTITY = re.compile(
 )
 
 
-def normalise(answer: str) -> str:
-    r"""Return `answer` in LaTeX that Math-Verify reads, without math delimiters, invisible characters or final stop.
+def normalise(written: str) -> str:
+    r"""Return `written` in LaTeX that Math-Verify reads, without math delimiters, invisible characters or final stop.
 
     Example: `normalise("$√2$.")` is `\sqrt{2}`; `normalise("5 million")` is `5000000`; `2**10` becomes `2^{10}`.
     """
-    text = _plain_characters(answer).strip().rstrip(".").strip()
+    text = _plain_characters(written).strip().rstrip(".").strip()
     for opening in _WRAPPERS:
         text = text.removeprefix(opening).removesuffix(opening).strip()
     text = _CURRENCY.sub("", _ABOUT.sub("", text))
@@ -73,10 +73,10 @@ def normalise(answer: str) -> str:
     return _SCALED.sub(_scaled_number, text).strip()
 
 
-def without_emphasis(answer: str) -> str:
-    """Return `answer` without Markdown's bold around the whole of it, which would look like two powers."""
-    match = _BOLD.fullmatch(answer.strip())
-    return match[1] if match else answer
+def without_emphasis(written: str) -> str:
+    """Return `written` without Markdown's bold around the whole of it, which would look like two powers."""
+    match = _BOLD.fullmatch(written.strip())
+    return match[1] if match else written
 
 
 def quantity(text: str) -> tuple[str, Unit | str] | None:

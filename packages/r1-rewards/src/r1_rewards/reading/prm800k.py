@@ -30,30 +30,30 @@ _SAME_DIGITS = 1e-7
 _FORBIDDEN = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
 
 
-def grade(answer: str, truth: str, *, compact: bool = True) -> bool:
+def grade(extracted: str, truth: str, *, compact: bool = True) -> bool:
     """Return the verdict for an extracted answer and a truth; see `normalise` for `compact`."""
-    if max(len(answer), len(truth)) > MAX_CHARACTERS:
-        return answer.strip() == truth.strip()
-    if hendrycks.strip_outer_text(answer) == hendrycks.strip_outer_text(truth):
+    if max(len(extracted), len(truth)) > MAX_CHARACTERS:
+        return extracted.strip() == truth.strip()
+    if hendrycks.strip_outer_text(extracted) == hendrycks.strip_outer_text(truth):
         return True
-    answer, truth = normalise(answer, compact=compact), normalise(truth, compact=compact)
-    if answer == truth:
+    extracted, truth = normalise(extracted, compact=compact), normalise(truth, compact=compact)
+    if extracted == truth:
         return True
-    if not answer:
+    if not extracted:
         return False
-    answers, truths = _elements(answer), _elements(truth)
-    if len(truths) > 1 and (truth[0] != answer[0] or truth[-1] != answer[-1]):
+    parts, truths = _elements(extracted), _elements(truth)
+    if len(truths) > 1 and (truth[0] != extracted[0] or truth[-1] != extracted[-1]):
         return False
-    return len(truths) == len(answers) and all(map(_same_element, answers, truths))
+    return len(truths) == len(parts) and all(map(_same_element, parts, truths))
 
 
-def normalise(answer: str, *, compact: bool = True) -> str:
-    """Return `answer` in lower case without units, currency and percent signs, as plain text.
+def normalise(extracted: str, *, compact: bool = True) -> str:
+    """Return `extracted` in lower case without units, currency and percent signs, as plain text.
 
     MathRuler drops blanks and braces too (`compact`); PRIME does not, but drops liters.
     """
-    wrapped = _WRAPPED_TEXT.fullmatch(answer)
-    text = wrapped[1] if wrapped else answer
+    wrapped = _WRAPPED_TEXT.fullmatch(extracted)
+    text = wrapped[1] if wrapped else extracted
     text = text.replace("\\%", "%").replace("\\$", "$").replace("$", "").replace("%", "")
     text = text.replace(" or ", " , ").replace(" and ", " , ")
     for word, power in (("million", 6), ("billion", 9), ("trillion", 12)):
@@ -75,23 +75,23 @@ def normalise(answer: str, *, compact: bool = True) -> str:
     return str(round(float(_plain_commas(text)))) if _is_integer(text) else text
 
 
-def _same_element(answer: str, truth: str) -> bool:
-    if _FRACTION.fullmatch(truth) and _FRACTION.fullmatch(answer):
-        return truth == answer
-    if _is_integer(truth) != _is_integer(answer):
+def _same_element(extracted: str, truth: str) -> bool:
+    if _FRACTION.fullmatch(truth) and _FRACTION.fullmatch(extracted):
+        return truth == extracted
+    if _is_integer(truth) != _is_integer(extracted):
         return False
-    return _equal_by_algebra(answer, truth)
+    return _equal_by_algebra(extracted, truth)
 
 
-def _equal_by_algebra(answer: str, truth: str) -> bool:
-    difference = f"({truth})-({answer})"
+def _equal_by_algebra(extracted: str, truth: str) -> bool:
+    difference = f"({truth})-({extracted})"
     letters = {letter for letter in difference.replace("sqrt", "").replace("frac", "") if letter.isalpha()}
-    if len(letters) > 2 or _FORBIDDEN.search(difference) or refusal(answer) or refusal(truth):
+    if len(letters) > 2 or _FORBIDDEN.search(difference) or refusal(extracted) or refusal(truth):
         return False
     from sympy import SympifyError, simplify
 
     try:
-        return bool(simplify(parse(truth) - parse(answer)) == 0)
+        return bool(simplify(parse(truth) - parse(extracted)) == 0)
     except (Unreadable, SympifyError, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError):
         return False
 

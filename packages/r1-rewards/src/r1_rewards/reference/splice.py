@@ -33,7 +33,7 @@ class Splice:
     text: str
     ids: list[int]  # [R] what follows the prompt's tokens
     scored: list[int]  # positions in `ids` of the reference's tokens, ascending
-    answer_start: int  # position in `ids` of the token with which `<answer>` begins
+    reference_start: int  # position in `ids` of the token with which `<answer>` begins
 
 
 def splice(
@@ -71,9 +71,9 @@ def splice_alone(reference: str, tokenizer: Tokenizer, *, eos: str = "", context
         return None
     if context == "suffix":
         suffix = _ids(tokenizer, " Answer: ")
-        answer = _ids(tokenizer, reference)
-        scored = list(range(len(suffix), len(suffix) + len(answer)))
-        return Splice(f" Answer: {reference}", suffix + answer, scored, len(suffix))
+        scored_ids = _ids(tokenizer, reference)
+        scored = list(range(len(suffix), len(suffix) + len(scored_ids)))
+        return Splice(f" Answer: {reference}", suffix + scored_ids, scored, len(suffix))
     before, after = (f"{OPEN} ", f" {CLOSE}{eos}") if context == "tagged" else (" ", f" {eos}")
     return _encode(before, reference, after, tokenizer, 0)
 
@@ -97,13 +97,13 @@ def _strict_start(response: str, mode: Mode) -> int | None:
     return None if between.strip() else start
 
 
-def _encode(before: str, reference: str, after: str, tokenizer: Tokenizer, answer_start: int) -> Splice:
+def _encode(before: str, reference: str, after: str, tokenizer: Tokenizer, reference_start: int) -> Splice:
     text = before + reference + after
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     first, last = len(before), len(before) + len(reference)
     offsets = encoded["offset_mapping"]
     scored = [place for place, (start, end) in enumerate(offsets) if start < last and end > first]
-    begin = next(place for place, (_, end) in enumerate(offsets) if end > answer_start)
+    begin = next(place for place, (_, end) in enumerate(offsets) if end > reference_start)
     return Splice(text, list(encoded["input_ids"]), scored, begin)
 
 

@@ -1,7 +1,7 @@
 """Run a solution against its tests, in sandboxes, and say of each test how it went.
 
 Expected values stay here, or in the tests' own process; the solution's process sees inputs only. So nothing that it
-prints, patches or writes into its pipes can pass a test but the right answer.
+prints, patches or writes into its pipes can pass a test but the right value.
 """
 
 import math
@@ -30,7 +30,7 @@ class Grading:
 
 
 class _Failed(Exception):
-    """The solution's process gave no answer; `verdict` says why."""
+    """The solution's process gave no result; `verdict` says why."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict)
@@ -142,7 +142,7 @@ def _verdict_on(response: dict[str, Any], expected: Any, wrapped: bool, toleranc
         if wrapped and isinstance(expected, list) and len(expected) == 1:
             right = right or same_value(expected[0], found, tolerance)
     except (TypeError, ValueError, AttributeError, IndexError, KeyError, RecursionError):
-        return "wrong"  # what no honest answer looks like
+        return "wrong"  # what no honest result looks like
     return "passed" if right else "wrong"
 
 
@@ -171,22 +171,22 @@ def _grade_asserts(
     source: str, tests: AssertTests, sandbox: Sandbox, grading: Grading, deadline: float
 ) -> Iterator[Verdict]:
     solution = _Solution(f"{tests.prefix}\n{source}", sandbox)
-    with Sandbox(sandbox.limits, sandbox.level, sandbox.module_paths) as room:  # where the solution is not
-        examiner = room.start("examine", tests.setup, tests.units)
+    with Sandbox(sandbox.limits, sandbox.level, sandbox.module_paths) as own_sandbox:  # where the solution is not
+        tester = own_sandbox.start("assertions", tests.setup, tests.units)
         unit_deadline = min(deadline, time.monotonic() + grading.seconds)
         failed: Verdict | None = None
         verdicts = 0
         try:
             while verdicts < len(tests.units):
-                message = examiner.hear(deadline)
+                message = tester.hear(deadline)
                 if "ask" in message:
                     try:
                         response = solution.ask(message["ask"], unit_deadline)
                     except _Failed as failure:
                         failed = failure.verdict
                         # To a test that looks for names before it begins, a solution that does not load has none.
-                        response = {"raised": ["NameError", f"the solution gave no answer: {failed}"]}
-                    examiner.tell(response, deadline)
+                        response = {"raised": ["NameError", f"the solution gave no result: {failed}"]}
+                    tester.tell(response, deadline)
                 elif "begin" in message:
                     unit_deadline = min(deadline, time.monotonic() + grading.seconds)
                     failed = solution.broken
@@ -199,7 +199,7 @@ def _grade_asserts(
             for _ in range(len(tests.units) - verdicts):
                 yield "timeout" if isinstance(error, TimeoutError) else "output"
         finally:
-            examiner.close()
+            tester.close()
             solution.close()
 
 
@@ -242,7 +242,7 @@ class _Solution:
         """Send a request, or start the process, and return what it says."""
         try:
             if self._conversation is None:
-                self._conversation = self._sandbox.start("answer", self._source)
+                self._conversation = self._sandbox.start("solution", self._source)
             if request is not None:
                 self._conversation.tell(request, deadline)
             return self._conversation.hear(deadline)

@@ -42,9 +42,9 @@ REQUIRED: dict[Level, tuple[str, ...]] = {
     "isolated": tuple(PROTECTIONS),
     "open_files": tuple(name for name in PROTECTIONS if name != "files"),
 }
-_START_SECONDS = 30.0  # for the warden to answer, which takes milliseconds
+_START_SECONDS = 30.0  # for the supervisor to answer, which takes milliseconds
 _BOOTSTRAP = (
-    "import sys; sys.path.append(sys.argv[1]); from jail.warden import main; sys.path.pop(); "
+    "import sys; sys.path.append(sys.argv[1]); from jail.supervisor import main; sys.path.pop(); "
     "main(int(sys.argv[2]), int(sys.argv[3]))"
 )
 
@@ -63,7 +63,7 @@ class Limits:
     cpu_seconds: float = 30.0
     files_mib: int = 16  # of its working directory
     threads: int = 32
-    output_mib: int = 4  # written to stdout, or in answers to calls; of stderr only the end is kept
+    output_mib: int = 4  # written to stdout, or in results of calls; of stderr only the end is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Sandbox:
     def __init__(
         self, limits: Limits | None = None, level: Level = "isolated", module_paths: Sequence[str] = ()
     ) -> None:
-        """Start the warden. Raises SandboxError where there is no Linux, or the warden does not start."""
+        """Start the supervisor. Raises SandboxError where there is no Linux, or the supervisor does not start."""
         if sys.platform != "linux":
             raise SandboxError(f"judged code can be confined on Linux only, this is {sys.platform}")
         if level not in REQUIRED:
@@ -97,7 +97,7 @@ class Sandbox:
         self.module_paths = tuple(str(Path(path).resolve()) for path in module_paths)
         ours, theirs = socket.socketpair()
         with theirs:
-            self._warden = subprocess.Popen(
+            self._supervisor = subprocess.Popen(
                 [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", _BOOTSTRAP, str(Path(__file__).parent),
                  str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -124,7 +124,7 @@ class Sandbox:
                 ending = "killed" if code is None else exchange.drain()
             return Execution(ending, code, bytes(exchange.stdout), bytes(exchange.stderr))
 
-    def start(self, mode: Literal["answer", "examine"], source: str, units: Sequence[str] = ()) -> Conversation:
+    def start(self, mode: Literal["solution", "assertions"], source: str, units: Sequence[str] = ()) -> Conversation:
         """Start a process that is talked to line by line; `end` it before the next. Raises SandboxError."""
         nothing = os.open(os.devnull, os.O_RDWR)
         their_requests, writer = os.pipe()
@@ -147,11 +147,11 @@ class Sandbox:
             return code
 
     def close(self) -> None:
-        """Kill the warden and everything in the sandbox."""
+        """Kill the supervisor and everything in the sandbox."""
         self._connection.close()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._warden.pid, signal.SIGKILL)
-        self._warden.wait()
+            os.killpg(self._supervisor.pid, signal.SIGKILL)
+        self._supervisor.wait()
 
     def __enter__(self) -> "Sandbox":
         return self
@@ -162,7 +162,7 @@ class Sandbox:
         self.close()
 
     def _begin(self, mode: str, source: str, descriptors: Sequence[int], units: Sequence[str] = ()) -> None:
-        """Have the warden start a process; return once it has said that it is walled in."""
+        """Have the supervisor start a process; return once it has said that it is confined."""
         request = {
             "mode": mode,
             "source": source,
@@ -192,7 +192,7 @@ class Sandbox:
             yield
         except (OSError, EOFError, ValueError) as error:
             self.close()
-            raise SandboxError(f"the sandbox's warden does not answer: {error}") from error
+            raise SandboxError(f"the sandbox's supervisor does not answer: {error}") from error
 
 
 def describe(level: Level = "isolated") -> tuple[str, ...]:

@@ -84,7 +84,7 @@ class Exchange:
 
 
 class Conversation:
-    """JSON lines to and from a process that may answer anything, or nothing."""
+    """JSON lines to and from a process that may send anything, or nothing."""
 
     def __init__(self, writer: int, reader: int, bound: int) -> None:
         """Takes over the two descriptors; `bound` is in bytes of one message from the process."""
@@ -111,7 +111,7 @@ class Conversation:
         while (end := self._read.find(b"\n", start)) < 0:
             start = len(self._read)
             if start > self._bound:
-                raise OutputError(f"an answer of more than {self._bound} bytes")
+                raise OutputError(f"a message of more than {self._bound} bytes")
             _wait([self._reader], [], deadline)
             try:
                 piece = os.read(self._reader, _PIECE)
@@ -125,9 +125,9 @@ class Conversation:
         try:
             message = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise OutputError("an answer that is not JSON") from error
+            raise OutputError("a message that is not JSON") from error
         if not isinstance(message, dict):
-            raise OutputError("an answer that is not an object")
+            raise OutputError("a message that is not an object")
         return message
 
     def close(self) -> None:

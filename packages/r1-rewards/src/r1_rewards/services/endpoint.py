@@ -1,4 +1,4 @@
-"""Post JSON to one of several servers until one answers well: time limits, retries with back-off, fail-over.
+"""Post JSON to one of several servers until one replies well: time limits, retries with back-off, fail-over.
 
 Needs `r1-rewards[http]`. What goes wrong is a `RequestFailed` with a cause, for the caller to keep as data.
 """
@@ -21,7 +21,7 @@ from r1_rewards.types import Cause
 if TYPE_CHECKING:
     import httpx
 
-MAX_ANSWER_BYTES = 64 * 2**20
+MAX_REPLY_BYTES = 64 * 2**20
 MAX_PAUSE = 30.0  # seconds between two tries, and that a server rests after a failure
 REFUSALS = (400, 413, 422, 500)  # statuses that can be the fault of what was sent
 
@@ -29,11 +29,11 @@ Result = TypeVar("Result")
 
 
 class Unusable(Exception):
-    """A whole answer in which the caller does not find what it asked for; another try may do better."""
+    """A whole reply in which the caller does not find what it asked for; another try may do better."""
 
 
 class RequestFailed(Exception):
-    """No server gave a usable answer in time."""
+    """No server gave a usable reply in time."""
 
     def __init__(self, cause: Cause, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class RequestFailed(Exception):
 
 
 class Post(Protocol):
-    """Send `body` as JSON and return what `read` makes of the answer; `read` raises Unusable where it cannot."""
+    """Send `body` as JSON and return what `read` makes of the reply; `read` raises Unusable where it cannot."""
 
     async def __call__(self, body: Any, read: Callable[[Any], Result]) -> Result: ...
 
@@ -84,7 +84,7 @@ class Endpoint:
     """One or several equal servers behind one verb.
 
     A request goes to the least busy server that did not just fail; after a failure the others come first. Network
-    errors, time-outs, 408, 425, 429, 5xx and unusable answers are tried again, other 4xx only elsewhere. Redirects are
+    errors, time-outs, 408, 425, 429, 5xx and unusable replies are tried again, other 4xx only elsewhere. Redirects are
     not followed. When as many requests in a row have failed as run at once, and at least three, with none answered
     between, the rest of that `run` fails untried: servers that are gone do not cost a deadline for every request. A
     request that was refused, which may be its own fault, counts an eighth.
@@ -178,7 +178,7 @@ class Endpoint:
             return result
 
     async def _insist(self, client: "httpx.AsyncClient", content: bytes, read: Callable[[Any], Result]) -> Result:
-        """Try, wait and try again elsewhere, until an answer can be read or patience ends."""
+        """Try, wait and try again elsewhere, until a reply can be read or patience ends."""
         now, patience = asyncio.get_running_loop().time, self.patience
         end = now() + patience.deadline
         candidates, tried = list(self._servers), Counter[_Server]()
@@ -213,14 +213,14 @@ class Endpoint:
         server.busy += 1
         try:
             async with asyncio.timeout(limit):
-                status, headers, answer = await _exchange(client, server.url, content)
-            _check_status(status, headers, answer)
+                status, headers, reply = await _exchange(client, server.url, content)
+            _check_status(status, headers, reply)
             try:
-                result = read(json.loads(answer))
+                result = read(json.loads(reply))
             except (ValueError, RecursionError) as error:
-                raise Unusable(f"the answer is not JSON ({error}): {_excerpt(answer)}") from error
+                raise Unusable(f"the reply is not JSON ({error}): {_excerpt(reply)}") from error
         except TimeoutError:
-            failure = _TryFailed("timeout", f"{server.url}: no answer after {limit:.3g} s")
+            failure = _TryFailed("timeout", f"{server.url}: no reply after {limit:.3g} s")
         except (httpx.HTTPError, OSError) as error:
             failure = _TryFailed("remote", f"{server.url}: {type(error).__name__} {error}".rstrip())
         except Unusable as error:
@@ -241,25 +241,25 @@ class Endpoint:
 
 
 async def _exchange(client: "httpx.AsyncClient", url: str, content: bytes) -> tuple[int, Mapping[str, str], bytes]:
-    """Post and return status, headers and body, which is read no further than MAX_ANSWER_BYTES."""
+    """Post and return status, headers and body, which is read no further than MAX_REPLY_BYTES."""
     async with client.stream("POST", url, content=content) as response:
-        answer = bytearray()
+        reply = bytearray()
         async for chunk in response.aiter_bytes():
-            answer += chunk
-            if len(answer) > MAX_ANSWER_BYTES:
-                raise Unusable(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
-        return response.status_code, response.headers, bytes(answer)
+            reply += chunk
+            if len(reply) > MAX_REPLY_BYTES:
+                raise Unusable(f"the reply is longer than {MAX_REPLY_BYTES} bytes")
+        return response.status_code, response.headers, bytes(reply)
 
 
-def _check_status(status: int, headers: Mapping[str, str], answer: bytes) -> None:
+def _check_status(status: int, headers: Mapping[str, str], reply: bytes) -> None:
     if status == 200:
         return
-    message = f"HTTP {status}: {_excerpt(answer)}"
+    message = f"HTTP {status}: {_excerpt(reply)}"
     again = status in (408, 425, 429) or status >= 500
     asked = headers.get("retry-after", "")
     pause = min(float(asked), MAX_PAUSE) if asked.isascii() and asked.isdigit() else 0.0
     raise _TryFailed("remote", message, refused=status in REFUSALS, final=not again, pause=pause)
 
 
-def _excerpt(answer: bytes) -> str:
-    return ascii(answer[:200].decode("utf-8", "replace"))
+def _excerpt(reply: bytes) -> str:
+    return ascii(reply[:200].decode("utf-8", "replace"))

@@ -20,9 +20,8 @@ from r1_rewards.service import Service
 from r1_rewards.services.endpoint import Endpoint, Patience, Post, RequestFailed, Unusable
 from r1_rewards.services.protocols import printable
 from r1_rewards.spec import RewardSpecError, describe
-from r1_rewards.types import FailurePolicy, RewardInput, Score
+from r1_rewards.types import Failure, FailurePolicy, Outcome, RewardInput, Score
 from r1_rewards.workers.failures import FailureRule
-from r1_rewards.workers.frames import Outcome
 from r1_rewards.workers.functions import read_score
 
 PLACEHOLDERS = ("question", "ground_truth", "response", "nonce", "low", "high")
@@ -53,15 +52,15 @@ _MARK = re.compile(
 
 
 class JudgeVerifier(Service):
-    """A verifier that asks a judge model once per answer, `concurrency` at a time per server.
+    """A verifier that asks a judge model once per response, `concurrency` at a time per server.
 
     The value is the judge's mark, taken linearly from [low, high] to [0, 1]; the mark itself is the part `mark`.
     Requests that are alike are asked once, and marks are remembered. A reply without a verdict in its last line, or
-    with a mark outside the range, is asked for again and in the end fails the answer as `wrong_shape`; errors of the
+    with a mark outside the range, is asked for again and in the end fails the response as `wrong_shape`; errors of the
     endpoint fail it as `remote` or `timeout`.
     """
 
-    alone: ClassVar[bool] = True
+    per_sample: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -117,11 +116,11 @@ class JudgeVerifier(Service):
         async def ask_all(post: Post) -> list[float | RequestFailed]:
             return await asyncio.gather(*(self._ask(post, item) for item in new.values()))
 
-        answers: dict[bytes, float | RequestFailed] = dict(known)
+        marks: dict[bytes, float | RequestFailed] = dict(known)
         if new:
-            answers |= zip(new, self._endpoint.run(ask_all), strict=True)
-        self._remember({key: mark for key, mark in answers.items() if isinstance(mark, float)})
-        return [self._rule.settle("judge", i, self._outcome(answers[key])) for i, key in enumerate(keys)]
+            marks |= zip(new, self._endpoint.run(ask_all), strict=True)
+        self._remember({key: mark for key, mark in marks.items() if isinstance(mark, float)})
+        return [self._rule.apply("judge", i, self._outcome(marks[key])) for i, key in enumerate(keys)]
 
     def close(self) -> None:
         self._endpoint.close()
@@ -131,14 +130,14 @@ class JudgeVerifier(Service):
         content = _fill(self._template, item, nonce, self._low, self._high)
         body = {**self._request, "messages": [{"role": "user", "content": content}]}
         try:
-            return await post(body, lambda answer: read_mark(_reply(answer), nonce, self._low, self._high))
+            return await post(body, lambda reply: read_mark(_text_of_reply(reply), nonce, self._low, self._high))
         except RequestFailed as error:
             return error
 
-    def _outcome(self, answer: float | RequestFailed) -> Outcome:
-        if isinstance(answer, RequestFailed):
-            return {"failure": [answer.cause, str(answer)]}
-        return read_score({"overall": (answer - self._low) / (self._high - self._low), "mark": answer})
+    def _outcome(self, mark: float | RequestFailed) -> Outcome:
+        if isinstance(mark, RequestFailed):
+            return Failure(mark.cause, str(mark))
+        return read_score({"overall": (mark - self._low) / (self._high - self._low), "mark": mark})
 
     def _remember(self, marks: Mapping[bytes, float]) -> None:
         with self._lock:
@@ -186,11 +185,11 @@ def _text_of(content: Any) -> str:
     return "".join(str(part.get("text", f"[{part.get('type')}]")) for part in items if isinstance(part, Mapping))
 
 
-def _reply(answer: Any) -> str:
-    match answer:
+def _text_of_reply(reply: Any) -> str:
+    match reply:
         case {"choices": [{"message": {"content": str(text)}}, *_]}:
             return text
-    raise Unusable(f"the endpoint sent no text: {str(answer)[:80]!r}")
+    raise Unusable(f"the endpoint sent no text: {str(reply)[:80]!r}")
 
 
 def _fill(template: str, item: RewardInput, nonce: str, low: float, high: float) -> str:

@@ -1,4 +1,4 @@
-"""The two ways in which answers and scores are written as JSON between `remote` and a reward server.
+"""The two ways in which responses and scores are written as JSON between `remote` and a reward server.
 
 - `openrlhf`: `{"query", "prompts", "labels"}`, lists of str, to `{"rewards": [float]}`, as in OpenRLHF's and LMM-R1's
   remote reward models. A query is the prompt with its response. Lists of finite numbers beside `rewards` become parts.
@@ -7,29 +7,33 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, get_args
 
 from r1_rewards.services.endpoint import Unusable
-from r1_rewards.types import Cause, RewardInput, Score
-from r1_rewards.workers.frames import Outcome
+from r1_rewards.types import Cause, Failure, Outcome, RewardInput, Score
 from r1_rewards.workers.functions import read_score
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How answers become a request, and what a server sends becomes one outcome per answer."""
+    """How responses become a request, and what a server sends becomes one outcome per response."""
 
     encode: Callable[[Sequence[RewardInput]], dict[str, Any]]
     decode: Callable[[Any, int], list[Outcome]]  # raises Unusable
 
 
-def to_outcome(score: Score) -> Outcome:
+def write_score(score: Score) -> dict[str, Any]:
     """Return a score as it is written in the protocol `r1`."""
     if score.error is not None:
         return {"failure": [score.error.cause, score.error.message]}
-    return {"parts": {**score.parts, "overall": score.value}}
+    written: dict[str, Any] = {"parts": {**score.parts, "overall": score.value}}
+    if score.extracted is not None:
+        written["extracted"] = printable(score.extracted)
+    if score.reason:
+        written["reason"] = printable(score.reason)
+    return written
 
 
 def printable(text: str) -> str:
@@ -45,11 +49,11 @@ def _encode_openrlhf(inputs: Sequence[RewardInput]) -> dict[str, Any]:
     }
 
 
-def _decode_openrlhf(answer: Any, count: int) -> list[Outcome]:
-    rewards = _list_of(answer, "rewards", count)
+def _decode_openrlhf(reply: Any, count: int) -> list[Outcome]:
+    rewards = _list_of(reply, "rewards", count)
     parts = {
         key: values
-        for key, values in answer.items()
+        for key, values in reply.items()
         if key not in ("rewards", "overall") and _are_numbers(values) and len(values) == count
     }
     return [
@@ -75,25 +79,34 @@ def _encode_r1(inputs: Sequence[RewardInput]) -> dict[str, Any]:
     }
 
 
-def _decode_r1(answer: Any, count: int) -> list[Outcome]:
-    return [_read_outcome(item) for item in _list_of(answer, "scores", count)]
+def _decode_r1(reply: Any, count: int) -> list[Outcome]:
+    return [_read_outcome(item) for item in _list_of(reply, "scores", count)]
 
 
 def _read_outcome(item: Any) -> Outcome:
     if isinstance(item, Mapping) and "parts" in item:
-        return read_score(item["parts"])
+        outcome = read_score(item["parts"])
+        if isinstance(outcome, Failure):
+            return outcome
+        extracted, reason = item.get("extracted"), item.get("reason")
+        return replace(
+            outcome,
+            extracted=extracted if isinstance(extracted, str) else None,
+            reason=reason if isinstance(reason, str) else "",
+        )
     match item:
         case {"failure": [str(cause), str(message)]}:
-            return {"failure": [cause if cause in get_args(Cause) else "remote", message]}
+            known: Cause = cause if cause in get_args(Cause) else "remote"  # type: ignore[assignment]
+            return Failure(known, message)
     raise Unusable(f"a score is neither parts nor a failure: {str(item)[:80]!r}")
 
 
-def _list_of(answer: Any, key: str, count: int) -> list[Any]:
-    if not isinstance(answer, Mapping) or not isinstance(answer.get(key), list):
-        raise Unusable(f"the answer has no list {key!r}: {str(answer)[:80]!r}")
-    if len(answer[key]) != count:
-        raise Unusable(f"{len(answer[key])} {key} for {count} answers")
-    found: list[Any] = answer[key]
+def _list_of(reply: Any, key: str, count: int) -> list[Any]:
+    if not isinstance(reply, Mapping) or not isinstance(reply.get(key), list):
+        raise Unusable(f"the reply has no list {key!r}: {str(reply)[:80]!r}")
+    if len(reply[key]) != count:
+        raise Unusable(f"{len(reply[key])} {key} for {count} responses")
+    found: list[Any] = reply[key]
     return found
 
 

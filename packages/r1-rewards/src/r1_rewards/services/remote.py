@@ -8,9 +8,8 @@ from r1_rewards.service import Service
 from r1_rewards.services.endpoint import Endpoint, Patience, Post, RequestFailed
 from r1_rewards.services.protocols import PROTOCOLS
 from r1_rewards.spec import RewardSpecError, describe
-from r1_rewards.types import FailurePolicy, RewardInput, Score
+from r1_rewards.types import Failure, FailurePolicy, Outcome, RewardInput, Score
 from r1_rewards.workers.failures import FailureRule
-from r1_rewards.workers.frames import Outcome
 
 TOKEN_VARIABLE = "R1_REWARDS_TOKEN"
 
@@ -18,10 +17,11 @@ TOKEN_VARIABLE = "R1_REWARDS_TOKEN"
 class RemoteVerifier(Service):
     """A verifier on other machines; scores come in the order of the inputs, and none is ever missing.
 
-    A batch is cut into requests of `batch_size` answers, balanced over the servers, and tried again as `Endpoint` says.
-    A request that a server refuses or answers in a wrong shape is halved until the answers at fault are alone, so that
-    they fail alone. Failures get `failure_score` and an `error`: `timeout`, `remote` (unreachable, an HTTP error),
-    `wrong_shape` (not JSON, not one reward per answer), `non_finite`, or what the server itself reports.
+    A batch is cut into requests of `batch_size` responses, balanced over the servers, and tried again as `Endpoint`
+    says.
+    A request that a server refuses or answers in a wrong shape is halved until only the responses at
+    fault fail. Failures get `failure_score` and an `error`: `timeout`, `remote` (unreachable, an HTTP error),
+    `wrong_shape` (not JSON, not one reward per response), `non_finite`, or what the server itself reports.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class RemoteVerifier(Service):
         async def ask_all(post: Post) -> list[list[Outcome]]:
             return await asyncio.gather(*(self._ask(post, part) for part in slices))
 
-        answers = self._endpoint.run(ask_all)
+        outcomes = self._endpoint.run(ask_all)
         return [
-            self._rule.settle("remote", i, outcome)
-            for i, outcome in enumerate(outcome for part in answers for outcome in part)
+            self._rule.apply("remote", i, outcome)
+            for i, outcome in enumerate(outcome for part in outcomes for outcome in part)
         ]
 
     def close(self) -> None:
@@ -82,10 +82,10 @@ class RemoteVerifier(Service):
 
     async def _ask(self, post: Post, inputs: Sequence[RewardInput]) -> list[Outcome]:
         try:
-            return await post(self._protocol.encode(inputs), lambda answer: self._protocol.decode(answer, len(inputs)))
+            return await post(self._protocol.encode(inputs), lambda reply: self._protocol.decode(reply, len(inputs)))
         except RequestFailed as error:
             if not error.refused or len(inputs) == 1:
-                return [{"failure": [error.cause, str(error)]} for _ in inputs]
+                return [Failure(error.cause, str(error)) for _ in inputs]
         middle = len(inputs) // 2
         first, second = await asyncio.gather(self._ask(post, inputs[:middle]), self._ask(post, inputs[middle:]))
         return first + second

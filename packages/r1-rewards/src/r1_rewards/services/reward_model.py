@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from r1_rewards.service import Service
 from r1_rewards.spec import RewardSpecError
-from r1_rewards.types import FailurePolicy, RewardInput, Score
+from r1_rewards.types import Failure, FailurePolicy, Outcome, RewardInput, Score
 from r1_rewards.workers.failures import FailureRule
-from r1_rewards.workers.frames import Outcome
 from r1_rewards.workers.functions import read_score
 
 
@@ -19,9 +18,9 @@ class RewardModelVerifier(Service):
     """A verifier whose value is the model's only logit, in this process and on its device.
 
     A response is read in its conversation, rendered with the model's own chat template: `RewardInput.messages`, or the
-    prompt as one user message where there are none. Answers are scored in batches of like length (alone
-    without a padding token); one that is over
-    `max_length` tokens fails as `wrong_shape`, since a cut conversation would be judged by its beginning.
+    prompt as one user message where there are none. Responses are scored in batches of like length (one by one without
+    a padding token); one that is over `max_length` tokens fails as `wrong_shape`, since a cut conversation would be
+    judged by its beginning.
     """
 
     def __init__(
@@ -71,11 +70,11 @@ class RewardModelVerifier(Service):
         """Return one score per input, in order."""
         with self._lock:
             outcomes = self._outcomes([self._tokenize(item) for item in inputs])
-        return [self._rule.settle("reward_model", i, outcome) for i, outcome in enumerate(outcomes)]
+        return [self._rule.apply("reward_model", i, outcome) for i, outcome in enumerate(outcomes)]
 
     def _outcomes(self, rows: list[list[int]]) -> list[Outcome]:
         outcomes: list[Outcome] = [
-            {"failure": ["wrong_shape", f"{len(row)} tokens, max_length is {self._max_length}"]} for row in rows
+            Failure("wrong_shape", f"{len(row)} tokens, max_length is {self._max_length}") for row in rows
         ]
         fitting = sorted((i for i, row in enumerate(rows) if len(row) <= self._max_length), key=lambda i: len(rows[i]))
         for batch in _batches(fitting, self._batch_size):

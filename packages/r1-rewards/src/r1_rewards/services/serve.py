@@ -1,4 +1,4 @@
-"""Offer a verifier over HTTP: loopback unless there is a token, bounded requests, answers that cannot hang it.
+"""Offer a verifier over HTTP: loopback unless there is a token, bounded requests, responses that cannot hang it.
 
 Routes: `POST /get_reward` as OpenRLHF's and LMM-R1's trainers ask it, `POST /score` with nothing lost, `GET /health`.
 Needs `r1-rewards[serve]`.
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from r1_rewards.services.protocols import to_outcome
+from r1_rewards.services.protocols import write_score
 from r1_rewards.services.remote import TOKEN_VARIABLE
 from r1_rewards.spec import RewardSpecError
 from r1_rewards.types import OpenVerifier, RewardInput, Score, Verifier
@@ -22,7 +22,7 @@ from r1_rewards.types import OpenVerifier, RewardInput, Score, Verifier
 DRAINED_BYTES = 1 << 20  # of a request that is turned away
 DRAIN_SECONDS = 5.0
 BODY_SECONDS = 60.0  # for a request's body to arrive
-STOP_SECONDS = 30  # for requests that are being answered when the server is told to stop
+STOP_SECONDS = 30  # for requests that are being served when the server is told to stop
 MIN_TOKEN = 16  # characters
 MARKERS = {  # after which a response begins, by chat format
     "base": "Assistant: ",
@@ -69,7 +69,7 @@ def serve(
     limits: Limits | None = None,
     response_after: str | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, finish what is being answered, and close the verifier.
+    """Serve until SIGINT or SIGTERM, finish what is being served, and close the verifier.
 
     Raises RewardSpecError for an address that is not loopback without a token, and where FastAPI or uvicorn is missing;
     OSError or SystemExit for an address that is taken.
@@ -138,7 +138,7 @@ def build_app(
     Text = Annotated[str, Field(max_length=limits.characters)]
     Texts = Annotated[list[Text], Field(max_length=limits.answers)]
 
-    class Answer(BaseModel):
+    class Input(BaseModel):
         model_config = ConfigDict(extra="forbid", strict=True)
         response: Text
         ground_truth: Text
@@ -148,9 +148,9 @@ def build_app(
         messages: list[dict[str, Any]] = Field(default_factory=list)
         step: Annotated[int, Field(ge=0)] = 0
 
-    class Answers(BaseModel):
+    class Inputs(BaseModel):
         model_config = ConfigDict(extra="forbid", strict=True)
-        inputs: Annotated[list[Answer], Field(max_length=limits.answers)]
+        inputs: Annotated[list[Input], Field(max_length=limits.answers)]
 
     class Queries(BaseModel):  # open: trainers add fields of their own
         query: Texts
@@ -170,9 +170,9 @@ def build_app(
         return {"status": "ok"}
 
     @app.post("/score")
-    def score(answers: Answers) -> dict[str, Any]:
-        scores = verifier([RewardInput(**dict(answer)) for answer in answers.inputs])
-        return {"scores": [to_outcome(score) for score in scores]}
+    def score(body: Inputs) -> dict[str, Any]:
+        scores = verifier([RewardInput(**dict(item)) for item in body.inputs])
+        return {"scores": [write_score(score) for score in scores]}
 
     @app.post("/get_reward")
     def get_reward(queries: Queries) -> Any:
@@ -192,7 +192,7 @@ def response_of(query: str, prompt: str, marker: str | None) -> str:
     """Return the response in a query, which is a prompt and its response, without the end tokens behind it.
 
     It begins after the first `marker`, where there is one, or else after `prompt`, if the query starts with it; a query
-    with neither is taken whole. An empty response stays empty, so that no answer in the prompt can stand for it.
+    with neither is taken whole. An empty response stays empty, so that nothing in the prompt can stand for it.
     """
     head, found, response = query.partition(marker) if marker else (query, "", "")
     if not found:
@@ -206,12 +206,12 @@ def response_of(query: str, prompt: str, marker: str | None) -> str:
 def write_rewards(scores: Sequence[Score]) -> dict[str, Any]:
     """Return scores as OpenRLHF's clients read them: `rewards`, a list for every part that all have, and `errors`."""
     shared = set.intersection(*(set(score.parts) for score in scores)) if scores else set()
-    answer: dict[str, Any] = {
+    written: dict[str, Any] = {
         name: [score.parts[name] for score in scores] for name in sorted(shared - {"overall", "rewards", "errors"})
     }
     if any(score.error for score in scores):
-        answer["errors"] = [score.error and f"{score.error.cause}: {score.error.message}" for score in scores]
-    return {"rewards": [score.value for score in scores], **answer}
+        written["errors"] = [score.error and f"{score.error.cause}: {score.error.message}" for score in scores]
+    return {"rewards": [score.value for score in scores], **written}
 
 
 class Guard:
@@ -262,7 +262,7 @@ class Guard:
 
 
 async def _drain(receive: Receive) -> None:
-    """Read a little of a body that nobody wants: closed at once, the connection would be reset before the answer."""
+    """Read a little of a body that nobody wants: closed at once, the connection would be reset before the reply."""
     left = DRAINED_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_SECONDS):

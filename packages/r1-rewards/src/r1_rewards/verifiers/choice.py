@@ -1,4 +1,4 @@
-"""Score a multiple-choice answer: a letter, a letter with its text, or several letters."""
+"""Score a multiple-choice response: a letter, a letter with its text, or several letters."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -45,17 +45,17 @@ def score(
 def chosen_letters(response: str, options: Mapping[str, str]) -> set[str]:
     """Return the letters that a response chooses, or none."""
     for find in (extract.boxed, extract.tagged, extract.stated):
-        answer = find(response)
-        if answer is not None and (letters := read_letters(answer, options)):
+        extracted = find(response)
+        if extracted is not None and (letters := read_letters(extracted, options)):
             return letters
     whole = read_letters(response, options) if len(response) < 200 else set()
     tail = response[-extract.TAIL :]
     return whole or set(_NAMED.findall(tail)[-1:]) & set(ascii_uppercase) or set(_ALONE.findall(tail)[-1:])
 
 
-def read_letters(answer: str, options: Mapping[str, str]) -> set[str]:
+def read_letters(extracted: str, options: Mapping[str, str]) -> set[str]:
     """Return the letters in "B", "(B)", "B. Paris", "A, C", "A and C" or "AC", or of a choice's text; or none."""
-    plain = _LATEX.sub("", answer[:1000]).strip().rstrip(".").strip()
+    plain = _LATEX.sub("", extracted[:1000]).strip().rstrip(".").strip()
     if _LETTERS.fullmatch(plain):
         return set(_LETTER.findall(re.sub(r"\band\b|\bor\b", "", plain)))
     same = {letter for letter, choice in options.items() if text.normalise(choice) == text.normalise(plain)}

@@ -42,7 +42,7 @@ def score(response: str, ground_truth: str, *, parts: Mapping[str, Any], **colum
         verify = importlib.import_module(f"r1_rewards.verifiers.{part.reward}").score
         keywords = inspect.signature(verify).parameters.keys() - part.options
         taken = {key: value for key, value in columns.items() if key in keywords}
-        scores[name] = verify(response, ground_truth, **part.options, **taken).parts
+        scores[name] = verify(response, ground_truth, **part.options, **taken)
     return weighted_sum(scores, parts)
 
 
@@ -66,15 +66,17 @@ def read_parts(parts: Mapping[str, Any]) -> dict[str, Part]:
     return {str(name): _read_part(str(name), setting) for name, setting in parts.items()}
 
 
-def weighted_sum(scores: Mapping[str, Mapping[str, float]], parts: Mapping[str, Any]) -> Score:
-    """Add the `overall` of each verifier's parts times its weight, and keep all parts."""
+def weighted_sum(scores: Mapping[str, Score], parts: Mapping[str, Any]) -> Score:
+    """Add each verifier's value times its weight, and keep all parts, and what was extracted first."""
     weights = {name: part.weight for name, part in read_parts(parts).items()}
-    overall = sum(weights[name] * found["overall"] for name, found in scores.items())
+    overall = sum(weights[name] * found.value for name, found in scores.items())
     kept = {"overall": overall}
     for name, found in scores.items():
-        kept[name] = found["overall"]
-        kept |= {f"{name}/{key}": value for key, value in found.items() if key != "overall"}
-    return Score(overall, kept)
+        kept[name] = found.value
+        kept |= {f"{name}/{key}": value for key, value in found.parts.items() if key != "overall"}
+    extracted = next((found.extracted for found in scores.values() if found.extracted is not None), None)
+    reason = "; ".join(f"{name}: {found.reason}" for name, found in scores.items() if found.reason)
+    return Score(overall, kept, extracted=extracted, reason=reason)
 
 
 def _read_part(name: str, setting: Any) -> Part:

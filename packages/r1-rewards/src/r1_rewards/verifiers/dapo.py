@@ -53,13 +53,13 @@ def score(
 
 def final_answer(response: str) -> str:
     """Return the rest of the line after the last "Answer:" of the final 300 characters, or "[INVALID]"."""
-    answers = _ANSWER.findall(response[-TAIL:])
-    return answers[-1] if answers else "[INVALID]"
+    stated = _ANSWER.findall(response[-TAIL:])
+    return stated[-1] if stated else "[INVALID]"
 
 
-def normalise(answer: str) -> str:
-    """Return `answer` without articles, units, blanks and LaTeX wrappers, as Minerva compares it."""
-    text = answer.split("=")[-1]
+def normalise(extracted: str) -> str:
+    """Return `extracted` without articles, units, blanks and LaTeX wrappers, as Minerva compares it."""
+    text = extracted.split("=")[-1]
     for before, after in _REPLACED:
         text = text.replace(before, after)
     for removed in _REMOVED:

@@ -114,8 +114,8 @@ def fits_schema(response: str, schema: Mapping[str, Any]) -> bool:
 
 def _json_text(response: str) -> str:
     text = response[-MAX_JSON:]
-    answer = extract.tagged(text)
-    text = text if answer is None else answer
+    extracted = extract.tagged(text)
+    text = text if extracted is None else extracted
     fences = [match.end() for match in _FENCE.finditer(text)]
     end = text.rfind("```")
     starts = [start for start in fences if start <= end]

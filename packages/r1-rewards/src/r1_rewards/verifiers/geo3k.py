@@ -1,4 +1,4 @@
-r"""Score Geometry3K answers as EasyR1 and veRL do: the boxed answer, and a thought before it."""
+r"""Score Geometry3K responses as EasyR1 and veRL do: the boxed answer, and a thought before it."""
 
 from r1_rewards.types import Score
 from r1_rewards.verifiers.math_easyr1 import weighted

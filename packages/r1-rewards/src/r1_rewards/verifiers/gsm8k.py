@@ -1,4 +1,4 @@
-"""Score a GSM8K answer: the extracted final numbers must be equal."""
+"""Score a GSM8K response: the extracted final numbers must be equal."""
 
 from fractions import Fraction
 
@@ -25,19 +25,19 @@ def score(response: str, ground_truth: str) -> Score:
 def final_number(text: str) -> Fraction | None:
     """Return the number that `text` ends with, or None."""
     for find in (extract.boxed, extract.hashed, extract.tagged, extract.stated):
-        answer = find(text)
-        if answer is not None:
-            number = _number_in(answer)
+        extracted = find(text)
+        if extracted is not None:
+            number = _number_in(extracted)
             if number is not None:
                 return number
     last = extract.last_number(text)
     return None if last is None else parse_number(last)
 
 
-def _number_in(answer: str) -> Fraction | None:
-    """Return the number an answer says, alone or among words: 9 in "4 + 5 = 9 apples for 3 days"."""
-    number = parse_number(answer)
+def _number_in(extracted: str) -> Fraction | None:
+    """Return the number a final answer says, alone or among words: 9 in "4 + 5 = 9 apples for 3 days"."""
+    number = parse_number(extracted)
     if number is not None:
         return number
-    first = extract.first_number(answer.rsplit("=", 1)[-1])
+    first = extract.first_number(extracted.rsplit("=", 1)[-1])
     return None if first is None else parse_number(first)

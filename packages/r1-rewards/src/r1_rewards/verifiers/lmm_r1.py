@@ -13,11 +13,11 @@ def score(response: str, ground_truth: str) -> Score:
 
     Example: `score(r"<think>1+1</think><answer>$\boxed{2}$</answer>", "2").value` is 1.5.
     """
-    answer = extract.boxed(response)
-    if answer is None:
-        answer = extract.formulas(response)
+    extracted = extract.boxed(response)
+    if extracted is None:
+        extracted = extract.formulas(response)
     truth = extract.boxed(ground_truth)
-    accuracy = float(answer is not None and math.equal(answer, ground_truth if truth is None else truth))
+    accuracy = float(extracted is not None and math.equal(extracted, ground_truth if truth is None else truth))
     format_score = 0.5 * has_format(response)
     overall = accuracy + format_score
     return Score(overall, {"overall": overall, "accuracy": accuracy, "format": format_score})

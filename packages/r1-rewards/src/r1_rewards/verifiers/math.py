@@ -1,4 +1,4 @@
-"""Score a mathematical answer: is it equal to the truth, however it is written?
+"""Score a mathematical final answer: is it equal to the truth, however it is written?
 
 Equality is decided by text, then by exact numbers, and only then by Math-Verify (extra `math`), which is imported at
 first use.
@@ -42,7 +42,7 @@ def score(response: str, ground_truth: str, *, digits: int = 6, strict: bool = T
     solution with a box or a formula; `format` is 1 if the response has a `\boxed{…}`; `overall`, the value, is the
     accuracy. For `digits` and `strict` see `equal`.
 
-    Hostile answers (`9**9**9`, huge factorials, very long or deeply nested text) are wrong without being computed;
+    Hostile responses (`9**9**9`, huge factorials, very long or deeply nested text) are wrong without being computed;
     an expression that is merely hard can still take long, so train with `load("math", …)`, whose workers have a
     deadline. Raises ImportError where Math-Verify is needed and missing.
 
@@ -51,38 +51,38 @@ def score(response: str, ground_truth: str, *, digits: int = 6, strict: bool = T
     truth = _truth(ground_truth)
     candidates = (extract.final_answer(response), extract.boxed_list(response))
     accuracy = float(
-        any(answer is not None and equal(answer, truth, digits=digits, strict=strict) for answer in candidates)
+        any(extracted is not None and equal(extracted, truth, digits=digits, strict=strict) for extracted in candidates)
     )
     boxed = float(extract.boxed(response) is not None)
     return Score(accuracy, {"overall": accuracy, "accuracy": accuracy, "format": boxed})
 
 
-def equal(answer: str, truth: str, *, digits: int = 6, strict: bool = True) -> bool:
-    r"""Return whether two answers, without the text around them, mean the same.
+def equal(extracted: str, truth: str, *, digits: int = 6, strict: bool = True) -> bool:
+    r"""Return whether a final answer and a truth, without the text around them, mean the same.
 
     Decimal numbers that are not exactly equal count as equal if they agree after rounding to `digits` decimals.
-    `strict=False` lets variables have other names and sets be tuples. Not symmetric: "x = 5" answers "5", and
-    "(3, \infty)" may be answered as "x > 3".
+    `strict=False` lets variables have other names and sets be tuples. Not symmetric: "x = 5" is right for "5", and
+    "x > 3" for "(3, \infty)".
     """
-    if answer.strip() == truth.strip() != "":
+    if extracted.strip() == truth.strip() != "":
         return True
-    answer = without_emphasis(answer)
-    if refusal(answer) or refusal(truth):
+    extracted = without_emphasis(extracted)
+    if refusal(extracted) or refusal(truth):
         return False
-    answer, truth = normalise(answer), normalise(truth)
-    if not answer or not truth:
+    extracted, truth = normalise(extracted), normalise(truth)
+    if not extracted or not truth:
         return False
-    if _packed(answer) == _packed(truth):
+    if _packed(extracted) == _packed(truth):
         return True
-    if _OPTION.fullmatch(truth) and (option := _CHOSEN.match(answer)):
+    if _OPTION.fullmatch(truth) and (option := _CHOSEN.match(extracted)):
         return option[1] == truth
-    decided = _equal_numerals(answer, truth)
-    decided = _equal_quantities(answer, truth, digits) if decided is None else decided
-    decided = _equal_words(answer, truth) if decided is None else decided
+    decided = _equal_numerals(extracted, truth)
+    decided = _equal_quantities(extracted, truth, digits) if decided is None else decided
+    decided = _equal_words(extracted, truth) if decided is None else decided
     # What normalising wrote out may be hostile where the original was not ("9²²²" becomes 9^{2}^{2}^{2}).
-    if decided is None and (refusal(answer) or refusal(truth)):
+    if decided is None and (refusal(extracted) or refusal(truth)):
         return False
-    return _verify(answer, truth, digits, strict) if decided is None else decided
+    return _verify(extracted, truth, digits, strict) if decided is None else decided
 
 
 def _truth(ground_truth: str) -> str:
@@ -98,25 +98,25 @@ def _packed(text: str) -> str:
     return _BLANKS.sub("", text)
 
 
-def _equal_quantities(answer: str, truth: str, digits: int) -> bool | None:
+def _equal_quantities(extracted: str, truth: str, digits: int) -> bool | None:
     """Compare numbers with or without units; None where this cannot decide."""
-    answer_number, answer_unit = quantity(answer) or (answer, "")
+    extracted_number, extracted_unit = quantity(extracted) or (extracted, "")
     truth_number, truth_unit = quantity(truth) or (truth, "")
-    if _SPACED_COMMA.search(answer_number) or _SPACED_COMMA.search(truth_number):
+    if _SPACED_COMMA.search(extracted_number) or _SPACED_COMMA.search(truth_number):
         return None
-    left, right = _number(answer_number, truth_number), _number(truth_number, answer_number)
+    left, right = _number(extracted_number, truth_number), _number(truth_number, extracted_number)
     if left is None or right is None:
-        miswritten = _miswritten_number(answer_number if left is None else truth_number)
+        miswritten = _miswritten_number(extracted_number if left is None else truth_number)
         return False if miswritten and (left is None) != (right is None) else None
-    if isinstance(answer_unit, Unit) and isinstance(truth_unit, Unit) and answer_unit != truth_unit:
-        return answer_unit.kind == truth_unit.kind and left * answer_unit.factor == right * truth_unit.factor
-    if answer_unit and truth_unit and answer_unit != truth_unit:
+    if isinstance(extracted_unit, Unit) and isinstance(truth_unit, Unit) and extracted_unit != truth_unit:
+        return extracted_unit.kind == truth_unit.kind and left * extracted_unit.factor == right * truth_unit.factor
+    if extracted_unit and truth_unit and extracted_unit != truth_unit:
         return False
     if left == right:
         return True
-    if left.denominator == 1 == right.denominator and "%" not in answer_number + truth_number:
+    if left.denominator == 1 == right.denominator and "%" not in extracted_number + truth_number:
         return False
-    return _verify(answer_number, truth_number, digits)  # Math-Verify allows for rounding
+    return _verify(extracted_number, truth_number, digits)  # Math-Verify allows for rounding
 
 
 def _number(text: str, other: str) -> Fraction | None:
@@ -134,9 +134,9 @@ def _miswritten_number(text: str) -> bool:
     return bool(improper or _SEPARATE_NUMBERS.fullmatch(text))
 
 
-def _equal_numerals(answer: str, truth: str) -> bool | None:
+def _equal_numerals(extracted: str, truth: str) -> bool | None:
     """Compare two numbers with their bases, as in "101_2"; None for anything else."""
-    left, right = _NUMERAL.fullmatch(answer), _NUMERAL.fullmatch(truth)
+    left, right = _NUMERAL.fullmatch(extracted), _NUMERAL.fullmatch(truth)
     if left is None or right is None:
         return None
     try:
@@ -145,11 +145,11 @@ def _equal_numerals(answer: str, truth: str) -> bool | None:
         return False
 
 
-def _equal_words(answer: str, truth: str) -> bool | None:
+def _equal_words(extracted: str, truth: str) -> bool | None:
     """Compare plain words as text, lest "tac" count as the product c·a·t; None where neither is text."""
-    if _WORDS.fullmatch(answer) and _WORDS.fullmatch(truth):
-        return _plain_words(answer) == _plain_words(truth)
-    if len(_PROSE_WORD.findall(answer)) > _MAX_PROSE_WORDS:
+    if _WORDS.fullmatch(extracted) and _WORDS.fullmatch(truth):
+        return _plain_words(extracted) == _plain_words(truth)
+    if len(_PROSE_WORD.findall(extracted)) > _MAX_PROSE_WORDS:
         return False
     return None
 
@@ -158,7 +158,7 @@ def _plain_words(text: str) -> str:
     return _ARTICLE.sub("", " ".join(text.casefold().split()), count=1)
 
 
-def _verify(answer: str, truth: str, digits: int, strict: bool = True) -> bool:
+def _verify(extracted: str, truth: str, digits: int, strict: bool = True) -> bool:
     try:
         from math_verify import LatexExtractionConfig, parse, verify
     except ModuleNotFoundError as error:
@@ -170,7 +170,7 @@ def _verify(answer: str, truth: str, digits: int, strict: bool = True) -> bool:
     targets = [LatexExtractionConfig(try_extract_without_anchor=False)]
     gold, predicted = (
         [_with_imaginary_unit(item) for item in parse(rf"\boxed{{{text}}}", targets, parsing_timeout=None)]
-        for text in (truth, answer)
+        for text in (truth, extracted)
     )
     return bool(verify(gold, predicted, digits, strict=strict, allow_set_relation_comp=True, timeout_seconds=None))
 

@@ -12,8 +12,8 @@ def score(response: str, ground_truth: str) -> Score:
 
     Example: `score(r"\boxed{0.5}", r"\frac12").value` is 1.0.
     """
-    answer = boxed(response)
-    right = answer is not None and hendrycks.is_equivalent(answer, ground_truth)
+    extracted = boxed(response)
+    right = extracted is not None and hendrycks.is_equivalent(extracted, ground_truth)
     return Score(float(right), {"overall": float(right), "accuracy": float(right)})
 
 

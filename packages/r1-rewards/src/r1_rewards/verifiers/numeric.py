@@ -44,7 +44,7 @@ def score(
     truth = read_quantity(ground_truth)
     if truth is None:
         raise ValueError(f"the truth {ground_truth[:80]!r} is not a number with or without a unit")
-    found = _answer(response)
+    found = _final_answer(response)
     right = found is not None and _close(found, truth, relative, absolute, unit_required)
     return Score(float(right), {"overall": float(right), "accuracy": float(right)})
 
@@ -61,12 +61,12 @@ def read_quantity(text: str) -> tuple[Fraction, str] | None:
     return None if number is None else (number, _unit(rest))
 
 
-def _answer(response: str) -> tuple[Fraction, str] | None:
+def _final_answer(response: str) -> tuple[Fraction, str] | None:
     """Return the quantity in the answer that a response marks as such, or else its last one."""
     for find in (extract.boxed, extract.tagged, extract.hashed, extract.stated):
-        answer = find(response)
-        if answer is not None:
-            return read_quantity(answer) or _last_quantity(answer)
+        extracted = find(response)
+        if extracted is not None:
+            return read_quantity(extracted) or _last_quantity(extracted)
     return _last_quantity(response)
 
 

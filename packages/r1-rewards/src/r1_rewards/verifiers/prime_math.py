@@ -30,8 +30,8 @@ def score(response: str, ground_truth: str) -> Score:
 
     Example: `score("The answer is 3.1416", r"\pi").value` is 1.0.
     """
-    answer = extract_answer(response[-TAIL:])
-    right = prm800k.grade(answer, ground_truth, compact=False) or _equal_for_some_pi(answer, ground_truth)
+    extracted = extract_answer(response[-TAIL:])
+    right = prm800k.grade(extracted, ground_truth, compact=False) or _equal_for_some_pi(extracted, ground_truth)
     return Score(float(right), {"overall": float(right), "accuracy": float(right)})
 
 
@@ -55,9 +55,9 @@ def _after(text: str, marker: str) -> str:
     return text if place < 0 else text[place + len(marker) :].strip()
 
 
-def _equal_for_some_pi(answer: str, truth: str) -> bool:
-    values = (math.pi, 3.14) if "\\pi" in answer or "\\pi" in truth else (math.pi,)
-    return any(_equal(_prepared(answer, pi), _prepared(truth, pi), 0) for pi in values)
+def _equal_for_some_pi(extracted: str, truth: str) -> bool:
+    values = (math.pi, 3.14) if "\\pi" in extracted or "\\pi" in truth else (math.pi,)
+    return any(_equal(_prepared(extracted, pi), _prepared(truth, pi), 0) for pi in values)
 
 
 def _prepared(text: str, pi: float) -> str:
@@ -76,34 +76,39 @@ def _prepared(text: str, pi: float) -> str:
     return written if value is None else repr(value)
 
 
-def _equal(answer: str, truth: str, depth: int) -> bool:
-    answer = answer[:MAX_CHARACTERS]
-    if answer.strip().lower() == truth.strip().lower() or answer.replace(" ", "") == truth.replace(" ", ""):
+def _equal(extracted: str, truth: str, depth: int) -> bool:
+    extracted = extracted[:MAX_CHARACTERS]
+    if extracted.strip().lower() == truth.strip().lower() or extracted.replace(" ", "") == truth.replace(" ", ""):
         return True
-    left, right = _number(answer), _number(truth)
+    left, right = _number(extracted), _number(truth)
     if left is not None and right is not None:
         return any(math.isclose(item, left, rel_tol=TOLERANCE) for item in (right / 100, right, right * 100))
-    answer, truth = answer.strip(), truth.strip()
-    if not answer:
+    extracted, truth = extracted.strip(), truth.strip()
+    if not extracted:
         return False
     # The original ends with SymPy, but swallows an error there: what comes so far is unequal.
-    return _unbracketed(answer, truth) or (depth < MAX_DEPTH and _equal_lists(answer, truth, depth))
+    return _unbracketed(extracted, truth) or (depth < MAX_DEPTH and _equal_lists(extracted, truth, depth))
 
 
-def _unbracketed(answer: str, truth: str) -> bool:
-    in_square = answer.startswith("[") and answer.endswith("]") and not truth.startswith("(")
-    in_round = answer.startswith("(") and answer.endswith(")") and not truth.startswith("[")
+def _unbracketed(extracted: str, truth: str) -> bool:
+    in_square = extracted.startswith("[") and extracted.endswith("]") and not truth.startswith("(")
+    in_round = extracted.startswith("(") and extracted.endswith(")") and not truth.startswith("[")
     if in_square or in_round:
-        answer, truth = answer.strip("[]()"), truth.strip("[]()")
-    return answer.translate(_BRACKETS) == truth.translate(_BRACKETS)
+        extracted, truth = extracted.strip("[]()"), truth.strip("[]()")
+    return extracted.translate(_BRACKETS) == truth.translate(_BRACKETS)
 
 
-def _equal_lists(answer: str, truth: str, depth: int) -> bool:
-    if "," not in answer or "," not in truth:
+def _equal_lists(extracted: str, truth: str, depth: int) -> bool:
+    if "," not in extracted or "," not in truth:
         return False
-    if truth and answer[0] in "([" and answer[-1] in ")]" and (answer[0], answer[-1]) == (truth[0], truth[-1]):
-        answer, truth = answer[1:-1], truth[1:-1]
-    parts = [[part.strip() for part in text.split(",")] for text in (answer, truth)]
+    if (
+        truth
+        and extracted[0] in "(["
+        and extracted[-1] in ")]"
+        and (extracted[0], extracted[-1]) == (truth[0], truth[-1])
+    ):
+        extracted, truth = extracted[1:-1], truth[1:-1]
+    parts = [[part.strip() for part in text.split(",")] for text in (extracted, truth)]
     return len(parts[0]) == len(parts[1]) and all(
         _equal(left, right, depth + 1) for left, right in zip(parts[0], parts[1], strict=True)
     )

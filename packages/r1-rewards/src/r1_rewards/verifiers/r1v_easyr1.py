@@ -14,8 +14,8 @@ def score(response: str, ground_truth: str, *, format_weight: float = 0.5) -> Sc
     Example: `score("<think>a</think><answer>5</answer>", "5").value` is 1.0.
     """
     found = _first_answer(response)
-    answer = response.strip() if found is None else found
-    accuracy = float(prm800k.grade(answer, ground_truth.strip()))
+    extracted = response.strip() if found is None else found
+    accuracy = float(prm800k.grade(extracted, ground_truth.strip()))
     format_score = float(has_r1v(response))
     overall = (1.0 - format_weight) * accuracy + format_weight * format_score
     return Score(overall, {"overall": overall, "accuracy": accuracy, "format": format_score})

@@ -14,8 +14,8 @@ def score(response: str, ground_truth: str) -> Score:
 
     Example: `score("<answer>The Nile</answer>", "nile").value` is 1.0.
     """
-    answer = extract.tagged(response)
-    accuracy = float(answer is not None and text.normalise(answer) == text.normalise(ground_truth))
+    extracted = extract.tagged(response)
+    accuracy = float(extracted is not None and text.normalise(extracted) == text.normalise(ground_truth))
     hedged = max(response.count("<answer>"), response.count("</answer>")) > MAX_TAGS
     value = accuracy / 4 if hedged else accuracy
     return Score(value, {"overall": value, "accuracy": accuracy})

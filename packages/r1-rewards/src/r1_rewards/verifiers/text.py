@@ -1,4 +1,4 @@
-"""Score an answer as text: exactly, or without case, punctuation and articles."""
+"""Score a final answer as text: exactly, or without case, punctuation and articles."""
 
 import re
 import string
@@ -12,7 +12,7 @@ _PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 
 
 def score(response: str, ground_truth: str | Sequence[str], *, exact: bool = False) -> Score:
-    r"""Return 1 if the response's answer is the truth, or one of several truths, as normalised text, else 0.
+    r"""Return 1 if the response's final answer is the truth, or one of several truths, as normalised text, else 0.
 
     The answer is the last `<answer>…</answer>`, `\boxed{…}` or "Answer: x", or else the whole response. See
     `normalise`; with `exact` only blanks around the answer do not matter.
@@ -20,9 +20,9 @@ def score(response: str, ground_truth: str | Sequence[str], *, exact: bool = Fal
     Example: `score("<answer>The Eiffel Tower.</answer>", "eiffel tower").value` is 1.0.
     """
     truths = [ground_truth] if isinstance(ground_truth, str) else list(ground_truth)
-    answer = _answer(response)
+    extracted = _final_answer(response)
     prepare = str.strip if exact else normalise
-    right = prepare(answer) in {prepare(truth) for truth in truths}
+    right = prepare(extracted) in {prepare(truth) for truth in truths}
     return Score(float(right), {"overall": float(right), "accuracy": float(right)})
 
 
@@ -31,9 +31,9 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def _answer(response: str) -> str:
+def _final_answer(response: str) -> str:
     for find in (extract.tagged, extract.boxed, extract.stated):
-        answer = find(response)
-        if answer is not None:
-            return answer
+        extracted = find(response)
+        if extracted is not None:
+            return extracted
     return response

@@ -5,8 +5,8 @@ Shapes: `batch` and `sequential` take reward inputs first, `columns` is `f(promp
 filled by name:
 
 - `prompt(s)`, `response(s)`, `ground_truth(s)`, `response_length(s)` (tokens), `messages`, `images` (PIL), `metadata`
-  (the row's other columns as a mapping), `queries` (prompt and response), `step`: a list with one entry per answer, one
-  value where `sequential`; `step` is one number always;
+  (the row's other columns as a mapping), `queries` (prompt and response), `step`: a list with one entry per
+  response, one value where `sequential`; `step` is one number always;
 - any other parameter without a default is a column of the data row of that name.
 
 What `reward_function_kwargs` names comes from there.

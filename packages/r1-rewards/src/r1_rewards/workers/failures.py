@@ -1,10 +1,9 @@
-"""What becomes of an answer that could not be scored."""
+"""What becomes of a response that could not be scored."""
 
 from dataclasses import dataclass
 from typing import get_args
 
-from r1_rewards.types import Failure, FailurePolicy, RewardFailure, Score
-from r1_rewards.workers.frames import Outcome
+from r1_rewards.types import FailurePolicy, Outcome, RewardFailure, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +17,13 @@ class FailureRule:
         if self.policy not in get_args(FailurePolicy):
             raise ValueError(f"failure_policy is 'score', 'drop' or 'stop', got {self.policy!r}")
 
-    def settle(self, reward: str, index: int, outcome: Outcome) -> Score:
-        """Return the score of answer `index` by `reward`. Raises RewardFailure under the policy "stop"."""
-        if "parts" in outcome:
-            return Score(outcome["parts"]["overall"], outcome["parts"])
-        failure = Failure(*outcome["failure"])
+    def apply(self, reward: str, index: int, outcome: Outcome) -> Score:
+        """Return the score of response `index` by `reward`. Raises RewardFailure under the policy "stop"."""
+        if isinstance(outcome, Score):
+            return outcome
         if self.policy == "stop":
             raise RewardFailure(
-                f"the reward {reward!r} could not score answer {index} ({failure.cause}): {failure.message}"
+                f"the reward {reward!r} could not score response {index} ({outcome.cause}): {outcome.message}"
             )
         keep = self.policy == "score"
-        return Score(self.score, {"overall": self.score} if keep else {}, failure, keep)
+        return Score(self.score, {"overall": self.score} if keep else {}, outcome, keep)

@@ -6,7 +6,7 @@ import struct
 import time
 from typing import Any
 
-Outcome = dict[str, Any]  # of one sample: {"parts": {name: float}}, or {"failure": [cause, message]}
+from r1_rewards.types import Failure, Outcome, Score
 
 MAX_BYTES = 1 << 31
 _LENGTH = struct.Struct(">Q")
@@ -27,6 +27,24 @@ def receive(connection: socket.socket, deadline: float | None = None) -> Any:
     """Return the next JSON value. Raises EOFError where the other side is gone, TimeoutError at the deadline."""
     length = _read_length(_receive_bytes(connection, _LENGTH.size, deadline))
     return json.loads(_receive_bytes(connection, length, deadline))
+
+
+def pack(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome as JSON."""
+    if isinstance(outcome, Failure):
+        return {"cause": outcome.cause, "message": outcome.message}
+    return {"parts": dict(outcome.parts), "extracted": outcome.extracted, "reason": outcome.reason}
+
+
+def unpack(message: dict[str, Any]) -> Outcome:
+    """Return what `pack` has packed. Raises ValueError for anything else."""
+    try:
+        if "cause" in message:
+            return Failure(message["cause"], message["message"])
+        parts = message["parts"]
+        return Score(parts["overall"], parts, extracted=message["extracted"], reason=message["reason"])
+    except (KeyError, TypeError) as error:
+        raise ValueError("a message that is no outcome") from error
 
 
 class Inbox:

@@ -13,20 +13,19 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from r1_rewards.service import open_service
 from r1_rewards.spec import SERVICES, RewardSpec, RewardSpecError, check_options, describe, parse_spec
-from r1_rewards.types import RewardInput
+from r1_rewards.types import Cause, Failure, Outcome, RewardInput, Score
 from r1_rewards.verifiers import combine
 from r1_rewards.workers.arguments import make_call, read_signature
-from r1_rewards.workers.frames import Outcome
 
 SAMPLE_KEYS = ("prompt", "response_length")  # what a built-in verifier may ask for by name
-NEEDS_MATH_VERIFY = ("geo3k", "lmm_r1", "math", "math_easyr1", "prime_math", "r1v", "r1v_easyr1")
+ALGEBRA = ("r1_rewards.verifiers.math", "r1_rewards.reading.prm800k")  # what imports SymPy when it is first asked
 WARM_UP = (
     ("(x+2)(x-3)", "x^2-x-6"),
     ("(x+2)(x+3)", "x^2-x-6"),
@@ -64,9 +63,8 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction
         raise RewardSpecError(
             f"reward file {spec.path} has no function {spec.function!r}" + describe(spec.function, functions)
         )
-    if any(f"r1_rewards.verifiers.{name}" in sys.modules for name in NEEDS_MATH_VERIFY):
-        with contextlib.suppress(ImportError):
-            _warm_algebra()
+    with contextlib.suppress(ImportError):
+        _warm_algebra()
     reward_type = getattr(module, "REWARD_TYPE", "batch")
     if reward_type not in ("batch", "sequential"):
         raise RewardSpecError(f"{spec.path}: REWARD_TYPE is {reward_type!r}; it must be 'batch' or 'sequential'")
@@ -84,39 +82,42 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction
     return RewardFunction(name, signature.shape != "sequential", call, str(spec.path), signature.shape, signature.wants)
 
 
-def score_samples(function: RewardFunction, samples: Sequence[Mapping[str, Any]]) -> list[Outcome] | Outcome:
+def score_samples(function: RewardFunction, samples: Sequence[Mapping[str, Any]]) -> list[Outcome] | Failure:
     """Call the function once and return one outcome per sample, or one failure for the whole call."""
     try:
         scores = function.call(samples)
     except BaseException as error:  # SystemExit too, and the time limits of libraries: any of them fails the call only
-        cause = "out_of_memory" if isinstance(error, MemoryError) else "exception"
-        return {"failure": [cause, _describe_exception(error, function.file)]}
+        cause: Cause = "out_of_memory" if isinstance(error, MemoryError) else "exception"
+        return Failure(cause, _describe_exception(error, function.file))
     if isinstance(scores, (str, bytes, Mapping)) or not hasattr(scores, "__len__") or not hasattr(scores, "__iter__"):
-        return {"failure": ["wrong_shape", f"returned {type(scores).__name__}, not a list of scores"]}
+        return Failure("wrong_shape", f"returned {type(scores).__name__}, not a list of scores")
     if len(scores) != len(samples):
-        return {"failure": ["wrong_shape", f"returned {len(scores)} scores for {len(samples)} answers"]}
+        return Failure("wrong_shape", f"returned {len(scores)} scores for {len(samples)} responses")
     return [read_score(score) for score in scores]
 
 
 def read_score(score: Any) -> Outcome:
-    """Read a number, or a mapping with `overall`, into parts; refuse what is not a finite number."""
+    """Read a Score, a number, or a mapping with `overall`; refuse what is not a finite number."""
+    if isinstance(score, Score):
+        read = read_score({**score.parts, "overall": score.value})
+        return replace(score, parts=read.parts) if isinstance(read, Score) else read
     named = score if isinstance(score, Mapping) else {"overall": score}
     if "overall" not in named:
-        return {"failure": ["wrong_shape", f"the score has no 'overall', only {sorted(map(str, named))}"]}
+        return Failure("wrong_shape", f"the score has no 'overall', only {sorted(map(str, named))}")
     parts = {}
     for key, value in named.items():
         if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
-            return {"failure": ["wrong_shape", f"{key!r} is {str(value)[:80]!r}, not a number"]}
+            return Failure("wrong_shape", f"{key!r} is {str(value)[:80]!r}, not a number")
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
         except (TypeError, ValueError) as error:
-            return {"failure": ["wrong_shape", f"{key!r} is not one number: {error}"]}
+            return Failure("wrong_shape", f"{key!r} is not one number: {error}")
         if not math.isfinite(number):
-            return {"failure": ["non_finite", f"{key!r} is {number}"]}
+            return Failure("non_finite", f"{key!r} is {number}")
         parts[str(key)] = number
-    return {"parts": parts}
+    return Score(parts["overall"], parts)
 
 
 def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
@@ -130,11 +131,10 @@ def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
     keywords = inspect.signature(score).parameters
     columns = [key for key in getattr(module, "TAKES", ()) if key not in options]
     fills = [key for key in SAMPLE_KEYS if key in keywords and key not in options]
-    if name in NEEDS_MATH_VERIFY:
-        try:
-            _warm_algebra()
-        except ImportError as error:
-            raise RewardSpecError(str(error)) from error
+    try:
+        _warm_algebra()
+    except ImportError as error:
+        raise RewardSpecError(str(error)) from error
 
     def call(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [
@@ -142,7 +142,7 @@ def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
                 sample["response"], sample["ground_truth"], **options,
                 **{key: sample[key] for key in fills},
                 **{key: sample["metadata"][key] for key in columns if key in sample["metadata"]},
-            ).parts
+            )
             for sample in samples
         ]  # fmt: skip
 
@@ -150,7 +150,7 @@ def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
 
 
 def _try_sandbox(level: Literal["isolated", "open_files"]) -> None:
-    """Say which protections judged code runs behind; refuse before any answer what this system cannot protect."""
+    """Say which protections judged code runs behind; refuse before any response what this system cannot protect."""
     from r1_rewards.sandbox import execution as sandbox
 
     try:
@@ -169,7 +169,7 @@ def _load_service(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction
         for score in scores:
             if score.error:
                 raise RuntimeError(f"{score.error.cause}: {score.error.message}")
-        return [{**score.parts, "overall": score.value} for score in scores]
+        return list(scores)
 
     return RewardFunction(spec.function, batch=True, call=call)
 
@@ -181,21 +181,21 @@ def _load_sum(parts: Mapping[str, Any]) -> RewardFunction:
     }
 
     def call(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
-        found = {name: _parts_of(name, function, samples) for name, function in functions.items()}
+        found = {name: _scores_of(name, function, samples) for name, function in functions.items()}
         rows = ({name: scores[place] for name, scores in found.items()} for place in range(len(samples)))
-        return [combine.weighted_sum(row, parts).parts for row in rows]
+        return [combine.weighted_sum(row, parts) for row in rows]
 
     return RewardFunction("combine", any(function.batch for function in functions.values()), call)
 
 
-def _parts_of(name: str, function: RewardFunction, samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, float]]:
-    outcomes = score_samples(function, samples)
-    rows = [outcomes] if isinstance(outcomes, dict) else outcomes
-    for row in rows:
-        if "failure" in row:
-            cause, message = row["failure"]
-            raise RuntimeError(f"{name}: {cause}: {message}")
-    return [row["parts"] for row in rows]
+def _scores_of(name: str, function: RewardFunction, samples: Sequence[Mapping[str, Any]]) -> list[Score]:
+    found = score_samples(function, samples)
+    scores = []
+    for outcome in [found] if isinstance(found, Failure) else found:
+        if isinstance(outcome, Failure):
+            raise RuntimeError(f"{name}: {outcome.cause}: {outcome.message}")
+        scores.append(outcome)
+    return scores
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -217,11 +217,13 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _warm_algebra() -> None:
-    """Import what mathematical verifiers need and fill its caches, once here and not in every worker.
+    """Import what mathematical verifiers need, if one is loaded, and fill its caches: once here, not in every worker.
 
-    The first product, root or set costs a new process up to half a second, which would look like a hanging answer.
+    The first product, root or set costs a new process up to half a second, which would look like a hanging sample.
     Raises ImportError without Math-Verify.
     """
+    if not any(name in sys.modules for name in ALGEBRA):
+        return
     from r1_rewards.verifiers import math as verifier
 
     for response, truth in WARM_UP:

@@ -1,4 +1,4 @@
-"""Score batches in worker processes that can be killed, so that no answer and no reward function stops a run."""
+"""Score batches in worker processes that can be killed, so that no response and no reward function stops a run."""
 
 import json
 import logging
@@ -10,12 +10,11 @@ from types import TracebackType
 from typing import Any
 
 from r1_rewards.spec import RewardSpecError, parse_spec
-from r1_rewards.types import Cause, FailurePolicy, RewardInput, Score
-from r1_rewards.workers.batch import Batch, Pace, score_whole
+from r1_rewards.types import Cause, Failure, FailurePolicy, Outcome, RewardInput, Score
+from r1_rewards.workers.batch import Batch, Durations, score_whole
 from r1_rewards.workers.failures import FailureRule
-from r1_rewards.workers.frames import Outcome
 from r1_rewards.workers.pictures import encode
-from r1_rewards.workers.process import Nursery, Reward, Worker, WorkerClosed, WorkerCrash
+from r1_rewards.workers.process import ForkServer, Reward, Worker, WorkerClosed, WorkerCrash
 
 BATCH_SECONDS_PER_SAMPLE = 1.0  # what a batch call gets on top of the timeout
 MAX_CHARACTERS = 10_000_000  # of a response
@@ -24,10 +23,10 @@ logger = logging.getLogger("r1_rewards")
 
 
 class PooledVerifier:
-    """A verifier that runs a reward in worker processes; it never raises because of an answer or a user's function.
+    """A verifier that runs a reward in worker processes; it never raises because of a response or a user's function.
 
     Worker processes are forked from one that has imported the reward: user code never runs in the caller's process,
-    sees no GPU, and is killed with all its child processes at a deadline. Scores come in the order of the inputs. It
+    sees no GPU, and is killed with all that it has started at a deadline. Scores come in the order of the inputs. It
     may be used from any thread (calls wait for one another), from asyncio through `asyncio.to_thread`, in an actor of
     Ray, in a notebook.
 
@@ -35,7 +34,7 @@ class PooledVerifier:
     A sample that takes far longer than others goes on beside them with idle processor time, and does not hold them up:
     see `batch`. A batch function gets the whole batch in one call, because its scores may depend on one another, and
     `timeout` plus one second per sample for it. If that call raises, runs out of time, crashes, or does not return one
-    score per answer, every sample is scored again alone, as a batch of one; what succeeds alone stands.
+    score per response, every sample is scored again alone, as a batch of one; what succeeds alone stands.
 
     A sample that fails alone has `Score.error`, a `Failure(cause, message)`:
 
@@ -51,8 +50,8 @@ class PooledVerifier:
     "drop" also marks it as not to be kept, and it has no parts; "stop" raises RewardFailure. `failures` counts causes.
 
     A score that is non_finite or of wrong_shape within a batch call that is otherwise fine fails its own sample only.
-    After as many samples alone in a row have timed out as there are workers, and at least three, the rest of the batch
-    fails as timeouts at once, so that a function that never returns does not cost `timeout` for each sample.
+    Where nothing but timeouts comes, many samples are tried side by side, and when all those have timed out too, the
+    rest of the batch fails at once, so that a function that never returns does not cost `timeout` for each sample.
     """
 
     def __init__(
@@ -87,10 +86,10 @@ class PooledVerifier:
         self._closed = False
         self._warned: set[str] = set()
         self._idle: list[Worker] = []
-        self._pace = Pace(timeout)
-        self._nursery = Nursery(parsed, kwargs or {}, memory_mib)
+        self._durations = Durations(timeout)
+        self._server = ForkServer(parsed, kwargs or {}, memory_mib)
         try:
-            self.reward: Reward = self._nursery.load()
+            self.reward: Reward = self._server.load()
         except WorkerCrash as error:
             raise RewardSpecError(f"reward {spec!r}: {error}") from error
 
@@ -125,20 +124,20 @@ class PooledVerifier:
                 raise RuntimeError(f"the verifier {self.spec!r} was closed while scoring") from error
 
     @property
-    def alone(self) -> bool:
-        """Whether a score depends on its own answer only: true of all but batch functions."""
+    def per_sample(self) -> bool:
+        """Whether a score depends on its own response only: true of all but batch functions."""
         return not self.reward.batch
 
     def pids(self) -> list[int]:
         """Return the numbers of the verifier's living processes, to look at what they use."""
-        return self._nursery.pids()
+        return self._server.pids()
 
     def close(self) -> None:
         """Kill the workers, also while they score; safe to call twice and from any thread."""
         self._closed = True
-        self._nursery.close()
+        self._server.close()
         with self._lock:
-            self._nursery.dispose()
+            self._server.dispose()
 
     def __enter__(self) -> "PooledVerifier":
         return self
@@ -152,13 +151,13 @@ class PooledVerifier:
         for index, sample in list(samples.items()):
             if (length := len(sample["response"])) > MAX_CHARACTERS:
                 del samples[index]
-                yield index, {"failure": ["too_long", f"{length} characters, more than {MAX_CHARACTERS}"]}
+                yield index, Failure("too_long", f"{length} characters, more than {MAX_CHARACTERS}")
         if self.reward.batch and len(samples) > 1:
             outcomes = self._score_whole(list(samples.values()))
             if outcomes is not None:
                 yield from zip(samples, outcomes, strict=True)
                 return
-        for index, outcome in Batch(self._nursery, self._idle, samples, self._pace, self._workers).outcomes():
+        for index, outcome in Batch(self._server, self._idle, samples, self._durations, self._workers).outcomes():
             if self._closed:
                 raise WorkerClosed
             yield index, outcome
@@ -166,45 +165,44 @@ class PooledVerifier:
     def _score_whole(self, samples: list[dict[str, Any]]) -> list[Outcome] | None:
         """Score all samples in one call; None, with a warning, if the call as a whole failed."""
         timeout = self.timeout + BATCH_SECONDS_PER_SAMPLE * len(samples)
-        answer: list[Outcome] | Outcome
+        found: list[Outcome] | Failure
         worker = None
         try:
-            worker = self._idle.pop() if self._idle else self._nursery.start()
-            answer = score_whole(worker, samples, timeout, timeout * (os.cpu_count() or 1))
+            worker = self._idle.pop() if self._idle else self._server.start()
+            found = score_whole(worker, samples, timeout, timeout * (os.cpu_count() or 1))
             self._idle.append(worker)
         except (WorkerCrash, RewardSpecError) as error:
-            answer = {"failure": ["crash", str(error)]}
+            found = Failure("crash", str(error))
         except (EOFError, OSError, ValueError) as error:
             assert worker is not None
-            end = self._nursery.bury(worker)
+            end = self._server.reap(worker)
             if self._closed:
                 raise WorkerClosed from error
             timed_out = isinstance(error, TimeoutError)
-            answer = {"failure": ["timeout", f"no result after {timeout:g} s"] if timed_out else [end.cause, str(end)]}
+            found = Failure("timeout", f"no result after {timeout:g} s") if timed_out else Failure(end.cause, str(end))
         except BaseException:
             if worker is not None:
-                self._nursery.bury(worker)
+                self._server.reap(worker)
             raise
-        if isinstance(answer, list):
-            return answer
-        cause, message = answer["failure"]
-        if cause not in self._warned:
-            self._warned.add(cause)
+        if not isinstance(found, Failure):
+            return found
+        if found.cause not in self._warned:
+            self._warned.add(found.cause)
             logger.warning(
-                "reward %s: the call for a batch of %d failed (%s: %s); each answer is now scored alone. "
-                "Further failures of this kind are not reported.", self.spec, len(samples), cause, message,
+                "reward %s: the call for a batch of %d failed (%s: %s); each response is now scored alone. "
+                "Further failures of this kind are not reported.", self.spec, len(samples), found.cause, found.message,
             )  # fmt: skip
         return None
 
     def _score(self, index: int, outcome: Outcome) -> Score:
-        if "failure" in outcome:
-            self.failures[outcome["failure"][0]] += 1
-        return self._rule.settle(self.spec, index, outcome)
+        if isinstance(outcome, Failure):
+            self.failures[outcome.cause] += 1
+        return self._rule.apply(self.spec, index, outcome)
 
 
 def _wire(index: int, item: RewardInput, pictures: dict[int, dict[str, str]] | None) -> dict[str, Any]:
     """Return `item` as a worker reads it; without pictures where these are not wanted, since they are large."""
-    _check_json(item.metadata, f"metadata of answer {index}")
+    _check_json(item.metadata, f"metadata of response {index}")
     return {
         "response": item.response,
         "response_length": item.response_length,

@@ -1,4 +1,4 @@
-"""Killable worker processes, as the pool sees them: a nursery that has the reward loaded, and the workers it forks."""
+"""Killable worker processes, as the pool sees them: a fork server that has the reward loaded, and what it forks."""
 
 import contextlib
 import os
@@ -15,6 +15,7 @@ from typing import Any
 from r1_rewards.spec import RewardSpec, RewardSpecError
 from r1_rewards.types import Cause
 from r1_rewards.workers import frames
+from r1_rewards.workers.descendants import kill_tree
 
 START_TIMEOUT = 300.0  # seconds to import a reward file and what it imports
 SEND_TIMEOUT = 60.0  # seconds for an idle worker to read what it is sent
@@ -48,7 +49,7 @@ class Worker:
     def __init__(self, pid: int, connection: socket.socket, process: "subprocess.Popen[bytes] | None" = None) -> None:
         self.pid = pid
         self.connection = connection
-        self.process = process  # None if the nursery forked it
+        self.process = process  # None if the fork server forked it
         self.inbox = frames.Inbox(connection)
         self.scored = 0  # samples
 
@@ -57,13 +58,12 @@ class Worker:
         frames.send(self.connection, job, time.monotonic() + SEND_TIMEOUT)
 
     def kill(self) -> None:
-        """Kill the process group at once. The number stays taken until the process is buried."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """Kill the process and all it has started, at once. Its number stays taken until it is reaped."""
+        kill_tree(self.pid)
 
 
-class Nursery:
-    """Starts workers for one reward, and takes note of how they end.
+class ForkServer:
+    """Starts workers for one reward, and says how they end.
 
     User code never runs in the caller's process. Workers see no GPU (`CUDA_VISIBLE_DEVICES` is empty); the rest of the
     environment is passed on, API keys included, because a reward that asks a judge model needs them. They end when the
@@ -78,7 +78,7 @@ class Nursery:
         self._closed = False
         self._process: subprocess.Popen[bytes] | None = None  # that forks
         self._connection: socket.socket | None = None
-        self._single: Worker | None = None  # that cannot be forked, loaded and not yet in use
+        self._unforked: Worker | None = None  # where the reward cannot be forked: loaded, and not yet in use
         self._living: set[Worker] = set()
 
     def load(self) -> Reward:
@@ -92,21 +92,21 @@ class Nursery:
             raise WorkerCrash(f"a worker process cannot be started: {error}") from error
         try:
             frames.send(connection, self._setup, time.monotonic() + START_TIMEOUT)
-            answer = frames.receive(connection, time.monotonic() + START_TIMEOUT)
+            reply = frames.receive(connection, time.monotonic() + START_TIMEOUT)
         except TimeoutError as error:
-            self._bury_self()
+            self._end_server()
             raise WorkerCrash(f"loading the reward took longer than {START_TIMEOUT:g} s") from error
         except (EOFError, OSError) as error:
-            raise WorkerCrash(f"while loading the reward, the worker {self._bury_self()}") from error
-        if "error" in answer:
-            self._bury_self()
-            raise RewardSpecError(answer["error"])
-        if not answer["forks"]:
+            raise WorkerCrash(f"while loading the reward, the worker {self._end_server()}") from error
+        if "error" in reply:
+            self._end_server()
+            raise RewardSpecError(reply["error"])
+        if not reply["forks"]:
             with self._lock:
-                self._single = Worker(process.pid, connection, process)
-                self._living.add(self._single)
+                self._unforked = Worker(process.pid, connection, process)
+                self._living.add(self._unforked)
                 self._process = self._connection = None
-        return Reward(answer["name"], answer["batch"], answer["shape"], tuple(answer["wants"]))
+        return Reward(reply["name"], reply["batch"], reply["shape"], tuple(reply["wants"]))
 
     def start(self) -> Worker:
         """Return a new worker. Raises what `load` raises, if the reward has to be loaded again, and WorkerClosed."""
@@ -114,18 +114,18 @@ class Nursery:
             if self._closed:
                 raise WorkerClosed
         for _ in range(2):
-            if self._single is None and self._connection is None:
+            if self._unforked is None and self._connection is None:
                 self.load()
-            if self._single is not None:
-                worker, self._single = self._single, None
+            if self._unforked is not None:
+                worker, self._unforked = self._unforked, None
                 return worker
             with contextlib.suppress(OSError, EOFError):
                 return self._fork()
-            self._bury_self()
+            self._end_server()
         raise WorkerCrash("workers cannot be started any more")
 
-    def bury(self, worker: Worker) -> WorkerCrash:
-        """Kill the worker and its group, reap it, and return how it ended, as in "exited with code 3"."""
+    def reap(self, worker: Worker) -> WorkerCrash:
+        """Kill the worker and all it has started, and return how it ended, as in "exited with code 3"."""
         worker.kill()
         worker.connection.close()
         with self._lock:
@@ -135,7 +135,7 @@ class Nursery:
         try:
             assert self._connection is not None
             self._connection.settimeout(None)
-            self._connection.sendall(b"B")
+            self._connection.sendall(b"R")
             frames.send(self._connection, worker.pid)
             return _describe(frames.receive(self._connection))
         except (OSError, EOFError, AssertionError):
@@ -153,15 +153,14 @@ class Nursery:
             for worker in self._living:
                 worker.kill()
             if self._process is not None and self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                kill_tree(self._process.pid)
 
     def dispose(self) -> None:
-        """Reap what `close` has killed; for the thread that uses the nursery."""
+        """Reap what `close` has killed; for the thread that uses the server."""
         for worker in list(self._living):
-            self.bury(worker)
+            self.reap(worker)
         if self._process is not None:
-            self._bury_self()
+            self._end_server()
 
     def _fork(self) -> Worker:
         assert self._connection is not None
@@ -181,12 +180,11 @@ class Nursery:
                 worker.kill()
         return worker
 
-    def _bury_self(self) -> WorkerCrash:
+    def _end_server(self) -> WorkerCrash:
         assert self._process is not None
         assert self._connection is not None
         self._connection.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_tree(self._process.pid)
         code = self._process.wait()
         with self._lock:
             self._process = self._connection = None

@@ -5,6 +5,7 @@ threads, which do not survive a fork, is scored in this process itself; the pool
 Whatever the reward prints goes to stderr.
 """
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -14,11 +15,14 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from r1_rewards.spec import RewardSpec, RewardSpecError
+from r1_rewards.types import Failure
 from r1_rewards.workers import frames
+from r1_rewards.workers.descendants import adopt_orphans, children, kill_tree
 from r1_rewards.workers.functions import RewardFunction, load_function, score_samples
 
 _PR_SET_PDEATHSIG = 1
@@ -39,17 +43,20 @@ def main(descriptor: int) -> None:
     described = {"name": function.name, "batch": function.batch, "shape": function.shape, "wants": function.wants}
     frames.send(pool, {**described, "forks": forks})
     if not forks:
+        adopt_orphans()
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         score(pool, function, setup["memory_mib"])
         return
     gc.freeze()  # so that collections in the forks leave the shared pages alone
-    if connection := _nurse(pool):
+    if connection := _serve_forks(pool):
         score(connection, function, setup["memory_mib"])
 
 
-def _nurse(pool: socket.socket) -> socket.socket | None:
-    """Fork and bury workers as the pool says; in a new worker, return its connection; at the pool's end, None."""
-    children: set[int] = set()
+def _serve_forks(pool: socket.socket) -> socket.socket | None:
+    """Fork and reap workers as the pool says; in a new worker, return its connection; at the pool's end, None."""
+    adopt_orphans()
+    own = set(children(os.getpid()))  # which the reward has started when it was imported
+    workers: set[int] = set()
     while True:
         try:
             word, descriptors, _, _ = socket.recv_fds(pool, 1, 1)
@@ -59,21 +66,33 @@ def _nurse(pool: socket.socket) -> socket.socket | None:
             child = os.fork()
             if child == 0:
                 pool.close()
+                adopt_orphans()
                 os.setpgid(0, 0)  # no session: Linux shares processors out by sessions first, by priority only then
                 _die_with_parent()
                 return socket.socket(fileno=descriptors[0])
             os.close(descriptors[0])
-            children.add(child)
+            workers.add(child)
             frames.send(pool, child)
-        elif word == b"B":
+        elif word == b"R":
             child = frames.receive(pool)
             _, status = os.waitpid(child, 0)
-            children.discard(child)
+            workers.discard(child)
+            _kill_orphans(own | workers)
             frames.send(pool, os.waitstatus_to_exitcode(status))
         else:
-            for child in children:
-                os.killpg(child, signal.SIGKILL)
+            for child in workers:
+                kill_tree(child)
+            _kill_orphans(own)
             return None
+
+
+def _kill_orphans(kept: set[int]) -> None:
+    """Kill and reap what workers that have ended had started; a living worker's orphans are its own children."""
+    while orphans := [child for child in children(os.getpid()) if child not in kept]:
+        for orphan in orphans:
+            kill_tree(orphan)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(orphan, 0)
 
 
 def score(pool: socket.socket, function: RewardFunction, memory_mib: int | None) -> None:
@@ -83,22 +102,29 @@ def score(pool: socket.socket, function: RewardFunction, memory_mib: int | None)
     """
     if memory_mib is not None:
         _limit_memory(memory_mib << 20)
+    worker = os.getpid()
     while True:
         try:
-            _do(frames.receive(pool), pool, function)
+            job = frames.receive(pool)
+            for message in _outcomes(job, function):
+                if os.getpid() != worker:  # the reward forked, and came back twice
+                    os._exit(0)
+                frames.send(pool, message)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
 
 
-def _do(job: dict[str, Any], pool: socket.socket, function: RewardFunction) -> None:
+def _outcomes(job: dict[str, Any], function: RewardFunction) -> Iterator[Any]:
+    """Yield the messages that answer a job: one per sample, or one for all."""
     samples: list[dict[str, Any]] = job["samples"]
     if job["whole"]:
-        frames.send(pool, score_samples(function, samples))
+        found = score_samples(function, samples)
+        yield frames.pack(found) if isinstance(found, Failure) else [frames.pack(outcome) for outcome in found]
         return
     for sample in samples:
         _limit_processor_time(job["cpu_seconds"])
-        outcome = score_samples(function, [sample])
-        frames.send(pool, outcome[0] if isinstance(outcome, list) else outcome)
+        found = score_samples(function, [sample])
+        yield frames.pack(found if isinstance(found, Failure) else found[0])
 
 
 def _limit_memory(size: int) -> None:
@@ -128,6 +154,8 @@ def _die_with_parent() -> None:
 def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
+    for child in children(os.getpid()):
+        kill_tree(child)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -11,7 +11,7 @@ from r1_rollout.embedded.choices import Choices
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.prefill import prefill, prefill_batches, rotary_axes, without_lone_axis
 from r1_rollout.embedded.rows import Rows
-from r1_rollout.errors import EngineMemoryError
+from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
 from r1_rollout.types import Completion, PromptLike
 
 
@@ -52,7 +52,7 @@ class Decoding:
 
         Raises:
             RuntimeError: the engine has ended this call.
-            FloatingPointError: the model's logits are not finite.
+            NonFiniteLogits: the model's logits are not finite.
             EngineMemoryError: there is too little memory on the GPU.
         """
         while not self._finished:
@@ -100,7 +100,7 @@ class Decoding:
         tokens, logprobs = self._choices.choose(logits, rows.keys[first:], rows.ages[first:])
         if not logprobs.isfinite().all():
             row = first + int(logprobs.isfinite().logical_not().nonzero()[0])
-            raise FloatingPointError(
+            raise NonFiniteLogits(
                 f"prompt {self._prompts[rows.owners[row][0]].id}, answer token {int(rows.ages[row])}: the model's "
                 f"logits are not finite at weight version {self._version}; the weights or the prompt's inputs hold NaN "
                 "or inf"

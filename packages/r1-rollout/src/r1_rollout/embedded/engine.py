@@ -115,7 +115,7 @@ class EmbeddedEngine:
             PromptError: a prompt is empty, has a token that the model does not know, its positions do not fit the
                 others', or its answer may run past what the model knows or sees; the engine is well.
             ValueError: a group exceeds `max_sequences`; stop strings without a tokenizer.
-            FloatingPointError: the model's logits are not finite.
+            NonFiniteLogits: the model's logits are not finite.
             EngineMemoryError: there is too little memory on the GPU.
         """
         if params.n > self._max_sequences:
@@ -147,7 +147,7 @@ class EmbeddedEngine:
         Raises:
             RuntimeError: outside an awake block.
             ValueError: prompts and responses differ in number, or a token is not of the vocabulary.
-            FloatingPointError: the model's logits are not finite.
+            NonFiniteLogits: the model's logits are not finite.
         """
         if len(prompts) != len(responses):
             raise ValueError(f"got {len(prompts)} prompts and {len(responses)} responses: one response a prompt")

@@ -10,11 +10,9 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 from urllib.parse import urlsplit
 
+from r1_rollout.errors import ServerError
+
 _LONGEST_LINE = 64 * 2**20  # bytes of one event or answer; beyond it a server is not to be believed
-
-
-class ServerError(Exception):
-    """Whatever goes wrong with servers; the message is written for users."""
 
 
 class ServerFault(ServerError):

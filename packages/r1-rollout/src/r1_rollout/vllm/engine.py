@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from r1_rollout.errors import EngineError, PromptError
+from r1_rollout.errors import EngineError, PromptError, WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
 from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.vllm.workers import end_workers, running_workers, silence_false_alarms, worker_threads
-from r1_rollout.weights import Weights, WeightsError
+from r1_rollout.weights import Weights
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
@@ -160,7 +160,7 @@ class VllmEngine:
         Raises:
             RuntimeError: the engine is not awake.
             PromptError: a prompt and its answer can be longer than `max_model_len`, or vLLM does not take the prompt.
-            FloatingPointError: the model's logits are not finite.
+            NonFiniteLogits: the model's logits are not finite.
             EngineError: vLLM hangs or has died; groups that were yielded before are whole.
         """
         self._check(prompts, [params.max_tokens] * len(prompts), "generate")

@@ -6,7 +6,7 @@ import numpy as np
 from vllm import SamplingParams as Settings
 from vllm.sampling_params import RequestOutputKind
 
-from r1_rollout.errors import EngineError
+from r1_rollout.errors import EngineError, NonFiniteLogits
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.plain_logprobs import FORCED
 from r1_rollout.vllm.seeds import sample_seed
@@ -55,7 +55,7 @@ def to_completion(output: Any, prompt_id: str, version: int) -> Completion:
 
     Raises:
         EngineError: vLLM ended the request for a reason of its own, or left something out.
-        FloatingPointError: a log-prob is not finite, so the model's logits were not.
+        NonFiniteLogits: a log-prob is not finite, so the model's logits were not.
     """
     answer = output.outputs[0]
     tokens, reason = list(answer.token_ids), answer.finish_reason
@@ -68,6 +68,6 @@ def to_completion(output: Any, prompt_id: str, version: int) -> Completion:
         [steps[token].logprob for steps, token in zip(answer.logprobs, tokens, strict=True)], np.float32
     )
     if not np.isfinite(logprobs).all():
-        raise FloatingPointError(f"prompt {prompt_id}: the model's logits are not finite; look at the weights")
+        raise NonFiniteLogits(f"prompt {prompt_id}: the model's logits are not finite; look at the weights")
     finish: Literal["stop", "length"] = "stop" if reason == "stop" else "length"
     return Completion(tokens, logprobs, finish, version)

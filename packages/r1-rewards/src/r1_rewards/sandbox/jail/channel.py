@@ -1,4 +1,4 @@
-"""JSON messages over the private socket between the sandbox's owner and its warden, and over pipes, line by line."""
+"""JSON messages over the socket between the sandbox's owner and its supervisor, and over pipes, line by line."""
 
 import json
 import socket

@@ -42,6 +42,6 @@ def new_module(name: str) -> ModuleType:
 def execute(source: str, module: ModuleType) -> None:
     """Execute `source` as the module's code.
 
-    The one place where judged code and tests are executed; the process around it has been walled in by `confine`.
+    The one place where judged code and tests are executed; the process around it has been confined by `confinement`.
     """
     exec(compile(source, f"{module.__name__}.py", "exec"), vars(module))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, PromptLike, SamplingParams
 from r1_rollout.vllm.adapter import write_adapter
@@ -26,7 +27,7 @@ from r1_rollout.vllm.servers.server import LocalServer
 from r1_rollout.vllm.servers.supervisor import Deadlines, Supervisor
 from r1_rollout.vllm.servers.transfer import Backend
 from r1_rollout.vllm.shards import write_buckets
-from r1_rollout.weights import Weights, WeightsError, buckets
+from r1_rollout.weights import Weights, buckets
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens

@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from r1_rollout.errors import ServerError
 from r1_rollout.types import Completion, PromptLike, SamplingParams
-from r1_rollout.vllm.client import ServerError, ServerFault
+from r1_rollout.vllm.client import ServerFault
 from r1_rollout.vllm.seeds import sample_seed
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from r1_rollout.vllm.client import Endpoint, ServerError, ServerFault, ask
+from r1_rollout.errors import ServerError
+from r1_rollout.vllm.client import Endpoint, ServerFault, ask
 from r1_rollout.vllm.guard import TOKEN_VARIABLE
 from r1_rollout.vllm.servers import watchdog
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from r1_rollout.vllm.client import ServerError, ServerFault, ServerRejected, ServerStalled
+from r1_rollout.errors import ServerError, WeightsError
+from r1_rollout.vllm.client import ServerFault, ServerRejected, ServerStalled
 from r1_rollout.vllm.servers.broadcast import Broadcast, BrokenOff, Subscriber
 from r1_rollout.vllm.servers.pooled_server import PooledServer, PushedWeights
 from r1_rollout.vllm.servers.server import ServerFailed
 from r1_rollout.vllm.servers.transfer import Backend
 from r1_rollout.vllm.shards import read_buckets
-from r1_rollout.weights import WeightsError
 
 log = logging.getLogger("r1")
 

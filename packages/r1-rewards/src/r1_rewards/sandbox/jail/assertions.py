@@ -28,7 +28,7 @@ class Unsendable(TypeError):
 _TESTS_AT_FAULT = (Unsendable, SyntaxError, ModuleNotFoundError)
 
 
-def examine(request: dict[str, Any]) -> None:
+def run_assertions(request: dict[str, Any]) -> None:
     """Execute the tests' set-up, `request["source"]`, then each of `request["units"]`, and write a verdict for each."""
     wire = _Wire()
     sys.modules["solution"] = _SolutionModule(wire)
@@ -65,7 +65,7 @@ class Proxy:
     """Something of the solution's: a function, a class, or an object that is not a plain value.
 
     It can be called, indexed, measured, iterated and turned to text, and its attributes read. It cannot be compared or
-    taken for true or false: the answer would be the solution's own word.
+    taken for true or false: the result would be the solution's own word.
     """
 
     def __init__(self, wire: "_Wire", target: dict[str, Any]) -> None:

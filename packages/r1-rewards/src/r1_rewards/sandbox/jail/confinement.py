@@ -1,4 +1,4 @@
-"""The walls around one run: what the process that becomes the judged program does to itself first."""
+"""The confinement of one run: what the process that becomes the judged program does to itself first."""
 
 import os
 import resource
@@ -6,28 +6,28 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import kernel, landlock, rooms, seccomp
+from . import kernel, landlock, namespaces, seccomp
 
 _FIRST_UID = 0x7000_0000  # of the users that root turns judged programs into: one per run, far from real ones
 _MEBIBYTE = 1 << 20
 
 
-def confine(limits: Mapping[str, Any], rooms_active: set[str], readable: Sequence[str], keeper: int) -> list[str]:
+def confine(limits: Mapping[str, Any], isolation: set[str], readable: Sequence[str], launcher: int) -> list[str]:
     """Shut this process in, for good, and return the names of the protections that hold now.
 
     A protection counts only after the kernel has accepted all that it takes; see PROTECTIONS in `sandbox.py` for
-    their meaning. `keeper` is the parent's process number in the outer world.
+    their meaning. `launcher` is the parent's process number in the outer world.
     """
     _limit(limits)
-    counted = _become_nobody(keeper, limits["module_paths"]) or ("user" in rooms_active and os.getuid() != 0)
-    kernel.die_with_parent(keeper)
+    counted = _become_nobody(launcher, limits["module_paths"]) or ("user" in isolation and os.getuid() != 0)
+    kernel.die_with_parent(launcher)
     kernel.set_dumpable(False)
     kernel.drop_privileges()
     active = {"limits", "privileges"}
-    if "root" in rooms_active:
+    if "root" in isolation:
         active.add("files")
     try:
-        landlock.restrict(readable, [rooms.WORK] if "root" in rooms_active else [])
+        landlock.restrict(readable, [namespaces.WORK] if "root" in isolation else [])
         active.add("files")
     except OSError:
         pass
@@ -59,14 +59,14 @@ def _limit(limits: Mapping[str, Any]) -> None:
         resource.setrlimit(kind, (bound, bound))
 
 
-def _become_nobody(keeper: int, module_paths: Sequence[str]) -> bool:
+def _become_nobody(launcher: int, module_paths: Sequence[str]) -> bool:
     """As root, become a user that nobody else is, so that the kernel counts this run's threads alone.
 
     Not where that user could not read the standard library, as with a Python in a home directory and no new root.
     """
     if os.getuid() != 0:
         return False
-    nobody = _FIRST_UID + keeper
+    nobody = _FIRST_UID + launcher
     try:
         os.setgroups([])
         os.setresgid(nobody, nobody, nobody)

@@ -1,6 +1,6 @@
-"""Hold a judged solution and answer calls to it, one JSON line each; the expected results are never in this process.
+"""Hold a judged solution and serve calls to it, one JSON line each; the expected results are never in this process.
 
-Whatever the solution does to this module, to `json` or to the pipes, it can only answer, and each answer is compared
+Whatever the solution does to this module, to `json` or to the pipes, it can only return values, and each is compared
 where it cannot reach.
 """
 
@@ -18,8 +18,8 @@ REQUESTS, RESPONSES = 3, 4  # descriptors
 _MAX_ITEMS = 1_000_000  # taken from an iterator
 
 
-def answer(request: dict[str, Any]) -> None:
-    """Execute the solution, say whether it loads, then answer until the pipe is closed."""
+def serve_solution(request: dict[str, Any]) -> None:
+    """Execute the solution, say whether it loads, then serve calls until the pipe is closed."""
     responses = os.fdopen(RESPONSES, "w", encoding="ascii")
     with os.fdopen(REQUESTS, encoding="ascii") as requests:
         try:
@@ -33,7 +33,7 @@ def answer(request: dict[str, Any]) -> None:
         for line in requests:
             try:
                 response = solution.respond(json.loads(line))
-            except BaseException as error:  # SystemExit too: an answer is missing, the next may come
+            except BaseException as error:  # SystemExit too: this call failed, the next may not
                 response = _raised(error)
             _write(responses, response)
     os._exit(0)  # threads that the solution left do not matter

@@ -1,10 +1,11 @@
-"""The warden: a process that runs judged programs one after another, each in a process, and pid namespace, of its own.
+"""The supervisor: it runs judged programs one after another, each in a process, and pid namespace, of its own.
 
-    owner (sandbox.py) ── socket ── warden ── keeper ── judged program
+    owner (execution.py) ── socket ── supervisor ── launcher ── judged program
 
-The warden prepares namespaces once. For each request it forks a keeper, which makes a pid namespace and a fresh working
-directory and forks the program as that namespace's first process: when the program ends, the kernel kills whatever it
-left. The program reports which protections hold over the socket, closes it, and only then reads a line of judged code.
+The supervisor prepares namespaces once. For each request it forks a launcher, which makes a pid namespace and a fresh
+working directory and forks the program as that namespace's first process: when the program ends, the kernel kills
+whatever it left. The program reports which protections hold over the socket, closes it, and only then reads a line of
+judged code.
 """
 
 import builtins
@@ -18,15 +19,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import channel, confine, kernel, rooms
-from .answer import answer
-from .examine import examine
+from . import channel, confinement, kernel, namespaces
+from .assertions import run_assertions
 from .program import run_program
+from .solution import serve_solution
 
 _MODES: dict[str, Callable[[dict[str, Any]], None]] = {
     "program": run_program,
-    "answer": answer,
-    "examine": examine,
+    "solution": serve_solution,
+    "assertions": run_assertions,
 }
 _FIRST_PASSED = 3  # judged processes find stdin, stdout, stderr and then the request's further pipes here
 _SAFE = 100  # the owner's socket; descriptors above this do not collide with those
@@ -43,8 +44,8 @@ def main(descriptor: int, parent: int) -> None:
     setup = channel.receive(owner)
     os.environ.clear()
     sys.path += setup["module_paths"]
-    readable = rooms.python_paths(setup["module_paths"])
-    active = rooms.move_in(readable) if kernel.SUPPORTED else set()
+    readable = namespaces.python_paths(setup["module_paths"])
+    active = namespaces.isolate(readable) if kernel.SUPPORTED else set()
     gc.freeze()  # so that the end of each forked interpreter does not visit what it never touched
     while True:
         word, descriptors, _, _ = socket.recv_fds(owner, 1, 8)
@@ -64,14 +65,14 @@ def _keep(
     """Run one request to its end and report how it ended; in the judged process, return what it has to do."""
     watch, held = os.pipe()
     status_read, status_write = os.pipe()
-    keeper = os.fork()
-    if keeper == 0:
+    launcher = os.fork()
+    if launcher == 0:
         os.close(watch)
         os.close(status_read)
-        keeper = os.getpid()
+        launcher = os.getpid()
         child = _start(request["limits"], active)
         if child == 0:
-            return _become(owner, request | {"keeper": keeper}, descriptors, active, readable)
+            return _become(owner, request | {"launcher": launcher}, descriptors, active, readable)
         owner.close()
         for descriptor in descriptors:
             os.close(descriptor)
@@ -80,8 +81,8 @@ def _keep(
         os._exit(0)
     for descriptor in (held, status_write, *descriptors):
         os.close(descriptor)
-    killed = _wait(owner, watch, keeper)
-    _reap(keeper)
+    killed = _wait(owner, watch, launcher)
+    _reap(launcher)
     status_text = os.read(status_read, 16)
     os.close(watch)
     os.close(status_read)
@@ -95,14 +96,14 @@ def _start(limits: dict[str, Any], active: set[str]) -> int:
     os.setsid()
     if "root" in active:
         kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
-        rooms.mount_work(limits["files_mib"] << 20)
+        namespaces.mount_work(limits["files_mib"] << 20)
     return os.fork()
 
 
 def _become(
     owner: socket.socket, request: dict[str, Any], descriptors: list[int], active: set[str], readable: list[str]
 ) -> Callable[[], None]:
-    """Turn this process into the judged one: its pipes, its walls, its report. Return the harness to run."""
+    """Turn this process into the judged one: its pipes, its confinement, its report. Return the harness to run."""
     high = [os.dup2(descriptor, _SAFE + 1 + index) for index, descriptor in enumerate(descriptors)]
     for index, descriptor in enumerate(high):
         os.dup2(descriptor, index)
@@ -112,8 +113,10 @@ def _become(
     with owner as last_word:
         try:
             if "root" in active:
-                os.chdir(rooms.WORK)
-            holding = confine.confine(request["limits"], active, [*readable, *rooms.DEVICES], request["keeper"])
+                os.chdir(namespaces.WORK)
+            holding = confinement.confine(
+                request["limits"], active, [*readable, *namespaces.DEVICES], request["launcher"]
+            )
         except OSError as error:
             channel.send(last_word, {"failed": str(error)})
             os._exit(1)
@@ -124,8 +127,8 @@ def _become(
     return lambda: _MODES[request["mode"]](request)
 
 
-def _wait(owner: socket.socket, watch: int, keeper: int) -> bool:
-    """Wait for the keeper to end; kill it, and all with it, if the owner says so. Return whether it was killed."""
+def _wait(owner: socket.socket, watch: int, launcher: int) -> bool:
+    """Wait for the launcher to end; kill it, and all with it, if the owner says so. Return whether it was killed."""
     killed = False
     while True:
         ready, _, _ = select.select([watch] if killed else [watch, owner], [], [])
@@ -134,13 +137,13 @@ def _wait(owner: socket.socket, watch: int, keeper: int) -> bool:
         killed = True
         if not owner.recv(1):
             os._exit(0)  # the owner is gone, and the children die with this process
-        os.killpg(keeper, signal.SIGKILL)
+        os.killpg(launcher, signal.SIGKILL)
 
 
-def _reap(keeper: int) -> None:
-    """Kill what is left of the keeper's group and wait for all of it: orphans are this process's own."""
+def _reap(launcher: int) -> None:
+    """Kill what is left of the launcher's group and wait for all of it: orphans are this process's own."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(keeper, signal.SIGKILL)
+        os.killpg(launcher, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)

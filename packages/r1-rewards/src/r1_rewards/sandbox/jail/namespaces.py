@@ -18,7 +18,7 @@ def python_paths(module_paths: Sequence[str]) -> list[str]:
     return [*dict.fromkeys([*libraries, os.path.join(sys.base_prefix, "lib"), *sys.path, *module_paths])]
 
 
-def move_in(readable: Sequence[str]) -> set[str]:
+def isolate(readable: Sequence[str]) -> set[str]:
     """Give this process namespaces and a root directory of its own, as far as it may; return what was achieved.
 
     "network": there is no network, not even loopback. "root": only `readable` exists, and cannot be written. "user":

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from endtoend import QUICKSTART, R1, SMALL, read_log
+from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
 
 from r1_cli.assembly import algorithm
 from r1_cli.config.algorithm import Rejection
@@ -22,10 +22,6 @@ EVERY = get_args(Rejection)
 def run(r1: R1, folder: Path, *overrides: str, steps: int = 1) -> list[dict[str, Any]]:
     r1("train", QUICKSTART, *STEP, f"trainer.max_steps={steps}", f"trainer.save_checkpoint_path={folder}", *overrides)
     return read_log(folder)
-
-
-def without_clock(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if not k.startswith(("timing_s/", "perf/"))} for record in records]
 
 
 def whole_and_cut(r1: R1, folder: Path, *overrides: str) -> list[dict[str, Any]]:
