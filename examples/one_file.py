@@ -29,6 +29,7 @@ from r1_core import Batching, Learner, LossInputs, MicroLimit, Objective, Sample
 from r1_data import Prompt, PromptDataset, Renderer, Stream, read_rows
 from r1_rewards import RewardInput, load
 from r1_rollout import EmbeddedEngine, SamplingParams
+from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Completion
 
 HERE = Path(__file__).resolve().parent / "quickstart"
@@ -88,7 +89,7 @@ class Trainer:
         """Sample, judge, compare, update; return what happened. Steps count from 0."""
         prompts = [self.dataset[row] for row in self.stream.batch(number)]
 
-        with self.engine.awake(self.learner.weights(), version=number):
+        with self.engine.awake(LocalWeights(self.learner.weights(), version=number)):
             sampling = SamplingParams(max_tokens=20, n=RESPONSES, temperature=1.0, seed=number)
             groups = dict(self.engine.generate(prompts, sampling))
         pairs = [(index, completion) for index in range(len(prompts)) for completion in groups[index]]

@@ -12,12 +12,18 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 TEXT_FAMILIES = ("qwen2", "qwen3", "llama")
 VISION_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+# Further ones that only the learner's tests go through: experts, windows, layers whose state runs through a row.
+FURTHER_TEXT = ("qwen3_moe", "gemma3_text", "qwen3_5_text")
+FURTHER_VISION = ("qwen3_5",)
 MEDIA_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 END, PAD = "<|im_end|>", "<|endoftext|>"
 PIXELS = {"shortest_edge": 28 * 28, "longest_edge": 128 * 128}
 VIDEO_PIXELS = {"shortest_edge": 28 * 28, "longest_edge": 56 * 56}  # of a frame; Qwen3-VL counts all frames together
 VOCAB = 272  # more than the tokenizer has, as the vocabularies of published models are
 HIDDEN = 64
+LINEAR_ATTENTION = {
+    "num_key_heads": 2, "num_value_heads": 2, "key_head_dim": 32, "value_head_dim": 32, "conv_kernel_dim": 4,
+}  # fmt: skip
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}
@@ -45,14 +51,15 @@ def make_tokenizer() -> Any:
 
 def make_processor(family: str) -> Any:
     """The processor of a vision-language family, the tokenizer of another."""
-    if family in TEXT_FAMILIES:
+    if family in (*TEXT_FAMILIES, *FURTHER_TEXT):
         return make_tokenizer()
     processor_class, video_class, patch = {
         "qwen2_vl": (hf.Qwen2VLProcessor, hf.Qwen2VLVideoProcessor, 14),
         "qwen2_5_vl": (hf.Qwen2_5_VLProcessor, hf.Qwen2VLVideoProcessor, 14),
         "qwen3_vl": (hf.Qwen3VLProcessor, hf.Qwen3VLVideoProcessor, 16),
+        "qwen3_5": (hf.Qwen3VLProcessor, hf.Qwen3VLVideoProcessor, 16),
     }[family]
-    frames = 8 if family == "qwen3_vl" else 1
+    frames = 8 if processor_class is hf.Qwen3VLProcessor else 1
     video_pixels = {edge: frames * pixels for edge, pixels in VIDEO_PIXELS.items()}
     images = hf.Qwen2VLImageProcessor(patch_size=patch, size=PIXELS)
     videos = video_class(patch_size=patch, size=video_pixels, cap_pixels_per_frame=False)
@@ -68,22 +75,38 @@ def make_config(family: str) -> Any:
         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 2048,
         "bos_token_id": None, "eos_token_id": end, "pad_token_id": pad,
     }  # fmt: skip
-    if family in TEXT_FAMILIES:
-        return hf.AutoConfig.for_model(family, **text, tie_word_embeddings=False)
+    linear = {f"linear_{name}": value for name, value in LINEAR_ATTENTION.items()}
+    hybrid = {"layer_types": ["linear_attention", "full_attention"], **linear}
+    further = {
+        "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24},
+        "qwen3_5_text": hybrid,
+    }
+    if family in (*TEXT_FAMILIES, *FURTHER_TEXT):
+        return hf.AutoConfig.for_model(family, **text, **further.get(family, {}), tie_word_embeddings=False)
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
     if family == "qwen3_vl":  # transformers does it unasked, vLLM where the configuration says so
         rope |= {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    if family == "qwen3_5":
+        rope |= {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.5}
+        text |= hybrid
     size = {"hidden_size": HIDDEN, "intermediate_size": 96, "out_hidden_size": HIDDEN}
     vision = {
         "qwen2_vl": {"embed_dim": HIDDEN, "hidden_size": HIDDEN, "mlp_ratio": 2},
         "qwen2_5_vl": {**size, "fullatt_block_indexes": [1], "window_size": 56, "tokens_per_second": 2},
         "qwen3_vl": {**size, "deepstack_visual_indexes": [0], "num_position_embeddings": 64},
+        "qwen3_5": {**size, "num_position_embeddings": 64},
     }[family]
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
     return hf.AutoConfig.for_model(
         family,
         text_config={**text, "rope_parameters": rope},
-        vision_config={**vision, "depth": 2, "num_heads": 2, "patch_size": 16 if family == "qwen3_vl" else 14},
+        vision_config={
+            **vision,
+            "depth": 2,
+            "num_heads": 2,
+            "patch_size": 16 if family in ("qwen3_vl", "qwen3_5") else 14,
+        },
         tie_word_embeddings=False,
         **dict(zip(names, media, strict=True)),
     )
@@ -92,7 +115,8 @@ def make_config(family: str) -> Any:
 def make_model(family: str, scale: float = 5.0) -> Any:
     """A model with random weights, `scale` times as large as at the start of a training: it has opinions."""
     config = make_config(family)
-    kind = hf.AutoModelForCausalLM if family in TEXT_FAMILIES else hf.AutoModelForImageTextToText
+    is_text = family in (*TEXT_FAMILIES, *FURTHER_TEXT)
+    kind = hf.AutoModelForCausalLM if is_text else hf.AutoModelForImageTextToText
     torch.manual_seed(0)
     model = kind.from_config(config).eval()
     with torch.no_grad():

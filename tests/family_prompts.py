@@ -7,12 +7,12 @@ import families
 from golden import prompt_cases
 
 from r1_cli.models.attention import PACKED_ATTENTION
-from r1_cli.models.load import position_ids_of
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer
 from r1_data.formats import Columns, detect_columns
 from r1_data.messages import to_example
+from r1_data.positions import position_ids_of
 from r1_data.render import Renderer
 from r1_data.types import Example, Prompt
 from r1_data.videos import FrameRules
@@ -36,7 +36,7 @@ def make_example(name: str) -> Example:
 
 def make_prompts(family: str, names: Iterable[str] = prompt_cases.CASES) -> list[Prompt]:
     """The golden cases of these names and, which is all for a text model, texts of several lengths."""
-    names = () if family in families.TEXT_FAMILIES else names
+    names = () if family in (*families.TEXT_FAMILIES, *families.FURTHER_TEXT) else names
     rows: list[dict[str, Any]] = [{"problem": text, "answer": "4"} for text in TEXTS]
     texts = [to_example(f"text {i}", row, Columns("problem")) for i, row in enumerate(rows)]
     renderer = make_renderer(family)

@@ -16,8 +16,9 @@ from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.handover import LocalWeights, WeightSource
+from r1_rollout.lora import Adapter
 from r1_rollout.probes import Probes
-from r1_rollout.weights import Weights
 
 MORE = ["trainer.val_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1", "trainer.max_steps=3"]
 
@@ -28,13 +29,13 @@ class ForgetfulEngine(EmbeddedEngine):
     forgets = "layers.1."
 
     @contextmanager
-    def awake(self, weights: Weights, version: int) -> Iterator[None]:
-        assert not hasattr(weights, "rank")
-        first = self.__dict__.setdefault("first", {})
+    def awake(self, source: WeightSource) -> Iterator[None]:
+        first, weights = self.__dict__.setdefault("first", {}), source.tensors()
+        assert not isinstance(weights, Adapter)
         named = {name: tensor.clone() for name, tensor in weights}
         changed = {name: first.get(name, tensor) if self.forgets in name else tensor for name, tensor in named.items()}
         first.update({name: tensor for name, tensor in named.items() if name not in first})
-        with super().awake(changed.items(), version):
+        with super().awake(LocalWeights(changed.items(), source.version)):
             yield
 
 

@@ -11,6 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_cli.models import load as models
 from r1_cli.models.patches import PatchEmbedding, multiply_patches
+from r1_data.positions import position_ids_of
 
 MODEL = Path(__file__).resolve().parents[3] / "examples/quickstart/model"
 CPU = torch.device("cpu")
@@ -45,7 +46,7 @@ def test_positions_are_the_models_own_with_the_text_axis_in_front(config, model)
     image = config.image_token_id
     token_ids = torch.tensor([1, 2, *[image] * 16, 3, 4])
     kinds, grid = (token_ids == image).int(), torch.tensor([[1, 8, 8]])
-    position_ids = models.position_ids_of(config)
+    position_ids = position_ids_of(config)
     assert position_ids is not None
     actual = position_ids(token_ids, {"mm_token_type_ids": kinds[None], "image_grid_thw": grid})
     own, _ = model.model.get_rope_index(token_ids[None], mm_token_type_ids=kinds[None], image_grid_thw=grid)
@@ -54,13 +55,13 @@ def test_positions_are_the_models_own_with_the_text_axis_in_front(config, model)
 
 
 def test_a_prompt_without_pictures_has_positions_too(config) -> None:  # type: ignore[no-untyped-def]
-    position_ids = models.position_ids_of(config)
+    position_ids = position_ids_of(config)
     assert position_ids is not None
     assert torch.equal(position_ids(torch.tensor([5, 6, 7]), {}), torch.arange(3).expand(4, 3))
 
 
 def test_text_models_count_tokens() -> None:
-    assert models.position_ids_of(Qwen2Config()) is None
+    assert position_ids_of(Qwen2Config()) is None
 
 
 def test_models_never_share_a_configuration(config, model) -> None:  # type: ignore[no-untyped-def]
@@ -135,7 +136,7 @@ def vision_tokens(config, *kinds: str) -> tuple[torch.Tensor, dict[str, torch.Te
 @pytest.mark.parametrize("kinds", [("image", "video"), ("video", "image"), ("video",)])
 def test_positions_of_videos_are_the_models_own_here_and_in_a_worker(config, model, kinds) -> None:  # type: ignore[no-untyped-def]
     token_ids, media = vision_tokens(config, *kinds)
-    position_ids = models.position_ids_of(config)
+    position_ids = position_ids_of(config)
     copied = pickle.loads(pickle.dumps(position_ids))
     own, _ = model.model.get_rope_index(token_ids[None], **media)
     for rule in (position_ids, copied):

@@ -1,12 +1,16 @@
 """Every setting of every estimator and loss has a key, the key reaches it, and the README lists it."""
 
-import inspect
-from functools import partial
+import subprocess
+import sys
+from dataclasses import fields
+from functools import reduce
+from math import inf
+from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from cli_options_table import README, rewrite
+from cli_options_table import EXAMPLE, README, wrong_lines, wrong_rows
 
 from r1_cli.assembly.algorithm import (
     build_correction,
@@ -15,9 +19,10 @@ from r1_cli.assembly.algorithm import (
     build_shaping,
     gather_needs,
 )
-from r1_cli.config import RunConfig, load_config, lookup
+from r1_cli.config import RunConfig, load_config, printable
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, settings_of
-from r1_core.advantages import ESTIMATORS
+from r1_core import catalogue
+from r1_core.catalogue import Setting
 from r1_core.losses import POLICY_LOSSES, Correction, Rejection
 
 BASE = [
@@ -25,7 +30,6 @@ BASE = [
     "worker.actor.model.model_path=owner/model",
     "worker.reward.reward_function=math",
 ]
-OTHER = {"mean": "leave_one_out", "informative": "nonzero", None: 1e-3}  # another value than the default
 PAIRS = [(option, owner) for option in (*ESTIMATOR_OPTIONS, *LOSS_OPTIONS) for owner in option.owners]
 
 
@@ -33,67 +37,70 @@ def config_of(*words: str) -> RunConfig:
     return load_config([*BASE, *words])[0]
 
 
-def settings(factory: Any) -> dict[str, Any]:
-    """The keyword settings of a registry's entry and their defaults."""
-    bound = {*factory.keywords} if isinstance(factory, partial) else set()
-    bound.add("by_length")  # its key is loss_type=luspo
-    params = inspect.signature(factory).parameters
-    return {name: param.default for name, param in params.items() if name not in bound}
-
-
 NEEDS = {"algorithm.gdpo_reward_weights": ("algorithm.gdpo_reward_keys=[accuracy,format]",)}
 
 
-def owner_of(option: Option, owner: str) -> tuple[Any, str]:
-    if option in ESTIMATOR_OPTIONS:
-        return ESTIMATORS.get(owner), f"algorithm.adv_estimator={owner}"
-    return POLICY_LOSSES.get(owner), f"worker.actor.loss_type={owner}"
+def another(setting: Setting) -> Any:
+    """A value within the setting's range that is not its default."""
+    given = {"reward_clip": (-2.0, 3.0), "reward_keys": ("a", "b"), "reward_weights": (0.5, 2.0), "clip_dual": 7.0}
+    if setting.name in given:
+        return given[setting.name]
+    if isinstance(setting.default, bool):
+        return not setting.default
+    words = [word for word in get_args(setting.type) if get_origin(setting.type) is Literal and word != setting.default]
+    return words[0] if words else setting.default * 0.7
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_every_setting_of_an_estimator_has_a_key(name: str) -> None:
-    assert set(settings(ESTIMATORS.get(name))) == {o.setting for o in ESTIMATOR_OPTIONS if name in o.owners}
-
-
-@pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_every_setting_of_a_loss_has_a_key(name: str) -> None:
-    assert set(settings(POLICY_LOSSES.get(name))) == {o.setting for o in LOSS_OPTIONS if name in o.owners}
-
-
-@pytest.mark.parametrize(("option", "owner"), PAIRS, ids=lambda value: getattr(value, "key", value))
-def test_a_key_shows_the_default_that_its_owner_has(option: Option, owner: str) -> None:
-    shown, default = lookup(RunConfig(), option.key), settings(owner_of(option, owner)[0])[option.setting]
-    if option.setting.startswith("clip_") and owner != "default":
-        return  # widths that are not set are the loss's own, and differ
-    assert shown is None or shown == default
+def test_the_catalogue_is_read_without_torch_and_holds_what_the_classes_have() -> None:
+    code = "import sys; from r1_core import catalogue as c; c.estimators(), c.losses(); print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+    for entry in {*catalogue.estimators().values(), *catalogue.losses().values()}:
+        loaded, settings = entry.load(), entry.settings
+        assert (tuple(loaded.names), tuple(loaded.needs)) == (entry.names, entry.needs)
+        assert [(field.name, field.default) for field in fields(loaded)] == [
+            (s.name, s.default) for s in entry.settings
+        ]
+        assert [field.type for field in fields(loaded)] == [setting.type for setting in settings]
+    for name, entry in catalogue.losses().items():
+        loss = POLICY_LOSSES.get(name)
+        assert (loss.token_wise, loss.aggregation) == (entry.token_wise, entry.aggregation)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("option", "owner"), PAIRS, ids=lambda value: getattr(value, "key", value))
 def test_a_key_reaches_its_owner(option: Option, owner: str) -> None:
-    default = lookup(RunConfig(), option.key)
-    if isinstance(default, bool):
-        value: Any = not default
-    else:
-        value = OTHER[default] if default in OTHER else default * 0.7
-    if option.setting == "reward_clip":
-        value = (-2.0, 3.0)
-    if option.setting == "reward_keys":
-        value = ("a", "b")
-    if option.setting == "reward_weights":
-        value = (0.5, 2.0)
+    value = another(option.owners[owner])
     word = f"{option.key}={list(value) if isinstance(value, tuple) else value}"
-    factory, choice = owner_of(option, owner)
-    options = ESTIMATOR_OPTIONS if option in ESTIMATOR_OPTIONS else LOSS_OPTIONS
+    choice = f"algorithm.adv_estimator={owner}" if option in ESTIMATOR_OPTIONS else f"worker.actor.loss_type={owner}"
     config = config_of(choice, word, *NEEDS.get(option.key, ()))
-    assert settings_of(config, options, owner)[option.setting] == value
     built = build_estimate(config).estimator, build_objective(config).policy_loss
-    assert getattr(built[option in LOSS_OPTIONS], option.setting) == value
-    assert settings(factory)[option.setting] != value
+    assert getattr(built[option in LOSS_OPTIONS], option.setting) == value != option.owners[owner].default
+
+
+@pytest.mark.parametrize(("option", "owner"), PAIRS, ids=lambda value: getattr(value, "key", value))
+def test_a_value_is_shown_as_it_is_used(option: Option, owner: str) -> None:
+    choice = f"algorithm.adv_estimator={owner}" if option in ESTIMATOR_OPTIONS else f"worker.actor.loss_type={owner}"
+    config = config_of(choice)
+    built = build_estimate(config).estimator, build_objective(config).policy_loss
+    used = getattr(built[option in LOSS_OPTIONS], option.setting)
+    section, _, leaf = option.key.rpartition(".")
+    shown = reduce(getitem, section.split("."), printable(config))[leaf]
+    assert shown == (None if used == inf else used)
 
 
 def test_what_the_user_does_not_set_is_the_owners_own() -> None:
-    assert build_objective(config_of("worker.actor.loss_type=gspo")).policy_loss == POLICY_LOSSES.get("gspo")()
-    assert settings_of(config_of("algorithm.adv_eps=null"), ESTIMATOR_OPTIONS, "grpo") == {}
+    gspo = "worker.actor.loss_type=gspo"
+    objective = build_objective(config_of(gspo))
+    assert objective.policy_loss == POLICY_LOSSES.get("gspo")()
+    assert objective.aggregation == "seq"
+    assert build_objective(config_of(gspo, "worker.actor.loss_avg_mode=token")).aggregation == "token"
+    assert settings_of(config_of("algorithm.adv_eps=null").algorithm, ESTIMATOR_OPTIONS, "grpo") == {}
+
+
+def test_the_example_file_leaves_each_loss_its_own_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLE.parents[1])
+    for name in catalogue.losses():
+        config, _ = load_config([str(EXAMPLE), f"worker.actor.loss_type={name}"])
+        assert build_objective(config).policy_loss == POLICY_LOSSES.get(name)()
 
 
 CORRECTION = "algorithm.rollout_correction"
@@ -172,6 +179,6 @@ def test_the_one_estimator_that_clips_after_its_baseline_is_given_unclipped_rewa
     assert build_shaping(config_of(words[0], words[1] + "reinforce_baseline")).clip is None
 
 
-def test_the_readme_is_up_to_date() -> None:
-    readme = README.read_text(encoding="utf-8")
-    assert rewrite(readme) == readme, "run python packages/r1-cli/tests/cli_options_table.py"
+def test_the_readme_and_the_example_say_nothing_of_settings_that_the_code_does_not() -> None:
+    assert wrong_rows(README.read_text(encoding="utf-8")) == [], "run python tests/write_tables.py"
+    assert wrong_lines(EXAMPLE.read_text(encoding="utf-8")) == [], "run python tests/write_tables.py"

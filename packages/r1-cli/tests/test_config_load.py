@@ -171,7 +171,7 @@ def test_a_key_like_nothing_else_points_to_the_list() -> None:
         ("worker.actor.optim.lr=fast", "must be a number"),
         ("worker.actor.optim.lr=-1", "must be at least 0"),
         ("worker.actor.optim.lr=.nan", "must be a finite number"),
-        ("worker.actor.clip_ratio_dual=1", "must be more than 1"),
+        ("worker.actor.clip_ratio_dual=1.0", "must be more than 1"),
         ("worker.rollout.top_p=1.5", "must be at most 1"),
         ("trainer.logger=[wandbb]", "did you mean wandb?"),
         ("trainer.logger=[]", "at least 1 item"),

@@ -125,7 +125,7 @@ def message_of(*words: str) -> str:
             "worker.reward.overlong_buffer.len",
             "at most data.max_response_length (2048)",
         ),
-        ("worker.actor.clip_ratio_low=1.5", "worker.actor.clip_ratio_low", "must be at most 1"),
+        ("worker.actor.clip_ratio_low=1.5", "worker.actor.clip_ratio_low", "must be below 1"),
         ("worker.actor.optim.betas=[0.9,1.0]", "worker.actor.optim.betas", "must be below 1"),
         (
             "worker.actor.optim.strategy=adamw_bf16 worker.actor.fsdp.torch_dtype=fp32",

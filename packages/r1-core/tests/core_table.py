@@ -6,7 +6,6 @@ python packages/r1-core/tests/core_table.py
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from r1_core.losses import AGGREGATIONS, POLICY_LOSSES
 from r1_core.registry import Registry
 
 README = Path(__file__).parents[1] / "README.md"
-BEGIN, END = "<!-- tables: begin (written by tests/core_table.py) -->", "<!-- tables: end -->"
+BEGIN, END = "<!-- tables: begin (written by tests/write_tables.py) -->", "<!-- tables: end -->"
 ARXIV = re.compile(r"arXiv (\d{4}\.\d{5})")
 TABLES: list[tuple[str, str, Registry[Any]]] = [
     ("Advantage estimators", "algorithm.adv_estimator", ESTIMATORS),
@@ -45,21 +44,19 @@ def table(title: str, key: str, registry: Registry[Any]) -> Iterator[str]:
 
 def formula(entry: Callable[..., Any]) -> str:
     """The first sentence of a docstring as far as a colon; an estimator's is the second paragraph of its module's."""
-    code = unwrap(entry)
+    code = entry
     if code.__module__.startswith("r1_core.advantages."):
         text = module_text(code).split("\n\n")[1]
     else:
         text = inspect.getdoc(code) or ""
     sentence = re.sub(r"\s*\([^()]*arXiv[^()]*\)", "", " ".join(text.split("\n\n")[0].split()))
     sentence = re.split(r"\.(?: |$)|: ", sentence)[0]
-    if isinstance(entry, partial):
-        sentence += "; here " + ", ".join(f"`{name}={value}`" for name, value in entry.keywords.items())
     return sentence.replace("|", r"\|")
 
 
 def papers(entry: Callable[..., Any], name: str) -> str:
     """The arXiv ids that the module gives after this name, else those of the docstring, else those of the module."""
-    code = unwrap(entry)
+    code = entry
     spelled = name.replace("_", "[-_]")
     named = re.search(rf"^{spelled} \({ARXIV.pattern}", module_text(code), re.IGNORECASE | re.MULTILINE)
     if named:
@@ -68,17 +65,13 @@ def papers(entry: Callable[..., Any], name: str) -> str:
     return ", ".join(dict.fromkeys(found)) or "see file"
 
 
-def unwrap(entry: Callable[..., Any]) -> Callable[..., Any]:
-    return entry.func if isinstance(entry, partial) else entry
-
-
 def module_text(code: Callable[..., Any]) -> str:
     return inspect.getdoc(inspect.getmodule(code)) or ""
 
 
 def file(entry: Callable[..., Any]) -> str:
     package = Path(r1_core.__file__).parent
-    return Path(inspect.getfile(unwrap(entry))).relative_to(package).as_posix()
+    return Path(inspect.getfile(entry)).relative_to(package).as_posix()
 
 
 def rewrite(readme: str) -> str:
@@ -88,6 +81,12 @@ def rewrite(readme: str) -> str:
     if not begin or not end:
         raise ValueError(f"README.md lacks the markers {BEGIN!r} and {END!r}")
     return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{after}"
+
+
+def wrong_rows(readme: str) -> list[str]:
+    """Rows of the README's tables that say what the code does not; one of a new file may still be missing."""
+    right = tables().splitlines()
+    return [line for line in readme.partition(BEGIN)[2].partition(END)[0].splitlines() if line and line not in right]
 
 
 if __name__ == "__main__":

@@ -14,11 +14,40 @@ from r1_rewards import box, choice, numeric, point, text
         ("Paris", "paris", {"exact": True}, 0),
         (" Paris\n", "Paris", {"exact": True}, 1),
         ("Not Paris", "Paris", {}, 0),
-        ("", "", {}, 1),
+        ("1,500", "1500", {}, 1),
+        ("E-mail", "email", {}, 1),
+        ("It's C#.", "its C#", {}, 1),
+        ("\\boxed{A}", "A", {}, 1),
+        ("Answer: five", '["5", "five"]', {}, 1),
+        ("Answer: six", '["5", "five"]', {}, 0),
+        ("naïve café", "Naïve Café!", {}, 1),
     ],
 )
 def test_text_compares_normalised_or_exact_text(response, truth, options, value):
     assert text.score(response, truth, **options).value == value
+
+
+@pytest.mark.parametrize("truth", ["A", "%", "the", "a the", "...", "Ω"])
+@pytest.mark.parametrize("response", ["", " \n", "<answer></answer>", r"\boxed{}", "?", "Answer: an"])
+def test_text_never_rewards_an_answer_that_says_nothing(truth, response):
+    assert text.score(response, truth).value == 0.0
+    assert text.score(rf"\boxed{{{truth}}}", truth).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "truth"),
+    [("15", "1.5"), ("5", "-5"), ("−5", "5"), ("C#", "C++"), ("C", "C#"), ("12", "1/2"), ("330", "3:30"), ("1,2", "12"),
+     ("x > 5", "x < 5"), ("x+5", "x-5"), (".5", "5"), ("2^3", "23"), ("-.5", ".5")],
+)  # fmt: skip
+def test_text_keeps_the_signs_that_make_a_difference(response, truth):
+    assert text.score(response, truth).value == 0.0
+    assert text.score(response, response).value == 1.0
+
+
+@pytest.mark.parametrize("truth", ["", " ", [], ["", " "]])
+def test_a_truth_that_is_blank_is_an_error_of_the_data(truth):
+    with pytest.raises(ValueError, match="is blank"):
+        text.score("5", truth)
 
 
 CITIES = ["London", "Paris", "Rome"]

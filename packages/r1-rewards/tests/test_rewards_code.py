@@ -309,7 +309,7 @@ def test_outputs_are_compared_word_by_word(expected, found, tolerance, same):
     ("expected", "found", "tolerance", "same"),
     [
         ([1, 2], (1, 2), None, True),
-        ({"1": [2]}, {1: (2,)}, None, True),
+        ({"1": [2]}, {"1": (2,)}, None, True),
         (0.3, 0.1 + 0.2, None, False),
         (0.3, 0.1 + 0.2, 1e-9, True),
         ([0.3], [0.1 + 0.2], 1e-9, True),
@@ -342,11 +342,11 @@ def test_the_verifier_scores_in_workers_and_says_what_protects_it(capfd):
         scores = verifier([*inputs, RewardInput("x", "no tests")])
     assert [score.value for score in scores] == [1.0, 0.0, 1.0, 0.0]
     assert scores[3].error.message.startswith("TestsError")
-    assert "level 'isolated', protected by: files, limits, network" in capfd.readouterr().err
+    assert "protected by: files, limits, network" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"level": "none"}, "no sandbox level 'none'"), ({"shares": True}, "'shares'")]
+    ("options", "message"), [({"level": "open_files"}, "takes no 'level'"), ({"shares": True}, "'shares'")]
 )
 def test_options_that_do_not_exist_are_refused_when_loading(options, message):
     with pytest.raises(RewardSpecError, match=message):
@@ -373,3 +373,79 @@ def test_options_that_do_not_exist_are_refused_when_loading(options, message):
 def test_tests_that_cannot_be_run_are_refused_by_name(tests, message):
     with pytest.raises(TestsError, match=message):
         code.score("```python\ndef f(x): return 1\n```", tests)
+
+
+def test_values_with_one_hash_are_never_hashed_by_the_caller():
+    numbers = [{"int": hex(((1 << 61) - 1) * i)} for i in range(3)]
+    with pytest.raises(ValueError, match="a set"):
+        values.decode({"set": numbers}, dict, text_keys=True)
+    found = values.decode({"dict": [[number, 1] for number in numbers]}, dict, text_keys=True)
+    assert list(found) == [str(((1 << 61) - 1) * i) for i in range(3)]
+
+
+def test_a_solution_that_returns_a_set_where_json_expects_a_list_is_wrong_and_a_dict_of_numbers_is_right():
+    calls = '{"inputs": [[4]], "outputs": [{"4": [1, 2]}], "fn_name": "f"}'
+    assert code.score(fenced("def f(x): return {x: [1, 2]}"), calls).value == 1.0
+    assert code.score(fenced("def f(x): return {x: {1, 2}}"), calls).value == 0.0
+
+
+UNITTEST = """
+import unittest
+assert True
+class TestAdd(unittest.TestCase):
+    def setUp(self):
+        self.three = 3
+    def test_add(self):
+        self.assertEqual(add(1, 2), self.three)
+"""
+ASYNC = "async def test_add():\n    assert add(1, 2) == 3\n"
+PYTEST = "class TestAdd:\n    def test_add(self):\n        assert add(1, 2) == 3\n"
+LOOP = "for n in range(3):\n    assert add(n, 2) == n + 2\n"
+LISTED = json.dumps(["def test_add():\n    assert add(1, 2) == 3"])
+
+
+@pytest.mark.parametrize(
+    "tests", [UNITTEST, ASYNC, PYTEST, LOOP, LISTED], ids=["unit", "async", "pytest", "for", "list"]
+)
+def test_every_way_to_write_a_test_is_run(tests):
+    assert code.score(fenced("def add(a, b): return a + b"), tests).value == 1.0
+    assert code.score(fenced("def add(a, b): return a - b"), tests).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ("assert True", "ask nothing of the solution"),
+        ("def check(f):\n    assert f(1) == 2\nassert add(1, 2) == 3", "'check' has asserts, and nothing calls it"),
+        ("if __name__ == '__main__':\n    assert add(1, 2) == 3", "neither an assert at top level"),
+        ("def test_add(fixture):\n    assert add(1, 2) == 3", "'test_add' takes arguments"),
+        (json.dumps({"test": "x = 1", "entry_point": "add"}), "no function 'check'"),
+        (json.dumps({"test": "def check(candidate): pass", "entry_point": "add"}), "ask nothing of the solution"),
+        (json.dumps(["add"]), "ask nothing of the solution"),
+    ],
+)
+def test_tests_that_run_nothing_are_an_error_of_the_data(tests, message):
+    with pytest.raises(TestsError, match=message):
+        code.score(fenced("def add(a, b): return a + b\ndef check(f): pass"), tests)
+
+
+@pytest.mark.parametrize("name", ["select", "array", "copy", "queue", "token"])
+def test_a_function_may_be_called_like_a_standard_module(name):
+    tests = json.dumps([f"assert {name}(2) == 4", f"assert list(map({name}, [1, 2])) == [2, 4]"])
+    assert code.score(fenced(f"def {name}(x): return 2 * x"), tests).value == 1.0
+
+
+def test_a_solution_cannot_pass_off_a_standard_module_of_its_own():
+    own = "class math:\n    isclose = staticmethod(lambda a, b: True)\ndef f(x): return 0"
+    assert code.score(fenced(own), json.dumps(["assert math.isclose(f(1), 1.5)"])).value == 0.0
+
+
+def test_a_solution_that_raises_stop_iteration_passes_nothing():
+    tests = json.dumps(["assert all(map(f, [1, 2, 3]))", "assert f(1)"])
+    found = code.score(fenced("def f(x): raise StopIteration"), tests, share=True)
+    assert found.parts["exception"] == 1.0
+
+
+def test_a_program_may_write_to_the_null_device():
+    source = "import os\nwith open(os.devnull, 'w') as file: print('x', file=file)\nprint(int(input()) + 1)"
+    assert code.score(fenced(source), PLUS_ONE).value == 1.0

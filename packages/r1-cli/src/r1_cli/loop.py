@@ -19,6 +19,7 @@ from r1_core.objective import Objective
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
 from r1_rollout.errors import RolloutError
+from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Generator
 
 # What ends a run between two steps, where the learner is whole: its last step is saved before.
@@ -76,7 +77,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
     watch = Stopwatch(run.tracker.stage)
     update = run.update
     with watch("step"):
-        with run.stop.interruptible(), run.engine.awake(run.learner.weights(), at.step):
+        with run.stop.interruptible(), run.engine.awake(LocalWeights(run.learner.weights, at.step)):
             groups, after, collected = run.collector.collect(at, watch)
         samples = to_samples(groups)
         with watch("old"):  # log π_old of each token, unless the update's own forward pass gives it
@@ -114,7 +115,7 @@ def minibatches(samples: Sequence[Sample], schedule: Schedule) -> Iterator[list[
 
 def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, float], list[Generation]]:
     """Measure the weights of `step` on the validation set; return its metrics and some responses to look at."""
-    with run.engine.awake(run.learner.weights(), step):
+    with run.engine.awake(LocalWeights(run.learner.weights, step)):
         return validation.measure()
 
 

@@ -31,6 +31,12 @@ class Learner(Protocol):
     def annotate(self, samples: Sequence[Sample], needs: Needs) -> list[Sample]:
         """Add what `needs` asks for and a forward pass finds: of the policy before the step, and of the reference."""
 
+    def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
+        """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch."""
+
+    def pad(self) -> None:
+        """Pad micro-batches to their longest sample from now on."""
+
     def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
 

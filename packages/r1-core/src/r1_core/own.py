@@ -52,5 +52,5 @@ def _as(own: type[T], mine: Any, name: str) -> T:
     declared = {word: getattr(mine, word) for word in DECLARED if hasattr(mine, word)}
     if "needs" in declared:
         declared["needs"] = read_needs(declared["needs"], name)
-    entry: T = type(own.__name__, (own,), declared)(mine() if isinstance(mine, type) else mine)
+    entry: T = type(name, (own,), declared)(mine() if isinstance(mine, type) else mine)
     return entry

@@ -17,8 +17,8 @@ from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from r1_rollout.handover import WeightSource
     from r1_rollout.types import Tokens
-    from r1_rollout.weights import Weights
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | PromptLike
 _KINDS = "a prompt is a string, a list of chat messages or of token ids; `prompts` is a list of such"
@@ -109,14 +109,14 @@ class LoadedEngine:
         logprobs: list[list[float]] = self.engine.logprobs_of(self._prompts(prompts), responses, temperature)
         return logprobs
 
-    def awake(self, weights: "Weights", version: int) -> AbstractContextManager[None]:
-        """Load `weights`, sample inside the block; after it the engine sleeps, to wake with these weights."""
-        block: AbstractContextManager[None] = self.engine.awake(_pairs(weights), version)
+    def awake(self, source: "WeightSource | None" = None) -> AbstractContextManager[None]:
+        """Sample inside the block, from the weights of `source` or those that are there; then the engine sleeps."""
+        block: AbstractContextManager[None] = self.engine.awake(source)
         return block
 
-    def update(self, weights: "Weights", version: int) -> None:
-        """Load `weights` to sample from them until others come."""
-        self.engine.update(_pairs(weights), version)
+    def update(self, source: "WeightSource") -> None:
+        """Load weights to sample from them until others come."""
+        self.engine.update(source)
 
     def text(self, completion: Completion) -> str:
         """Return the answer's text without special tokens.
@@ -167,12 +167,6 @@ class LoadedEngine:
         if self.tokenizer is None:
             raise ValueError(f"{what} needs a tokenizer: load(model, tokenizer=…), or give token ids")
         return self.tokenizer
-
-
-def _pairs(weights: Any) -> "Weights":
-    """Let a state dict do for its items."""
-    pairs: Weights = weights.items() if isinstance(weights, Mapping) else weights
-    return pairs
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVa
 from r1_core.kl_control import AdaptiveKL, FixedKL, KLController
 from r1_core.losses import Correction, Rejection
 from r1_core.losses.correction import Measure, Span
+from r1_core.needs import OF_POLICY
 from r1_core.objective import Objective
 from r1_core.own import as_estimator, as_loss
 from r1_core.reward_normalization import RewardNormalizer
@@ -27,15 +28,14 @@ def build_update(config: RunConfig, *, updates_per_step: int) -> Update:
 
 
 def build_objective(config: RunConfig) -> Objective:
-    """The loss that the learner descends.
-
-    Clip widths mean something else in every loss: those that the user did not set are the loss's own.
-    """
+    """The loss that the learner descends."""
     actor, algorithm = config.worker.actor, config.algorithm
     off_policy = algorithm.off_policy_mask_threshold
+    settings = settings_of(actor, LOSS_OPTIONS, actor.loss_type)
+    loss = choose(losses.POLICY_LOSSES, actor.loss_type, settings, as_loss)
     return Objective(
-        choose(losses.POLICY_LOSSES, actor.loss_type, settings_of(config, LOSS_OPTIONS, actor.loss_type), as_loss),
-        aggregation=actor.loss_avg_mode,
+        loss,
+        aggregation=actor.loss_avg_mode or loss.aggregation,
         kl_penalty=algorithm.kl_penalty if algorithm.use_kl_loss and not algorithm.disable_kl else None,
         entropy_coef=actor.entropy_coef,
         length=actor.loss_scale_factor or config.data.max_response_length,
@@ -76,7 +76,7 @@ def build_estimate(config: RunConfig) -> Estimate:
     """What gives samples their advantages, with the KL inside the reward if it is not in the loss."""
     name = config.algorithm.adv_estimator
     return Estimate(
-        choose(advantages.ESTIMATORS, name, settings_of(config, ESTIMATOR_OPTIONS, name), as_estimator),
+        choose(advantages.ESTIMATORS, name, settings_of(config.algorithm, ESTIMATOR_OPTIONS, name), as_estimator),
         kl_in_reward(config),
         build_correction(config),
     )
@@ -94,17 +94,17 @@ def gather_needs(estimate: Estimate, objective: Objective, updates_per_step: int
     A step of one update needs no forward pass for the old log-probs unless something looks at them before: the update's
     own has the same weights.
     """
-    later_updates = {"old_logprobs"} if updates_per_step > 1 else set[str]()
-    return estimate.needs | objective.needs | later_updates
+    needs = estimate.needs | objective.needs
+    return needs | {"old_logprobs"} if updates_per_step > 1 or needs & OF_POLICY else needs
 
 
 def build_shaping(config: RunConfig) -> Shaping:
-    """What is done to rewards before the estimator; `reinforce_baseline` clips them after its baseline, by itself."""
+    """What is done to rewards before the estimator; one that has a setting for it clips them by itself."""
     algorithm, overlong = config.algorithm, config.worker.reward.overlong_buffer
     buffer = None
     if overlong.enable and overlong.len is not None:
         buffer = OverlongBuffer(config.data.max_response_length, overlong.len, overlong.penalty_factor)
-    clips_itself = algorithm.adv_estimator == "reinforce_baseline"
+    clips_itself = any(o.setting == "reward_clip" and algorithm.adv_estimator in o.owners for o in ESTIMATOR_OPTIONS)
     return Shaping(buffer, algorithm.normalize_reward, None if clips_itself else algorithm.reward_clip_range)
 
 

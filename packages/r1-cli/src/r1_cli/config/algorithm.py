@@ -5,25 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from r1_cli.config.options import EstimatorName, EstimatorSettings
 from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Ratio, Section
 
-Estimator = Literal[
-    "grpo",
-    "dr_grpo",
-    "grpo_passk",
-    "gdpo",
-    "rloo",
-    "reinforce_baseline",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "opo",
-    "gpg",
-    "maxrl",
-    "optimal_token_baseline",
-    "lite_ppo",
-    "gae",
-]
 KLPenalty = Literal["kl", "abs", "mse", "low_var_kl", "full", "k1", "k2", "k3", "k1+", "k3+"]
 Rejection = Literal[
     "token_k1",
@@ -91,23 +75,10 @@ class RolloutCorrectionConfig(Section):
     rollout_rs_threshold: Annotated[list[Threshold], BeforeValidator(_by_commas)] | None = None  # for each, or for all
 
 
-class AlgorithmConfig(Section):
+class AlgorithmConfig(EstimatorSettings):
     """KL is a term of the loss (`use_kl_loss`), part of the reward, or absent (`disable_kl`)."""
 
-    adv_estimator: Estimator | FileFunction = "grpo"  # a name, or `file.py:function` from AdvantageInputs to [N, R]
-    gamma: Ratio = 1.0
-    lam: Ratio = 1.0
-    norm_adv_by_std: bool = True
-    adv_unbiased_std: bool = True  # false: the variance over n, as OpenRLHF has it
-    adv_eps: Positive | None = None  # added to a std; null: the estimator's own
-    adv_baseline: Literal["mean", "leave_one_out", "group_norm"] = "mean"  # of reinforce_baseline
-    adv_whiten: bool = True  # over the batch, in reinforce_baseline
-    gpg_f_norm: Positive = 1.0
-    gpg_counted: Literal["informative", "nonzero"] = "informative"
-    gdpo_reward_keys: Annotated[tuple[str, ...], Field(strict=False)] | None = None  # parts of the scores; null: all
-    gdpo_reward_weights: Annotated[tuple[float, ...], Field(strict=False)] | None = None  # of the parts; null: 1 each
-    otb_free_tail: bool = False
-    otb_by_column: bool = False
+    adv_estimator: EstimatorName | FileFunction = "grpo"  # a name, or `file.py:function` from AdvantageInputs to [N, R]
     normalize_reward: bool = False  # by mean and std of the rewards so far
     reward_clip_range: Annotated[tuple[float, float], Field(strict=False)] | None = None
     disable_kl: bool = False

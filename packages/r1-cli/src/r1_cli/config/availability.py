@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option
+from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, needs_of
 from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup
 from r1_cli.config.schema import schema
 from r1_cli.config.sources import training_sources
 from r1_cli.hardware import has_nvidia_driver
+from r1_core import catalogue
 
 Applies = Callable[[Any, RunConfig], bool]  # (the key's value, the configuration)
 
@@ -27,6 +28,11 @@ class Limit:
         return f"{self.key}={self.value}"
 
 
+def wants_critic(config: RunConfig) -> bool:
+    """Whether the estimator needs a critic's values."""
+    return "values" in needs_of(catalogue.estimators(), config.algorithm.adv_estimator)
+
+
 class UnavailableError(ValueError):
     """A correct configuration that asks for what this version cannot do; the message names each option."""
 
@@ -36,7 +42,7 @@ class UnavailableError(ValueError):
 
 
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
-    ("algorithm.adv_estimator", lambda v, c: v == "gae", "there is no critic, set another estimator"),
+    ("algorithm.adv_estimator", lambda v, c: wants_critic(c), "there is no critic, set another estimator"),
     ("worker.actor.ulysses_size", lambda v, c: v > 1, "one device, set 1"),
     ("worker.actor.fsdp.enable_cpu_offload", lambda v, c: v, "one device, set false"),
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
@@ -108,8 +114,8 @@ def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
 READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("data.stopping_strategy", lambda c: any(s.weight for s in training_sources(c.data)), "no source has a weight"),
     *((f"worker.rollout.{name}", samples_with_vllm, reason) for name, reason in VLLM_ONLY.items()),
-    ("worker.critic", lambda c: c.algorithm.adv_estimator == "gae", "only gae has a critic"),
-    ("trainer.critic_warmup", lambda c: c.algorithm.adv_estimator == "gae", "only gae has a critic"),
+    ("worker.critic", wants_critic, "the estimator needs no critic"),
+    ("trainer.critic_warmup", wants_critic, "the estimator needs no critic"),
     ("algorithm.kl_horizon", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),
     ("algorithm.kl_target", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),
     *(
@@ -154,7 +160,7 @@ def _not_read(config: RunConfig) -> dict[str, str]:
     unread = {key: why for key, read, why in READ_WHEN if not read(config)}
     unread |= {option.key: _only(option) for option in ESTIMATOR_OPTIONS if estimator not in option.owners}
     unread |= {option.key: _only(option) for option in LOSS_OPTIONS if loss not in option.owners}
-    unread.pop("algorithm.reward_clip_range", None)  # other estimators see clipped rewards
+    unread.pop("algorithm.reward_clip_range", None)  # other estimators are given clipped rewards
     return unread
 
 

@@ -8,28 +8,17 @@ from typing import Any, Literal
 from r1_cli.config.algorithm import bounds
 from r1_cli.config.errors import Problem
 from r1_cli.config.files import file_problems
+from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of
 from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup
 from r1_cli.config.sources import Source, training_sources, validation_sources
+from r1_core import catalogue
+from r1_core.settings import fault
 
 Command = Literal["train", "eval", "data"]
 Finding = tuple[str, str]  # a key and what is wrong with its value
 
 COLDEST = 0.01  # vLLM samples at this temperature whatever is asked for below it, except 0
-GROUPED = (
-    "grpo",
-    "dr_grpo",
-    "grpo_passk",
-    "gdpo",
-    "rloo",
-    "reinforce_baseline",
-    "reinforce_plus_plus_baseline",
-    "opo",
-    "gpg",
-    "maxrl",
-    "lite_ppo",
-    "optimal_token_baseline",
-)
 
 
 def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:
@@ -52,6 +41,8 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
             *_micro_batches(config),
             *_parallel(config, provenance),
             *_algorithm(config),
+            *_needs(config, provenance),
+            *_ranges(config),
             *_filter(config),
             *_rejections(config),
             *_overlong_buffer(config),
@@ -115,7 +106,7 @@ def _reward_of(source: Source) -> tuple[str | None, dict[str, Any]]:
 
 
 def _batches(config: RunConfig) -> Iterator[Finding]:
-    data, actor, n = config.data, config.worker.actor, config.worker.rollout.n
+    data, actor = config.data, config.worker.actor
     if data.rollout_batch_size % actor.global_batch_size:
         yield (
             "worker.actor.global_batch_size",
@@ -129,21 +120,6 @@ def _batches(config: RunConfig) -> Iterator[Finding]:
             f"must divide data.rollout_batch_size ({data.rollout_batch_size}); "
             f"{_nearest_divisors(data.rollout_batch_size, mini)} would do",
         )
-    critic = config.worker.critic
-    if config.algorithm.adv_estimator == "gae" and data.rollout_batch_size % critic.global_batch_size:
-        yield "worker.critic.global_batch_size", f"must divide data.rollout_batch_size ({data.rollout_batch_size})"
-    if config.algorithm.adv_estimator in GROUPED and n < 2:
-        yield (
-            "worker.rollout.n",
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} compares the answers to one prompt: at least 2",
-        )
-    algorithm = config.algorithm
-    if algorithm.adv_estimator == "gdpo":
-        keys, weights = algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights
-        if not (algorithm.use_kl_loss or algorithm.disable_kl):
-            yield "algorithm.use_kl_loss", "adv_estimator=gdpo has no place for a KL in the reward, set true"
-        if weights is not None and (keys is None or len(keys) != len(weights)):
-            yield "algorithm.gdpo_reward_weights", "needs algorithm.gdpo_reward_keys, as many as there are weights"
     if data.val_batch_size == 0 or data.val_batch_size < -1:
         yield "data.val_batch_size", "must be at least 1, or -1 for all at once"
 
@@ -230,15 +206,46 @@ def _pixels(config: RunConfig) -> Iterator[Finding]:
 
 
 def _algorithm(config: RunConfig) -> Iterator[Finding]:
-    actor, clip = config.worker.actor, config.algorithm.reward_clip_range
+    clip = config.algorithm.reward_clip_range
     if clip is not None and clip[0] > clip[1]:
         yield "algorithm.reward_clip_range", "must be the lower and then the upper end"
     if config.worker.rollout.temperature == 0:
         yield "worker.rollout.temperature", "must be above 0 in training: greedy answers to one prompt are all the same"
-    if actor.loss_type == "default" and actor.clip_ratio_low > 1:
-        yield "worker.actor.clip_ratio_low", "must be at most 1: the ratio is clipped to [1 - low, 1 + high]"
-    if actor.clip_cov_lb >= actor.clip_cov_ub:
-        yield "worker.actor.clip_cov_lb", f"must be less than worker.actor.clip_cov_ub ({actor.clip_cov_ub})"
+    keys, weights = lookup(config, "algorithm.gdpo_reward_keys"), lookup(config, "algorithm.gdpo_reward_weights")
+    if weights is not None and (keys is None or len(keys) != len(weights)):
+        yield "algorithm.gdpo_reward_weights", "needs algorithm.gdpo_reward_keys, as many as there are weights"
+    high = lookup(config, "worker.actor.clip_cov_ub")
+    if lookup(config, "worker.actor.clip_cov_lb") >= high:
+        yield "worker.actor.clip_cov_lb", f"must be less than worker.actor.clip_cov_ub ({high})"
+
+
+def _needs(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
+    """What the estimator needs and the rest of the configuration does not give."""
+    algorithm, name = config.algorithm, config.algorithm.adv_estimator
+    needs = needs_of(catalogue.estimators(), name)
+    if "groups" in needs and config.worker.rollout.n < 2:
+        yield "worker.rollout.n", f"algorithm.adv_estimator={name} compares the answers to one prompt: at least 2"
+    if "parts" in needs and not (algorithm.use_kl_loss or algorithm.disable_kl):
+        yield "algorithm.use_kl_loss", f"adv_estimator={name} has no place for a KL in the reward, set true"
+    if "ref_logprobs" in needs and algorithm.disable_kl:
+        yield "algorithm.disable_kl", f"adv_estimator={name} needs the reference, set false"
+    prompts, key = config.data.rollout_batch_size, "worker.critic.global_batch_size"
+    if "values" in needs and provenance.is_set(key) and prompts % config.worker.critic.global_batch_size:
+        yield key, f"must divide data.rollout_batch_size ({prompts})"
+
+
+def _ranges(config: RunConfig) -> Iterator[Finding]:
+    """Settings of the estimator and the loss that lie outside their range; of the others, if none would take them."""
+    for options, chosen in (
+        (ESTIMATOR_OPTIONS, config.algorithm.adv_estimator),
+        (LOSS_OPTIONS, config.worker.actor.loss_type),
+    ):
+        for option in options:
+            value = lookup(config, option.key)
+            owners = [option.owners[chosen]] if chosen in option.owners else option.owners.values()
+            faults = [fault(owner.type, value) for owner in owners]
+            if value is not None and all(faults):
+                yield option.key, str(faults[0])
 
 
 def _filter(config: RunConfig) -> Iterator[Finding]:

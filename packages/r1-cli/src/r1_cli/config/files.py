@@ -9,6 +9,7 @@ from typing import Any
 from r1_cli.config.data import DataConfig
 from r1_cli.config.root import RunConfig
 from r1_cli.config.sources import Source, count_rows, training_sources, validation_sources
+from r1_core.catalogue import own_needs
 from r1_data.types import DataError
 from r1_rewards.service import check_settings
 from r1_rewards.spec import SERVICES, RewardSpec, RewardSpecError, check_options, describe, parse_spec
@@ -56,6 +57,10 @@ def _function(key: str, name: str) -> Iterator[tuple[str, str]]:
         return
     if function not in names and is_complete:
         yield key, f"{path} defines no {function}" + describe(function, [n for n in names if not n.startswith("_")])
+    try:
+        own_needs(Path(path), function)
+    except ValueError as error:
+        yield key, str(error)
 
 
 def _source(source: Source, data: DataConfig) -> Iterator[tuple[str, str]]:

@@ -1,72 +1,145 @@
-"""Settings that only some estimators or losses have: which key, what the math calls it, and who has it."""
+"""Settings of single estimators and losses: their keys, as the catalogue has them, and the values they come to."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from math import inf
+from operator import or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
-from r1_cli.config.root import RunConfig, lookup
+from pydantic import BaseModel, Field, create_model
+
+from r1_cli.config.section import Section
+from r1_core import catalogue
+from r1_core.catalogue import Entry, Setting
+
+# Settings that mean the same wherever they occur have one key for all, null unless set: each owner has a default of its
+# own. The names are EasyR1's where it has them.
+SHARED = {
+    "algorithm": {
+        "gamma": ("gamma", "discount of a reward, per token"),
+        "lam": ("lam", "of GAE"),
+        "norm_by_std": ("norm_adv_by_std", "false: advantages keep the scale of the rewards"),
+        "unbiased": ("adv_unbiased_std", "false: the variance over n, as OpenRLHF has it"),
+        "eps": ("adv_eps", "added to a std"),
+        "reward_clip": ("reward_clip_range", "[-10, 10] as in OpenRLHF, for every estimator"),
+    },
+    "worker.actor": {
+        "clip_low": ("clip_ratio_low", "widths mean something else in every loss"),
+        "clip_high": ("clip_ratio_high", ""),
+        "clip_dual": ("clip_ratio_dual", ""),
+    },
+}
+# The key of any other setting is {name}_{setting}, but for these, which are older than the rule.
+OLDER = {
+    "reinforce_baseline_baseline": "adv_baseline",
+    "reinforce_baseline_whiten": "adv_whiten",
+    "optimal_token_baseline_free_tail": "otb_free_tail",
+    "optimal_token_baseline_by_column": "otb_by_column",
+    "sapo_tau_pos": "tau_positive",
+    "sapo_tau_neg": "tau_negative",
+    "clip_cov_cov_low": "clip_cov_lb",
+    "clip_cov_cov_high": "clip_cov_ub",
+    "kl_cov_kl_coef": "kl_cov_coef",
+    "vespo_lam_pos": "vespo_lambda_pos",
+    "vespo_lam_neg": "vespo_lambda_neg",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One key. Its default in the configuration is shown only: what a user does not set is the owner's own."""
+    """One key."""
 
     key: str
-    setting: str  # the owner's name for it
-    owners: tuple[str, ...]  # values of `adv_estimator`, `loss_type` or `loss_avg_mode`
+    setting: str  # the owners' name for it
+    owners: Mapping[str, Setting]  # by values of `adv_estimator` or `loss_type`
+    shared: bool
+    help: str
+
+    @property
+    def leaf(self) -> str:
+        return self.key.rpartition(".")[2]
+
+    @property
+    def default(self) -> Any:
+        """What the configuration has where a user sets nothing; None for what every owner has its own of."""
+        return None if self.shared else next(iter(self.owners.values())).default
 
 
-WITH_EPS = ("grpo", "grpo_passk", "reinforce_baseline", "optimal_token_baseline", "lite_ppo", "gdpo")
-ESTIMATOR_OPTIONS = (
-    Option("algorithm.gamma", "gamma", ("gae", "reinforce_plus_plus")),
-    Option("algorithm.lam", "lam", ("gae",)),
-    Option(
-        "algorithm.norm_adv_by_std",
-        "norm_by_std",
-        ("grpo", "grpo_passk", "reinforce_baseline", "reinforce_plus_plus", "gae"),
-    ),
-    Option("algorithm.adv_unbiased_std", "unbiased", ("gae", "reinforce_plus_plus")),
-    Option("algorithm.adv_eps", "eps", WITH_EPS),
-    Option("algorithm.adv_baseline", "baseline", ("reinforce_baseline",)),
-    Option("algorithm.adv_whiten", "whiten", ("reinforce_baseline",)),
-    Option("algorithm.reward_clip_range", "reward_clip", ("reinforce_baseline", "reinforce_plus_plus", "gae")),
-    Option("algorithm.gpg_f_norm", "f_norm", ("gpg",)),
-    Option("algorithm.gpg_counted", "counted", ("gpg",)),
-    Option("algorithm.gdpo_reward_keys", "reward_keys", ("gdpo",)),
-    Option("algorithm.gdpo_reward_weights", "reward_weights", ("gdpo",)),
-    Option("algorithm.otb_free_tail", "free_tail", ("optimal_token_baseline",)),
-    Option("algorithm.otb_by_column", "by_column", ("optimal_token_baseline",)),
-)
-DUAL_CLIPPED = ("default", "gspo", "gspo_token", "luspo", "dppo_tv", "dppo_kl")
-CLIPPED = (*DUAL_CLIPPED, "cispo", "gmpo", "geo_mean", "clip_cov")
-LOSS_OPTIONS = (
-    Option("worker.actor.clip_ratio_low", "clip_low", CLIPPED),
-    Option("worker.actor.clip_ratio_high", "clip_high", CLIPPED),
-    Option("worker.actor.clip_ratio_dual", "clip_dual", DUAL_CLIPPED),
-    Option("worker.actor.tau_positive", "tau_pos", ("sapo",)),
-    Option("worker.actor.tau_negative", "tau_neg", ("sapo",)),
-    Option("worker.actor.clip_cov_ratio", "ratio", ("clip_cov",)),
-    Option("worker.actor.clip_cov_lb", "cov_low", ("clip_cov",)),
-    Option("worker.actor.clip_cov_ub", "cov_high", ("clip_cov",)),
-    Option("worker.actor.kl_cov_ratio", "ratio", ("kl_cov",)),
-    Option("worker.actor.kl_cov_coef", "kl_coef", ("kl_cov",)),
-    Option("worker.actor.vespo_k_pos", "k_pos", ("vespo",)),
-    Option("worker.actor.vespo_lambda_pos", "lam_pos", ("vespo",)),
-    Option("worker.actor.vespo_k_neg", "k_neg", ("vespo",)),
-    Option("worker.actor.vespo_lambda_neg", "lam_neg", ("vespo",)),
-)
+def find_options(section: str, entries: Mapping[str, Entry]) -> tuple[Option, ...]:
+    """Return the keys of a section that follow from the settings of estimators or losses."""
+    found: dict[str, Option] = {}
+    for name, entry in entries.items():
+        for setting in entry.settings:
+            by_rule = f"{entry.names[0]}_{setting.name}"
+            shared = SHARED[section].get(setting.name)
+            leaf, words = shared or (OLDER.get(by_rule, by_rule), setting.help)
+            key = f"{section}.{leaf}"
+            before = found[key].owners if key in found else {}
+            found[key] = Option(key, setting.name, {**before, name: setting}, shared is not None, words)
+    return tuple(found.values())
 
 
-def settings_of(config: RunConfig, options: Iterable[Option], name: str) -> dict[str, Any]:
-    """Return the settings of the estimator or loss called `name` that the user gave."""
-    return {
-        option.setting: lookup(config, option.key)
-        for option in options
-        if name in option.owners and is_given(config, option.key)
-    }
+def section_of(name: str, options: Iterable[Option]) -> type[Section]:
+    """Return a section of the options' keys, to be inherited from. Ranges are held against the owner that is chosen."""
+    fields: dict[str, Any] = {option.leaf: (_type(option), option.default) for option in options}
+    return create_model(name, __base__=Section, **fields)
 
 
-def is_given(config: RunConfig, key: str) -> bool:
-    """Whether a user set the key, and not to null."""
-    section, _, name = key.rpartition(".")
-    return name in lookup(config, section).model_fields_set and lookup(config, key) is not None
+def _type(option: Option) -> Any:
+    kinds = [_lenient(setting.type) for setting in option.owners.values()]
+    return reduce(or_, kinds, None) if option.shared else kinds[0]
+
+
+def _lenient(kind: Any) -> Any:
+    """The type for a configuration, whose lists are tuples."""
+    if get_origin(kind) is tuple:
+        return Annotated[kind, Field(strict=False)]
+    parts = get_args(kind)
+    is_union = parts and type(None) in parts
+    return reduce(or_, [_lenient(part) for part in parts if part is not type(None)], None) if is_union else kind
+
+
+ESTIMATOR_OPTIONS = find_options("algorithm", catalogue.estimators())
+LOSS_OPTIONS = find_options("worker.actor", catalogue.losses())
+if TYPE_CHECKING:
+    EstimatorName = str
+    LossName = str
+
+    class EstimatorSettings(Section): ...
+
+    class LossSettings(Section): ...
+
+else:
+    EstimatorName, LossName = Literal[tuple(catalogue.estimators())], Literal[tuple(catalogue.losses())]
+    EstimatorSettings = section_of("EstimatorSettings", ESTIMATOR_OPTIONS)
+    LossSettings = section_of("LossSettings", LOSS_OPTIONS)
+
+
+def settings_of(section: BaseModel, options: Iterable[Option], name: str) -> dict[str, Any]:
+    """Return the settings of the estimator or loss called `name` that the user gave, and not as null."""
+    given = {leaf: value for leaf in section.model_fields_set if (value := getattr(section, leaf)) is not None}
+    return {option.setting: given[option.leaf] for option in options if name in option.owners and option.leaf in given}
+
+
+def own_defaults(section: BaseModel, options: Iterable[Option], name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the key and the value of each setting that is null and for which `name` has a default of its own.
+
+    Infinity, which stands for no bound, stays null: neither a configuration nor JSON has it.
+    """
+    for option in options:
+        if name in option.owners and getattr(section, option.leaf) is None:
+            default = option.owners[name].default
+            yield option.key, None if default == inf else default
+
+
+def needs_of(entries: Mapping[str, Entry], name: str) -> tuple[str, ...]:
+    """Return what the estimator or loss needs; a user's `file.py:function` may declare it."""
+    if name in entries:
+        return entries[name].needs
+    path, _, function = name.rpartition(":")
+    try:
+        return catalogue.own_needs(Path(path), function) or ()
+    except (OSError, SyntaxError, ValueError):
+        return ()  # said where the file itself is checked

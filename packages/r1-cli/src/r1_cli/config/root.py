@@ -1,13 +1,18 @@
 """The whole configuration of a run, `RunConfig`, and plain views of it."""
 
 import re
+from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from r1_cli.config.algorithm import AlgorithmConfig
 from r1_cli.config.data import DataConfig
+from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, own_defaults
 from r1_cli.config.section import Section
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.config.worker import WorkerConfig
+from r1_core import catalogue
 
 SECRET = re.compile(r"(api_?key|secret|password|passwd|credential|(^|_)token)$", re.IGNORECASE)
 
@@ -29,9 +34,21 @@ def lookup(config: RunConfig, key: str) -> Any:
     return value
 
 
+def own_values(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the key and the value of what is left to the chosen estimator and loss, as each has it of its own."""
+    algorithm, actor = config.algorithm, config.worker.actor
+    yield from own_defaults(algorithm, ESTIMATOR_OPTIONS, algorithm.adv_estimator)
+    yield from own_defaults(actor, LOSS_OPTIONS, actor.loss_type)
+    if actor.loss_avg_mode is None and actor.loss_type in catalogue.losses():
+        yield "worker.actor.loss_avg_mode", catalogue.losses()[actor.loss_type].aggregation
+
+
 def printable(config: RunConfig) -> dict[str, Any]:
-    """Return the configuration as plain values to print and log, with secrets among the open mappings masked."""
+    """Return the configuration as plain values to print and log: as a run uses it, with secrets masked."""
     values = config.model_dump(mode="json")
+    for key, value in own_values(config):
+        section, _, name = key.rpartition(".")
+        reduce(getitem, section.split("."), values)[name] = value
     reward, model = values["worker"]["reward"], values["worker"]["actor"]["model"]
     reward["reward_function_kwargs"] = _masked(reward["reward_function_kwargs"])
     model["override_config"] = _masked(model["override_config"])

@@ -4,25 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from r1_cli.config.options import LossName, LossSettings
 from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Precision, Ratio, Section
 
-PolicyLoss = Literal[
-    "default",
-    "gspo",
-    "gspo_token",
-    "luspo",
-    "cispo",
-    "sapo",
-    "gmpo",
-    "geo_mean",
-    "clip_cov",
-    "kl_cov",
-    "gpg",
-    "reinforce",
-    "vespo",
-    "dppo_tv",
-    "dppo_kl",
-]
 Aggregation = Literal[
     "token", "seq", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
 ]
@@ -84,7 +68,7 @@ class UpdateConfig(Section):
     micro_batch_size_per_device_for_update: Count = 1
     micro_batch_size_per_device_for_experience: Count = 2
     max_grad_norm: Positive = 1.0
-    loss_avg_mode: Aggregation = "token"
+    loss_avg_mode: Aggregation | None = None  # null: the one that the loss is meant for
     ppo_epochs: Count = 1
     padding_free: bool = True
     dynamic_batching: bool = True  # micro-batches by token budget: micro batch size × longest sequence
@@ -100,23 +84,9 @@ class UpdateConfig(Section):
         return self.fsdp.torch_dtype or ("bf16" if self.optim.strategy == "adamw_bf16" else "fp32")
 
 
-class ActorConfig(UpdateConfig):
-    clip_ratio_low: NonNegative = 0.2
-    clip_ratio_high: NonNegative = 0.3
-    clip_ratio_dual: Annotated[float, Field(gt=1)] = 3.0
-    loss_type: PolicyLoss | FileFunction = "default"  # a name, or `file.py:function` from LossInputs to losses
+class ActorConfig(UpdateConfig, LossSettings):
+    loss_type: LossName | FileFunction = "default"  # a name, or `file.py:function` from LossInputs to losses
     entropy_coef: NonNegative = 0.0  # of an entropy bonus
-    tau_positive: Positive = 1.0  # sapo
-    tau_negative: Positive = 1.05  # sapo
-    clip_cov_ratio: Ratio = 2e-4  # clip_cov: share of the tokens that it holds
-    clip_cov_lb: float = 1.0  # clip_cov: from covariances above this
-    clip_cov_ub: float = 5.0  # clip_cov: and below this
-    kl_cov_ratio: Ratio = 2e-4  # kl_cov
-    kl_cov_coef: NonNegative = 1.0  # kl_cov
-    vespo_k_pos: NonNegative = 2.0
-    vespo_lambda_pos: NonNegative = 3.0
-    vespo_k_neg: NonNegative = 3.0
-    vespo_lambda_neg: NonNegative = 2.0
     loss_scale_factor: Count | None = None  # seq-mean-token-sum-norm divides by it; null: data.max_response_length
     use_torch_compile: bool = True
 

@@ -21,6 +21,7 @@ from r1_cli.measure.validate import Validation, mean_score, summarise
 from r1_cli.models.files import open_model
 from r1_cli.plan.announce import show_table
 from r1_cli.track.console import ConsoleReporter, configure_logging
+from r1_rollout.handover import LocalWeights
 
 
 def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None) -> dict[str, float]:
@@ -51,7 +52,7 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
         scorer = build_scorer(config, hardware, files, verifier, stack, weights)
         sets = build_validation(prompts, sources, sampling)
         validation = Validation(scorer, sets, config.data.val_batch_size, shown=0, progress=reporter.progress)
-        with scorer.generator.awake(weights.state_dict().items(), 0):
+        with scorer.generator.awake(LocalWeights(weights.state_dict, 0)):
             groups = validation.sample("evaluation")
     result = {
         **summarise(groups),

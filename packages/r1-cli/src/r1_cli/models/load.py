@@ -1,13 +1,13 @@
 """Hugging Face models as r1 uses them: which class, which precision, which positions, which tokens are forbidden."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,9 +21,6 @@ from r1_cli.models.attention import PACKED_ATTENTION
 from r1_cli.models.patches import multiply_patches
 from r1_rollout import loading
 
-PositionIds = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
-
-MEDIA_GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
 
 
@@ -130,40 +127,6 @@ def load_tokenizer(path: str, *, vision_language: bool, trust_remote_code: bool 
         return processor.tokenizer, processor
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     return tokenizer, tokenizer
-
-
-class RotaryPositions:
-    """The model's own rule for positions, M-RoPE (arXiv 2409.12191, section 2.1), from a copy without weights.
-
-    Worker processes get the configuration and make that copy themselves.
-    """
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-        with torch.device("meta"):
-            self.model = AutoModelForImageTextToText.from_config(config).model
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RotaryPositions, (self.config,)
-
-    def __call__(self, token_ids: Tensor, media: Mapping[str, Tensor]) -> Tensor:
-        """Return int64 [4, L] for token ids [L] and media inputs with `mm_token_type_ids` [L].
-
-        M-RoPE has three rotary axes; the text axis in front of them tells packed sequences apart.
-        """
-        kinds = media.get("mm_token_type_ids")
-        kinds = torch.zeros_like(token_ids) if kinds is None else kinds.reshape(-1)
-        grids = {name: media[name] for name in MEDIA_GRIDS if name in media}
-        rotary, _ = self.model.get_rope_index(token_ids[None], mm_token_type_ids=kinds[None], **grids)
-        return torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
-
-
-def position_ids_of(config: Any) -> PositionIds | None:
-    """Return the model's own rule for positions, or None where they simply count tokens."""
-    if not is_vision_language(config):
-        return None
-    positions = RotaryPositions(config)
-    return positions if hasattr(positions.model, "get_rope_index") else None
 
 
 def media_token_ids(config: Any, tokenizer: Any) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from r1_core import catalogue
 from r1_core.advantages.assign import assign
 from r1_core.advantages.dr_grpo import DrGRPO
 from r1_core.advantages.gae import GAE
@@ -21,26 +22,9 @@ from r1_core.advantages.remax import ReMax
 from r1_core.advantages.rloo import RLOO
 from r1_core.registry import Registry
 
-# Each entry builds an estimator from keyword settings.
+# Each entry builds an estimator from keyword settings; what there is follows from the files of this folder.
 ESTIMATORS: Registry[Callable[..., Estimator]] = Registry(
-    "advantage estimator",
-    {
-        "gae": GAE,
-        "grpo": GRPO,
-        "dr_grpo": DrGRPO,
-        "grpo_passk": GRPOPassK,
-        "gdpo": GDPO,
-        "rloo": RLOO,
-        "reinforce_baseline": Reinforce,
-        "reinforce_plus_plus": ReinforcePlusPlus,
-        "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline,
-        "remax": ReMax,
-        "opo": OPO,
-        "gpg": GPG,
-        "maxrl": MaxRL,
-        "lite_ppo": LitePPO,
-        "optimal_token_baseline": OptimalTokenBaseline,
-    },
+    "advantage estimator", {name: entry.load() for name, entry in catalogue.estimators().items()}
 )
 register = ESTIMATORS.register
 get = ESTIMATORS.get

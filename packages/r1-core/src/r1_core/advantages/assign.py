@@ -1,5 +1,6 @@
 """Give each sample the advantage of each of its tokens."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,8 @@ from r1_core import kl
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.losses.correction import Correction, correct
 from r1_core.types import Sample
+
+logger = logging.getLogger(__name__)
 
 
 def assign(
@@ -68,7 +71,18 @@ def assign(
     flat = torch.zeros(mask.shape, dtype=torch.float32)
     flat[mask] = estimator(inputs)[trained].float()
     rows = flat.split([sample.token_ids.shape[0] for sample in samples])
+    _warn_of_what_is_not_finite(samples, rows, type(estimator).__name__)
     return [replace(sample, advantages=row) for sample, row in zip(samples, rows, strict=True)]
+
+
+def _warn_of_what_is_not_finite(samples: Sequence[Sample], rows: Sequence[Tensor], estimator: str) -> None:
+    wrong = [i for i, row in enumerate(rows) if not row.isfinite().all()]
+    if wrong:
+        logger.warning(
+            "%s gives %d of %d samples advantages that are not finite, first sample %d (group %d, reward %g): "
+            "the optimizer steps that they are in will be skipped",
+            estimator, len(wrong), len(rows), wrong[0], samples[wrong[0]].group_id, samples[wrong[0]].reward,
+        )  # fmt: skip
 
 
 def _rows(tokens: Sequence[Tensor], mask: Tensor, trained: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from r1_core.advantages.inputs import AdvantageInputs, Estimator, check_reward_clip
 from r1_core.advantages.scan import following, scan
 from r1_core.advantages.whitening import Blocks, whiten_blocks
+from r1_core.settings import Share, check_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,14 @@ class GAE(Estimator):
     names = ("gae",)
     needs = ("values",)
 
-    gamma: float = 1.0
-    lam: float = 1.0
-    unbiased: bool = True
+    gamma: Share = 1.0
+    lam: Share = 1.0
+    unbiased: bool = True  # false: the variance over n, as OpenRLHF has it
     norm_by_std: bool = True
     reward_clip: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        check_settings(self)
         check_reward_clip(self.reward_clip)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:

@@ -7,12 +7,13 @@ rewards differ, so that groups without a gradient do not shrink the batch's. Ass
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
+from r1_core.settings import Positive, check_settings
 
 Counted = Literal["informative", "nonzero"]
 
@@ -27,14 +28,11 @@ class GPG(Estimator):
     names = ("gpg",)
     needs = ("groups",)
 
-    f_norm: float = 1.0
+    f_norm: Positive = 1.0
     counted: Counted = "informative"
 
     def __post_init__(self) -> None:
-        if self.f_norm == 0:
-            raise ValueError("f_norm is 0; it divides the advantages, so give it another value")
-        if self.counted not in get_args(Counted):
-            raise ValueError(f"counted is {self.counted!r}; it must be one of {', '.join(get_args(Counted))}")
+        check_settings(self)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards."""

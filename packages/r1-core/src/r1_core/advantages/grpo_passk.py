@@ -13,6 +13,7 @@ from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
+from r1_core.settings import NonNegative, check_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,10 @@ class GRPOPassK(Estimator):
     needs = ("groups",)
 
     norm_by_std: bool = True
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.advantages.scan import discounted_sums
+from r1_core.settings import NonNegative, check_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,12 @@ class OptimalTokenBaseline(Estimator):
     names = ("optimal_token_baseline",)
     needs = ("groups", "old_logprobs", "squared_probs", "correction_weights")
 
-    free_tail: bool = False
-    by_column: bool = False
-    eps: float = 1e-8
+    free_tail: bool = False  # no baseline where one answer alone goes on
+    by_column: bool = False  # compare by column, observations counted
+    eps: NonNegative = 1e-8
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return float64 advantages [N, R]. Raises ValueError without `old_logprobs` or `squared_probs`."""

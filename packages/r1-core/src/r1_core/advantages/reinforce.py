@@ -12,7 +12,7 @@ over scores alone, so that the penalty of a token reaches that token and those b
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from r1_core.advantages.inputs import AdvantageInputs, Estimator, check_reward_c
 from r1_core.advantages.rloo import leave_one_out
 from r1_core.advantages.scan import discounted_sums, row_sums
 from r1_core.advantages.whitening import whiten, whiten_rows
+from r1_core.settings import NonNegative, check_settings
 
 Baseline = Literal["mean", "leave_one_out", "group_norm"]
 
@@ -38,13 +39,12 @@ class Reinforce(Estimator):
 
     baseline: Baseline = "mean"
     reward_clip: tuple[float, float] | None = None
-    whiten: bool = True
+    whiten: bool = True  # over the batch
     norm_by_std: bool = True
-    eps: float = 1e-9
+    eps: NonNegative = 1e-9
 
     def __post_init__(self) -> None:
-        if self.baseline not in get_args(Baseline):
-            raise ValueError(f"baseline is {self.baseline!r}; it must be one of {', '.join(get_args(Baseline))}")
+        check_settings(self)
         check_reward_clip(self.reward_clip)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from r1_core.advantages.inputs import AdvantageInputs, Estimator, check_reward_clip
 from r1_core.advantages.scan import scan
 from r1_core.advantages.whitening import whiten_blocks
+from r1_core.settings import Share, check_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,13 @@ class ReinforcePlusPlus(Estimator):
 
     names = ("reinforce_plus_plus",)
 
-    gamma: float = 1.0
-    unbiased: bool = True
+    gamma: Share = 1.0
+    unbiased: bool = True  # false: the variance over n, as OpenRLHF has it
     norm_by_std: bool = True
     reward_clip: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        check_settings(self)
         check_reward_clip(self.reward_clip)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:

@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -145,6 +146,24 @@ class Learner:
             reshard(self.reference)
         return notes.added(self.parallel)
 
+    @torch.no_grad()
+    def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
+        """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
+
+        So it can be seen whether they are what each sample gets alone. Every rank computes all of it.
+        """
+        self.model.eval()
+        batch = collate(samples, padding_free=padding_free, device=self.device)
+        with self._precision():
+            found = self._policy_tokens(batch, self.temperature).logprobs
+        reshard(self.model)
+        lengths = [sample.response_length for sample in samples]
+        return [own.tolist() for own in found.float().cpu().split(lengths)]
+
+    def pad(self) -> None:
+        """Pad micro-batches to their longest sample from now on, whatever the batching has said."""
+        self.batching = replace(self.batching, padding_free=False)
+
     # --- one optimizer step ----------------------------------------------------------------------------------------
 
     def forward_backward(self, samples: Sequence[Sample], objective: Loss) -> dict[str, float]:
@@ -170,9 +189,8 @@ class Learner:
         Raises ValueError on samples without advantages, and if the objective needs their old log-probs before.
         """
         if samples and not self._policy_tokens.seen:
-            self.annotate(
-                samples[:1], ["old_logprobs"]
-            )  # how the head is computed must not depend on where a run was begun
+            # How the head is computed must not depend on where a run was begun.
+            self.annotate(samples[:1], ["old_logprobs"])
         notes = Notes(samples, ("old_logprobs",), self.device)
         metrics = self._forward_backward(samples, objective, notes)
         return notes.added(self.parallel), metrics

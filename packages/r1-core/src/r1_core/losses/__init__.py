@@ -1,16 +1,16 @@
 """Policy losses by name, how their tokens are averaged, and the corrections that weigh them."""
 
 from collections.abc import Callable
-from functools import partial
 
+from r1_core import catalogue
 from r1_core.losses.aggregation import AGGREGATIONS, Aggregation, aggregate
 from r1_core.losses.cispo import CISPO
 from r1_core.losses.correction import Correction, Rejection
 from r1_core.losses.covariance import ClipCov, KLCov
-from r1_core.losses.dppo import DPPO
+from r1_core.losses.dppo import DPPOKL, DPPOTV
 from r1_core.losses.gmpo import GMPO
 from r1_core.losses.gradient import PolicyGradient
-from r1_core.losses.gspo import GSPO, GSPOToken
+from r1_core.losses.gspo import GSPO, LUSPO, GSPOToken
 from r1_core.losses.policy import PolicyLoss
 from r1_core.losses.ppo import PPOClip
 from r1_core.losses.sapo import SAPO
@@ -18,26 +18,9 @@ from r1_core.losses.value import ValueLoss
 from r1_core.losses.vespo import VESPO
 from r1_core.registry import Registry
 
-# Each entry builds a loss from keyword settings.
+# Each entry builds a loss from keyword settings; what there is follows from the files of this folder.
 POLICY_LOSSES: Registry[Callable[..., PolicyLoss]] = Registry(
-    "policy loss",
-    {
-        "default": PPOClip,
-        "gspo": GSPO,
-        "gspo_token": GSPOToken,
-        "luspo": partial(GSPO, by_length=True),
-        "cispo": CISPO,
-        "sapo": SAPO,
-        "gmpo": GMPO,
-        "geo_mean": GMPO,
-        "clip_cov": ClipCov,
-        "kl_cov": KLCov,
-        "gpg": PolicyGradient,
-        "reinforce": PolicyGradient,
-        "vespo": VESPO,
-        "dppo_tv": partial(DPPO, divergence="tv"),
-        "dppo_kl": partial(DPPO, divergence="kl"),
-    },
+    "policy loss", {name: entry.load() for name, entry in catalogue.losses().items()}
 )
 register = POLICY_LOSSES.register
 get = POLICY_LOSSES.get
@@ -45,9 +28,11 @@ get = POLICY_LOSSES.get
 __all__ = [
     "AGGREGATIONS",
     "CISPO",
-    "DPPO",
+    "DPPOKL",
+    "DPPOTV",
     "GMPO",
     "GSPO",
+    "LUSPO",
     "POLICY_LOSSES",
     "SAPO",
     "VESPO",

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from r1_core.losses.policy import PolicyLoss, check_not_negative, log_ratio, masked_advantages, masked_logprobs
+from r1_core.losses.policy import PolicyLoss, log_ratio, masked_advantages, masked_logprobs
+from r1_core.settings import NonNegative, check_settings
 from r1_core.types import LossInputs
 
 
@@ -18,11 +19,11 @@ class CISPO(PolicyLoss):
     names = ("cispo",)
     token_wise = True
 
-    clip_low: float = 1.0
-    clip_high: float = 4.0
+    clip_low: NonNegative = 1.0  # 1 or more: no lower bound
+    clip_high: NonNegative = 4.0
 
     def __post_init__(self) -> None:
-        check_not_negative(clip_low=self.clip_low, clip_high=self.clip_high)
+        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics `ppo_kl` and `pg_clipfrac_higher` (tokens of clipped weight)."""

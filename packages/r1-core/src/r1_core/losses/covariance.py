@@ -17,12 +17,11 @@ from torch import Tensor
 from r1_core.losses.policy import (
     PolicyLoss,
     SelectingLoss,
-    check_clip,
-    check_not_negative,
     clipped_surrogate,
     log_ratio,
     masked_advantages,
 )
+from r1_core.settings import ClipWidth, NonNegative, Share, check_settings
 from r1_core.types import LossInputs
 
 
@@ -37,15 +36,14 @@ class ClipCov(PolicyLoss):
     needs = ("old_logprobs",)
     token_wise = True
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    ratio: float = 2e-4
-    cov_low: float = 1.0
-    cov_high: float = 5.0
+    clip_low: ClipWidth = 0.2
+    clip_high: NonNegative = 0.2
+    ratio: Share = 2e-4  # the share of tokens that it takes out
+    cov_low: float = 1.0  # from those with covariances above
+    cov_high: float = 5.0  # and below
 
     def __post_init__(self) -> None:
-        check_clip(self.clip_low, self.clip_high, math.inf)
-        _check_ratio(self.ratio)
+        check_settings(self)
 
     def select(self, advantages: Tensor, logprobs: Tensor) -> Tensor:
         """Return which of the M tokens leave the gradient, bool [M]; at least one if any lies in the band."""
@@ -80,12 +78,11 @@ class KLCov(PolicyLoss):
     needs = ("old_logprobs",)
     token_wise = True
 
-    ratio: float = 2e-4
-    kl_coef: float = 1.0
+    ratio: Share = 2e-4  # the share of tokens that it penalises
+    kl_coef: NonNegative = 1.0
 
     def __post_init__(self) -> None:
-        _check_ratio(self.ratio)
-        check_not_negative(kl_coef=self.kl_coef)
+        check_settings(self)
 
     def select(self, advantages: Tensor, logprobs: Tensor) -> Tensor:
         """Return which of the M tokens are penalised, bool [M]; at least one unless `ratio` is 0."""
@@ -117,8 +114,3 @@ def _selection(loss: SelectingLoss, inputs: LossInputs, advantages: Tensor) -> T
     mask = inputs.loss_mask
     chosen = loss.select(advantages[mask], inputs.logprobs[mask])
     return torch.zeros_like(mask).masked_scatter(mask, chosen)
-
-
-def _check_ratio(ratio: float) -> None:
-    if not 0 <= ratio <= 1:
-        raise ValueError(f"ratio is {ratio}; a share of the tokens lies in [0, 1]")

@@ -8,11 +8,11 @@ from torch import Tensor
 from r1_core.losses.policy import (
     LOG_RATIO_LIMIT,
     PolicyLoss,
-    check_not_negative,
     masked_advantages,
     row_mean,
     token_gap,
 )
+from r1_core.settings import NonNegative, check_settings
 from r1_core.types import LossInputs
 
 
@@ -28,11 +28,11 @@ class GMPO(PolicyLoss):
     names = ("gmpo", "geo_mean")
     aggregation = "seq"
 
-    clip_low: float = 0.4
-    clip_high: float = 0.4
+    clip_low: NonNegative = 0.4  # in log space
+    clip_high: NonNegative = 0.4  # in log space
 
     def __post_init__(self) -> None:
-        check_not_negative(clip_low=self.clip_low, clip_high=self.clip_high)
+        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics `ppo_kl`, `pg_clipfrac_higher` (A > 0) and `pg_clipfrac_lower` (A < 0).

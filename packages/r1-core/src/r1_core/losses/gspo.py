@@ -6,8 +6,9 @@ GSPO-token (arXiv 2507.18071 eq. 13, 14): the same with s_t = sg(s)·pi_t / sg(p
 gradient reaches token t alone, so that advantages may differ between tokens.
 LUSPO (arXiv 2602.05261): GSPO's sequence loss times the sequence's length, which otherwise favours short answers.
 
-All are means over sequences: aggregate with `seq`. As s moves far less than a token's ratio, the clip widths are
-small: 3e-4 and 4e-4 in the paper.
+All are means over sequences, so `seq` is the aggregation that they are meant for: by tokens a row would weigh by its
+length once more. As s moves far less than a token's ratio, the clip widths are small: 3e-4 and 4e-4 in GSPO's paper,
+2e-3 and 2.5e-3 in LUSPO's. None of the papers has a dual clip.
 """
 
 import math
@@ -18,41 +19,53 @@ from torch import Tensor
 from r1_core.losses.policy import (
     LOG_RATIO_LIMIT,
     PolicyLoss,
-    check_clip,
     clipped_surrogate,
     masked_advantages,
     masked_logprobs,
     row_mean,
     token_gap,
 )
+from r1_core.settings import ClipWidth, DualClip, NonNegative, check_settings
 from r1_core.types import LossInputs
 
 
 @dataclass(frozen=True, slots=True)
 class GSPO(PolicyLoss):
-    """max(−A·s, −A·clip(s)) on every token of the sequence; `by_length` multiplies it by the length (LUSPO).
-
-    `clip_dual` bounds the loss of bad sequences at −A·clip_dual; the paper has no such bound.
-    """
+    """max(−A·s, −A·clip(s)) on every token of the sequence."""
 
     names = ("gspo",)
     aggregation = "seq"
 
-    clip_low: float = 3e-4
-    clip_high: float = 4e-4
-    clip_dual: float = math.inf
-    by_length: bool = False
+    clip_low: ClipWidth = 3e-4
+    clip_high: NonNegative = 4e-4
+    clip_dual: DualClip = math.inf
 
     def __post_init__(self) -> None:
-        check_clip(self.clip_low, self.clip_high, self.clip_dual)
+        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics of `clipped_surrogate`, whose ratio is the sequence's."""
-        change = _sequence_change(inputs).expand(inputs.loss_mask.shape)
-        losses, metrics = clipped_surrogate(
-            change, masked_advantages(inputs), self.clip_low, self.clip_high, self.clip_dual
-        )
-        return losses * inputs.loss_mask.sum(-1, keepdim=True) if self.by_length else losses, metrics
+        return _by_sequence(inputs, self.clip_low, self.clip_high, self.clip_dual)
+
+
+@dataclass(frozen=True, slots=True)
+class LUSPO(PolicyLoss):
+    """L·max(−A·s, −A·clip(s)) on every token of the sequence, L its length."""
+
+    names = ("luspo",)
+    aggregation = "seq"
+
+    clip_low: ClipWidth = 2e-3
+    clip_high: NonNegative = 2.5e-3
+    clip_dual: DualClip = math.inf
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return losses [B, R] and the metrics of `clipped_surrogate`, whose ratio is the sequence's."""
+        losses, metrics = _by_sequence(inputs, self.clip_low, self.clip_high, self.clip_dual)
+        return losses * inputs.loss_mask.sum(-1, keepdim=True), metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +75,26 @@ class GSPOToken(PolicyLoss):
     names = ("gspo_token",)
     aggregation = "seq"
 
-    clip_low: float = 3e-4
-    clip_high: float = 4e-4
-    clip_dual: float = math.inf
+    clip_low: ClipWidth = 3e-4
+    clip_high: NonNegative = 4e-4
+    clip_dual: DualClip = math.inf
 
     def __post_init__(self) -> None:
-        check_clip(self.clip_low, self.clip_high, self.clip_dual)
+        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics of `clipped_surrogate`, whose ratio is the sequence's."""
         logprobs = masked_logprobs(inputs)
         change = _sequence_change(inputs).detach() + (logprobs - logprobs.detach())
         return clipped_surrogate(change, masked_advantages(inputs), self.clip_low, self.clip_high, self.clip_dual)
+
+
+def _by_sequence(
+    inputs: LossInputs, clip_low: float, clip_high: float, clip_dual: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The sequence's clipped loss on each of its tokens."""
+    change = _sequence_change(inputs).expand(inputs.loss_mask.shape)
+    return clipped_surrogate(change, masked_advantages(inputs), clip_low, clip_high, clip_dual)
 
 
 def _sequence_change(inputs: LossInputs) -> Tensor:

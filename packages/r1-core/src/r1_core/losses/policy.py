@@ -87,15 +87,6 @@ def clipped_surrogate(
     return torch.where(bounded, bound, pessimistic), metrics
 
 
-def check_clip(clip_low: float, clip_high: float, clip_dual: float) -> None:
-    """Raise ValueError unless 0 <= clip_low < 1, 0 <= clip_high and 1 < clip_dual."""
-    if not 0 <= clip_low < 1:
-        raise ValueError(f"clip_low is {clip_low}; it must lie in [0, 1)")
-    check_not_negative(clip_high=clip_high)
-    if not clip_dual > 1:
-        raise ValueError(f"clip_dual is {clip_dual}; it must be above 1")
-
-
 def check_not_negative(**settings: float) -> None:
     """Raise ValueError, naming the setting, if one is below 0 or NaN."""
     for name, value in settings.items():

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from r1_core.losses.policy import PolicyLoss, check_clip, clipped_surrogate, log_ratio, masked_advantages
+from r1_core.losses.policy import PolicyLoss, clipped_surrogate, log_ratio, masked_advantages
+from r1_core.settings import ClipWidth, DualClip, NonNegative, check_settings
 from r1_core.types import LossInputs
 
 
@@ -20,12 +21,12 @@ class PPOClip(PolicyLoss):
     names = ("default",)
     token_wise = True
 
-    clip_low: float = 0.2
-    clip_high: float = 0.3
-    clip_dual: float = 3.0
+    clip_low: ClipWidth = 0.2
+    clip_high: NonNegative = 0.3
+    clip_dual: DualClip = 3.0  # infinity: none
 
     def __post_init__(self) -> None:
-        check_clip(self.clip_low, self.clip_high, self.clip_dual)
+        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics of `clipped_surrogate`."""

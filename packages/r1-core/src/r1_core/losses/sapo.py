@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from r1_core.losses.policy import PolicyLoss, log_ratio, masked_advantages
+from r1_core.settings import Positive, check_settings
 from r1_core.types import LossInputs
 
 
@@ -21,13 +22,11 @@ class SAPO(PolicyLoss):
     names = ("sapo",)
     token_wise = True
 
-    tau_pos: float = 1.0
-    tau_neg: float = 1.05
+    tau_pos: Positive = 1.0  # where A > 0
+    tau_neg: Positive = 1.05  # elsewhere
 
     def __post_init__(self) -> None:
-        for name in ("tau_pos", "tau_neg"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metric `ppo_kl`."""

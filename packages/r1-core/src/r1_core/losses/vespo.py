@@ -8,11 +8,11 @@ from torch import Tensor
 from r1_core.losses.policy import (
     LOG_RATIO_LIMIT,
     PolicyLoss,
-    check_not_negative,
     log_ratio,
     masked_advantages,
     masked_logprobs,
 )
+from r1_core.settings import NonNegative, check_settings
 from r1_core.types import LossInputs
 
 LOG_WEIGHT_FLOOR = -18.420680743952367  # log 1e-8
@@ -28,13 +28,13 @@ class VESPO(PolicyLoss):
 
     names = ("vespo",)
 
-    k_pos: float = 2.0
-    lam_pos: float = 3.0
-    k_neg: float = 3.0
-    lam_neg: float = 2.0
+    k_pos: NonNegative = 2.0
+    lam_pos: NonNegative = 3.0
+    k_neg: NonNegative = 3.0
+    lam_neg: NonNegative = 2.0
 
     def __post_init__(self) -> None:
-        check_not_negative(k_pos=self.k_pos, lam_pos=self.lam_pos, k_neg=self.k_neg, lam_neg=self.lam_neg)
+        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics `ppo_kl` and `vespo_phi` (the weight), each [B, R]."""

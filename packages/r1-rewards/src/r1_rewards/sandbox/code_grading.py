@@ -137,7 +137,7 @@ def _verdict_on(response: dict[str, Any], expected: Any, wrapped: bool, toleranc
         raised = response["raised"]
         return "memory" if isinstance(raised, list) and raised[:1] == ["MemoryError"] else "exception"
     try:
-        found = values.decode(response.get("value"), _refuse)
+        found = values.decode(response.get("value"), _refuse, text_keys=True)
         right = same_value(expected, found, tolerance)
         if wrapped and isinstance(expected, list) and len(expected) == 1:
             right = right or same_value(expected[0], found, tolerance)
@@ -147,7 +147,7 @@ def _verdict_on(response: dict[str, Any], expected: Any, wrapped: bool, toleranc
 
 
 def same_value(expected: Any, found: Any, tolerance: float | None) -> bool:
-    """Return whether a returned value equals what JSON expects: tuples count as lists, keys of dicts as text.
+    """Return whether a returned value equals what JSON expects: tuples count as lists, keys of dicts are text.
 
     Plain values only, so that nothing of the solution's decides. With a tolerance, floats may differ by it.
     """
@@ -158,9 +158,8 @@ def same_value(expected: Any, found: Any, tolerance: float | None) -> bool:
     if isinstance(expected, dict):
         if not isinstance(found, dict):
             return False
-        by_text = {str(key): value for key, value in found.items()}
-        return expected.keys() == by_text.keys() and all(
-            same_value(value, by_text[key], tolerance) for key, value in expected.items()
+        return expected.keys() == found.keys() and all(
+            same_value(value, found[key], tolerance) for key, value in expected.items()
         )
     if tolerance is not None and isinstance(expected, int | float) and isinstance(found, int | float):
         return expected == found or _close(expected, found, tolerance)
@@ -171,21 +170,23 @@ def _grade_asserts(
     source: str, tests: AssertTests, sandbox: Sandbox, grading: Grading, deadline: float
 ) -> Iterator[Verdict]:
     solution = _Solution(f"{tests.prefix}\n{source}", sandbox)
-    with Sandbox(sandbox.limits, sandbox.level, sandbox.module_paths) as own_sandbox:  # where the solution is not
+    with Sandbox(sandbox.limits, sandbox.module_paths) as own_sandbox:  # where the solution is not
         tester = own_sandbox.start("assertions", tests.setup, tests.units)
         unit_deadline = min(deadline, time.monotonic() + grading.seconds)
         failed: Verdict | None = None
-        verdicts = 0
+        verdicts, passed, asked = 0, 0, False
         try:
             while verdicts < len(tests.units):
                 message = tester.hear(deadline)
                 if "ask" in message:
+                    asked = asked or message["ask"]["do"] != "get"
                     try:
                         response = solution.ask(message["ask"], unit_deadline)
                     except _Failed as failure:
                         failed = failure.verdict
                         # To a test that looks for names before it begins, a solution that does not load has none.
                         response = {"raised": ["NameError", f"the solution gave no result: {failed}"]}
+                    asked = asked or not _is_handle(response)
                     tester.tell(response, deadline)
                 elif "begin" in message:
                     unit_deadline = min(deadline, time.monotonic() + grading.seconds)
@@ -194,13 +195,23 @@ def _grade_asserts(
                     raise TestsError(f"the tests cannot be run: {message['broken']}")
                 else:
                     verdicts += 1
-                    yield failed or _verdict_from(message)
+                    verdict = failed or _verdict_from(message)
+                    passed += verdict == "passed"
+                    if passed == len(tests.units) and not asked:
+                        raise TestsError("the tests ask nothing of the solution: whatever it is, they pass")
+                    yield verdict
         except (TimeoutError, EOFError, OutputError) as error:
             for _ in range(len(tests.units) - verdicts):
                 yield "timeout" if isinstance(error, TimeoutError) else "output"
         finally:
             tester.close()
             solution.close()
+
+
+def _is_handle(response: dict[str, Any]) -> bool:
+    """Whether the solution gave a function, class or object, whose mere being there is no test."""
+    value = response.get("value")
+    return isinstance(value, dict) and "handle" in value
 
 
 def _verdict_from(message: dict[str, Any]) -> Verdict:

@@ -7,7 +7,10 @@
 - `{"test_list": ["assert …", …], "test_setup_code": …}` (MBPP), or the bare list of texts.
 - `{"test": "def check(candidate): …", "entry_point": "f", "prompt": …}` (HumanEval); the prompt's helper functions may
   be used by the tests and by the solution.
-- Python source text: each top-level `assert`, and each function `test_…`, is one test.
+- Python source text: each top-level `assert`, each function `test_…`, `async` or not, and each such method of a class
+  `Test…` or of a `unittest.TestCase` is one test.
+
+Asserts that nothing would run are refused: they are an error of the data, and no pass.
 """
 
 import ast
@@ -69,6 +72,8 @@ def read_tests(ground_truth: str) -> CodeTests:
             return AssertTests(str(data.get("test_setup_code") or ""), _texts(units))
         case {"test": str(test), "entry_point": str(name)}:
             prefix = str(data.get("prompt") or "")
+            if "check" not in _defined(_parse(test)):
+                raise TestsError("the test defines no function 'check', which is called with the solution's")
             # The prompt defines the function, too, without a body.
             return AssertTests(f"{prefix}\n{test}", [f"from solution import {name}\ncheck({name})"], prefix)
         case [str(), *_]:
@@ -111,18 +116,76 @@ def _read_records(records: Sequence[Any], function: Any) -> CodeTests:
 
 
 def _read_source(source: str) -> AssertTests:
-    """Split Python source into its asserts and test functions; the rest is set-up."""
-    try:
-        statements = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise TestsError(f"tests that are neither JSON nor Python: {error}") from error
-    units = [ast.unparse(node) for node in statements if isinstance(node, ast.Assert)]
-    functions = [node.name for node in statements if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
-    units += [f"{name}()" for name in functions]
+    """Split Python source into its tests; the rest is set-up."""
+    statements = _parse(source)
+    units = [ast.unparse(node) for node in statements if isinstance(node, ast.Assert)] + _calls(statements)
+    setup = [node for node in statements if not isinstance(node, ast.Assert)]
+    # In loops and the like, asserts run with the set-up, and fail every test.
+    if not units and any(isinstance(node, _COMPOUND) and _asserts(node) for node in setup):
+        units = ["pass"]
     if not units:
         raise TestsError("the tests have neither an assert at top level nor a function test_…")
-    setup = [ast.unparse(node) for node in statements if not isinstance(node, ast.Assert)]
-    return AssertTests("\n".join(setup), units)
+    return AssertTests("\n".join(map(ast.unparse, setup)), units)
+
+
+_COMPOUND = (ast.For, ast.While, ast.With, ast.Try)
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _calls(statements: Sequence[ast.stmt]) -> list[str]:
+    """Return source that calls each test function and method. Raises TestsError for asserts that nothing would run."""
+    calls = []
+    for node in statements:
+        if isinstance(node, _Function) and node.name.startswith("test"):
+            calls.append(_call(node.name, node, 0))
+        elif isinstance(node, ast.ClassDef):
+            methods = [one for one in node.body if isinstance(one, _Function) and one.name.startswith("test")]
+            if any(ast.unparse(base).endswith("TestCase") for base in node.bases):
+                suite = "unittest.TestSuite([{}({!r})])"
+                calls += [f"import unittest\n{suite.format(node.name, one.name)}.debug()" for one in methods]
+            elif node.name.startswith("Test"):
+                calls += [_call(f"{node.name}().{one.name}", one, 1) for one in methods]
+    used = {inner.id for node in statements for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    for node in statements:
+        if (
+            isinstance(node, _Function)
+            and not node.name.startswith("test")
+            and node.name not in used
+            and _asserts(node)
+        ):
+            raise TestsError(
+                f"the function {node.name!r} has asserts, and nothing calls it; call it, or name it test_…"
+            )
+    return calls
+
+
+def _call(target: str, function: _Function, bound: int) -> str:
+    wanted = function.args.posonlyargs + function.args.args
+    if len(wanted) - bound > len(function.args.defaults) or function.decorator_list:
+        raise TestsError(
+            f"the test {function.name!r} takes arguments or is decorated, as for pytest, which is not here"
+        )
+    return f"import asyncio\nasyncio.run({target}())" if isinstance(function, ast.AsyncFunctionDef) else f"{target}()"
+
+
+def _asserts(node: ast.AST) -> bool:
+    return any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
+
+
+def _defined(statements: Sequence[ast.stmt]) -> set[str]:
+    functions = {node.name for node in statements if isinstance(node, _Function)}
+    return functions | {
+        target.id
+        for node in statements if isinstance(node, ast.Assign)
+        for target in node.targets if isinstance(target, ast.Name)
+    }  # fmt: skip
+
+
+def _parse(source: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise TestsError(f"tests that are neither JSON nor Python: {error}") from error
 
 
 def _text(value: Any) -> str:
@@ -133,9 +196,11 @@ def _text(value: Any) -> str:
 def _texts(values: list[Any]) -> list[str]:
     if not values or not all(isinstance(value, str) for value in values):
         raise TestsError("a list of tests holds source texts, and at least one")
+    units = []
     for value in values:
         try:
-            ast.parse(value)
+            statements = ast.parse(value).body
         except (SyntaxError, ValueError, RecursionError) as error:
             raise TestsError(f"the test {value[:80]!r} is not Python: {error}") from error
-    return values
+        units.append("\n".join([value, *_calls(statements)]))
+    return units

@@ -29,18 +29,12 @@ from typing import Literal
 from r1_rewards.sandbox.jail import channel
 from r1_rewards.sandbox.pipes import Conversation, Ending, Exchange
 
-Level = Literal["isolated", "open_files"]
-
 PROTECTIONS = {
     "network": "no sockets",
     "processes": "one process: no fork, exec, signals or tracing",
     "files": "reads Python's libraries only; writes a small file system in memory, or nothing",
     "limits": "address space, processor time, file size, open files, threads",
     "privileges": "no capabilities, and none to gain",
-}
-REQUIRED: dict[Level, tuple[str, ...]] = {
-    "isolated": tuple(PROTECTIONS),
-    "open_files": tuple(name for name in PROTECTIONS if name != "files"),
 }
 _START_SECONDS = 30.0  # for the supervisor to answer, which takes milliseconds
 _BOOTSTRAP = (
@@ -79,21 +73,15 @@ class Execution:
 class Sandbox:
     """A place to run programs one after another, each in a process of its own; use it in a `with` block.
 
-    `level` is what is demanded: "isolated" is every protection; "open_files" accepts that programs may read the files
-    that the caller may (a kernel without Landlock, and no right to namespaces). `module_paths` are folders that
-    programs may import from, besides the standard library. Belongs to one thread.
+    Where a protection is missing, nothing runs: a program that can open the caller's files can read its memory, too.
+    `module_paths` are folders that programs may import from, besides the standard library. Belongs to one thread.
     """
 
-    def __init__(
-        self, limits: Limits | None = None, level: Level = "isolated", module_paths: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, limits: Limits | None = None, module_paths: Sequence[str] = ()) -> None:
         """Start the supervisor. Raises SandboxError where there is no Linux, or the supervisor does not start."""
         if sys.platform != "linux":
             raise SandboxError(f"judged code can be confined on Linux only, this is {sys.platform}")
-        if level not in REQUIRED:
-            raise SandboxError(f"there is no sandbox level {level!r}; there are {', '.join(REQUIRED)}")
         self.limits = limits or Limits()
-        self.level = level
         self.module_paths = tuple(str(Path(path).resolve()) for path in module_paths)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -168,7 +156,7 @@ class Sandbox:
             "source": source,
             "units": list(units),
             "limits": asdict(self.limits) | {"module_paths": self.module_paths},
-            "required": REQUIRED[self.level],
+            "required": list(PROTECTIONS),
         }
         with self._failing_closed():
             socket.send_fds(self._connection, [b"R"], list(descriptors))
@@ -177,14 +165,14 @@ class Sandbox:
         if "active" not in report:
             raise SandboxError(f"the sandbox could not be set up: {report.get('failed', 'its process ended')}")
         self.active: tuple[str, ...] = tuple(report["active"])
-        missing = [name for name in REQUIRED[self.level] if name not in self.active]
+        missing = [name for name in PROTECTIONS if name not in self.active]
         if missing:
             raise SandboxError(
-                f"this system does not offer {', '.join(f'{name!r} ({PROTECTIONS[name]})' for name in missing)}, which "
-                f"sandbox level {self.level!r} demands; nothing was run. "
-                + ("The level 'open_files' does without it." if missing == ["files"] else "No level does without it.")
+                f"this system does not offer {', '.join(f'{name!r} ({PROTECTIONS[name]})' for name in missing)}; "
+                "nothing was run. Judged code needs seccomp, and Landlock (Linux 5.13) or namespaces: ask whoever runs "
+                "this system for them, or serve the reward from one that has them (r1-rewards serve code)"
             )
-        _announce(self.level, self.active)
+        _announce(self.active)
 
     @contextlib.contextmanager
     def _failing_closed(self) -> Iterator[None]:
@@ -195,23 +183,20 @@ class Sandbox:
             raise SandboxError(f"the sandbox's supervisor does not answer: {error}") from error
 
 
-def describe(level: Level = "isolated") -> tuple[str, ...]:
+def describe() -> tuple[str, ...]:
     """Return the protections that are active here, names of `PROTECTIONS`, after trying them.
 
-    Raises SandboxError, naming what is missing, where `level` cannot be had.
+    Raises SandboxError, naming what is missing, where not all can be had.
     """
-    with Sandbox(level=level) as sandbox:
+    with Sandbox() as sandbox:
         sandbox.run("", b"", _START_SECONDS)
         return sandbox.active
 
 
 @functools.cache
-def _announce(level: Level, active: tuple[str, ...]) -> None:
+def _announce(active: tuple[str, ...]) -> None:
     """Say once what protects."""
-    without = [name for name in PROTECTIONS if name not in active]
-    logger.info(
-        "sandbox level %s, active: %s%s", level, ", ".join(active), f"; NOT active: {without}" if without else ""
-    )
+    logger.info("sandbox active: %s", ", ".join(active))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from itertools import islice
 
 from r1_rewards.sandbox.code_grading import Grading, count, grade
 from r1_rewards.sandbox.code_tests import read_tests
-from r1_rewards.sandbox.execution import Level, Limits, Sandbox
+from r1_rewards.sandbox.execution import Limits, Sandbox
 from r1_rewards.types import Score
 
 MAX_CHARACTERS = 200_000  # of a solution
@@ -25,7 +25,6 @@ def score(
     timeout: float = 6.0,
     total_timeout: float = 25.0,
     memory_mib: int = 1024,
-    level: Level = "isolated",
     module_paths: Sequence[str] = (),
 ) -> Score:
     """Run the response's last Python block, or the whole response if it has none, against the tests in `ground_truth`.
@@ -38,9 +37,8 @@ def score(
     `timeout` is in seconds for one test, `total_timeout` for all; keep it below the pool's deadline. Outputs are
     compared word by word, values as Python compares them; with `tolerance`, floats may be off by it, absolutely or
     relatively.
-    `level` is what protection is demanded, `module_paths` what can be imported besides the standard library: see
-    `Sandbox`. Raises SandboxError where the system cannot give that protection (nothing is run), TestsError for tests
-    that cannot be read or run.
+    `module_paths` are what can be imported besides the standard library. Raises SandboxError where the system cannot
+    protect itself from the program (nothing is run), TestsError for tests that cannot be read or run.
 
     Example: `score("```python\\nprint(int(input()) + 1)\\n```", '{"inputs": ["4"], "outputs": ["5"]}').value` is 1.0.
     """
@@ -49,7 +47,7 @@ def score(
     total = count(tests)
     if not source.strip() or len(source) > MAX_CHARACTERS:
         return _score(Counter(exception=1 if not share else total), total, share)
-    with Sandbox(Limits(memory_mib=memory_mib, cpu_seconds=total_timeout), level, module_paths) as sandbox:
+    with Sandbox(Limits(memory_mib=memory_mib, cpu_seconds=total_timeout), module_paths) as sandbox:
         verdicts: Counter[str] = Counter()
         for verdict in islice(grade(source, tests, sandbox, Grading(timeout, total_timeout, tolerance)), total):
             verdicts[verdict] += 1

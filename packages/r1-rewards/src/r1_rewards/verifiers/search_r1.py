@@ -10,12 +10,12 @@ MAX_TAGS = 10
 def score(response: str, ground_truth: str) -> Score:
     """Return 1 if the last `<answer>…</answer>` is the truth as normalised text, else 0 (Search-R1, arXiv 2503.09516).
 
-    With more than ten opening or closing tags a right answer is worth 0.25. See `text.normalise`.
+    With more than ten opening or closing tags a right answer is worth 0.25. See `text.normalise_squad`.
 
     Example: `score("<answer>The Nile</answer>", "nile").value` is 1.0.
     """
     extracted = extract.tagged(response)
-    accuracy = float(extracted is not None and text.normalise(extracted) == text.normalise(ground_truth))
+    accuracy = float(extracted is not None and text.normalise_squad(extracted) == text.normalise_squad(ground_truth))
     hedged = max(response.count("<answer>"), response.count("</answer>")) > MAX_TAGS
     value = accuracy / 4 if hedged else accuracy
     return Score(value, {"overall": value, "accuracy": accuracy})

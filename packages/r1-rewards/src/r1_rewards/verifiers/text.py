@@ -5,28 +5,49 @@ import string
 from collections.abc import Sequence
 
 from r1_rewards.reading import extract
+from r1_rewards.reading.truths import read_truths
 from r1_rewards.types import Score
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+# Signs that say which number, name or formula it is: 1.5, -5, 1/2, 3:30, C#, C++, x<5, 5%.
+_MEANT = re.compile(
+    r"(?<=[0-9])[.,/:^*%](?=[0-9])|(?<![0-9.])\.(?=[0-9])|(?<![\w)])[-−](?=\.?[0-9])|(?<=[a-z])[+#]{1,2}(?![\w+#])"
+    r"|[<>=]|(?<=[0-9a-z])[-+*/^](?=[0-9])|(?<=[0-9])[-+*/^](?=[a-z])"
+)
+_ODD = re.compile(r"[^\w\s]")
 
 
 def score(response: str, ground_truth: str | Sequence[str], *, exact: bool = False) -> Score:
     r"""Return 1 if the response's final answer is the truth, or one of several truths, as normalised text, else 0.
 
     The answer is the last `<answer>…</answer>`, `\boxed{…}` or "Answer: x", or else the whole response. See
-    `normalise`; with `exact` only blanks around the answer do not matter.
+    `normalise`; with `exact` only blanks around the answer do not matter. An empty one is never right. Several truths
+    are a list, or its JSON. Raises ValueError for a truth that is blank.
 
     Example: `score("<answer>The Eiffel Tower.</answer>", "eiffel tower").value` is 1.0.
     """
-    truths = [ground_truth] if isinstance(ground_truth, str) else list(ground_truth)
-    extracted = _final_answer(response)
+    extracted = _final_answer(response).strip()
     prepare = str.strip if exact else normalise
-    right = prepare(extracted) in {prepare(truth) for truth in truths}
-    return Score(float(right), {"overall": float(right), "accuracy": float(right)})
+    right = bool(extracted) and prepare(extracted) in {prepare(truth) for truth in read_truths(ground_truth)}
+    return Score(float(right), {"overall": float(right), "accuracy": float(right)}, extracted=extracted)
 
 
 def normalise(text: str) -> str:
+    """Return `text` in lower case without punctuation, articles and double blanks, but never empty for what is not.
+
+    Signs stay that say which number or name it is: "1.5", "-5", "1/2", "C#". What consists of articles or signs stays
+    as it is: "A", "%".
+    """
+    lower = _THOUSANDS.sub("", text.lower())
+    kept = {match.start() for match in _MEANT.finditer(lower)}
+    kept |= {place + 1 for place in kept if lower[place : place + 2] in ("++", "##")}
+    plain = _ODD.sub(lambda match: match[0] if match.start() in kept or not match[0].isascii() else "", lower)
+    return " ".join(_ARTICLES.sub(" ", plain).split()) or " ".join(plain.split()) or lower.strip()
+
+
+def normalise_squad(text: str) -> str:
     """Return `text` in lower case without ASCII punctuation, articles and double blanks (SQuAD, arXiv 1606.05250)."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 

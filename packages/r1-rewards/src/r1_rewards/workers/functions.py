@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from r1_rewards.service import open_service
 from r1_rewards.spec import SERVICES, RewardSpec, RewardSpecError, check_options, describe, parse_spec
@@ -125,7 +125,7 @@ def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
     if name == "combine":
         return _load_sum(options["parts"])
     if name == "code":
-        _try_sandbox(options.get("level", "isolated"))
+        _try_sandbox()
     module = importlib.import_module(f"r1_rewards.verifiers.{name}")
     score = module.score
     keywords = inspect.signature(score).parameters
@@ -149,15 +149,15 @@ def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
     return RewardFunction(name, batch=False, call=call)
 
 
-def _try_sandbox(level: Literal["isolated", "open_files"]) -> None:
+def _try_sandbox() -> None:
     """Say which protections judged code runs behind; refuse before any response what this system cannot protect."""
     from r1_rewards.sandbox import execution as sandbox
 
     try:
-        active = sandbox.describe(level)
-    except (KeyError, sandbox.SandboxError) as error:
+        active = sandbox.describe()
+    except sandbox.SandboxError as error:
         raise RewardSpecError(f"the reward 'code': {error}") from error
-    print(f"r1-rewards: judged code runs at level {level!r}, protected by: {', '.join(active)}", file=sys.stderr)
+    print(f"r1-rewards: judged code runs protected by: {', '.join(active)}", file=sys.stderr)
 
 
 def _load_service(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from r1_rollout.errors import EngineError, PromptError, WeightsError
+from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
+from r1_rollout.vllm.shapes import Shapes, known
 from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.vllm.workers import end_workers, running_workers, silence_false_alarms, worker_threads
 from r1_rollout.weights import Weights
@@ -47,7 +49,7 @@ class VllmEngine:
         self._latest = -1 if version is None else version
         self._inside = self._asleep = False
         self._adapter: Any = None  # vLLM's name of it
-        self._shapes: dict[str, tuple[int, ...]] = {}  # of the last full weights
+        self._shapes: Shapes = {}  # of the last full weights
         self._batch: Generator[tuple[int, list[Completion]], None, None] | None = None
         self._workers: set[BaseProcess] = set()  # of a tensor-parallel engine
 
@@ -105,16 +107,15 @@ class VllmEngine:
         return engine
 
     @contextmanager
-    def awake(self, weights: Weights, version: int) -> Iterator[None]:
-        """Load `weights`, sample inside the block, sleep after it; unfinished calls are then over.
+    def awake(self, source: WeightSource | None = None) -> Iterator[None]:
+        """Sample inside the block, sleep after it; unfinished calls are then over.
 
         Room for the weights is made first and for the cache after loading, so that the two never stand beside what
         the loading needs. Caches that depend on weights (prefixes, pictures) are emptied.
 
         Args:
-            weights: all weights, or an `Adapter` alone, if `lora_rank` was given. An adapter stands on the full
-                weights that came last.
-            version: may not be older than the engine's last.
+            source: of all weights, or of an `Adapter` alone, if `lora_rank` was given: it stands on the full weights
+                that came last. None: the weights that are there; an engine that has slept needs new ones.
 
         Raises:
             RuntimeError: the engine is awake already.
@@ -125,7 +126,10 @@ class VllmEngine:
             raise RuntimeError(f"the engine is awake already, with weight version {self._version}")
         self._inside = True
         try:
-            self.update(weights, version)
+            if source is not None:
+                self.update(source)
+            elif self._version is None:
+                raise EngineError("the engine has let go of its weights when it went to sleep: awake(source)")
             yield
         finally:
             self._inside = False
@@ -134,18 +138,19 @@ class VllmEngine:
             if not self._thread.failure:
                 self._call(self._sleep)
 
-    def update(self, weights: Weights, version: int) -> None:
-        """Load `weights` to sample from them until others come; unfinished calls are over.
+    def update(self, source: WeightSource) -> None:
+        """Load weights to sample from them until others come; unfinished calls are over.
 
         Raises:
             WeightsError, EngineError: as for `awake`.
         """
+        version = source.version
         if version < self._latest:
             raise WeightsError(f"got weights of version {version}, but the engine has had version {self._latest}")
         self._close()
         self._version = None
         try:
-            self._call(self._sync, weights, version)
+            self._call(self._sync, source.tensors(), version)
         except (ValueError, KeyError, RuntimeError, AssertionError) as error:
             if isinstance(error, EngineError):
                 raise
@@ -221,7 +226,7 @@ class VllmEngine:
 
     def _check(self, prompts: Sequence[PromptLike], lengths: Sequence[int], what: str) -> None:
         if self._version is None:
-            raise RuntimeError(f"{what}() needs an awake engine: call it inside `with engine.awake(weights, version)`")
+            raise RuntimeError(f"{what}() needs an awake engine: call it inside `with engine.awake(source)`")
         for prompt, length in zip(prompts, lengths, strict=True):
             if not prompt.token_ids:
                 raise PromptError(f"prompt {prompt.id} is empty: the model needs at least one token to go on from")
@@ -316,8 +321,8 @@ class VllmEngine:
             self._adapter = load_adapter(self._llm, weights, version)
         else:
             self._adapter = None
-            came: sync.Shapes = {}
-            weights = sync.noted(weights, came, self._shapes)
+            came: Shapes = {}
+            weights = known(weights, came, self._shapes)
             if self._options.tensor_parallel_size == 1:
                 sync.reload(self._llm, weights, came, on_cpu=self._on_cpu)
             elif self._on_cpu:

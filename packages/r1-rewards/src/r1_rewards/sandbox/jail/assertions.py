@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
@@ -34,8 +35,8 @@ def run_assertions(request: dict[str, Any]) -> None:
     sys.modules["solution"] = _SolutionModule(wire)
     tests = new_module("tests")
     try:
-        for name in _foreign_names([request["source"], *request["units"]]):
-            _provide(name, tests, wire)
+        for name, is_module in _foreign_names([request["source"], *request["units"]]).items():
+            _provide(name, is_module, tests, wire)
         execute(request["source"], tests)
     except _TESTS_AT_FAULT as error:
         wire.write({"broken": _describe(error)})
@@ -148,7 +149,11 @@ def _builtin_exception(name: str) -> type[Exception]:
     return RuntimeError
 
 
-_NEVER_RAISED = (*_TESTS_AT_FAULT, UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, ExceptionGroup)
+# The last two would end a loop over the solution's results, such as `all(map(f, …))`, as if all had been well.
+_NEVER_RAISED = (
+    *_TESTS_AT_FAULT, UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, ExceptionGroup,
+    StopIteration, StopAsyncIteration,
+)  # fmt: skip
 
 
 def _send(value: Any) -> dict[str, Any]:
@@ -160,16 +165,22 @@ def _send(value: Any) -> dict[str, Any]:
     )
 
 
-def _foreign_names(sources: list[str]) -> list[str]:
-    """Return the names that the tests read and Python lacks; those that the tests define come later, and win."""
+def _foreign_names(sources: list[str]) -> dict[str, bool]:
+    """Return the names that the tests read and Python lacks, and whether they are used as modules are: only with a dot.
+
+    Those that the tests define come later, and win.
+    """
     nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
-    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    return sorted(name for name in names if not hasattr(builtins, name))
+    uses = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+    dotted = Counter(
+        node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    )
+    return {name: uses[name] <= dotted[name] for name in sorted(uses) if not hasattr(builtins, name)}
 
 
-def _provide(name: str, tests: ModuleType, wire: _Wire) -> None:
+def _provide(name: str, is_module: bool, tests: ModuleType, wire: _Wire) -> None:
     """Define `name` for the tests: a standard module, lest the solution pass off its own, or what the solution has."""
-    if name in sys.stdlib_module_names:
+    if is_module and name in sys.stdlib_module_names:
         vars(tests)[name] = importlib.import_module(name)
         return
     with contextlib.suppress(NameError):

@@ -27,7 +27,7 @@ def confine(limits: Mapping[str, Any], isolation: set[str], readable: Sequence[s
     if "root" in isolation:
         active.add("files")
     try:
-        landlock.restrict(readable, [namespaces.WORK] if "root" in isolation else [])
+        landlock.restrict(readable, ["/dev/null", *([namespaces.WORK] if "root" in isolation else [])])
         active.add("files")
     except OSError:
         pass

@@ -15,7 +15,7 @@ _ALLOWED = """
 read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,
 lseek 8 62, close 3 57, close_range 436 436, open 2 -, openat 257 56, openat2 437 437, creat 85 -, stat 4 -,
 fstat 5 80, lstat 6 -, newfstatat 262 -, statx 332 291, access 21 -, faccessat 269 48, faccessat2 439 439, dup
-32 23, dup2 33 -, dup3 292 24, pipe 22 -, pipe2 293 59, fcntl 72 25, flock 73 32, ftruncate 77 46, truncate 76
+32 23, dup2 33 -, dup3 292 24, pipe 22 -, pipe2 293 59, flock 73 32, ftruncate 77 46, truncate 76
 45, fsync 74 82, fdatasync 75 83, fallocate 285 47, getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50,
 mkdir 83 -, mkdirat 258 34, rmdir 84 -, unlink 87 -, unlinkat 263 35, rename 82 -, renameat 264 38, renameat2
 316 276, readlink 89 -, readlinkat 267 78, symlink 88 -, symlinkat 266 36, link 86 -, linkat 265 37, utimensat
@@ -38,10 +38,14 @@ poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -, epoll_
 """
 # These depend on their arguments.
 _CLONE, _CLONE3, _IOCTL, _PRLIMIT64, _SOCKETPAIR = (56, 220), (435, 435), (16, 29), (302, 261), (53, 199)
+_FCNTL = (72, 25)
 
 _CLONE_THREAD = 0x0001_0000
 _CLONE_PRIVILEGED = 0x7E02_2000  # new namespaces, and a tracer for the child
 _TERMINAL_AND_PIPE_QUESTIONS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS … FIOCLEX, FIONBIO, FIONREAD
+# F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, locks, F_DUPFD_CLOEXEC, F_SETPIPE_SZ, F_GETPIPE_SZ. The others choose who
+# gets which signal when a descriptor is ready: F_SETOWN and F_SETSIG together kill any process of the user.
+_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032)
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 
 _AUDIT_ARCH = (0xC000_003E, 0xC000_00B7)
@@ -78,6 +82,7 @@ def build(*, threads: bool) -> list[tuple[int, int, int, int]]:
     # As on an old kernel: the C library then uses clone, whose flags can be seen from here.
     program += _where(_CLONE3, [(_RETURN, 0, 0, _REFUSE | errno.ENOSYS)])
     program += _where(_IOCTL, [_argument(1), *_allow_if(*_TERMINAL_AND_PIPE_QUESTIONS)])
+    program += _where(_FCNTL, [_argument(1), *_allow_if(*_FCNTL_COMMANDS)])
     program += _where(_PRLIMIT64, [_argument(0), *_allow_if(0)])
     pair = [_argument(0), (_JUMP_EQUAL, 1, 0, _AF_UNIX), _refusal(), _argument(1), (_AND, 0, 0, _SOCK_TYPE)]
     program += _where(_SOCKETPAIR, [*pair, *_allow_if(_SOCK_STREAM)])

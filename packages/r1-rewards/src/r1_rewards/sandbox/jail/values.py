@@ -40,13 +40,19 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
     return other(value)
 
 
-def decode(data: Any, other: Callable[[dict[str, Any]], Any]) -> Any:
+def decode(data: Any, other: Callable[[dict[str, Any]], Any], *, text_keys: bool = False) -> Any:
     """Return the value that `data` stands for; `other` reads objects with tags that are not of this module.
 
-    Makes plain values only. Raises TypeError or ValueError for what `encode` cannot have written.
+    Makes plain values only. With `text_keys`, keys of dicts become text and sets are refused: numbers can be chosen to
+    have one hash, and a set of a few thousand of them would take minutes to build. Raises TypeError or ValueError for
+    what `encode` cannot have written.
     """
+
+    def inner(item: Any) -> Any:
+        return decode(item, other, text_keys=text_keys)
+
     if isinstance(data, list):
-        return [decode(item, other) for item in data]
+        return [inner(item) for item in data]
     if not isinstance(data, dict):
         return data
     if len(data) != 1:
@@ -62,9 +68,13 @@ def decode(data: Any, other: Callable[[dict[str, Any]], Any]) -> Any:
         case "bytes":
             return bytes.fromhex(body)
         case "tuple":
-            return tuple(decode(item, other) for item in body)
+            return tuple(inner(item) for item in body)
+        case "set" if text_keys:
+            raise ValueError("a set, where text keys are wanted")
         case "set":
-            return {decode(item, other) for item in body}
+            return {inner(item) for item in body}
+        case "dict" if text_keys:
+            return {str(inner(key)): inner(item) for key, item in body}
         case "dict":
-            return {decode(key, other): decode(item, other) for key, item in body}
+            return {inner(key): inner(item) for key, item in body}
     return other(data)

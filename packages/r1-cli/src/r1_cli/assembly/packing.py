@@ -1,0 +1,77 @@
+"""Whether a model's sequences may share a row: tried at start on the model itself, and not read off its name."""
+
+import logging
+
+import torch
+
+from r1_cli.assembly.canary import build_probes
+from r1_cli.config import RunConfig
+from r1_cli.groups.group import extend_positions
+from r1_cli.hardware import Hardware
+from r1_cli.models.files import ModelFiles
+from r1_cli.roles import Learner
+from r1_core.types import Sample
+from r1_data.render import Renderer
+from r1_rollout.canary import TOLERANCE, widest_gap
+from r1_rollout.probes import Probes
+from r1_rollout.types import PromptLike
+
+log = logging.getLogger("r1")
+
+# What another neighbour of the same length may change, in any precision: the same kernels round in the same way.
+NEIGHBOUR = TOLERANCE[torch.float32]
+
+
+def settle_packing(
+    config: RunConfig, hardware: Hardware, model: ModelFiles, renderer: Renderer, learner: Learner
+) -> None:
+    """Let the learner pad, and say so, if packing is asked for and its model mixes up the sequences of a row."""
+    actor = config.worker.actor
+    if not actor.padding_free:
+        return
+    probes, fresh = (build_probes(config, model, renderer, variant=variant) for variant in (0, 1))
+    tolerance = TOLERANCE[hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)]
+    fault = find_packing_fault(learner, probes, fresh, tolerance)
+    if fault is not None:
+        name = model.config.model_type
+        log.warning("%s %s: micro-batches are padded, as with worker.actor.padding_free=false", name, fault)
+        learner.pad()
+
+
+def find_packing_fault(learner: Learner, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
+    """Say what a packed row does to its sequences, None if nothing.
+
+    A state that runs through the row (linear attention), or an attention that reads no positions, makes the row one
+    long sequence, and nothing but the log-probs shows it. So these must be what each sequence gets alone and padded,
+    and those of the last must not change with the one before it.
+
+    Args:
+        probes: a short text, a long one and, where the model reads them, a picture.
+        fresh: others of the same kinds and lengths.
+        tolerance: how far apart other kernels may bring log-probs, see `r1_rollout.canary.TOLERANCE`.
+    """
+    last, *others = map(_to_sample, probes.prompts, probes.responses)
+    other = _to_sample(fresh.prompts[1], fresh.responses[1])
+    alone = [learner.logprobs_together([sample], padding_free=False)[0] for sample in (*others, last)]
+    try:
+        gap = widest_gap(learner.logprobs_together([*others, last], padding_free=True), alone)
+        pair, swapped = (learner.logprobs_together([one, last], padding_free=True)[-1:] for one in (others[0], other))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        return f"cannot read a packed row ({str(error).splitlines()[0]})"
+    leak = widest_gap(swapped, pair)
+    if gap <= tolerance and leak <= NEIGHBOUR:
+        return None
+    return f"takes a packed row for one sequence (log-probs off by {max(gap, leak):.2g} of their size)"
+
+
+def _to_sample(prompt: PromptLike, response: list[int]) -> Sample:
+    """Look at every token that another one predicts."""
+    token_ids = torch.tensor([*prompt.token_ids, *response])
+    return Sample(
+        token_ids=token_ids,
+        loss_mask=torch.arange(len(token_ids)) >= 1,
+        position_ids=extend_positions(prompt.position_ids, len(response)),
+        group_id=0,
+        reward=0.0,
+        model_inputs=prompt.model_inputs,
+    )

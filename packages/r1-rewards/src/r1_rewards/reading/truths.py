@@ -1,0 +1,33 @@
+"""What a ground truth says: one text, or several of which each is right."""
+
+import json
+from collections.abc import Sequence
+
+
+def read_truths(ground_truth: str | Sequence[str]) -> list[str]:
+    """Return the truths: of a list of texts, of the JSON of such a list (`["5", "five"]`), or the one text.
+
+    Raises TypeError for what is no text, ValueError where nothing is left but blanks: a truth that no response can meet
+    would teach nothing and say nothing.
+    """
+    if isinstance(ground_truth, str):
+        found = _read_list(ground_truth) or [ground_truth]
+    elif isinstance(ground_truth, Sequence) and all(isinstance(truth, str) for truth in ground_truth):
+        found = list(ground_truth)
+    else:
+        raise TypeError(f"the ground truth is {ground_truth!r:.80}, a {type(ground_truth).__name__}; write it as text")
+    found = [truth for truth in found if truth.strip()]
+    if not found:
+        raise ValueError(f"the ground truth {ground_truth!r:.80} is blank; nothing can be right")
+    return found
+
+
+def _read_list(text: str) -> list[str] | None:
+    """Return a JSON list of texts; any other brackets are mathematics."""
+    if not text.lstrip().startswith('["') and not text.lstrip().startswith('[ "'):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, list) and all(isinstance(one, str) for one in found) else None

@@ -1,0 +1,158 @@
+"""A run finds out by itself whether its model's sequences may share a row, and the learner is right either way."""
+
+from typing import Any, cast
+
+import families
+import pytest
+import torch
+from family_prompts import make_learner
+from torch import Tensor
+
+from r1_cli.assembly.packing import find_packing_fault, settle_packing
+from r1_cli.config import load_config
+from r1_cli.hardware import Hardware
+from r1_cli.models.files import ModelFiles
+from r1_cli.models.load import position_ids_of
+from r1_core.learner import Learner
+from r1_core.learner.learner import Loss
+from r1_core.types import LossInputs, LossOutput, Sample
+from r1_rollout.canary import TOLERANCE
+from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.probes import Probes, text_probes
+
+PACKS = [("qwen2", True), ("qwen3_5_text", False)]
+HYBRID = ("qwen3_5_text", "qwen3_5")
+FURTHER = (*families.FURTHER_TEXT, *families.FURTHER_VISION)
+ALL = (*families.TEXT_FAMILIES, *families.VISION_FAMILIES, *FURTHER)
+END = frozenset({258})
+LENGTHS = (24, 31, 17, 40)
+
+
+def probes_of(model: Any, variant: int) -> Probes:
+    axes = 1 if position_ids_of(model.config) is None else 4
+    return text_probes(range(250), axes=axes, longest_prompt=200, longest_response=8, variant=variant)
+
+
+def fault_of(learner: Learner, precision: torch.dtype = torch.float32) -> str | None:
+    probes, fresh = (probes_of(learner.model, variant) for variant in (0, 1))
+    return find_packing_fault(learner, probes, fresh, TOLERANCE[precision])
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [(family, torch.float32) for family in ALL] + [(family, torch.bfloat16) for family in ("qwen3_moe", *HYBRID)],
+)
+def test_only_sequences_that_do_not_see_one_another_are_packed(family: str, precision: torch.dtype) -> None:
+    fault = fault_of(make_learner(families.make_model(family, scale=1.0).to(precision)), precision)
+    assert (fault is not None) == (family in HYBRID)
+    assert fault is None or "takes a packed row for one sequence" in fault
+
+
+def test_a_model_that_reads_no_positions_is_found_out() -> None:
+    model = families.make_model("qwen2")
+    learner = make_learner(model)
+    model.set_attn_implementation("eager")
+    forward = model.forward
+    model.forward = lambda position_ids=None, **inputs: forward(**inputs)
+    assert "takes a packed row for one sequence" in str(fault_of(learner))
+
+
+def test_a_model_that_fails_on_a_packed_row_is_padded_and_quoted() -> None:
+    model = families.make_model("qwen2")
+    forward = model.forward
+
+    def picky(**inputs: Any) -> Any:
+        if (inputs["position_ids"] == 0).sum() > len(inputs["input_ids"]) and "attention_mask" not in inputs:
+            raise ValueError("positions must rise")
+        return forward(**inputs)
+
+    model.forward = picky
+    assert fault_of(make_learner(model)) == "cannot read a packed row (positions must rise)"
+
+
+@pytest.mark.parametrize(("asked", "family", "packs"), [(True, *case) for case in PACKS] + [(False, "qwen2", False)])
+def test_a_run_packs_what_can_be_packed_and_says_in_a_line_what_cannot(
+    asked: bool, family: str, packs: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = [
+        "data.train_files=owner/rows@train",
+        "worker.reward.reward_function=math",
+        "worker.actor.model.model_path=owner/model",
+    ]
+    config = load_config([*words, "trainer.n_gpus_per_node=1", f"worker.actor.padding_free={str(asked).lower()}"])[0]
+    tokenizer, model = families.make_tokenizer(), families.make_model(family)
+    learner = make_learner(model, padding_free=asked)
+    files, renderer = ModelFiles("m", model.config, tokenizer, tokenizer), cast(Any, None)
+    settle_packing(config, Hardware("cpu"), files, renderer, learner)
+    assert learner.batching.padding_free == packs
+    said = [record.getMessage() for record in caplog.records if record.name == "r1"]
+    assert said == [] if packs or not asked else len(said) == 1
+    assert all(f"{family} takes a packed row for one sequence" in line for line in said)
+
+
+def samples_of(model: Any) -> list[Sample]:
+    draw, axes = torch.Generator().manual_seed(1), 1 if position_ids_of(model.config) is None else 4
+    return [
+        Sample(
+            torch.randint(0, 250, (length,), generator=draw),
+            torch.arange(length) >= length // 2,
+            torch.arange(length).expand(axes, -1),
+            group_id=0,
+            reward=0.0,
+            old_logprobs=torch.zeros(length),
+            advantages=torch.ones(length),
+        )
+        for length in LENGTHS
+    ]
+
+
+class SumOfLogprobs(Loss):
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(torch.where(inputs.loss_mask, inputs.logprobs, 0.0).sum())
+
+
+def alone(model: Any, sample: Sample) -> Tensor:
+    """Log-probs of the trained tokens by a plain call of the model."""
+    logits = model(input_ids=sample.token_ids[None], use_cache=False).logits[0]
+    chosen = logits[:-1].log_softmax(-1).gather(-1, sample.token_ids[1:, None]).squeeze(-1)
+    return chosen[sample.loss_mask[1:]]
+
+
+@pytest.mark.parametrize("family", FURTHER)
+def test_values_and_gradients_are_those_of_each_sequence_alone(family: str) -> None:
+    model, plain = families.make_model(family, scale=2.0), families.make_model(family, scale=2.0)
+    learner, samples = make_learner(model), samples_of(model)
+    if fault_of(learner) is not None:
+        learner.pad()
+    expected = [alone(plain, sample) for sample in samples]
+    for annotated, own in zip(learner.annotate(samples, ["old_logprobs"]), expected, strict=True):
+        assert annotated.old_logprobs is not None
+        torch.testing.assert_close(annotated.old_logprobs[annotated.loss_mask], own.detach(), rtol=0, atol=2e-5)
+    torch.cat(expected).sum().backward()
+    learner.forward_backward(samples, SumOfLogprobs())
+    wanted = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        found, right = parameter.grad, wanted[name].grad
+        assert (found is None) == (right is None), name
+        if found is not None and right is not None:
+            assert float((found - right).norm()) <= 1e-4 * max(1.0, float(right.norm())), name
+
+
+@pytest.mark.parametrize("family", FURTHER)
+def test_the_embedded_engine_agrees_with_the_learner_or_refuses_the_model_by_name(family: str) -> None:
+    model = families.make_model(family)
+    if family in HYBRID:
+        with pytest.raises(ValueError, match=r"Qwen3_5\w+ has linear_attention layers"):
+            EmbeddedEngine(model, end_token_ids=END)
+        return
+    learner = make_learner(families.make_model(family))
+    probes = text_probes(range(250), longest_prompt=16, longest_response=8)
+    engine = EmbeddedEngine(model, end_token_ids=END)
+    with engine.awake(learner.weights(), 1):
+        found = engine.logprobs_of(probes.prompts, probes.responses)
+    for prompt, response, own in zip(probes.prompts, probes.responses, found, strict=True):
+        token_ids = torch.tensor([*prompt.token_ids, *response])
+        mask = torch.arange(len(token_ids)) >= len(prompt.token_ids)
+        sample = Sample(token_ids, mask, torch.arange(len(token_ids))[None], group_id=0, reward=0.0)
+        [expected] = learner.logprobs_together([sample], padding_free=True)
+        assert own == pytest.approx(expected, abs=1e-5)
