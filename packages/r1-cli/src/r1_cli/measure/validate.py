@@ -90,7 +90,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
     """Return what is usually reported of a model, for k = 1, 2, 4, … and all n samples a prompt.
 
     `accuracy` is the share of right first answers; `avg@n` that of all answers; `pass@k` the unbiased estimate of
-    at least one right in k (arXiv 2107.03374, eq. 1); `maj@n` counts a prompt if its most frequent final answer is
+    at least one right in k (arXiv 2107.03374); `maj@n` counts a prompt if its most frequent final answer is
     right. Where prompts have different numbers of answers, the first n of each count, n being the smallest. Raises
     ValueError on no groups.
     """

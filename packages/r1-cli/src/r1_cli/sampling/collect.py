@@ -1,4 +1,4 @@
-"""Dynamic sampling: prompts are drawn until a step has the groups that it trains on (arXiv 2503.14476, eq. 11)."""
+"""Dynamic sampling: prompts are drawn until a step has the groups that it trains on (arXiv 2503.14476)."""
 
 import hashlib
 import logging
@@ -159,7 +159,7 @@ class DynamicSampling:
     def _compare_with_greedy(self, sampled: dict[int, Group], watch: Stopwatch) -> dict[int, Group]:
         """Give groups the reward of their prompt's greedy response as a baseline, where the estimator wants it.
 
-        A group whose greedy response could not be scored is left out. arXiv 2310.10505, section 4 (ReMax).
+        A group whose greedy response could not be scored is left out. arXiv 2310.10505 (ReMax).
         """
         if not self.baselines:
             return sampled

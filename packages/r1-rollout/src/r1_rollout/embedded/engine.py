@@ -111,7 +111,7 @@ class EmbeddedEngine:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
 
         A later call ends an earlier one; `close()` on what is returned ends this one and frees its memory. Answer token
-        t of a prompt of length P stands at position P + t; on the rotary axes of M-RoPE (arXiv 2409.12191, section 2.1)
+        t of a prompt of length P stands at position P + t; on the rotary axes of M-RoPE (arXiv 2409.12191)
         at the prompt's largest position + 1 + t.
 
         Raises:
