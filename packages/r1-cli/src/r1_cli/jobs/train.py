@@ -49,6 +49,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
     """
     console = Console()
     configure_logging(console)
+    algorithm.try_own(config)
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     start = find_start(config, store)
     model, hardware = open_model(config), find_hardware()

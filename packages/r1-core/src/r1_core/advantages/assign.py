@@ -36,7 +36,8 @@ def assign(
     baseline, from the samples' `old_logprobs` and `rollout_logprobs`). With `kl_penalty`, a name of `r1_core.kl`, every
     token loses kl_coef times its KL from the reference, taken from the samples' `old_logprobs` and `ref_logprobs`, or
     from their `full_kl` with `kl.FULL`.
-    Raises ValueError on a reward that is not finite, and if what the KL needs is missing.
+    Raises ValueError on a reward that is not finite, and if what the KL needs is missing; an advantage that is not
+    finite is logged, with its sample and estimator.
     """
     if not samples:
         return []
