@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -100,6 +101,18 @@ def test_a_convolution_over_more_than_one_patch_stays_one() -> None:
     assert [type(plain), type(padded)] == [PatchEmbedding, torch.nn.Conv3d]
     assert torch.equal(plain(pictures), expected[0])
     assert torch.equal(padded(pictures), expected[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "computing", "installed", "flash"),
+    [("cuda", torch.bfloat16, True, True), ("cuda", torch.float16, True, True), ("cuda", torch.float32, True, False),
+     ("cuda", torch.bfloat16, False, False), ("cpu", torch.bfloat16, True, False)],
+)  # fmt: skip
+def test_flash_attention_is_for_half_precision_on_gpus_only(
+    kind: str, computing: torch.dtype, installed: bool, flash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.utils, "is_flash_attn_2_available", lambda: installed)
+    assert (models.attention(torch.device(kind), computing) == "flash_attention_2") == flash
 
 
 def test_there_is_no_vision_tower_to_freeze_in_a_text_model() -> None:

@@ -74,7 +74,7 @@ NO_EFFECT: dict[str, str] = {
     "worker.actor.fsdp.use_orig_params": "one device, nothing to shard",
     "worker.actor.fsdp.mp_reduce_dtype": "one device, nothing to reduce",
     "worker.actor.fsdp.mp_buffer_dtype": "buffers keep the model's own precision",
-    "worker.ref": "the reference is loaded like the actor",
+    "worker.ref": "the reference computes in what the actor does",
     "worker.rollout.disable_tqdm": "the progress bar is r1's own",
 }
 # On by default, so shown only where the user asks for them.

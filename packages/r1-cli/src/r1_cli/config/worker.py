@@ -35,7 +35,7 @@ class OptimConfig(Section):
     weight_decay: NonNegative = 1e-2
     strategy: Literal["adamw", "adamw_bf16"] = "adamw"
     lr_warmup_ratio: Ratio = 0.0  # share of all optimizer steps
-    lr_warmup_steps: Annotated[int, Field(ge=0)] | None = None  # wins over lr_warmup_ratio
+    lr_warmup_steps: Annotated[int, Field(ge=0)] | None = None  # training steps; wins over lr_warmup_ratio
     min_lr_ratio: Ratio | None = None
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
     num_cycles: Positive = 0.5  # waves of the cosine

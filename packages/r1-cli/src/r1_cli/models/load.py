@@ -57,9 +57,13 @@ def load_model(
     config: Any,
     dtype: torch.dtype,
     device: torch.device,
+    computing: torch.dtype | None = None,
     trust_remote_code: bool = False,
 ) -> transformers.PreTrainedModel:
     """Return the model with its language-model head, in `dtype` on `device`, without dropout.
+
+    Args:
+        computing: the precision of its matrix products, where it is not that of the weights (autocast).
 
     Raises:
         ModelError: there are no weights, or they do not fit the configuration and layers would be left random.
@@ -70,7 +74,7 @@ def load_model(
             path,
             config=_without_dropout(config),
             dtype=dtype,
-            attn_implementation=attention(device),
+            attn_implementation=attention(device, computing or dtype),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
@@ -93,9 +97,13 @@ def _without_dropout(config: Any) -> Any:
     return config
 
 
-def attention(device: torch.device) -> str:
-    """Return the attention that packs well: flash-attn where it is installed on a GPU, torch's by pieces elsewhere."""
-    if device.type == "cuda" and transformers.utils.is_flash_attn_2_available():
+def attention(device: torch.device, computing: torch.dtype) -> str:
+    """Return the attention that packs well: flash-attn where it is installed on a GPU, torch's by pieces elsewhere.
+
+    The kernels of flash-attn take half precision only.
+    """
+    half = computing in (torch.bfloat16, torch.float16)
+    if device.type == "cuda" and half and transformers.utils.is_flash_attn_2_available():
         return "flash_attention_2"
     return PACKED_ATTENTION
 
