@@ -12,10 +12,10 @@ from r1_cli.assembly.packing import find_packing_fault, settle_packing
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
-from r1_cli.models.load import position_ids_of
 from r1_core.learner import Learner
 from r1_core.learner.learner import Loss
 from r1_core.types import LossInputs, LossOutput, Sample
+from r1_data.positions import position_ids_of
 from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.probes import Probes, text_probes
