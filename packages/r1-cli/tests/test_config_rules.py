@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from r1_cli.config import ConfigError, load_config, unavailable, without_effect
+from r1_cli.engines import vllm
 
 BASE = [
     "data.train_files=owner/rows@train",

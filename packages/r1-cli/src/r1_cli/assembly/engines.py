@@ -15,6 +15,7 @@ from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, load_weights
 from r1_cli.roles import Scorer
 from r1_rollout.errors import EngineError
+from r1_rollout.tokens import end_token_ids, media_token_ids
 from r1_rollout.types import Generator, SamplingParams
 
 
@@ -58,8 +59,8 @@ def build_engine(
     Raises:
         ModelError: the engine cannot run this kind of model, or cannot start.
     """
-    ends = models.end_token_ids(models.load_generation_config(model.path, model.config), model.tokenizer)
-    banned = models.media_token_ids(model.config, model.tokenizer)
+    ends = end_token_ids(models.load_generation_config(model.path, model.config), model.config, model.tokenizer)
+    banned = media_token_ids(model.config, model.tokenizer)
     setup = EngineSetup(config, hardware, model, ends, banned, max_sequences(config), load)
     try:
         engine: Generator = engine_module(config).open_engine(setup, stack)

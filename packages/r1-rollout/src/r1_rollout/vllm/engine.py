@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from r1_rollout import tokens
 from r1_rollout.errors import EngineError, PromptError, WeightsError
 from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
@@ -68,7 +69,8 @@ class VllmEngine:
         Raises:
             EngineError: vLLM is not installed or cannot start: it does not serve this model, or memory is short.
         """
-        ends = _end_token_ids(path, options) if end_token_ids is None else end_token_ids
+        trusted = options.get("trust_remote_code", False)
+        ends = _end_token_ids(path, trusted) if end_token_ids is None else end_token_ids
         return cls.start(path, EngineOptions(end_token_ids=frozenset(ends), **options))
 
     @classmethod
@@ -353,16 +355,14 @@ class VllmEngine:
         gc.collect()
 
 
-def _end_token_ids(path: str, options: dict[str, Any]) -> frozenset[int]:
+def _end_token_ids(path: str, trust_remote_code: bool) -> frozenset[int]:
     from transformers import AutoConfig, GenerationConfig
 
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     try:
-        config: Any = GenerationConfig.from_pretrained(path)
+        return tokens.end_token_ids(GenerationConfig.from_pretrained(path), config)
     except OSError:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=options.get("trust_remote_code", False))
-        config = config.get_text_config()
-    ends = config.eos_token_id
-    return frozenset(end for end in (ends if isinstance(ends, list) else [ends]) if end is not None)
+        return tokens.end_token_ids(None, config)
 
 
 def _why_not(path: str, error: Exception) -> str:
