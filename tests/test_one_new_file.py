@@ -54,10 +54,14 @@ def test_a_tracker_is_one_new_file(tmp_path: Path) -> None:
 from pathlib import Path
 from r1_cli.config import load_config
 from r1_cli.track import RunInfo, Tracker
+from r1_cli.track.console import ConsoleReporter
+from rich.console import Console
 
 words = ["examples/quickstart/config.yaml", "trainer.logger=[file,lines]"]
 config, _ = load_config(words)
-tracker = Tracker(config.trainer.logger, RunInfo("p", "e", Path({str(folder)!r}), {{}}, 0), console=None)
+reporter = ConsoleReporter(Console(), step_lines=False)
+reporter.begin(0, 3)
+tracker = Tracker(config.trainer.logger, RunInfo("p", "e", Path({str(folder)!r}), {{}}, 0), reporter)
 tracker.log(3, {{"reward/overall": 0.5}})
 print((Path({str(folder)!r}) / "lines.txt").read_text())
 """

@@ -25,6 +25,7 @@ class Silent:
 
     def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None: ...
     def close(self) -> None: ...
+    def stage(self, name: str) -> None: ...
 
 
 class Broken(Silent):
@@ -160,6 +161,6 @@ def test_mlflow_takes_a_validation_and_writes_into_the_runs_folder_only(
     monkeypatch.chdir(elsewhere)
     tracker = Tracker(["mlflow"], info(folder), Silent())
     tracker.log(0, {"val/avg@1": 0.5, "val/a b/../c": float("nan")}, [Generation("row:1", "How many?", "2", "2", 1.0)])
-    assert len(tracker.loggers) == 2, caplog.text
+    assert len(tracker.loggers) == 3, caplog.text
     tracker.close()
     assert not list(elsewhere.iterdir())

@@ -141,6 +141,11 @@ def message_of(*words: str) -> str:
         ("worker.reward.reward_function=maths", "worker.reward.reward_function", "did you mean 'math'?"),
         ("worker.reward.reward_function_kwargs.x=1", "worker.reward.reward_function_kwargs", "takes no 'x'"),
         ("worker.reward.reward_function=judge", "worker.reward.reward_function_kwargs", "argument: 'url'"),
+        (
+            "algorithm.adv_estimator=gdpo algorithm.use_kl_loss=false",
+            "algorithm.use_kl_loss",
+            "adv_estimator=gdpo has no place for a KL in the reward",
+        ),
         ("worker.reward.reward_function=./no.py:f", "worker.reward.reward_function", "there is no file ./no.py"),
         ("data.format_prompt=no.jinja", "data.format_prompt", "no such file"),
         ("data.format_prompt={{content}}!", "data.format_prompt", "save it in a file"),
@@ -192,6 +197,7 @@ def test_a_reward_file_is_read_but_never_run(tmp_path: Path) -> None:
     reward.write_text(f"open({str(flag)!r}, 'w')\nNAME = 1\ndef compute_score(x): ...\n", encoding="utf-8")
     load_config([*BASE, f"worker.reward.reward_function={reward}:compute_score"])
     assert "did you mean 'compute_score'?" in message_of(f"worker.reward.reward_function={reward}:compute_scores")
+    assert f"write {reward}:NAME; it defines compute_score" in message_of(f"worker.reward.reward_function={reward}")
     reward.write_text("def broken(:\n", encoding="utf-8")
     assert "invalid syntax" in message_of(f"worker.reward.reward_function={reward}:broken")
     assert not flag.exists()

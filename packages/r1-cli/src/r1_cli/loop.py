@@ -74,7 +74,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
     prompt from the policy as it is, score them, ask by how much each is better than its group, and make the better ones
     likelier, within a trust region around the policy that sampled, and near the reference.
     """
-    watch = Stopwatch()
+    watch = Stopwatch(run.tracker.stage)
     update = run.update
     with watch("step"):
         with run.stop.interruptible(), run.engine.awake(LocalWeights(run.learner.weights, at.step)):
@@ -125,7 +125,7 @@ def conclude_step(run: Run, at: Position, record: dict[str, float]) -> None:
     The record is written between the checkpoint's writing and its publication: whichever moment a kill chooses, a
     resumed run finds the records of all steps up to its checkpoint.
     """
-    watch = Stopwatch()
+    watch = Stopwatch(run.tracker.stage)
     generations: list[Generation] = []
     if run.validation and run.schedule.validates(at.step):
         try:

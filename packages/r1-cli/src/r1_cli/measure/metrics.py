@@ -12,6 +12,7 @@ from r1_cli.hardware import peak_flops
 from r1_cli.sampling.proof import ProvenGenerator
 from r1_core.learner.facts import Facts
 from r1_core.losses import correction
+from r1_core.rows import known, tokens
 from r1_core.types import Sample
 from r1_rollout.types import Generator
 
@@ -84,8 +85,9 @@ def source_metrics(groups: Sequence[Group], prefix: str, suffix: str = "") -> di
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Return the spread over trained tokens; outcome estimators use the advantage as the return."""
-    values = torch.cat([s.advantages[s.loss_mask] for s in samples if s.advantages is not None]).tolist()
-    return spread("critic/advantages", values) | spread("critic/returns", values)
+    values = tokens(samples, "advantages").double()
+    found = {"mean": float(values.mean()), "max": float(values.max()), "min": float(values.min())}
+    return {f"critic/{name}/{kind}": value for name in ("advantages", "returns") for kind, value in found.items()}
 
 
 def length_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -117,29 +119,24 @@ def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> 
 def agreement(samples: Sequence[Sample], prefix: str = "rollout/") -> dict[str, float]:
     """Return how far the engine's log-probs lie from the learner's, over trained tokens, before any correction.
 
-    {} without samples.
+    {} without samples, or without both.
 
     Mean and largest gap in nats; KL(engine, learner) by k1 and k3 and the χ² divergence; and the effective sample size
     of the tokens' importance weights, which is 1 where the two agree.
     """
-    columns = [
-        (s.old_logprobs - s.rollout_logprobs)[s.loss_mask].double()
-        for s in samples
-        if s.old_logprobs is not None and s.rollout_logprobs is not None
-    ]
-    if not columns:
+    if not samples or not known(samples, "old_logprobs") or not known(samples, "rollout_logprobs"):
         return {}
-    gap = torch.cat(columns)[None]
-    tokens = torch.ones_like(gap, dtype=torch.bool)
-    found = correction.diagnose(gap, tokens)
-    weights = correction.importance_weights(gap, tokens, "token")
+    gap = (tokens(samples, "old_logprobs") - tokens(samples, "rollout_logprobs")).double()[None]
+    mask = torch.ones_like(gap, dtype=torch.bool)
+    found = correction.diagnose(gap, mask)
+    weights = correction.importance_weights(gap, mask, "token")
     return {
         f"{prefix}logprob_gap_mean": float(found["rollout_gap_mean"]),
         f"{prefix}logprob_gap_max": float(found["rollout_gap_max"]),
         f"{prefix}kl": float(found["rollout_kl"]),
         f"{prefix}kl_k3": float(found["rollout_kl_k3"]),
         f"{prefix}chi2": float(found["rollout_chi2"]),
-        f"{prefix}effective_sample_size": float(correction.effective_sample_size(weights, tokens)),
+        f"{prefix}effective_sample_size": float(correction.effective_sample_size(weights, mask)),
     }
 
 

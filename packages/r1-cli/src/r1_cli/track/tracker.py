@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from r1_cli.track.files import FileLogger
-from r1_cli.track.types import Generation, Logger, Record, RunInfo
+from r1_cli.track.types import Console, Generation, Logger, Record, RunInfo
 
 log = logging.getLogger("r1")
 
@@ -14,19 +14,23 @@ log = logging.getLogger("r1")
 class Tracker:
     """All loggers of a run behind one."""
 
-    def __init__(self, names: Sequence[str], info: RunInfo, console: Logger) -> None:
-        # The file logger is always there: resuming without gap or repeat is decided by what it holds.
+    def __init__(self, names: Sequence[str], info: RunInfo, console: Console) -> None:
+        # These two are always there: resuming without gap or repeat is decided by what the files hold, and the console
+        # knows by itself what to show where it was not asked for.
         self.files = FileLogger(info)
-        self.loggers: list[Logger] = [self.files]
+        self.console = console
+        self.loggers: list[Logger] = [self.files, console]
         for name in names:
-            if name == "console":
-                self.loggers.append(console)
-            elif name != "file":
+            if name not in ("console", "file"):
                 self.loggers += _open(name, info)
 
     def has(self, step: int) -> bool:
         """Whether this step's record was already written, by this process or one before it."""
         return self.files.has(step)
+
+    def stage(self, name: str) -> None:
+        """Show what a step has come to; see `Stopwatch`."""
+        self.console.stage(name)
 
     def log(self, step: int, record: Record, generations: Sequence[Generation] = ()) -> None:
         """Write one step's record, and the validation answers that belong to it."""

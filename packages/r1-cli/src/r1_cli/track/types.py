@@ -35,3 +35,10 @@ class Logger(Protocol):
     def log(self, step: int, record: Record) -> None: ...
     def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None: ...
     def close(self) -> None: ...
+
+
+class Console(Logger, Protocol):
+    """The logger that is watched as the run goes."""
+
+    def stage(self, name: str) -> None:
+        """Show what the step that is running has come to."""
