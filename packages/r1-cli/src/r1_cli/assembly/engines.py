@@ -63,7 +63,7 @@ def build_engine(
     banned = media_token_ids(model.config, model.tokenizer)
     setup = EngineSetup(config, hardware, model, ends, banned, max_sequences(config), load)
     try:
-        engine: Generator = engine_module(config).open_engine(setup, stack)
+        engine: Generator = engine_module(config.worker.rollout.engine).open_engine(setup, stack)
         return engine
     except models.ModelError:
         raise

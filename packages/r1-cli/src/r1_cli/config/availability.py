@@ -130,7 +130,7 @@ def _not_read(config: RunConfig) -> dict[str, str]:
     """Return the keys and sections that this configuration never looks at, and why."""
     estimator, loss = config.algorithm.adv_estimator, config.worker.actor.loss_type
     unread = {key: why for key, read, why in READ_WHEN if not read(config)}
-    unread |= {f"worker.rollout.{key}": why for key, why in engine_module(config).IGNORES.items()}
+    unread |= {f"worker.rollout.{key}": why for key, why in engine_module(config.worker.rollout.engine).IGNORES.items()}
     unread |= {option.key: _only(option) for option in ESTIMATOR_OPTIONS if estimator not in option.owners}
     unread |= {option.key: _only(option) for option in LOSS_OPTIONS if loss not in option.owners}
     unread.pop("algorithm.reward_clip_range", None)  # other estimators are given clipped rewards
@@ -144,7 +144,7 @@ def _only(option: Option) -> str:
 def unavailable(config: RunConfig, provenance: Provenance) -> list[Limit]:
     """Return what the configuration asks for and this version cannot do; a run refuses it, a dry run lists it."""
     asked = [rule for rule in NOT_YET_WHEN_SET if provenance.is_set(rule[0])]
-    missing = engine_module(config).missing()
+    missing = engine_module(config.worker.rollout.engine).missing()
     absent = [Limit("worker.rollout.name", config.worker.rollout.name, missing)] if missing else []
     return absent + [
         Limit(key, lookup(config, key), reason)

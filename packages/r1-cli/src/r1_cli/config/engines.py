@@ -5,10 +5,7 @@ from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Protocol, cast
-
-if TYPE_CHECKING:
-    from r1_cli.config.root import RunConfig
+from typing import Any, Protocol, cast
 
 AUTO, SERVERS = "auto", "servers"  # servers sample where `worker.rollout.servers` says so, whatever the name
 _FOUND = {found.name for found in iter_modules([str(Path(__file__).parents[1] / "engines")])}
@@ -30,13 +27,10 @@ class EngineModule(Protocol):
         """Make the engine, which ends with `stack`; see `r1_cli.engines.EngineSetup`."""
 
 
-def engine_module(config: "RunConfig") -> EngineModule:
-    """Return the module of the engine that samples: servers, the one that is named, or what `auto` means here."""
-    rollout = config.worker.rollout
-    if rollout.servers.used:
-        return _load(SERVERS)
-    if rollout.name != AUTO:
-        return _load(rollout.name)
+def engine_module(name: str) -> EngineModule:
+    """Return the module of the engine that is named, or of the one that `auto` means here."""
+    if name != AUTO:
+        return _load(name)
     preferred = [module for module in map(_load, ENGINES[1:]) if module.preferred()]
     return preferred[0] if preferred else _load("embedded")
 
