@@ -298,6 +298,17 @@ def test_vllm_is_named_as_missing_where_it_is_not_installed(monkeypatch: pytest.
         assert [limit.key for limit in limits] == ([] if installed else ["worker.rollout.name"])
 
 
+@pytest.mark.parametrize("word", ["worker.actor.optim.lr=0.0", "trainer.save_freq=0", "trainer.val_freq=0"])
+def test_a_zero_that_is_seldom_meant_is_said(word: str) -> None:
+    assert [str(limit) for limit in without_effect(*load_config([*PLAIN, word]))] == [word]
+
+
+def test_critics_are_refused_before_their_sizes_are_asked_for() -> None:
+    words = ["algorithm.adv_estimator=gae", "data.rollout_batch_size=8", "worker.actor.global_batch_size=8"]
+    limits = unavailable(*load_config([*PLAIN, *words]))
+    assert [limit.key for limit in limits] == ["algorithm.adv_estimator"]
+
+
 def test_rewards_are_clipped_for_every_estimator() -> None:
     assert without_effect(*load_config([*PLAIN, "algorithm.reward_clip_range=[-1,1]"])) == []
 

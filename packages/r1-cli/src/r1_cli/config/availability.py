@@ -78,6 +78,13 @@ NO_EFFECT_WHEN_SET: dict[str, str] = {
     "worker.actor.use_torch_compile": "log-probs are computed eagerly",
 }
 
+# Allowed, and seldom meant: said where the user sets them.
+SELDOM_MEANT: tuple[tuple[str, Applies, str], ...] = (
+    ("worker.actor.optim.lr", lambda v, c: v == 0, "no weight changes"),
+    ("trainer.save_freq", lambda v, c: v == 0, "as -1, no checkpoint is written"),
+    ("trainer.val_freq", lambda v, c: v == 0, "as -1, nothing is validated between steps"),
+)
+
 
 def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
     return lambda config: config.algorithm.online_filtering and config.algorithm.filter_mode == mode
@@ -175,4 +182,5 @@ def without_effect(config: RunConfig, provenance: Provenance) -> list[Limit]:
         if (key == section or key.startswith(f"{section}.")) and lookup(config, key) != lookup(default, key)
     ]
     asked = [(key, why) for key, why in NO_EFFECT_WHEN_SET.items() if provenance.is_set(key) and lookup(config, key)]
-    return [Limit(key, lookup(config, key), reason) for key, reason in changed + asked]
+    odd = [(key, why) for key, odd, why in SELDOM_MEANT if provenance.is_set(key) and odd(lookup(config, key), config)]
+    return [Limit(key, lookup(config, key), reason) for key, reason in changed + asked + odd]
