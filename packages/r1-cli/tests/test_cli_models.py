@@ -12,6 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from r1_cli.models import load as models
 from r1_cli.models.patches import PatchEmbedding, multiply_patches
 from r1_data.positions import position_ids_of
+from r1_rollout import tokens
 
 MODEL = Path(__file__).resolve().parents[3] / "examples/quickstart/model"
 CPU = torch.device("cpu")
@@ -29,14 +30,15 @@ def model(config):  # type: ignore[no-untyped-def]
 
 def test_every_token_that_stands_for_media_is_known(config) -> None:  # type: ignore[no-untyped-def]
     tokenizer, _ = models.load_tokenizer(str(MODEL), vision_language=True)
-    banned = {tokenizer.convert_ids_to_tokens(token) for token in models.media_token_ids(config, tokenizer)}
+    banned = {tokenizer.convert_ids_to_tokens(token) for token in tokens.media_token_ids(config, tokenizer)}
     assert banned == {"<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"}
 
 
 def test_answers_end_where_the_model_says(model) -> None:  # type: ignore[no-untyped-def]
     tokenizer, _ = models.load_tokenizer(str(MODEL), vision_language=True)
     ends = {
-        tokenizer.convert_ids_to_tokens(token) for token in models.end_token_ids(model.generation_config, tokenizer)
+        tokenizer.convert_ids_to_tokens(token)
+        for token in tokens.end_token_ids(model.generation_config, model.config, tokenizer)
     }
     assert "<|im_end|>" in ends
     assert not any("vision" in end or "pad|" in end for end in ends)

@@ -19,9 +19,6 @@ from transformers import (
 
 from r1_cli.models.attention import PACKED_ATTENTION
 from r1_cli.models.patches import multiply_patches
-from r1_rollout import loading
-
-MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
 
 
 class ModelError(ValueError):
@@ -129,22 +126,9 @@ def load_tokenizer(path: str, *, vision_language: bool, trust_remote_code: bool 
     return tokenizer, tokenizer
 
 
-def media_token_ids(config: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every token that stands for media: an answer that holds one would ask for a picture that is not there."""
-    named = {tokenizer.convert_tokens_to_ids(t) for t in MEDIA_TOKENS if t in tokenizer.get_vocab()}
-    return loading.media_token_ids(config) | named
-
-
 def load_generation_config(path: str, config: Any) -> Any:
     """Return the model's generation configuration, made from its own configuration where it has none."""
     try:
         return GenerationConfig.from_pretrained(path)
     except OSError:
         return GenerationConfig.from_model_config(config)
-
-
-def end_token_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end an answer, as the generation configuration and the tokenizer name them."""
-    configured = generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id} | set(configured if isinstance(configured, list) else [configured])
-    return frozenset(end for end in ends if end is not None)
