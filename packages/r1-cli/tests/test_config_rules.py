@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from r1_cli.config import ConfigError, availability, load_config, unavailable, without_effect
+from r1_cli.config import ConfigError, load_config, unavailable, without_effect
+from r1_cli.engines import vllm
 
 BASE = [
     "data.train_files=owner/rows@train",
@@ -292,7 +293,7 @@ def test_what_only_vllm_reads_is_shown_to_the_embedded_engine(word: str) -> None
 
 def test_vllm_is_named_as_missing_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for installed in (False, True):
-        monkeypatch.setattr(availability, "find_spec", lambda name, installed=installed: installed or None)
+        monkeypatch.setattr(vllm, "find_spec", lambda name, installed=installed: installed or None)
         limits = unavailable(*load_config([*PLAIN, "worker.rollout.name=vllm"]))
         assert [limit.key for limit in limits] == ([] if installed else ["worker.rollout.name"])
 
