@@ -20,13 +20,13 @@ from family_prompts import make_learner, make_prompts
 from torch import Tensor
 
 from r1_cli.groups.group import Group, Response, to_samples
-from r1_cli.models.load import end_token_ids, media_token_ids
 from r1_core.learner import Learner
 from r1_data.types import Prompt
 from r1_rewards.types import Score
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import WeightsError
 from r1_rollout.handover import LocalWeights
+from r1_rollout.tokens import end_token_ids, media_token_ids
 from r1_rollout.types import Completion, Generator, SamplingParams
 
 N = 3
@@ -92,7 +92,10 @@ def rules_of(family: str) -> dict[str, frozenset[int]]:
     """What ends an answer and what is never sampled, as a run sets them."""
     model, tokenizer = families.make_model(family), families.make_tokenizer()
     banned = media_token_ids(model.config, tokenizer)
-    return {"end_token_ids": end_token_ids(model.generation_config, tokenizer), "banned_token_ids": banned}
+    return {
+        "end_token_ids": end_token_ids(model.generation_config, model.config, tokenizer),
+        "banned_token_ids": banned,
+    }
 
 
 def learner_of(model: Any, params: SamplingParams) -> Learner:

@@ -9,11 +9,12 @@ import pytest
 import torch
 from endtoend import QUICKSTART, R1, SMALL, read_log
 
-from r1_cli.assembly import canary, engines
+from r1_cli.assembly import canary
 from r1_cli.assembly.rendering import build_renderer
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
+from r1_rollout import embedded
 from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.handover import LocalWeights, WeightSource
@@ -49,7 +50,7 @@ def test_a_run_with_a_stale_engine_stops_and_its_last_checkpoint_goes_on(
 ) -> None:
     words = ["train", QUICKSTART, *SMALL, *MORE, f"trainer.save_checkpoint_path={tmp_path}"]
     with monkeypatch.context() as patch:
-        patch.setattr(engines, "EmbeddedEngine", engine)
+        patch.setattr(embedded, "EmbeddedEngine", engine)
         result = r1(*words, ok=False)
     assert result.exit_code == 2
     assert f"At fault: {group} (" in result.stderr
@@ -62,7 +63,7 @@ def test_a_run_with_a_stale_engine_stops_and_its_last_checkpoint_goes_on(
 
 
 def test_without_the_canary_a_stale_engine_samples_on(r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "EmbeddedEngine", ForgetfulEngine)
+    monkeypatch.setattr(embedded, "EmbeddedEngine", ForgetfulEngine)
     more = [*MORE, "worker.rollout.canary=false", "trainer.save_freq=-1", f"trainer.save_checkpoint_path={tmp_path}"]
     r1("train", QUICKSTART, *SMALL, *more)
     records = read_log(tmp_path)

@@ -104,6 +104,7 @@ def blank_pictures(source: Path, target: Path) -> None:
     pq.write_table(pa.Table.from_pylist(table), target)
 
 
+@pytest.mark.slow
 def test_the_model_learns_to_look(r1: R1, tmp_path: Path) -> None:
     """A sixth of the quickstart teaches most of it; with the pictures blanked out, the same model only guesses."""
     r1(

@@ -17,6 +17,7 @@ from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.learner import Loss
 from r1_core.learner.logprobs import token_logprobs
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
+from r1_core.losses import POLICY_LOSSES
 from r1_core.objective import Objective
 from r1_core.own import as_estimator
 from r1_core.types import LossOutput
@@ -299,3 +300,16 @@ def test_wrong_optimizer_settings_are_refused():
     model.requires_grad_(False)
     with pytest.raises(ValueError, match="everything is frozen"):
         build_optimizer(model.named_parameters(), lr=1)
+
+
+@pytest.mark.parametrize("loss", ["default", "gspo", "gmpo", "cispo"])
+def test_old_logprobs_that_are_not_finite_are_said_by_sample(loss, caplog):
+    learner = learner_for(qwen2())
+    samples = assign(learner.annotate(text_samples()), GRPO())
+    samples[1] = replace(samples[1], old_logprobs=torch.full_like(samples[1].old_logprobs, math.nan))
+    with caplog.at_level(logging.WARNING):
+        learner.forward_backward(samples, Objective(POLICY_LOSSES.get(loss)()))
+        learner.optim_step()
+    said = f"1 of {len(samples)} samples have old log-probs that are not finite, first sample 1 (group "
+    assert said + f"{samples[1].group_id})" in caplog.text
+    assert all(tensor.isfinite().all() for _, tensor in learner.weights())

@@ -11,7 +11,7 @@ from embedded_cases import END, copy_of, picture_prompt, plain_logprobs, text_pr
 
 from r1_rollout import LoadedEngine, SamplingParams, load
 from r1_rollout.handover import LocalWeights
-from r1_rollout.loading import media_token_ids
+from r1_rollout.tokens import media_token_ids
 
 PARAMS = SamplingParams(max_tokens=6, n=2, seed=3)
 

@@ -57,6 +57,13 @@ def tokens(samples: Sequence[Sample], name: str) -> Tensor:
     return flatten([getattr(sample, name) for sample in samples], samples)
 
 
+def not_finite(samples: Sequence[Sample], name: str) -> list[int]:
+    """Return the places of the samples with a trained token whose value of a per-token field is NaN or infinite."""
+    wrong = ~rows(samples, name).isfinite()
+    places: list[int] = wrong.any(-1).nonzero().flatten().tolist()
+    return places
+
+
 def flatten(columns: Sequence[Tensor], samples: Sequence[Sample]) -> Tensor:
     """Return per-token values, one [L] for each sample, flat [T]."""
     return torch.cat(list(columns))[torch.cat([sample.loss_mask for sample in samples])]

