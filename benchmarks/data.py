@@ -32,9 +32,9 @@ from typing import Any, NamedTuple
 from PIL import Image
 from transformers import AutoConfig, AutoProcessor
 
-from r1_cli.models.load import position_ids_of
 from r1_data import PromptDataset, Renderer, Stream
 from r1_data.media_cache import MediaCache
+from r1_data.positions import position_ids_of
 from r1_data.prompt_memory import PromptMemory
 from r1_data.workers import Workers
 

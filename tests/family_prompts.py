@@ -7,12 +7,12 @@ import families
 from golden import prompt_cases
 
 from r1_cli.models.attention import PACKED_ATTENTION
-from r1_cli.models.load import position_ids_of
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer
 from r1_data.formats import Columns, detect_columns
 from r1_data.messages import to_example
+from r1_data.positions import position_ids_of
 from r1_data.render import Renderer
 from r1_data.types import Example, Prompt
 from r1_data.videos import FrameRules

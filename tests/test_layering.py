@@ -20,8 +20,8 @@ PUBLIC = {
         learning_rate_scale shard_model token_logprobs
     """,
     "r1_rollout": """
-        Canary Completion Deadlines EmbeddedEngine Endpoint LoadedEngine LocalServer SamplingParams ServerPool TOLERANCE
-        VllmEngine find_fault load text_probes vllm_command
+        Canary Completion Deadlines EmbeddedEngine Endpoint LoadedEngine LocalServer LocalWeights SamplingParams
+        ServerPool TOLERANCE VllmEngine find_fault load text_probes vllm_command
     """,
     "r1_rewards": """
         Cause Failure FailurePolicy OpenVerifier PooledVerifier RewardFailure RewardInput RewardSpecError Score Verifier
@@ -31,9 +31,9 @@ PUBLIC = {
         extract reference_probability
     """,
     "r1_data": """
-        Columns DataError Detected Downloads Example MediaError Mixture Prompt PromptDataset Renderer Rows Stream
-        Summary Video WeightedStream answers_per_prompt compile_format_prompt count_rows detect detect_columns
-        name_source read_rows read_sources to_example
+        Columns DataError Detected Downloads Example MediaError Mixture Prompt PromptDataset Renderer RowReader Rows
+        Stream Summary Video WeightedStream answers_per_prompt compile_format_prompt count_rows detect detect_columns
+        name_source position_ids_of read_rows read_sources to_example
     """,
 }
 # Classes that stand in users' server commands by their dotted path, and what a package's command runs.

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_cli.models import load as models
 from r1_cli.models.patches import PatchEmbedding, multiply_patches
+from r1_data.positions import position_ids_of
+from r1_rollout import tokens
 
 MODEL = Path(__file__).resolve().parents[3] / "examples/quickstart/model"
 CPU = torch.device("cpu")
@@ -28,14 +31,15 @@ def model(config):  # type: ignore[no-untyped-def]
 
 def test_every_token_that_stands_for_media_is_known(config) -> None:  # type: ignore[no-untyped-def]
     tokenizer, _ = models.load_tokenizer(str(MODEL), vision_language=True)
-    banned = {tokenizer.convert_ids_to_tokens(token) for token in models.media_token_ids(config, tokenizer)}
+    banned = {tokenizer.convert_ids_to_tokens(token) for token in tokens.media_token_ids(config, tokenizer)}
     assert banned == {"<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"}
 
 
 def test_answers_end_where_the_model_says(model) -> None:  # type: ignore[no-untyped-def]
     tokenizer, _ = models.load_tokenizer(str(MODEL), vision_language=True)
     ends = {
-        tokenizer.convert_ids_to_tokens(token) for token in models.end_token_ids(model.generation_config, tokenizer)
+        tokenizer.convert_ids_to_tokens(token)
+        for token in tokens.end_token_ids(model.generation_config, model.config, tokenizer)
     }
     assert "<|im_end|>" in ends
     assert not any("vision" in end or "pad|" in end for end in ends)
@@ -45,7 +49,7 @@ def test_positions_are_the_models_own_with_the_text_axis_in_front(config, model)
     image = config.image_token_id
     token_ids = torch.tensor([1, 2, *[image] * 16, 3, 4])
     kinds, grid = (token_ids == image).int(), torch.tensor([[1, 8, 8]])
-    position_ids = models.position_ids_of(config)
+    position_ids = position_ids_of(config)
     assert position_ids is not None
     actual = position_ids(token_ids, {"mm_token_type_ids": kinds[None], "image_grid_thw": grid})
     own, _ = model.model.get_rope_index(token_ids[None], mm_token_type_ids=kinds[None], image_grid_thw=grid)
@@ -54,13 +58,13 @@ def test_positions_are_the_models_own_with_the_text_axis_in_front(config, model)
 
 
 def test_a_prompt_without_pictures_has_positions_too(config) -> None:  # type: ignore[no-untyped-def]
-    position_ids = models.position_ids_of(config)
+    position_ids = position_ids_of(config)
     assert position_ids is not None
     assert torch.equal(position_ids(torch.tensor([5, 6, 7]), {}), torch.arange(3).expand(4, 3))
 
 
 def test_text_models_count_tokens() -> None:
-    assert models.position_ids_of(Qwen2Config()) is None
+    assert position_ids_of(Qwen2Config()) is None
 
 
 def test_models_never_share_a_configuration(config, model) -> None:  # type: ignore[no-untyped-def]
@@ -101,6 +105,18 @@ def test_a_convolution_over_more_than_one_patch_stays_one() -> None:
     assert torch.equal(padded(pictures), expected[1])
 
 
+@pytest.mark.parametrize(
+    ("kind", "computing", "installed", "flash"),
+    [("cuda", torch.bfloat16, True, True), ("cuda", torch.float16, True, True), ("cuda", torch.float32, True, False),
+     ("cuda", torch.bfloat16, False, False), ("cpu", torch.bfloat16, True, False)],
+)  # fmt: skip
+def test_flash_attention_is_for_half_precision_on_gpus_only(
+    kind: str, computing: torch.dtype, installed: bool, flash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.utils, "is_flash_attn_2_available", lambda: installed)
+    assert (models.attention(torch.device(kind), computing) == "flash_attention_2") == flash
+
+
 def test_there_is_no_vision_tower_to_freeze_in_a_text_model() -> None:
     small = Qwen2Config(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
                         num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
@@ -135,7 +151,7 @@ def vision_tokens(config, *kinds: str) -> tuple[torch.Tensor, dict[str, torch.Te
 @pytest.mark.parametrize("kinds", [("image", "video"), ("video", "image"), ("video",)])
 def test_positions_of_videos_are_the_models_own_here_and_in_a_worker(config, model, kinds) -> None:  # type: ignore[no-untyped-def]
     token_ids, media = vision_tokens(config, *kinds)
-    position_ids = models.position_ids_of(config)
+    position_ids = position_ids_of(config)
     copied = pickle.loads(pickle.dumps(position_ids))
     own, _ = model.model.get_rope_index(token_ids[None], **media)
     for rule in (position_ids, copied):

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from r1_cli.groups.group import extend_positions
 from r1_cli.models.attention import PACKED_ATTENTION
-from r1_cli.models.load import is_vision_language, position_ids_of
+from r1_cli.models.load import is_vision_language
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer
 from r1_core.objective import Objective
 from r1_core.types import Sample
+from r1_data.positions import position_ids_of
 
 VOCAB, IMAGE, VIDEO, START, END = 64, 60, 61, 62, 63
 TEXT: dict[str, Any] = {

@@ -1,15 +1,12 @@
 """The sources of a run: files or sections, what they inherit, and what is refused."""
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from r1_cli.config import ConfigError, RunConfig, load_config
-from r1_cli.config.data import RowFormat
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.plan.batches import count, make_plan
-from r1_data.formats import NAMES
 
 BASE = ["worker.actor.model.model_path=owner/model", "worker.reward.reward_function=math"]
 
@@ -27,10 +24,6 @@ def message_of(*words: str) -> str:
 def write(path: Path, rows: int = 10) -> Path:
     path.write_text('{"prompt": "?", "answer": "1"}\n' * rows, encoding="utf-8")
     return path
-
-
-def test_the_row_formats_are_those_of_r1_data() -> None:
-    assert set(get_args(RowFormat)) == set(NAMES)
 
 
 def test_files_are_sources_that_read_like_all_of_data() -> None:

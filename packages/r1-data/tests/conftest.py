@@ -23,6 +23,7 @@ from transformers import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent))  # for helpers that worker processes import, too
+from data_models import tiny_config
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -67,6 +68,7 @@ def make_processor(family: str, folder: Path) -> Any:
     video_processor = video_class(patch_size=patch)
     processor = processor_class(image_processor, make_tokenizer(), video_processor, chat_template=CHAT_TEMPLATE)
     processor.save_pretrained(folder)
+    tiny_config(family, processor).save_pretrained(folder)
     return AutoProcessor.from_pretrained(folder)
 
 

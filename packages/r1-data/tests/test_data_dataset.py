@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from data_models import tiny_config
 
 from r1_data.dataset import PromptDataset, Summary
 from r1_data.formats import Columns
-from r1_data.messages import compile_format_prompt
 from r1_data.prompt_memory import PromptMemory
+from r1_data.reader import RowReader
 from r1_data.render import Renderer
 from r1_data.sources import read_rows
 from r1_data.types import DataError
@@ -78,7 +79,7 @@ def test_unreadable_picture_and_broken_line_are_found_before_training(processor,
             read_rows(str(tmp_path / "train.jsonl")),
             Renderer(processor),
             max_prompt_length=500,
-            image_dir=str(tmp_path),
+            reader=RowReader(image_dir=str(tmp_path)),
         )
     head, bad, broken, gone = str(caught.value).splitlines()
     assert head.startswith("3 of 4 rows")
@@ -102,8 +103,7 @@ def test_picture_rows_and_text_rows_mix_from_a_real_file(processor, picture, tmp
         read_rows(str(tmp_path / "train.parquet")),
         Renderer(processor),
         max_prompt_length=200,
-        format_prompt=compile_format_prompt("{{ content }} Answer in a box."),
-        system_prompt="Think.",
+        reader=RowReader(format_prompt="{{ content }} Answer in a box.", system_prompt="Think."),
     )
     prompts = [dataset[0], dataset[1]]
     assert [len(prompt.images) for prompt in prompts] == [1, 0]
@@ -117,7 +117,7 @@ def test_explicit_columns_switch_detection_off(renderer):
     rows = [("t:1", {"question": "?", "answer": "1"})]
     assert len(PromptDataset(rows, renderer, max_prompt_length=100)) == 1
     with pytest.raises(DataError, match="no prompt column 'problem'; columns found: question, answer"):
-        PromptDataset(rows, renderer, max_prompt_length=100, columns=Columns("problem"), explicit_columns=True)
+        PromptDataset(rows, renderer, max_prompt_length=100, reader=RowReader(Columns("problem"), True))
 
 
 def test_progress_counts_every_row(renderer):
@@ -169,7 +169,9 @@ def test_the_use_in_the_readme_runs(fresh_processor, picture, tmp_path, monkeypa
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
-    fresh_processor("qwen2_5_vl").save_pretrained("path/to/Qwen2.5-VL")
+    processor = fresh_processor("qwen2_5_vl")
+    processor.save_pretrained("path/to/Qwen2.5-VL")
+    tiny_config("qwen2_5_vl", processor).save_pretrained("path/to/Qwen2.5-VL")
     rows = [
         {"problem": "<image>How many?", "answer": str(i), "images": [{"bytes": picture(600, 500)}]} for i in range(40)
     ]
@@ -177,4 +179,5 @@ def test_the_use_in_the_readme_runs(fresh_processor, picture, tmp_path, monkeypa
     (tmp_path / "use.py").write_text(code)
     used = runpy.run_path("use.py")
     assert (len(used["prompts"]), len(used["mine"])) == (32, 16)
+    assert used["prompts"][0].position_ids.shape[0] == 4
     assert "Summary(read=40, kept=40, overlong=0" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from r1_data.dataset import PromptDataset
-from r1_data.formats import Columns
+from r1_data.reader import RowReader
 from r1_data.render import Renderer
 from r1_data.types import DataError, MediaError
 
@@ -151,7 +151,7 @@ def test_each_broken_row_is_refused_by_its_own_name_and_the_sound_ones_are_kept(
     assert len(faults) >= 60
     rows = [(f"t:{name}", row) for name, (row, _) in faults.items()]
     rows[30:30] = [("t:sound", with_image(picture(60, 40))), ("t:film", with_video(movie(32, 32, 4)))]
-    settings = {"max_prompt_length": 4000, "filter_overlong": False, "image_dir": str(tmp_path), "columns": Columns()}
+    settings = {"max_prompt_length": 4000, "filter_overlong": False, "reader": RowReader(image_dir=str(tmp_path))}
     dataset = PromptDataset(rows, Renderer(processor), bad_rows="skip", **settings)
     assert [dataset[i].id for i in range(len(dataset))] == ["t:sound", "t:film"]
     reasons = {reason.split(": ", 1)[0]: reason for reason in dataset.summary.bad}
@@ -163,7 +163,7 @@ def test_each_broken_row_is_refused_by_its_own_name_and_the_sound_ones_are_kept(
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_only_rows_with_unreadable_media_are_skipped_as_such(processor, tmp_path, picture):
     sound = ("t:sound", with_image(picture(60, 40)))
-    settings = {"max_prompt_length": 4000, "bad_rows": "skip_media", "image_dir": str(tmp_path)}
+    settings = {"max_prompt_length": 4000, "bad_rows": "skip_media", "reader": RowReader(image_dir=str(tmp_path))}
     for name, (row, _) in (references(tmp_path) | pictures()).items():
         rows = [("t:bad", row), sound]
         if name == "pictures twice":  # a fault of the columns: the user must mend it

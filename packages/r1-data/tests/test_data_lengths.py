@@ -9,6 +9,7 @@ from r1_data.dataset import PromptDataset
 from r1_data.formats import Columns
 from r1_data.lengths import KnownLengths
 from r1_data.messages import to_example
+from r1_data.reader import RowReader
 from r1_data.render import Renderer
 from r1_data.types import DataError
 
@@ -34,7 +35,7 @@ def text_rows(*prompts: str) -> list[tuple[str, dict]]:
 
 def measured(rows, renderer, folder, **settings) -> int:
     renderer.measured = 0
-    PromptDataset(rows, renderer, max_prompt_length=2000, known_lengths=folder, **settings)
+    PromptDataset(rows, renderer, max_prompt_length=2000, known_lengths=folder, reader=RowReader(**settings))
     return renderer.measured
 
 

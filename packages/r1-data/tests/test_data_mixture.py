@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from r1_data.dataset import PromptDataset
 from r1_data.mixture import Mixture, WeightedStream
+from r1_data.reader import RowReader
 from r1_data.render import Renderer
 from r1_data.stream import Stream, share
 from r1_data.types import DataError
@@ -136,7 +137,7 @@ def test_a_mixture_plans_the_prompts_of_its_parts_in_the_order_of_the_batch():
 def test_a_mixture_is_its_datasets_one_after_the_other(tokenizer):
     def dataset(name: str, size: int) -> PromptDataset:
         rows = [(f"{name}:{i}", {"prompt": str(i), "answer": "1"}) for i in range(size)]
-        return PromptDataset(rows, Renderer(tokenizer), max_prompt_length=99, source=name)
+        return PromptDataset(rows, Renderer(tokenizer), max_prompt_length=99, reader=RowReader(source=name))
 
     mixture = Mixture([dataset("a", 2), dataset("b", 3)])
     assert [mixture[i].id for i in range(len(mixture))] == ["a:0", "a:1", "b:0", "b:1", "b:2"]

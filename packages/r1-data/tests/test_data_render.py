@@ -1,11 +1,15 @@
 """Tests of rendering: lengths from headers, one resize, position ids, and placeholders that match features."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from data_models import tiny_config
 from PIL import Image
-from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig
+from transformers import AutoModelForImageTextToText
 
 from r1_data.pictures import load_image
+from r1_data.positions import count_tokens
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example
 
@@ -84,20 +88,8 @@ def test_position_ids_get_the_processors_output_and_are_passed_through(processor
 
 def test_forward_of_a_prompt_equals_the_forward_of_the_processors_output(processor, picture):
     torch.manual_seed(0)
-    text = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 300}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
-    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}}
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
-    config = Qwen2_5_VLConfig(
-        text_config=text | heads | rope, vision_config=vision, image_token_id=processor.image_token_id
-    )
-    model = AutoModelForImageTextToText.from_config(config).eval()
-
-    def position_ids(token_ids, inputs):
-        rotary, _ = model.model.get_rope_index(token_ids[None], inputs["mm_token_type_ids"], inputs["image_grid_thw"])
-        return torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
-
-    prompt = Renderer(processor, position_ids=position_ids).render(make_example(picture(112, 56), picture(56, 56)))
+    model = AutoModelForImageTextToText.from_config(tiny_config("qwen2_5_vl", processor)).eval()
+    prompt = Renderer(processor).render(make_example(picture(112, 56), picture(56, 56)))
     start = prompt.token_ids.index(processor.image_token_id)
     assert prompt.position_ids[2:, start : start + 8].sub(start).tolist() == [[0] * 4 + [1] * 4, [0, 1, 2, 3] * 2]
     inputs = processor(text=[prompt.text], images=list(prompt.images), return_tensors="pt")
@@ -106,6 +98,18 @@ def test_forward_of_a_prompt_equals_the_forward_of_the_processors_output(process
         expected = model(**inputs).logits
         found = model(token_ids, position_ids=prompt.position_ids[:, None], **prompt.model_inputs).logits
     assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_where_pictures_stand_is_never_guessed(fresh_processor, picture):
+    processor = fresh_processor("qwen2_5_vl")
+    (Path(processor.tokenizer.name_or_path) / "config.json").unlink()
+    renderer = Renderer(processor)
+    assert renderer.prompt_length(make_example(picture(60, 60))) > 4
+    with pytest.raises(DataError, match=r"has no config.json; give Renderer\(position_ids="):
+        renderer.render(make_example(picture(60, 60)))
+    assert (
+        Renderer(processor, position_ids=count_tokens).render(make_example(picture(60, 60))).position_ids.shape[0] == 1
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,8 +5,9 @@ import io
 import av
 import pytest
 import torch
+from data_models import tiny_config
 from PIL import Image
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText
 
 from r1_data.formats import Columns
 from r1_data.messages import to_example
@@ -155,40 +156,12 @@ def test_rendering_equals_the_processor_given_the_same_frames(fresh_processor, p
         assert torch.equal(value, expected[name]), name
 
 
-def tiny_model(family: str, processor):
-    torch.manual_seed(0)
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
-    text = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 300, "head_dim": 16}
-    size = {"hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
-    vision = {
-        "qwen2_vl": {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 1},
-        "qwen2_5_vl": {**size, "depth": 1, "out_hidden_size": 32},
-        "qwen3_vl": {**size, "depth": 2, "out_hidden_size": 32, "deepstack_visual_indexes": [0]},
-    }[family]
-    config = AutoConfig.for_model(
-        family,
-        text_config=text | heads | {"rope_parameters": rope},
-        vision_config=vision,
-        image_token_id=processor.image_token_id,
-        video_token_id=processor.video_token_id,
-        vision_start_token_id=processor.tokenizer.convert_tokens_to_ids("<|vision_start|>"),
-        vision_end_token_id=processor.tokenizer.convert_tokens_to_ids("<|vision_end|>"),
-    )
-    return AutoModelForImageTextToText.from_config(config).eval()
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_model_sees_of_a_prompt_what_it_sees_of_its_processors_output(fresh_processor, picture, movie, family):
     processor = fresh_processor(family)
-    model = tiny_model(family, processor)
-
-    def position_ids(token_ids, inputs):
-        grids = {name: inputs[name] for name in inputs if "grid" in name}
-        rotary, _ = model.model.get_rope_index(token_ids[None], inputs["mm_token_type_ids"], **grids)
-        return torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
-
-    renderer = Renderer(processor, position_ids=position_ids, max_pixels=56 * 56 * 4, video_min_pixels=784)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(tiny_config(family, processor)).eval()
+    renderer = Renderer(processor, max_pixels=56 * 56 * 4, video_min_pixels=784)
     prompt = renderer.render(
         example_of("<video>a<image>b", images=[picture(60, 40)], videos=[movie(64, 48, 20, fps=4)])
     )

@@ -5,6 +5,8 @@ from r1_data.formats import Columns, Detected, detect, detect_columns
 from r1_data.messages import compile_format_prompt, to_example
 from r1_data.mixture import Mixture, WeightedStream
 from r1_data.names import answers_per_prompt, name_source
+from r1_data.positions import position_ids_of
+from r1_data.reader import RowReader
 from r1_data.references import Downloads, Video
 from r1_data.render import Renderer
 from r1_data.sources import Rows, count_rows, read_rows, read_sources
@@ -22,6 +24,7 @@ __all__ = [
     "Prompt",
     "PromptDataset",
     "Renderer",
+    "RowReader",
     "Rows",
     "Stream",
     "Summary",
@@ -33,6 +36,7 @@ __all__ = [
     "detect",
     "detect_columns",
     "name_source",
+    "position_ids_of",
     "read_rows",
     "read_sources",
     "to_example",

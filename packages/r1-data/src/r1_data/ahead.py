@@ -48,7 +48,14 @@ def rendered(render: Callable[[], Prompt]) -> "Future[Prompt]":
     try:
         future.set_result(render())
     except DataError as error:
-        future.set_exception(error)
+        return failed(error)
+    return future
+
+
+def failed(error: DataError) -> "Future[Prompt]":
+    """A rendering that came to nothing."""
+    future: Future[Prompt] = Future()
+    future.set_exception(error)
     return future
 
 

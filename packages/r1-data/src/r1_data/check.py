@@ -42,7 +42,7 @@ class SourceRows:
 
     label: str  # of rows that cannot even be read
     rows: Sequence[tuple[str, Mapping[str, Any]]]
-    to_example: Callable[[str, Mapping[str, Any]], Example]
+    reader: Callable[[str, Mapping[str, Any]], Example]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def _read_all(sources: Sequence[SourceRows]) -> Iterator[tuple[Examined, Example
                 yield Examined(number, index, row_id, kind="unreadable", reason=str(error)), None
                 continue
             try:
-                example = source.to_example(row_id, row)
+                example = source.reader(row_id, row)
             except DataError as error:
                 yield Examined(number, index, row_id, kind=error.kind, reason=str(error)), None
                 continue

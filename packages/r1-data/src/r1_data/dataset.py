@@ -6,21 +6,16 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from r1_data.ahead import Job, rendered, start_rendering
-from r1_data.formats import Columns, detect_columns
+from r1_data.ahead import Job, failed, rendered, start_rendering
 from r1_data.lengths import MANY, MANY_TEXTS, measure_all, open_known
-from r1_data.messages import to_example
 from r1_data.prompt_memory import PromptMemory
-from r1_data.references import Downloads
+from r1_data.reader import RowReader
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example, MediaError, Prompt
 from r1_data.vision import Pixels
 from r1_data.workers import WorkerDied, Workers
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 BadRows = Literal["refuse", "skip_media", "skip"]
 
@@ -49,13 +44,7 @@ class PromptDataset:
         max_prompt_length: int,
         filter_overlong: bool = True,
         bad_rows: BadRows = "refuse",
-        columns: Columns | None = None,
-        explicit_columns: bool = False,
-        format_prompt: "Template | None" = None,
-        system_prompt: str | None = None,
-        image_dir: str | None = None,
-        downloads: Downloads | None = None,
-        source: str = "",
+        reader: RowReader | None = None,
         progress: Callable[[int, int], None] | None = None,
         memory: PromptMemory | None = None,
         workers: Workers | None = None,
@@ -68,9 +57,7 @@ class PromptDataset:
             max_prompt_length: tokens, media included; longer rows are left out with `filter_overlong`, else refused.
             bad_rows: what becomes of rows that cannot be used: all are refused ("refuse"), those whose pictures or
                 videos cannot be read are left out ("skip_media"), or all are ("skip").
-            source: the name under which the rows are reported, as `Prompt.source` and `data_source`.
-            explicit_columns: the user named `columns`, so known layouts are not tried (see `detect_columns`).
-            downloads: how http and https are fetched; None: they are not.
+            reader: how a row becomes an example; None: `RowReader()`, which finds the columns itself.
             progress: called with (rows checked, rows in all) after every row.
             memory: for media that stay decoded and for prompts made ahead; several data sets may share it.
             workers: processes that hold `renderer`, shared by several datasets; None: all is done in this one.
@@ -80,9 +67,7 @@ class PromptDataset:
             DataError: rows that cannot be used (up to ten are listed, with reasons and the total), or no row is left.
         """
         self._rows, self._renderer, self._workers = rows, renderer, workers
-        self._columns, self._explicit = columns or Columns(), explicit_columns
-        self._format_prompt, self._system_prompt = format_prompt, system_prompt
-        self._image_dir, self._downloads, self._source = image_dir, downloads, source
+        self._reader = reader or RowReader()
         self.memory = memory or PromptMemory()
         lengths = self._measure(known_lengths if len(rows) >= MANY else None, progress)
         if not filter_overlong:
@@ -110,35 +95,23 @@ class PromptDataset:
         return [Job((self, row), partial(self._start, row), tokens)] if self._workers is not None else []
 
     def _start(self, row: int) -> "Future[Prompt]":
-        """Begin to render a row."""
-        pixels = self.memory.pixels((self, row))
-        if pixels is not None:
-            begin = rendered if self._workers is None else self._workers.compute
-            return begin(lambda: self._renderer.render(self._example(row), pixels))
+        """Begin to render a row, from its decoded media where they were kept."""
         try:
             example = self._example(row)
         except DataError as error:
-            future: Future[Prompt] = Future()
-            future.set_exception(error)
-            return future
-        return start_rendering(example, self._renderer, self._workers, partial(self._finish, row))
+            return failed(error)
+        pixels, finish = self.memory.pixels((self, row)), partial(self._finish, row)
+        if pixels is None:
+            return start_rendering(example, self._renderer, self._workers, finish)
+        return (rendered if self._workers is None else self._workers.compute)(partial(finish, example, pixels))
 
     def _finish(self, row: int, example: Example, pixels: Pixels) -> Prompt:
+        """Make the prompt of decoded media, and keep them."""
         self.memory.keep((self, row), pixels)
         return self._renderer.render(example, pixels)
 
-    def _example(self, row_index: int) -> Example:
-        row_id, row = self._rows[row_index]
-        return to_example(
-            row_id,
-            row,
-            detect_columns(row, self._columns, self._explicit),
-            format_prompt=self._format_prompt,
-            system_prompt=self._system_prompt,
-            image_dir=self._image_dir,
-            downloads=self._downloads,
-            source=self._source,
-        )
+    def _example(self, row: int) -> Example:
+        return self._reader(*self._rows[row])
 
     def _examples(self) -> Iterator[tuple[int, Example | DataError]]:
         for index in range(len(self._rows)):

@@ -1,8 +1,13 @@
-"""Row formats of the field: which columns hold the prompt and the answer, found out from the columns' names."""
+"""Which columns of a row hold the prompt and the ground truth, found out from the columns' names."""
 
+import importlib
+import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from graphlib import TopologicalSorter
 
+from r1_data import row_formats
 from r1_data.types import DataError
 
 
@@ -21,12 +26,13 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A known format: the columns that may hold the prompt and the answer, and those that tell it from others."""
+    """A known format, as its file in `row_formats` declares it: `PROMPTS`, `GROUND_TRUTHS`, and perhaps the others."""
 
     name: str
-    prompts: tuple[str, ...]
-    ground_truths: tuple[str, ...]
-    needs: tuple[str, ...] = ()
+    prompts: tuple[str, ...]  # columns that may hold the prompt, the first there is is taken
+    ground_truths: tuple[str, ...]  # likewise
+    needs: tuple[str, ...] = ()  # columns that tell its rows from others
+    before: tuple[str, ...] = ()  # formats that would fit its rows, too, and are tried after it
 
     def find(self, keys: set[str]) -> tuple[str, str] | None:
         """Return the prompt and answer columns of a row with these columns, None if it has another format."""
@@ -43,25 +49,31 @@ class Detected:
     format: str
 
 
-_GROUND_TRUTHS = ("answer", "solution", "ground_truth", "label", "target")
 _VERL_GROUND_TRUTH = "reward_model.ground_truth"
 
-# The first that fits is taken.
-FORMATS = (
-    Format("rlpr", ("prompt",), (_VERL_GROUND_TRUTH,), ("reward_model", "scoreA")),
-    Format("verl", ("prompt",), (_VERL_GROUND_TRUTH,), ("reward_model",)),
-    Format("trl", ("prompt",), _GROUND_TRUTHS),
-    Format("easyr1", ("problem",), ("answer",)),
-    Format("r1v", ("problem",), ("solution",)),
-    Format("gsm8k", ("question",), ("answer",)),
-    Format("messages", ("messages",), _GROUND_TRUTHS),
-    Format("lmm_r1", ("message", "input"), ("answer", "label")),
-)
+
+def _find_formats() -> tuple[Format, ...]:
+    """Every module of `row_formats` as a format, in the order in which they are tried: see `Format.before`."""
+    found = {}
+    for entry in pkgutil.iter_modules(row_formats.__path__):
+        module = importlib.import_module(f"{row_formats.__name__}.{entry.name}")
+        optional = {name.lower(): getattr(module, name, ()) for name in ("NEEDS", "BEFORE")}
+        found[entry.name] = Format(entry.name, module.PROMPTS, module.GROUND_TRUTHS, **optional)
+    later = {name: {other for other, form in found.items() if name in form.before} for name in sorted(found)}
+    return tuple(found[name] for name in TopologicalSorter(later).static_order() if name in found)
+
+
+FORMATS = _find_formats()
 NAMES = tuple(form.name for form in FORMATS)
 
 
 def detect_columns(row_keys: Iterable[str], configured: Columns, explicit: bool) -> Columns:
     """Return the columns to read of a row that has `row_keys`; see `detect`."""
+    return _detect_once(tuple(row_keys), configured, explicit)
+
+
+@lru_cache(maxsize=256)  # the rows of a source have few different sets of columns
+def _detect_once(row_keys: tuple[str, ...], configured: Columns, explicit: bool) -> Columns:
     return detect(row_keys, configured, explicit=explicit).columns
 
 

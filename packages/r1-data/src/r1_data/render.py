@@ -1,10 +1,11 @@
 """An example becomes a `Prompt`: one rendering, used by the length filter, the engine and the learner alike."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from r1_data.media_cache import MediaCache
+from r1_data.positions import PositionIds, count_tokens, find_rule
 from r1_data.references import Video
 from r1_data.types import DataError, Example, MediaError, Prompt
 from r1_data.videos import FrameRules
@@ -33,7 +34,7 @@ class Renderer:
         max_pixels: int | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        position_ids: "Callable[[Tensor, Mapping[str, Tensor]], Tensor] | None" = None,
+        position_ids: PositionIds | None = None,
         video_min_pixels: int | None = None,
         video_max_pixels: int | None = None,
         frames: FrameRules | None = None,
@@ -51,7 +52,8 @@ class Renderer:
             frames: which frames of a video are looked at; None: two a second, as many as the processor allows.
             cache: where resized media are kept; None: nowhere.
             position_ids: (token ids [L], what the processor makes of the row's media, and `mm_token_type_ids` [1, L]:
-                0 text, 1 pictures, 2 videos) -> int64 [axes, L]; None: one axis that counts tokens.
+                0 text, 1 pictures, 2 videos) -> int64 [axes, L]; None: a text model's count tokens, a vision-language
+                model's are looked up by the configuration beside its processor, see `r1_data.positions`.
         """
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self._processor: Any = processor if hasattr(processor, "image_processor") else None
@@ -65,7 +67,9 @@ class Renderer:
             raise DataError("the model has no chat template; give one (data.override_chat_template)")
         self._template_kwargs = dict(chat_template_kwargs or {})
         _check_template_kwargs(self._template or self.tokenizer.chat_template, self._template_kwargs)
-        self._position_ids = position_ids or _count_tokens
+        self._position_ids = position_ids
+        if position_ids is None and self._processor is None:
+            self._position_ids = count_tokens
 
     def prompt_length(self, example: Example) -> int:
         """The number of tokens of `render(example)`, from media headers alone. Raises DataError as `render` does."""
@@ -126,6 +130,8 @@ class Renderer:
         pixels = self.load(example) if pixels is None else pixels
         inputs = self._process(example, text, engine_token_ids, pixels)
         token_ids = inputs["input_ids"][0].tolist() if inputs else list(engine_token_ids)
+        if self._position_ids is None:  # looked up late: lengths can be told without
+            self._position_ids = find_rule(self._processor)
         try:
             position_ids = self._position_ids(torch.tensor(token_ids), inputs)
         except (ValueError, RuntimeError, StopIteration) as error:
@@ -221,9 +227,3 @@ def _check_template_kwargs(template: Any, kwargs: Mapping[str, Any]) -> None:
     for name in kwargs:
         if name not in read:
             raise DataError(f"the chat template has no argument {name!r}; it reads {', '.join(sorted(read))}")
-
-
-def _count_tokens(token_ids: "Tensor", model_inputs: "Mapping[str, Tensor]") -> "Tensor":
-    import torch
-
-    return torch.arange(len(token_ids))[None]

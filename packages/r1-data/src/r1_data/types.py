@@ -70,7 +70,8 @@ class Prompt:
     position_ids: "Tensor"  # int64 [axes, prompt_length]; one axis for text models, four for M-RoPE
     ground_truth: str
     images: "tuple[Image, ...]" = ()  # decoded and resized into the pixel budget: what the model sees
-    model_inputs: "Mapping[str, Tensor]" = field(default_factory=dict)  # further forward arguments, e.g. pixel_values
+    # Further forward arguments, e.g. pixel_values; `r1_data.model_inputs.LazyInputs` loads them when first read.
+    model_inputs: "Mapping[str, Tensor]" = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Mapping[str, Any]] = ()  # the chat before rendering, for rewards that read conversations
     source: str = ""  # which of several sources the row is from

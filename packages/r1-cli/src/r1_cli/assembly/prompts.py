@@ -40,10 +40,8 @@ def build_prompts(config: RunConfig, opened: Sequence[OpenSource], rendering: Re
                 filter_overlong=data.filter_overlong_prompts,
                 bad_rows=data.bad_rows,
                 known_lengths=data.cache_dir,
-                columns=one.columns,
-                explicit_columns=True,
+                reader=one.reader,
                 progress=counter(f"checking {one.source.name}"),
-                **one.settings(),
             )
         except DataError as error:
             raise DataError(f"{one.source.label}: {error}") from error

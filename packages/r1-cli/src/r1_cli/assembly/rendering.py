@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from r1_cli.config import RunConfig
-from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles
 from r1_data.media_cache import MediaCache
+from r1_data.positions import count_tokens, position_ids_of
 from r1_data.render import Renderer
 from r1_data.videos import FrameRules
 from r1_data.workers import Workers
@@ -33,7 +33,7 @@ def build_renderer(config: RunConfig, model: ModelFiles) -> Renderer:
         **media_settings(config, model.processor),
         chat_template=_text(config.data.override_chat_template),
         chat_template_kwargs=config.data.chat_template_kwargs,
-        position_ids=models.position_ids_of(model.config),
+        position_ids=position_ids_of(model.config) or count_tokens,
     )
 
 

@@ -1,17 +1,17 @@
 """The sources that a configuration names, opened: their rows, and the row format found in them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from r1_cli.config.sources import Source, count_rows
-from r1_data.formats import Columns, Detected, detect, detect_columns
-from r1_data.messages import compile_format_prompt, to_example
+from r1_data.formats import Columns, Detected, detect
+from r1_data.reader import RowReader
 from r1_data.references import Downloads
 from r1_data.sources import Rows, read_sources
-from r1_data.types import DataError, Example
+from r1_data.types import DataError
 
 SEEN = 64  # rows whose columns decide which format a source has
 
@@ -25,30 +25,20 @@ class OpenSource:
     detected: Detected
 
     @property
-    def columns(self) -> Columns:
-        """The columns of every row; where its media are is told by each row, as some have none."""
+    def reader(self) -> RowReader:
+        """How a row becomes an example. Where the media are is told by each row, as some have none."""
         _, _, images, videos = self.source.columns
-        return replace(self.detected.columns, images=images, videos=videos)
-
-    def settings(self) -> dict[str, Any]:
-        """What turns a row into an example, as `PromptDataset` and `to_example` take it."""
         template = self.source.format_prompt
-        return {
-            "format_prompt": compile_format_prompt(Path(template).read_text("utf-8"), template) if template else None,
-            "system_prompt": self.source.system_prompt,
-            "image_dir": self.source.image_dir,
-            "downloads": Downloads() if self.source.allow_urls else None,
-            "source": self.source.name,
-        }
-
-    def to_example(self) -> Callable[[str, Mapping[str, Any]], Example]:
-        """Return the function that turns a row, with its id, into an example."""
-        settings, columns = self.settings(), self.columns
-
-        def convert(row_id: str, row: Mapping[str, Any]) -> Example:
-            return to_example(row_id, row, detect_columns(row, columns, explicit=True), **settings)
-
-        return convert
+        return RowReader(
+            replace(self.detected.columns, images=images, videos=videos),
+            explicit_columns=True,
+            format_prompt=Path(template).read_text("utf-8") if template else None,
+            format_prompt_name=template or "",
+            system_prompt=self.source.system_prompt,
+            image_dir=self.source.image_dir,
+            downloads=Downloads() if self.source.allow_urls else None,
+            source=self.source.name,
+        )
 
 
 def open_sources(sources: Sequence[Source]) -> list[OpenSource]:

@@ -41,7 +41,7 @@ def check(
     """
     opened, training = open_all(config)
     report = Report(config, opened, training, strict=strict)
-    sources = [SourceRows(one.source.label, one.rows, one.to_example()) for one in opened]
+    sources = [SourceRows(one.source.label, one.rows, one.reader) for one in opened]
     total = sum(len(one.rows) for one in opened)
     with ExitStack() as stack:
         known = open_known(config.data.cache_dir if total >= MANY else None, inspector.renderer)

@@ -37,7 +37,7 @@ def write_page(report: Report, renderer: Renderer, workers: Workers | None) -> s
     """
 
     def render(opened: OpenSource, index: int) -> Prompt:
-        return start_rendering(opened.to_example()(*opened.rows[index]), renderer, workers).result()
+        return start_rendering(opened.reader(*opened.rows[index]), renderer, workers).result()
 
     parts = [HEAD, "<h1>r1 data check</h1>", *_sources(report), *_lengths(report), *_findings(report, render)]
     parts += _samples(report, render)
@@ -58,7 +58,7 @@ def _sources(report: Report) -> Iterator[str]:
             max(tally.tokens, default=0),
         )
         numbers = "".join(f'<td class="n">{number:,}</td>' for number in cells)
-        yield f"<tr><td>{name}</td><td>{escape(tally.opened.detected.format or 'as named')}</td>{numbers}</tr>"
+        yield f"<tr><td>{name}</td><td>{escape(tally.opened.detected.format or 'columns as set')}</td>{numbers}</tr>"
     yield "</table>"
 
 

@@ -1,12 +1,16 @@
 """Configuration section `data`: where the rows are, and how they become prompts."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from r1_cli.config.section import Count, Files, NonNegative, Positive, Section
+from r1_data.formats import NAMES
 
-RowFormat = Literal["easyr1", "messages", "lmm_r1", "verl", "rlpr", "trl", "r1v", "gsm8k"]
+if TYPE_CHECKING:
+    RowFormat = str
+else:
+    RowFormat = Literal[NAMES]  # whatever stands in r1_data/row_formats
 
 
 def _numbers(value: Any) -> Any:

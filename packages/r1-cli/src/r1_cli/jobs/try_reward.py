@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from r1_cli.groups.group import json_columns
-from r1_data.formats import Columns, detect_columns
-from r1_data.messages import to_example
+from r1_data.formats import Columns
+from r1_data.reader import RowReader
 from r1_data.sources import read_rows
 from r1_rewards.forms import FORMS, write
 from r1_rewards.load import load
@@ -65,10 +65,9 @@ def try_reward(
 
 def read_questions(data: str, columns: Columns | None, samples: int) -> list[RewardInput]:
     """Return the first rows as reward inputs without a response."""
-    questions = []
+    questions, reader = [], RowReader(columns or Columns(), explicit_columns=columns is not None)
     for row_id, row in read_rows(data)[:samples]:
-        found = detect_columns(row, columns or Columns(), explicit=columns is not None)
-        example = to_example(row_id, row, found)
+        example = reader(row_id, row)
         prompt = "\n".join(str(message["content"]) for message in example.messages)
         questions.append(
             RewardInput(

@@ -1,13 +1,13 @@
 """Hugging Face models as r1 uses them: which class, which precision, which positions, which tokens are forbidden."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -19,12 +19,6 @@ from transformers import (
 
 from r1_cli.models.attention import PACKED_ATTENTION
 from r1_cli.models.patches import multiply_patches
-from r1_rollout import loading
-
-PositionIds = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
-
-MEDIA_GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
 
 
 class ModelError(ValueError):
@@ -60,9 +54,13 @@ def load_model(
     config: Any,
     dtype: torch.dtype,
     device: torch.device,
+    computing: torch.dtype | None = None,
     trust_remote_code: bool = False,
 ) -> transformers.PreTrainedModel:
     """Return the model with its language-model head, in `dtype` on `device`, without dropout.
+
+    Args:
+        computing: the precision of its matrix products, where it is not that of the weights (autocast).
 
     Raises:
         ModelError: there are no weights, or they do not fit the configuration and layers would be left random.
@@ -73,7 +71,7 @@ def load_model(
             path,
             config=_without_dropout(config),
             dtype=dtype,
-            attn_implementation=attention(device),
+            attn_implementation=attention(device, computing or dtype),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
@@ -96,9 +94,13 @@ def _without_dropout(config: Any) -> Any:
     return config
 
 
-def attention(device: torch.device) -> str:
-    """Return the attention that packs well: flash-attn where it is installed on a GPU, torch's by pieces elsewhere."""
-    if device.type == "cuda" and transformers.utils.is_flash_attn_2_available():
+def attention(device: torch.device, computing: torch.dtype) -> str:
+    """Return the attention that packs well: flash-attn where it is installed on a GPU, torch's by pieces elsewhere.
+
+    The kernels of flash-attn take half precision only.
+    """
+    half = computing in (torch.bfloat16, torch.float16)
+    if device.type == "cuda" and half and transformers.utils.is_flash_attn_2_available():
         return "flash_attention_2"
     return PACKED_ATTENTION
 
@@ -132,56 +134,9 @@ def load_tokenizer(path: str, *, vision_language: bool, trust_remote_code: bool 
     return tokenizer, tokenizer
 
 
-class RotaryPositions:
-    """The model's own rule for positions, M-RoPE (arXiv 2409.12191, section 2.1), from a copy without weights.
-
-    Worker processes get the configuration and make that copy themselves.
-    """
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-        with torch.device("meta"):
-            self.model = AutoModelForImageTextToText.from_config(config).model
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RotaryPositions, (self.config,)
-
-    def __call__(self, token_ids: Tensor, media: Mapping[str, Tensor]) -> Tensor:
-        """Return int64 [4, L] for token ids [L] and media inputs with `mm_token_type_ids` [L].
-
-        M-RoPE has three rotary axes; the text axis in front of them tells packed sequences apart.
-        """
-        kinds = media.get("mm_token_type_ids")
-        kinds = torch.zeros_like(token_ids) if kinds is None else kinds.reshape(-1)
-        grids = {name: media[name] for name in MEDIA_GRIDS if name in media}
-        rotary, _ = self.model.get_rope_index(token_ids[None], mm_token_type_ids=kinds[None], **grids)
-        return torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
-
-
-def position_ids_of(config: Any) -> PositionIds | None:
-    """Return the model's own rule for positions, or None where they simply count tokens."""
-    if not is_vision_language(config):
-        return None
-    positions = RotaryPositions(config)
-    return positions if hasattr(positions.model, "get_rope_index") else None
-
-
-def media_token_ids(config: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every token that stands for media: an answer that holds one would ask for a picture that is not there."""
-    named = {tokenizer.convert_tokens_to_ids(t) for t in MEDIA_TOKENS if t in tokenizer.get_vocab()}
-    return loading.media_token_ids(config) | named
-
-
 def load_generation_config(path: str, config: Any) -> Any:
     """Return the model's generation configuration, made from its own configuration where it has none."""
     try:
         return GenerationConfig.from_pretrained(path)
     except OSError:
         return GenerationConfig.from_model_config(config)
-
-
-def end_token_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end an answer, as the generation configuration and the tokenizer name them."""
-    configured = generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id} | set(configured if isinstance(configured, list) else [configured])
-    return frozenset(end for end in ends if end is not None)

@@ -1,0 +1,79 @@
+"""Where each token of a prompt stands: the rule of the model itself, as its own code states it."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from r1_data.types import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PositionIds = Callable[["Tensor", "Mapping[str, Tensor]"], "Tensor"]
+
+_GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+
+
+class RotaryPositions:
+    """M-RoPE (arXiv 2409.12191) as the model has it, from a copy without weights.
+
+    Worker processes get the configuration and make that copy themselves.
+    """
+
+    def __init__(self, config: Any) -> None:
+        import torch
+        from transformers import AutoModelForImageTextToText
+
+        self.config = config
+        with torch.device("meta"):
+            self.model = AutoModelForImageTextToText.from_config(config).model
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RotaryPositions, (self.config,)
+
+    def __call__(self, token_ids: "Tensor", media: "Mapping[str, Tensor]") -> "Tensor":
+        """Return int64 [4, L] for token ids [L] and media inputs with `mm_token_type_ids` [1, L].
+
+        M-RoPE has three rotary axes; the text axis in front of them tells packed sequences apart.
+        """
+        import torch
+
+        kinds = media.get("mm_token_type_ids")
+        kinds = torch.zeros_like(token_ids) if kinds is None else kinds.reshape(-1)
+        grids = {name: media[name] for name in _GRIDS if name in media}
+        rotary, _ = self.model.get_rope_index(token_ids[None], mm_token_type_ids=kinds[None], **grids)
+        return torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
+
+
+def position_ids_of(config: Any) -> PositionIds | None:
+    """Return the rule of the model with this Hugging Face configuration, None where positions simply count tokens."""
+    if not hasattr(config, "vision_config"):
+        return None
+    positions = RotaryPositions(config)
+    return positions if hasattr(positions.model, "get_rope_index") else None
+
+
+def count_tokens(token_ids: "Tensor", media: "Mapping[str, Tensor]") -> "Tensor":
+    """Return int64 [1, L]: 0, 1, 2, …"""
+    import torch
+
+    return torch.arange(len(token_ids))[None]
+
+
+def find_rule(processor: Any) -> PositionIds:
+    """Return the rule of the model that a vision-language processor was loaded with.
+
+    Raises DataError if its folder or hub name has no configuration that says which model that is.
+    """
+    from transformers import AutoConfig
+
+    name = getattr(getattr(processor, "tokenizer", processor), "name_or_path", "")
+    try:
+        config = AutoConfig.from_pretrained(name) if name else None
+    except (OSError, ValueError):
+        config = None
+    if config is None:
+        raise DataError(
+            f"where pictures stand depends on the model, and the processor's folder {name!r} has no config.json; give "
+            "Renderer(position_ids=position_ids_of(config)) of r1_data.positions with the model's configuration"
+        )
+    return position_ids_of(config) or count_tokens

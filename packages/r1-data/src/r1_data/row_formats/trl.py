@@ -1,0 +1,5 @@
+"""TRL's rows: text or messages in `prompt`, the ground truth in a column of any of its usual names."""
+
+PROMPTS = ("prompt",)
+GROUND_TRUTHS = ("answer", "solution", "ground_truth", "label", "target")
+BEFORE = ("easyr1", "r1v", "gsm8k", "messages", "lmm_r1")

@@ -1,0 +1,48 @@
+"""Tests of model inputs by reference: loaded when first read, sent without their tensors, equal by content."""
+
+import pickle
+from functools import partial
+
+import pytest
+import torch
+
+from r1_data.formats import Columns
+from r1_data.messages import to_example
+from r1_data.model_inputs import LazyInputs
+from r1_data.render import Renderer
+from r1_data.types import DataError
+
+LOADED = []
+
+
+def render_inputs(renderer, example):
+    LOADED.append(example.id)
+    return renderer.render(example).model_inputs
+
+
+def test_inputs_are_loaded_once_where_they_are_first_read_and_not_sent(processor, picture):
+    example = to_example("t:1", {"prompt": "<image>?", "answer": "1", "images": [picture(60, 40)]}, Columns())
+    renderer = Renderer(processor)
+    whole = dict(renderer.render(example).model_inputs)
+    inputs = LazyInputs(tuple(whole), b"digest", partial(render_inputs, renderer, example))
+    LOADED.clear()
+    assert ("pixel_values" in inputs, len(inputs), list(inputs)) == (True, len(whole), list(whole))
+    assert not LOADED
+    assert all(torch.equal(inputs[name], tensor) for name, tensor in whole.items())
+    assert LOADED == ["t:1"]
+    sent = pickle.loads(pickle.dumps(inputs))
+    assert (sent == inputs, hash(sent) == hash(inputs), repr(sent)) == (True, True, repr(sent))
+    assert LOADED == ["t:1"]
+    assert "not loaded" in repr(sent)
+    assert torch.equal(sent["pixel_values"], whole["pixel_values"])
+
+
+def test_inputs_of_another_content_or_name_differ():
+    inputs = LazyInputs(("a",), b"1", dict)
+    assert inputs != LazyInputs(("a",), b"2", dict)
+    assert inputs != LazyInputs(("b",), b"1", dict)
+    assert inputs != {"a": torch.zeros(1)}
+    with pytest.raises(KeyError):
+        inputs["b"]
+    with pytest.raises(DataError, match=r"\[\] were loaded in the place of \['a'\]"):
+        inputs["a"]
