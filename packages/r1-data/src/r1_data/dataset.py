@@ -1,5 +1,6 @@
 """The prompts of a run: every row is checked before training starts, and rendered when it is asked for or before."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
@@ -12,6 +13,7 @@ from r1_data.ahead import Job, failed, rendered, start_rendering
 from r1_data.lengths import MANY, MANY_TEXTS, measure_all, open_known
 from r1_data.prompt_memory import PromptMemory
 from r1_data.reader import RowReader
+from r1_data.references import describe
 from r1_data.remarks import Remarks
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example, MediaError, Prompt
@@ -71,12 +73,16 @@ class PromptDataset:
         self._rows, self._renderer, self._workers = rows, renderer, workers
         self._reader, self._limit = reader or RowReader(), max_prompt_length
         self._remarks: list[str] = []
+        self._digest = hashlib.blake2b(digest_size=16)
         self.memory = memory or PromptMemory()
         lengths = self._measure(known_lengths if len(rows) >= MANY else None, progress)
         if not filter_overlong:
             lengths = [self._within(max_prompt_length, row, length) for row, length in enumerate(lengths)]
         self._kept, summary = _choose(lengths, max_prompt_length, bad_rows)
         self.summary = replace(summary, remarks=tuple(self._remarks))
+        self.digest = self._digest.hexdigest()  # of what all rows ask and hold right, and of where their media are
+        del self._digest
+        self._overlong = [(row, n) for row, n in enumerate(lengths) if isinstance(n, int) and n > max_prompt_length]
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -92,6 +98,12 @@ class PromptDataset:
     def __getstate__(self) -> dict[str, Any]:
         """What another process gets: all but the workers."""
         return {**self.__dict__, "_workers": None}
+
+    def left_out(self) -> Iterator[str]:
+        """Every row that is not used, with the reason."""
+        yield from self.summary.bad
+        for row, tokens in self._overlong:
+            yield str(self._too_long(row, tokens))
 
     def prefetch(self, indices: Iterable[int]) -> None:
         """Let workers render these prompts, in this order, as far ahead as the memory for it goes."""
@@ -134,6 +146,8 @@ class PromptDataset:
                 yield index, error
                 continue
             self._remarks += [said for _, said in remarks.of(example)]
+            self._digest.update(repr((example.id, example.messages, example.ground_truth)).encode())
+            self._digest.update("\0".join(map(describe, example.media)).encode("utf-8", "backslashreplace"))
             yield index, example
 
     def _measure(self, folder: str | Path | None, progress: Callable[[int, int], None] | None) -> list[int | DataError]:
@@ -154,7 +168,10 @@ class PromptDataset:
     def _within(self, limit: int, row: int, length: int | DataError) -> int | DataError:
         if isinstance(length, DataError) or length <= limit:
             return length
-        return DataError(f"{self._rows[row][0]}: the prompt has {length} tokens, max_prompt_length is {limit}")
+        return self._too_long(row, length)
+
+    def _too_long(self, row: int, tokens: int) -> DataError:
+        return DataError(f"{self._rows[row][0]}: the prompt has {tokens} tokens, max_prompt_length is {self._limit}")
 
 
 def _choose(lengths: Sequence[int | DataError], limit: int, bad_rows: BadRows) -> tuple[list[tuple[int, int]], Summary]:
