@@ -1,10 +1,12 @@
 """Print what keeps the house small enough to live in, and fail where a limit is broken.
 
-Measured in the sources of the packages: lines a file, lines a function, modules a folder, who imports whom. Standard
-library only.
+Measured in the sources of the packages: lines a file, lines a function, modules a folder, who imports whom; and in one
+step of the quickstart: the files between a row and a gradient, the containers between a row and the loss.
 """
 
 import ast
+import json
+import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
@@ -15,13 +17,108 @@ PACKAGES = ("r1_core", "r1_rollout", "r1_rewards", "r1_data", "r1_cli")
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 50
 MODULES_A_FOLDER = 25
+FILES_TO_A_GRADIENT = 40
+CONTAINERS_TO_THE_LOSS = 10
 
 # Functions that may be longer than LONGEST_FUNCTION, each with its reason.
 LONG_FUNCTIONS = {
-    "r1_cli.jobs.train.train": "still sets up a run",
-    "r1_rewards.services.serve.build_app": "still holds its routes",
-    "r1_cli.sampling.collect.collect": "still counts by hand",
-    "r1_rollout.vllm.servers.pool.__init__": "still takes what its parts take",
+    "r1_cli.jobs.train.train": "sets up a run, one part a line",
+    "r1_cli.sampling.generate.sample_groups": "overlaps sampling with scoring",
+    "r1_core.advantages.assign.assign": "fills every field that an estimator may ask for",
+    "r1_rewards.services.serve.build_app": "holds its routes",
+    "r1_rollout.vllm.servers.pool.__init__": "describes its arguments",
+}
+
+# What a reader opens who follows a row to a gradient of the quickstart, in order.
+WALK = [
+    "r1_cli.loop",
+    "r1_cli.sampling.collect",
+    "r1_cli.sampling.generate",
+    "r1_data.stream",
+    "r1_data.dataset",
+    "r1_data.types",
+    "r1_data.messages",
+    "r1_data.pictures",
+    "r1_data.render",
+    "r1_data.vision",
+    "r1_rollout.types",
+    "r1_rollout.weights",
+    "r1_rollout.sampling",
+    "r1_rollout.embedded.engine",
+    "r1_rollout.embedded.decoding",
+    "r1_rollout.embedded.prefill",
+    "r1_rollout.embedded.rows",
+    "r1_rollout.embedded.choices",
+    "r1_cli.groups.group",
+    "r1_cli.assembly.verifiers",
+    "r1_rewards.types",
+    "r1_rewards.workers.pool",
+    "r1_rewards.workers.batch",
+    "r1_cli.groups.shaping",
+    "r1_cli.groups.estimate",
+    "r1_core.types",
+    "r1_core.advantages.assign",
+    "r1_core.advantages.inputs",
+    "r1_core.advantages.groups",
+    "r1_core.advantages.grpo",
+    "r1_core.learner.learner",
+    "r1_core.learner.batching",
+    "r1_core.learner.microbatch",
+    "r1_core.learner.token_model",
+    "r1_core.learner.linear_head",
+    "r1_core.objective",
+    "r1_core.losses.policy",
+    "r1_core.losses.ppo",
+    "r1_core.losses.aggregation",
+    "r1_core.learner.optim",
+]
+# What a step enters beside the walk, by why the walk goes past it.
+ASIDE = {
+    "tells of the step": """
+        r1_cli.measure r1_cli.track r1_cli.hardware r1_core.learner.facts r1_core.losses.correction
+    """,
+    "stops the run, proves the sync, judges the group": """
+        r1_cli.state r1_cli.sampling.proof r1_rollout.canary r1_core.filtering r1_core.kl_control
+    """,
+    "finds, keeps and prepares what the walk takes": """
+        r1_data.ahead r1_data.files r1_data.formats r1_data.mixture r1_data.prompt_memory r1_data.references
+        r1_data.sources r1_core.registry r1_rollout.names r1_rollout.lora
+    """,
+    "speaks with the processes of rewards": """
+        r1_rewards.workers.failures r1_rewards.workers.frames r1_rewards.workers.process
+    """,
+    "lays tensors out": """
+        r1_rollout.embedded.kv r1_core.advantages.scan r1_core.learner.notes r1_core.learner.gradient_sums
+        r1_core.learner.parallel r1_core.learner.checkpoint r1_cli.models
+    """,
+}
+# The containers that an item is in on its way from a row to the loss, in order.
+ROW_TO_LOSS = [
+    "r1_data.types.Example",
+    "r1_data.types.Prompt",
+    "r1_rollout.types.Completion",
+    "r1_rewards.types.Score",
+    "r1_cli.groups.group.Response",
+    "r1_cli.groups.group.Group",
+    "r1_core.types.Sample",
+    "r1_core.learner.microbatch.MicroBatch",
+    "r1_core.learner.token_model.TokenStats",
+    "r1_core.types.LossInputs",
+]
+# What else a step makes, by what it holds instead.
+NOT_ON_THE_WAY = {
+    "settings and positions": """
+        r1_cli.groups.supply.Supply r1_cli.roles.Position r1_cli.sampling.collect.Draws r1_core.objective.Objective
+        r1_rollout.types.SamplingParams r1_core.learner.linear_head.Settings r1_rollout.embedded.choices.Choices
+    """,
+    "what one function hands to the next": """
+        r1_data.vision.Pixels r1_rewards.types.RewardInput r1_core.advantages.inputs.AdvantageInputs
+        r1_core.advantages.groups.GroupStatistics r1_core.learner.linear_head._Chunk r1_core.types.LossOutput
+    """,
+    "what is known of rows, names and the step": """
+        r1_data.formats.Columns r1_data.formats.Detected r1_rollout.names.Place r1_core.types.Totals
+        r1_core.learner.facts.Facts
+    """,
 }
 
 Graph = dict[str, set[str]]
@@ -180,6 +277,40 @@ def file_lengths() -> list[tuple[int, str]]:
     return sorted(((len(path.read_text().splitlines()), str(path.relative_to(ROOT))) for path in every), reverse=True)
 
 
+def one_step() -> tuple[set[str], set[str]]:
+    """The modules that a step of the quickstart enters, and the containers that it makes."""
+    command = [sys.executable, str(ROOT / ".ci" / "one_step.py")]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if process.returncode:
+        sys.exit(process.stderr)
+    found = json.loads(process.stdout.splitlines()[-1])
+    return set(found["entered"]), set(found["made"])
+
+
+def walk_faults(entered: set[str]) -> list[str]:
+    """Modules that a step enters and no list above has, and those of the walk that are not there."""
+    there = {name for package in PACKAGES for name in modules(package)}
+    known = (*WALK, *" ".join(ASIDE.values()).split())
+    strangers = {name for name in entered if not any(name == one or name.startswith(one + ".") for one in known)}
+    return [f"neither on the walk nor aside: {name}" for name in sorted(strangers)] + [
+        f"listed, but not there: {name}" for name in known if name not in there
+    ]
+
+
+def container_faults(made: set[str]) -> list[str]:
+    """Containers that a step makes and no list above has, and those listed that are not there."""
+    files = {name: path for package in PACKAGES for name, path in modules(package).items()}
+    known = [*ROW_TO_LOSS, *" ".join(NOT_ON_THE_WAY.values()).split()]
+    gone = [name for name in known if not _has_class(files.get(name.rpartition(".")[0]), name.rpartition(".")[2])]
+    return [f"not listed: {name}" for name in sorted(made - set(known))] + [
+        f"listed, but gone: {name}" for name in gone
+    ]
+
+
+def _has_class(path: Path | None, name: str) -> bool:
+    return path is not None and name in {getattr(node, "name", "") for node in ast.parse(path.read_text()).body}
+
+
 def tell(found: list[tuple[int, str]], most: int) -> tuple[str, ...]:
     return tuple(f"{count:>5}  {name}" for count, name in found[:most])
 
@@ -188,13 +319,18 @@ def measures() -> list[Measure]:
     """Every figure that has a limit."""
     files, sizes = file_lengths(), folder_sizes()
     long = [(count, name) for count, name in long_functions() if name not in LONG_FUNCTIONS]
-    loops, out = all_circles(), arrows_out()
+    loops, out, (entered, made) = all_circles(), arrows_out(), one_step()
+    strange, unknown = walk_faults(entered), container_faults(made)
     return [
         Measure("lines of the longest file", files[0][0], LONGEST_FILE, tell(files, 3)),
         Measure("modules of the fullest folder", sizes[0][0], MODULES_A_FOLDER, tell(sizes, 3)),
         Measure(f"functions of more than {LONGEST_FUNCTION} lines", len(long), 0, tell(long, 9)),
         Measure("circles, between modules or rooms", len(loops), 0, tuple(loops)),
         Measure("arrows out of a leaf package", len(out), 0, tuple(out)),
+        Measure("files on the walk from a row to a gradient", len(WALK), FILES_TO_A_GRADIENT),
+        Measure(f"modules a step enters, {len(entered)}, that no list has", len(strange), 0, tuple(strange)),
+        Measure("containers from a row to the loss", len(ROW_TO_LOSS), CONTAINERS_TO_THE_LOSS),
+        Measure(f"containers a step makes, {len(made)}, that no list has", len(unknown), 0, tuple(unknown)),
     ]
 
 

@@ -5,11 +5,11 @@
 What `r1 train` adds to this is what a run needs and the algorithm does not: configuration, dynamic sampling, proof that
 the engine has the learner's weights, validation, checkpoints, resumption, logs. One step of it, read in this order:
 
-    sample      n answers to each prompt, with the log-prob of every token             r1_data, r1_rollout
-    reward      a number for each answer                                               r1_rewards
-    advantage   each answer against the others to its prompt        `grpo_advantages`
-    loss        PPO's clipped surrogate, token by token             `clipped_loss`
-    update      gradient, clip, AdamW; the engine gets the new weights                 r1_core
+    sample      n responses to each prompt, with the log-prob of every token          r1_data, r1_rollout
+    reward      a number for each response                                            r1_rewards
+    advantage   each response against the others of its group       `grpo_advantages`
+    loss        PPO's clipped surrogate, token by token             `ClippedLoss`
+    update      gradient, clip, AdamW; the engine gets the new weights                    r1_core
 """
 
 import argparse
@@ -25,15 +25,15 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.utils.logging import disable_progress_bar
 
-from r1_core import Batching, Learner, LossInputs, MicroLimit, Sample, build_optimizer
-from r1_core.types import LossOutput
+from r1_core import Batching, Learner, LossInputs, MicroLimit, Objective, Sample, build_optimizer
 from r1_data import Prompt, PromptDataset, Renderer, Stream, read_rows
 from r1_rewards import RewardInput, load
 from r1_rollout import EmbeddedEngine, SamplingParams
+from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Completion
 
 HERE = Path(__file__).resolve().parent / "quickstart"
-PROMPTS, ANSWERS = 16, 8  # prompts a step; answers to each, which are a group
+PROMPTS, RESPONSES = 16, 8  # prompts a step; responses to each, which are a group
 CLIP_LOW, CLIP_HIGH = 0.2, 0.3  # how far a token's probability may move before its gradient stops: 0.8 to 1.3 times
 
 
@@ -41,39 +41,42 @@ CLIP_LOW, CLIP_HIGH = 0.2, 0.3  # how far a token's probability may move before 
 
 
 def grpo_advantages(rewards: Tensor) -> Tensor:
-    """Return how much better each answer is than its group's mean, in standard deviations of the group.
+    """Return how much better each response is than its group's mean, in standard deviations of the group.
 
-    arXiv 2402.03300 (DeepSeekMath), section 4.1.2. Where all answers are equally good there is nothing to learn: zero.
+    arXiv 2402.03300 (DeepSeekMath), section 4.1.2. Where all are equally good there is nothing to learn: zero.
 
     Args:
-        rewards: float [groups, answers].
+        rewards: float [groups, responses].
 
     Returns:
-        float [groups, answers].
+        float [groups, responses].
     """
     distance = rewards - rewards.mean(dim=1, keepdim=True)
     return distance / (rewards.std(dim=1, keepdim=True) + 1e-6)
 
 
-def clipped_loss(inputs: LossInputs) -> LossOutput:
-    """Return the mean over tokens of max(−A·ratio, −A·clip(ratio)), ratio = π(token) / π_old(token).
+class ClippedLoss:
+    """max(−A·ratio, −A·clip(ratio)) of each token, with ratio = π(token) / π_old(token).
 
-    arXiv 1707.06347 (PPO), eq. 7, with the mean over all tokens of the step and the higher upper bound of
-    arXiv 2503.14476 (DAPO). Without a KL term, and so without a reference model.
-
-    Args:
-        inputs: tensors [rows, tokens]; what they hold where `loss_mask` is false has no meaning.
+    arXiv 1707.06347 (PPO), eq. 7, with the higher upper bound of arXiv 2503.14476 (DAPO). `Objective` takes the mean
+    over all tokens of the step. There is no KL term, and so no reference model.
     """
-    ratio = torch.where(inputs.loss_mask, inputs.logprobs - inputs.old_logprobs, 0.0).exp()
-    clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
-    worse = torch.maximum(-inputs.advantages * ratio, -inputs.advantages * clipped)
-    # Divided by the tokens of the whole step, so that it does not matter how the step was cut into micro-batches.
-    return LossOutput(torch.where(inputs.loss_mask, worse, 0.0).sum() / inputs.totals.tokens)
+
+    needs = ()  # nothing of all samples before the first gradient
+    token_wise = True  # a token's loss depends on no other token
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return losses [rows, tokens]; what the tensors hold where `loss_mask` is false has no meaning."""
+        log_ratio = torch.where(inputs.loss_mask, inputs.logprobs - inputs.old_logprobs, 0.0)
+        advantages = torch.where(inputs.loss_mask, inputs.advantages, 0.0)
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+        return torch.maximum(-advantages * ratio, -advantages * clipped), {}
 
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """What a step needs: who asks, who answers, who judges, who learns."""
+    """What a step needs: prompts, engine, reward, learner."""
 
     dataset: PromptDataset
     stream: Stream
@@ -86,37 +89,39 @@ class Trainer:
         """Sample, judge, compare, update; return what happened. Steps count from 0."""
         prompts = [self.dataset[row] for row in self.stream.batch(number)]
 
-        with self.engine.awake(self.learner.weights(), version=number):
-            sampling = SamplingParams(max_tokens=20, n=ANSWERS, temperature=1.0, seed=number)
+        with self.engine.awake(LocalWeights(self.learner.weights(), version=number)):
+            sampling = SamplingParams(max_tokens=20, n=RESPONSES, temperature=1.0, seed=number)
             groups = dict(self.engine.generate(prompts, sampling))
-        pairs = [(index, answer) for index in range(len(prompts)) for answer in groups[index]]
+        pairs = [(index, completion) for index in range(len(prompts)) for completion in groups[index]]
 
-        asked = [RewardInput(self.decode(answer.token_ids), prompts[index].answer) for index, answer in pairs]
-        rewards = torch.tensor(self.judge(asked)).reshape(len(prompts), ANSWERS)
+        asked = [
+            RewardInput(self.decode(completion.token_ids), prompts[index].ground_truth) for index, completion in pairs
+        ]
+        rewards = torch.tensor(self.judge(asked)).reshape(len(prompts), RESPONSES)
 
-        samples = [to_sample(prompts[index], answer, group=index) for index, answer in pairs]
-        samples = self.learner.annotate_old(samples)  # the learner's own log-probs of what was sampled
+        samples = [to_sample(prompts[index], completion, group=index) for index, completion in pairs]
+        samples = self.learner.annotate(samples, {"old_logprobs"})  # the learner's own log-probs of what was sampled
         advantages = grpo_advantages(rewards).flatten().tolist()
         samples = [
-            replace(sample, advantages=sample.loss_mask * advantage)  # the same for every token of an answer
+            replace(sample, advantages=sample.loss_mask * advantage)  # the same for every token of a response
             for sample, advantage in zip(samples, advantages, strict=True)
         ]
 
-        self.learner.forward_backward(samples, clipped_loss)
+        self.learner.forward_backward(samples, Objective(ClippedLoss()))
         update = self.learner.optim_step()
         return {
             "reward": float(rewards.mean()),
             "groups that teach": float((rewards.std(dim=1) > 0).float().mean()),
-            "tokens": fmean(len(answer.token_ids) for _, answer in pairs),
+            "tokens": fmean(len(completion.token_ids) for _, completion in pairs),
             "grad_norm": update["grad_norm"],
         }
 
 
-def to_sample(prompt: Prompt, answer: Completion, group: int) -> Sample:
-    """Return prompt and answer as one row of tokens, of which the answer's are trained."""
-    start, length = len(prompt.token_ids), len(answer.token_ids)
+def to_sample(prompt: Prompt, completion: Completion, group: int) -> Sample:
+    """Return prompt and response as one row of tokens, of which the response's are trained."""
+    start, length = len(prompt.token_ids), len(completion.token_ids)
     return Sample(
-        token_ids=torch.tensor([*prompt.token_ids, *answer.token_ids]),
+        token_ids=torch.tensor([*prompt.token_ids, *completion.token_ids]),
         loss_mask=torch.arange(start + length) >= start,
         position_ids=continue_positions(prompt.position_ids, length),
         group_id=group,
@@ -129,7 +134,7 @@ def to_sample(prompt: Prompt, answer: Completion, group: int) -> Sample:
 
 
 def continue_positions(positions: Tensor, length: int) -> Tensor:
-    """Continue a prompt's positions, int64 [axes, P], over an answer. The first axis counts tokens, the rest rotate."""
+    """Continue a prompt's positions, int64 [axes, P], over a response. One axis counts tokens, the rest rotate."""
     first = torch.cat([positions[:1].max()[None], positions[1:].max().expand(len(positions) - 1)]) + 1
     return torch.cat([positions, first[:, None] + torch.arange(length)], dim=1)
 

@@ -151,6 +151,20 @@ def test_users_bring_their_own_estimator_and_loss(r1: R1, tmp_path: Path) -> Non
     assert record["critic/advantages/mean"] != 0
 
 
+def test_an_advantage_that_is_not_finite_costs_its_steps_and_neither_the_run_nor_its_resume(
+    r1: R1, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.py"
+    large = "inputs.spread(inputs.rewards / (len(inputs.rewards) < 10))"  # the made-up batch is smaller
+    mine.write_text(f"import torch\ndef estimator(inputs):\n    return {large}\n")
+    for steps in (1, 2):
+        words = [f"algorithm.adv_estimator={mine}:estimator", f"trainer.max_steps={steps}", "trainer.save_freq=1"]
+        record = step(r1, tmp_path / "run", *words)
+    assert record["step"] == 2
+    assert record["actor/skipped_steps"] > 0
+    assert record["actor/grad_norm"] is None
+
+
 @pytest.mark.parametrize("key", ["algorithm.adv_estimator", "worker.actor.loss_type"])
 def test_a_function_that_is_not_there_is_named(r1: R1, tmp_path: Path, key: str) -> None:
     mine = tmp_path / "mine.py"

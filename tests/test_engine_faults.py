@@ -11,9 +11,9 @@ import torch
 from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
 from torch import Tensor
 
-from r1_cli.assembly import engines
 from r1_cli.jobs import evaluate
 from r1_core.learner import Learner
+from r1_rollout import embedded
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import EngineError, ServerError
 
@@ -71,7 +71,7 @@ def test_the_last_step_is_saved_and_the_same_command_goes_on_as_if_nothing_had_b
     monkeypatch.setattr(FailingEngine, "lives", lives)
     monkeypatch.setattr(FailingEngine, "error", error)
     with monkeypatch.context() as patch:
-        patch.setattr(engines, "EmbeddedEngine", FailingEngine)
+        patch.setattr(embedded, "EmbeddedEngine", FailingEngine)
         ended = r1(*again, ok=False)
     assert ended.exit_code == 2
     assert str(error) in ended.stderr

@@ -20,12 +20,13 @@ from family_prompts import make_learner, make_prompts
 from torch import Tensor
 
 from r1_cli.groups.group import Group, Response, to_samples
-from r1_cli.models.load import end_token_ids, media_token_ids
 from r1_core.learner import Learner
 from r1_data.types import Prompt
 from r1_rewards.types import Score
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import WeightsError
+from r1_rollout.handover import LocalWeights
+from r1_rollout.tokens import end_token_ids, media_token_ids
 from r1_rollout.types import Completion, Generator, SamplingParams
 
 N = 3
@@ -91,7 +92,10 @@ def rules_of(family: str) -> dict[str, frozenset[int]]:
     """What ends an answer and what is never sampled, as a run sets them."""
     model, tokenizer = families.make_model(family), families.make_tokenizer()
     banned = media_token_ids(model.config, tokenizer)
-    return {"end_token_ids": end_token_ids(model.generation_config, tokenizer), "banned_token_ids": banned}
+    return {
+        "end_token_ids": end_token_ids(model.generation_config, model.config, tokenizer),
+        "banned_token_ids": banned,
+    }
 
 
 def learner_of(model: Any, params: SamplingParams) -> Learner:
@@ -102,7 +106,7 @@ def learner_of(model: Any, params: SamplingParams) -> Learner:
 def sample(
     engine: Generator, learner: Learner, prompts: Sequence[Prompt], params: SamplingParams
 ) -> list[list[Completion]]:
-    with engine.awake(learner.weights(), 1):
+    with engine.awake(LocalWeights(learner.weights(), 1)):
         groups = dict(engine.generate(prompts, params))
     return [groups[index] for index in range(len(prompts))]
 
@@ -246,5 +250,8 @@ def test_a_weight_that_does_not_come_is_named(engine: Generator, family: str) ->
         assert len(absent) == 1 or (part.startswith("visual") and family in families.TEXT_FAMILIES)
         if absent:
             rest = [(name, tensor) for name, tensor in weights.items() if name not in absent]
-            with pytest.raises(WeightsError, match=rf"not given: .*{re.escape(part)}"), engine.awake(rest, 1):
+            with (
+                pytest.raises(WeightsError, match=rf"not given: .*{re.escape(part)}"),
+                engine.awake(LocalWeights(rest, 1)),
+            ):
                 pass

@@ -9,15 +9,17 @@ import pytest
 import torch
 from endtoend import QUICKSTART, R1, SMALL, read_log
 
-from r1_cli.assembly import canary, engines
+from r1_cli.assembly import canary
 from r1_cli.assembly.rendering import build_renderer
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
+from r1_rollout import embedded
 from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.handover import LocalWeights, WeightSource
+from r1_rollout.lora import Adapter
 from r1_rollout.probes import Probes
-from r1_rollout.weights import Weights
 
 MORE = ["trainer.val_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1", "trainer.max_steps=3"]
 
@@ -28,13 +30,13 @@ class ForgetfulEngine(EmbeddedEngine):
     forgets = "layers.1."
 
     @contextmanager
-    def awake(self, weights: Weights, version: int) -> Iterator[None]:
-        assert not hasattr(weights, "rank")
-        first = self.__dict__.setdefault("first", {})
+    def awake(self, source: WeightSource) -> Iterator[None]:
+        first, weights = self.__dict__.setdefault("first", {}), source.tensors()
+        assert not isinstance(weights, Adapter)
         named = {name: tensor.clone() for name, tensor in weights}
         changed = {name: first.get(name, tensor) if self.forgets in name else tensor for name, tensor in named.items()}
         first.update({name: tensor for name, tensor in named.items() if name not in first})
-        with super().awake(changed.items(), version):
+        with super().awake(LocalWeights(changed.items(), source.version)):
             yield
 
 
@@ -48,7 +50,7 @@ def test_a_run_with_a_stale_engine_stops_and_its_last_checkpoint_goes_on(
 ) -> None:
     words = ["train", QUICKSTART, *SMALL, *MORE, f"trainer.save_checkpoint_path={tmp_path}"]
     with monkeypatch.context() as patch:
-        patch.setattr(engines, "EmbeddedEngine", engine)
+        patch.setattr(embedded, "EmbeddedEngine", engine)
         result = r1(*words, ok=False)
     assert result.exit_code == 2
     assert f"At fault: {group} (" in result.stderr
@@ -61,7 +63,7 @@ def test_a_run_with_a_stale_engine_stops_and_its_last_checkpoint_goes_on(
 
 
 def test_without_the_canary_a_stale_engine_samples_on(r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "EmbeddedEngine", ForgetfulEngine)
+    monkeypatch.setattr(embedded, "EmbeddedEngine", ForgetfulEngine)
     more = [*MORE, "worker.rollout.canary=false", "trainer.save_freq=-1", f"trainer.save_checkpoint_path={tmp_path}"]
     r1("train", QUICKSTART, *SMALL, *more)
     records = read_log(tmp_path)

@@ -24,6 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # The whole file once, where it lies beside the repository; the sample in its place elsewhere.
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "padding_free"), [(SAMPLE, False), (WHOLE if WHOLE.exists() else SAMPLE, True)])
 def test_three_steps_run_from_published_rows(
     r1: R1, tmp_path: Path, model: Path, rows: Path, padding_free: bool

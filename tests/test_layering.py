@@ -20,8 +20,8 @@ PUBLIC = {
         learning_rate_scale shard_model token_logprobs
     """,
     "r1_rollout": """
-        Canary Completion Deadlines EmbeddedEngine Endpoint LoadedEngine LocalServer SamplingParams ServerPool TOLERANCE
-        VllmEngine find_fault load text_probes vllm_command
+        Canary Completion Deadlines EmbeddedEngine Endpoint LoadedEngine LocalServer LocalWeights SamplingParams
+        ServerPool TOLERANCE VllmEngine find_fault load text_probes vllm_command
     """,
     "r1_rewards": """
         Cause Failure FailurePolicy OpenVerifier PooledVerifier RewardFailure RewardInput RewardSpecError Score Verifier

@@ -54,10 +54,14 @@ def test_a_tracker_is_one_new_file(tmp_path: Path) -> None:
 from pathlib import Path
 from r1_cli.config import load_config
 from r1_cli.track import RunInfo, Tracker
+from r1_cli.track.console import ConsoleReporter
+from rich.console import Console
 
 words = ["examples/quickstart/config.yaml", "trainer.logger=[file,lines]"]
 config, _ = load_config(words)
-tracker = Tracker(config.trainer.logger, RunInfo("p", "e", Path({str(folder)!r}), {{}}, 0), console=None)
+reporter = ConsoleReporter(Console(), step_lines=False)
+reporter.begin(0, 3)
+tracker = Tracker(config.trainer.logger, RunInfo("p", "e", Path({str(folder)!r}), {{}}, 0), reporter)
 tracker.log(3, {{"reward/overall": 0.5}})
 print((Path({str(folder)!r}) / "lines.txt").read_text())
 """
@@ -65,3 +69,61 @@ print((Path({str(folder)!r}) / "lines.txt").read_text())
     assert "3 reward/overall 0.5" in printed
     refused = copy.r1("train", "examples/quickstart/config.yaml", "trainer.logger=lynes", "--dry-run", ok=False)
     assert "did you mean lines?" in refused
+
+
+ENGINE = '''"""Says the token 7 and ends, whatever it is asked."""
+
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+from r1_cli.engines import EngineSetup
+
+IGNORES = {"enforce_eager": "seven is always said eagerly"}
+
+
+def missing() -> str | None:
+    return None
+
+
+def preferred() -> bool:
+    return False
+
+
+class Seven:
+    def __init__(self, end: int) -> None:
+        self.end, self.version = end, -1
+
+    def update(self, source: Any) -> None:
+        self.version = source.version
+
+    def awake(self, source: Any = None) -> Any:
+        self.update(source)
+        return nullcontext()
+
+    def generate(self, prompts: Any, params: Any) -> Any:
+        from r1_rollout.types import Completion
+
+        group = [Completion([7, self.end], [-1.0, -1.0], "stop", self.version) for _ in range(params.n)]
+        return ((index, group) for index, _ in enumerate(prompts))
+
+
+def open_engine(setup: EngineSetup, stack: ExitStack) -> Seven:
+    return Seven(min(setup.end_token_ids))
+'''
+
+
+def test_an_engine_is_one_new_file(tmp_path: Path) -> None:
+    copy = copy_repository(tmp_path)
+    copy.add("packages/r1-cli/src/r1_cli/engines/seven.py", ENGINE)
+    words = [
+        "train", "examples/quickstart/config.yaml", "worker.rollout.name=seven", "trainer.max_steps=2",
+        "data.train_files=examples/quickstart/train.parquet[:16]", "data.filter_overlong_prompts_workers=1",
+        "data.val_files=null", "data.rollout_batch_size=2", "worker.actor.global_batch_size=2", "worker.rollout.n=2",
+        "worker.rollout.enforce_eager=true", f"trainer.save_checkpoint_path={tmp_path / 'run'}",
+    ]  # fmt: skip
+    refused = copy.r1(*words, ok=False)
+    assert "worker.rollout.canary=true: Seven has no logprobs_of" in refused
+    printed = copy.r1(*words, "worker.rollout.canary=false")
+    assert "seven is always said eagerly" in printed
+    assert (tmp_path / "run/global_step_2").is_dir()
+    assert "did you mean seven?" in copy.r1(*words, "worker.rollout.name=sevn", "--dry-run", ok=False)

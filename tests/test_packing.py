@@ -12,12 +12,13 @@ from r1_cli.assembly.packing import find_packing_fault, settle_packing
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
-from r1_cli.models.load import position_ids_of
 from r1_core.learner import Learner
 from r1_core.learner.learner import Loss
 from r1_core.types import LossInputs, LossOutput, Sample
+from r1_data.positions import position_ids_of
 from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.handover import LocalWeights
 from r1_rollout.probes import Probes, text_probes
 
 PACKS = [("qwen2", True), ("qwen3_5_text", False)]
@@ -148,7 +149,7 @@ def test_the_embedded_engine_agrees_with_the_learner_or_refuses_the_model_by_nam
     learner = make_learner(families.make_model(family))
     probes = text_probes(range(250), longest_prompt=16, longest_response=8)
     engine = EmbeddedEngine(model, end_token_ids=END)
-    with engine.awake(learner.weights(), 1):
+    with engine.awake(LocalWeights(learner.weights(), 1)):
         found = engine.logprobs_of(probes.prompts, probes.responses)
     for prompt, response, own in zip(probes.prompts, probes.responses, found, strict=True):
         token_ids = torch.tensor([*prompt.token_ids, *response])

@@ -93,6 +93,7 @@ def assert_same_run(folder: Path, other: Path) -> None:
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
+@pytest.mark.slow
 def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted: Path) -> None:
     moments = random.Random(os.environ.get("R1_KILL_SEED", "3"))
     with_workers = command(tmp_path, "data.filter_overlong_prompts_workers=2")
@@ -113,6 +114,7 @@ def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted:
     assert_same_run(tmp_path, uninterrupted)
 
 
+@pytest.mark.slow
 def test_sigkill_leaves_no_trace_where_groups_are_kept_for_the_next_step(tmp_path: Path) -> None:
     dynamic = ["algorithm.online_filtering=true", "algorithm.filter_key=accuracy", "data.rollout_batch_size=6"]
     dynamic += ["trainer.save_freq=1", "trainer.val_freq=-1"]

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from r1_core.reward_normalization import RewardNormalizer
 from r1_data.stream import Stream
 from r1_data.types import Prompt
 from r1_rewards.types import RewardInput, Score
+from r1_rollout.handover import WeightSource
 from r1_rollout.types import Completion, SamplingParams
 
 Item = TypeVar("Item")
@@ -72,6 +74,11 @@ class Engine:
             self.finished.append(len(answers[0].token_ids))
             self.tokens += sum(len(answer.token_ids) for answer in answers)
             yield index, answers
+
+    @contextmanager
+    def awake(self, source: WeightSource) -> Iterator[None]:
+        self.version = source.version
+        yield
 
     def _answers(self, asked: Any, params: SamplingParams) -> list[Completion]:
         noise = random.Random(f"{params.seed}:{asked.id}")
@@ -133,6 +140,7 @@ def collector(
         groups=wanted,
         max_batches=tries,
         surplus_max_age=max_age,
+        max_prompt_length=64,
         progress=silent,
     )
 

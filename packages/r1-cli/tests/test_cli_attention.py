@@ -47,6 +47,23 @@ def test_a_pack_equals_its_sequences_one_by_one(build: Callable[[], Any]) -> Non
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+def test_the_cut_follows_the_positions_of_every_call() -> None:
+    torch.manual_seed(0)
+    model = FAMILIES["qwen2"]().eval()
+    model.set_attn_implementation(PACKED_ATTENTION)
+    ids, one = torch.randint(0, 50, (1, 8)), torch.arange(8)[None]
+    two = torch.cat([torch.arange(5), torch.arange(3)])[None]
+
+    def logits(position_ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = model(input_ids=ids, position_ids=position_ids, use_cache=False).logits
+        return found
+
+    whole, cut = logits(one), logits(two)
+    assert not torch.allclose(whole[:, 5:], cut[:, 5:])
+    one.copy_(two)  # the same tensor with other positions in it
+    assert torch.equal(logits(one), cut)
+
+
 def test_a_padded_batch_keeps_its_mask() -> None:
     torch.manual_seed(0)
     model = FAMILIES["qwen2"]().eval()

@@ -5,8 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from r1_cli.assembly.engines import vllm_options
 from r1_cli.config import load_config
+from r1_cli.engines import EngineSetup
+from r1_cli.engines.vllm import vllm_options
 from r1_cli.hardware import Hardware
 
 BASE = [
@@ -22,4 +23,5 @@ def test_the_default_of_two_workers_is_as_many_as_there_are_devices(devices: int
     config, _ = load_config([*BASE, f"trainer.n_gpus_per_node={devices}"])
     assert config.worker.rollout.tensor_parallel_size == 2
     model = cast(Any, SimpleNamespace(vision_language=False))
-    assert vllm_options(config, Hardware("cpu"), model, frozenset())["tensor_parallel_size"] == devices
+    setup = EngineSetup(config, Hardware("cpu"), model, frozenset(), frozenset(), 256, lambda: None)
+    assert vllm_options(setup).tensor_parallel_size == devices

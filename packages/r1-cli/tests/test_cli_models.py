@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_cli.models import load as models
 from r1_cli.models.patches import PatchEmbedding, multiply_patches
 from r1_data.positions import position_ids_of
+from r1_rollout import tokens
 
 MODEL = Path(__file__).resolve().parents[3] / "examples/quickstart/model"
 CPU = torch.device("cpu")
@@ -29,14 +31,15 @@ def model(config):  # type: ignore[no-untyped-def]
 
 def test_every_token_that_stands_for_media_is_known(config) -> None:  # type: ignore[no-untyped-def]
     tokenizer, _ = models.load_tokenizer(str(MODEL), vision_language=True)
-    banned = {tokenizer.convert_ids_to_tokens(token) for token in models.media_token_ids(config, tokenizer)}
+    banned = {tokenizer.convert_ids_to_tokens(token) for token in tokens.media_token_ids(config, tokenizer)}
     assert banned == {"<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"}
 
 
 def test_answers_end_where_the_model_says(model) -> None:  # type: ignore[no-untyped-def]
     tokenizer, _ = models.load_tokenizer(str(MODEL), vision_language=True)
     ends = {
-        tokenizer.convert_ids_to_tokens(token) for token in models.end_token_ids(model.generation_config, tokenizer)
+        tokenizer.convert_ids_to_tokens(token)
+        for token in tokens.end_token_ids(model.generation_config, model.config, tokenizer)
     }
     assert "<|im_end|>" in ends
     assert not any("vision" in end or "pad|" in end for end in ends)
@@ -100,6 +103,18 @@ def test_a_convolution_over_more_than_one_patch_stays_one() -> None:
     assert [type(plain), type(padded)] == [PatchEmbedding, torch.nn.Conv3d]
     assert torch.equal(plain(pictures), expected[0])
     assert torch.equal(padded(pictures), expected[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "computing", "installed", "flash"),
+    [("cuda", torch.bfloat16, True, True), ("cuda", torch.float16, True, True), ("cuda", torch.float32, True, False),
+     ("cuda", torch.bfloat16, False, False), ("cpu", torch.bfloat16, True, False)],
+)  # fmt: skip
+def test_flash_attention_is_for_half_precision_on_gpus_only(
+    kind: str, computing: torch.dtype, installed: bool, flash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.utils, "is_flash_attn_2_available", lambda: installed)
+    assert (models.attention(torch.device(kind), computing) == "flash_attention_2") == flash
 
 
 def test_there_is_no_vision_tower_to_freeze_in_a_text_model() -> None:

@@ -1,5 +1,6 @@
 """Every setting of every estimator and loss has a key, the key reaches it, and the README lists it."""
 
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -18,8 +19,9 @@ from r1_cli.assembly.algorithm import (
     build_objective,
     build_shaping,
     gather_needs,
+    try_own,
 )
-from r1_cli.config import RunConfig, load_config, printable
+from r1_cli.config import ConfigError, RunConfig, load_config, printable
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, settings_of
 from r1_core import catalogue
 from r1_core.catalogue import Setting
@@ -101,6 +103,71 @@ def test_the_example_file_leaves_each_loss_its_own_widths(monkeypatch: pytest.Mo
     for name in catalogue.losses():
         config, _ = load_config([str(EXAMPLE), f"worker.actor.loss_type={name}"])
         assert build_objective(config).policy_loss == POLICY_LOSSES.get(name)()
+
+
+OWN = """
+def modest(inputs): ...
+modest.needs = ("groups",)
+
+class Careful:
+    needs = ["squared_probs"]
+    def __call__(self, inputs): ...
+
+def wrong(inputs): ...
+wrong.needs = ("baseline",)
+"""
+
+
+def test_an_estimator_of_ones_own_says_what_it_needs_without_being_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OWN)
+
+    def needs(name: str) -> frozenset[str]:
+        config = config_of("algorithm.disable_kl=true", f"algorithm.adv_estimator=mine.py:{name}")
+        return gather_needs(build_estimate(config), build_objective(config), updates_per_step=1)
+
+    assert needs("modest") == {"groups"}
+    assert needs("Careful") == {"squared_probs", "old_logprobs"}
+    with pytest.raises(ConfigError, match=r"adv_estimator=mine.py:modest compares the answers to one prompt"):
+        config_of("algorithm.adv_estimator=mine.py:modest", "worker.rollout.n=1")
+    with pytest.raises(ConfigError, match=r"mine.py:wrong needs 'baseline', which .*; did you mean 'baselines'\?"):
+        config_of("algorithm.adv_estimator=mine.py:wrong")
+
+
+def test_the_readmes_own_estimator_and_loss_are_what_they_must_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (shown,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    Path("mine.py").write_text(shown)
+    config = config_of("algorithm.adv_estimator=mine.py:estimator", "worker.actor.loss_type=mine.py:loss")
+    try_own(config)
+    assert build_objective(config).token_wise
+    Path("mine.py").write_text(shown + "loss.needs = ['ref_logprobs']\n")
+    with pytest.raises(ConfigError, match=r"loss_type=mine.py:loss needs the reference: set false"):
+        config_of("worker.actor.loss_type=mine.py:loss", "algorithm.disable_kl=true")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import no_such_module\n", r"mine.py:1 cannot be run: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def f(inputs):\n    return 3\n", "mine.py:f gave int 3; "),
+        ("if False:\n    def f(inputs): ...\n", "mine.py defines no f"),
+    ],
+)
+def test_a_file_of_ones_own_that_does_not_do_is_named_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(text + "f = None\n" * text.startswith("import"))
+    config = config_of("algorithm.adv_estimator=mine.py:f", "worker.actor.loss_type=mine.py:f")
+    with pytest.raises(ConfigError) as caught:
+        try_own(config)
+    assert [problem.key for problem in caught.value.problems] == ["algorithm.adv_estimator", "worker.actor.loss_type"]
+    assert message in str(caught.value)
 
 
 CORRECTION = "algorithm.rollout_correction"

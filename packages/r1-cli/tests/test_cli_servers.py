@@ -1,15 +1,18 @@
 """The keys of `worker.rollout.servers` reach the servers, and what cannot be is said before one is started."""
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
-from r1_cli.assembly import servers
 from r1_cli.assembly.learner import ModelFiles
 from r1_cli.config import ConfigError, RunConfig, load_config, unavailable, without_effect
+from r1_cli.engines import EngineSetup, servers
+from r1_cli.engines.vllm import vllm_options
 from r1_cli.hardware import Hardware
 from r1_cli.models.load import ModelError
 from r1_rollout.vllm.servers.pool import ServerPool
@@ -34,10 +37,25 @@ def model() -> Any:
     return ModelFiles("owner/model", hf_config, tokenizer, tokenizer)
 
 
+def setup(config: RunConfig, hardware: Hardware, sequences: int = 256) -> EngineSetup:
+    return EngineSetup(config, hardware, model(), frozenset({2}), frozenset({60}), sequences, lambda: None)
+
+
+@contextmanager
+def opened(config: RunConfig, hardware: Hardware, sequences: int = 256) -> Iterator[ServerPool]:
+    with ExitStack() as stack:
+        yield cast(ServerPool, servers.open_engine(setup(config, hardware, sequences), stack))
+
+
+def options_of(config: RunConfig, hardware: Hardware) -> dict[str, Any]:
+    transfer = servers.transfer_backend(config, hardware)
+    return vllm_options(setup(config, hardware)).server_options(on_cpu=not hardware.on_gpu, transfer=transfer)
+
+
 def test_given_servers_become_a_pool_with_its_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
     config = config_of(URLS, "worker.rollout.servers.stall_timeout=7.5")
-    with servers.build_server_pool(config, CPU, model(), frozenset({2}), 300) as pool:
+    with opened(config, CPU, 300) as pool:
         assert isinstance(pool, ServerPool)
         assert [server.endpoint.url for server in pool._supervisor.servers] == [
             "http://127.0.0.1:8000",
@@ -59,40 +77,40 @@ def test_the_way_of_the_weights_reaches_the_pool_and_the_servers(
 ) -> None:
     monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
     config = config_of(URLS, *words)
-    with servers.build_server_pool(config, CPU, model(), frozenset({2}), 256) as pool:
+    with opened(config, CPU) as pool:
         assert pool._broadcast == backend
-    options = servers.server_options(config, CPU, model(), frozenset(), 256)
+    options = options_of(config, CPU)
     assert options["weight_transfer_config"] == ({"backend": backend} if backend else None)
 
 
 def test_gpus_get_their_weights_over_nccl_for_which_the_learner_needs_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
     config = config_of(URLS, BROADCAST)
-    options = servers.server_options(config, GPUS, model(), frozenset(), 256)
+    options = options_of(config, GPUS)
     assert options["weight_transfer_config"] == {"backend": "nccl"}
     monkeypatch.setattr(servers, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="transfer=broadcast on GPUs needs vLLM here"):
-        servers.build_server_pool(config, GPUS, model(), frozenset({2}), 256)
+    with pytest.raises(ModelError, match="transfer=broadcast on GPUs needs vLLM here"), opened(config, GPUS):
+        pass
 
 
 def test_given_servers_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("R1_SERVERS_TOKEN", raising=False)
-    with pytest.raises(ModelError, match="R1_SERVERS_TOKEN"):
-        servers.build_server_pool(config_of(URLS), CPU, model(), frozenset({2}), 256)
+    with pytest.raises(ModelError, match="R1_SERVERS_TOKEN"), opened(config_of(URLS), CPU):
+        pass
 
 
 def test_the_engines_keys_become_options_of_the_servers() -> None:
     words = ["worker.rollout.enforce_eager=true", "worker.rollout.limit_images=3", "worker.rollout.max_model_len=5000"]
     config = config_of(URLS, *words, "worker.rollout.tensor_parallel_size=4", "trainer.n_gpus_per_node=8")
-    options = servers.server_options(config, GPUS, model(), frozenset({9, 7}), 256)
+    options = options_of(config, GPUS)
     assert options["dtype"] == "bfloat16"
     assert options["tensor_parallel_size"] == 4
     assert options["enforce_eager"] is True
     assert options["max_model_len"] == 5000
     assert options["limit_mm_per_prompt"] == {"image": 3}
-    assert options["additional_config"] == {"r1_banned_token_ids": [7, 9]}
+    assert options["additional_config"] == {"r1_banned_token_ids": [60]}
     assert options["load_format"] == "dummy"
-    assert servers.server_options(config, CPU, model(), frozenset(), 256)["kv_cache_memory_bytes"] == 2**30
+    assert options_of(config, CPU)["kv_cache_memory_bytes"] == 2**30
 
 
 def test_servers_stand_on_the_gpus_behind_the_learners() -> None:

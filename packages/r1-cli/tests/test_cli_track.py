@@ -13,6 +13,11 @@ from r1_cli.track.files import FileLogger, JsonLines
 from r1_cli.track.loggers.mlflow import metric_name
 from r1_cli.track.loggers.wandb import choose_mode
 
+SEEN = Generation(
+    split="val", id="row:1", sample=0, prompt="How many?", response="2", ground_truth="2", score=1.0,
+    parts={"accuracy": 1.0}, failure=None, reward=1.0, tokens=2, finish_reason="stop", pictures=1,
+)  # fmt: skip
+
 
 class Silent:
     """A console that remembers the steps it was told of."""
@@ -25,6 +30,7 @@ class Silent:
 
     def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None: ...
     def close(self) -> None: ...
+    def stage(self, name: str) -> None: ...
 
 
 class Broken(Silent):
@@ -96,7 +102,7 @@ def test_tensorboard_gets_scalars_and_texts(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tracker = Tracker(["tensorboard"], info(tmp_path), Silent())
-    tracker.log(1, {"reward/overall": 0.5}, [Generation("row:1", "How many?", "2", "2", 1.0)])
+    tracker.log(1, {"reward/overall": 0.5}, [SEEN])
     tracker.close()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert events.Scalars("reward/overall")[0].value == 0.5
@@ -111,7 +117,7 @@ def test_wandb_without_a_key_logs_offline_and_says_so_once(
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     with caplog.at_level(logging.WARNING, "r1"):
         tracker = Tracker(["wandb"], info(tmp_path), Silent())
-        tracker.log(1, {"reward/overall": 0.5}, [Generation("row:1", "How many?", "2", "2", 1.0)])
+        tracker.log(1, {"reward/overall": 0.5}, [SEEN])
         tracker.close()
     assert len(caplog.records) == 1
     assert "offline" in caplog.text
@@ -159,7 +165,27 @@ def test_mlflow_takes_a_validation_and_writes_into_the_runs_folder_only(
         made.mkdir()
     monkeypatch.chdir(elsewhere)
     tracker = Tracker(["mlflow"], info(folder), Silent())
-    tracker.log(0, {"val/avg@1": 0.5, "val/a b/../c": float("nan")}, [Generation("row:1", "How many?", "2", "2", 1.0)])
-    assert len(tracker.loggers) == 2, caplog.text
+    tracker.log(0, {"val/avg@1": 0.5, "val/a b/../c": float("nan")}, [SEEN])
+    assert len(tracker.loggers) == 3, caplog.text
     tracker.close()
     assert not list(elsewhere.iterdir())
+
+
+def test_the_file_gets_all_responses_and_others_the_first_to_each_validation_prompt(tmp_path: Path) -> None:
+    class Showing(Silent):
+        shown: list[dict[str, Any]]
+
+        def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
+            self.shown = rows
+
+    console = Showing()
+    tracker = Tracker(["console"], info(tmp_path), console)
+    second, trained = dataclasses.replace(SEEN, sample=1), dataclasses.replace(SEEN, split="train")
+    tracker.log(1, {"x": 1.0}, [SEEN, second, trained])
+    tracker.log(1, {"x": 1.0}, [SEEN, second, trained])  # as a resumed run does
+    rows = lines(tmp_path / "generations.jsonl")
+    assert [(row["split"], row["sample"], row["parts"]) for row in rows] == [
+        ("val", 0, {"accuracy": 1.0}), ("val", 1, {"accuracy": 1.0}), ("train", 0, {"accuracy": 1.0})
+    ]  # fmt: skip
+    assert [row["sample"] for row in console.shown] == [0]
+    assert console.shown[0]["parts"] == '{"accuracy": 1.0}'

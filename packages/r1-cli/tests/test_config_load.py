@@ -155,6 +155,22 @@ def test_an_unknown_key_names_the_nearest_one(word: str, near: str) -> None:
     assert f"{word} (command line): unknown key; did you mean {near}?" in text
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("learning_rate", "worker.actor.optim.lr"),
+        ("trainer.learning_rate", "worker.actor.optim.lr"),
+        ("num_generations", "worker.rollout.n"),
+        ("temprature", "worker.rollout.temperature"),
+        ("worker.actor.lr", "worker.actor.optim.lr"),
+        ("foo", None),
+    ],
+)
+def test_the_key_that_was_meant_is_named_and_none_that_was_not(typed: str, meant: str | None) -> None:
+    text = message_of(f"{typed}=1")
+    assert (f"did you mean {meant}?" in text) if meant else ("did you mean" not in text)
+
+
 def test_a_key_like_nothing_else_points_to_the_list() -> None:
     assert "unknown key; see examples/config.yaml" in message_of("zzzzzz.qqqqqq=1")
 

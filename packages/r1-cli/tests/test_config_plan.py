@@ -126,7 +126,7 @@ def test_memory_is_read_off_the_headers_of_a_local_model(tmp_path: Path) -> None
     memory = make_plan(config_of(model, "trainer.n_gpus_per_node=1"), 512).memory
     assert memory is not None
     assert (memory.parameters, memory.weights, memory.gradients, memory.optimizer) == (120, 480, 480, 960)
-    assert (memory.reference, memory.engine, memory.total) == (480, 240, 2640)
+    assert (memory.reference, memory.engine, memory.total) == (240, 240, 2400)
     words = ["algorithm.disable_kl=true", "worker.actor.model.freeze_vision_tower=true", "worker.rollout.dtype=fp32"]
     memory = make_plan(config_of(model, "trainer.n_gpus_per_node=1", *words), 512).memory
     assert memory is not None

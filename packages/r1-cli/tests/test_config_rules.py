@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from r1_cli.config import ConfigError, availability, load_config, unavailable, without_effect
+from r1_cli.config import ConfigError, load_config, unavailable, without_effect
+from r1_cli.engines import vllm
 
 BASE = [
     "data.train_files=owner/rows@train",
@@ -140,6 +141,11 @@ def message_of(*words: str) -> str:
         ("worker.reward.reward_function=maths", "worker.reward.reward_function", "did you mean 'math'?"),
         ("worker.reward.reward_function_kwargs.x=1", "worker.reward.reward_function_kwargs", "takes no 'x'"),
         ("worker.reward.reward_function=judge", "worker.reward.reward_function_kwargs", "argument: 'url'"),
+        (
+            "algorithm.adv_estimator=gdpo algorithm.use_kl_loss=false",
+            "algorithm.use_kl_loss",
+            "adv_estimator=gdpo has no place for a KL in the reward",
+        ),
         ("worker.reward.reward_function=./no.py:f", "worker.reward.reward_function", "there is no file ./no.py"),
         ("data.format_prompt=no.jinja", "data.format_prompt", "no such file"),
         ("data.format_prompt={{content}}!", "data.format_prompt", "save it in a file"),
@@ -191,6 +197,7 @@ def test_a_reward_file_is_read_but_never_run(tmp_path: Path) -> None:
     reward.write_text(f"open({str(flag)!r}, 'w')\nNAME = 1\ndef compute_score(x): ...\n", encoding="utf-8")
     load_config([*BASE, f"worker.reward.reward_function={reward}:compute_score"])
     assert "did you mean 'compute_score'?" in message_of(f"worker.reward.reward_function={reward}:compute_scores")
+    assert f"write {reward}:NAME; it defines compute_score" in message_of(f"worker.reward.reward_function={reward}")
     reward.write_text("def broken(:\n", encoding="utf-8")
     assert "invalid syntax" in message_of(f"worker.reward.reward_function={reward}:broken")
     assert not flag.exists()
@@ -286,9 +293,20 @@ def test_what_only_vllm_reads_is_shown_to_the_embedded_engine(word: str) -> None
 
 def test_vllm_is_named_as_missing_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for installed in (False, True):
-        monkeypatch.setattr(availability, "find_spec", lambda name, installed=installed: installed or None)
+        monkeypatch.setattr(vllm, "find_spec", lambda name, installed=installed: installed or None)
         limits = unavailable(*load_config([*PLAIN, "worker.rollout.name=vllm"]))
         assert [limit.key for limit in limits] == ([] if installed else ["worker.rollout.name"])
+
+
+@pytest.mark.parametrize("word", ["worker.actor.optim.lr=0.0", "trainer.save_freq=0", "trainer.val_freq=0"])
+def test_a_zero_that_is_seldom_meant_is_said(word: str) -> None:
+    assert [str(limit) for limit in without_effect(*load_config([*PLAIN, word]))] == [word]
+
+
+def test_critics_are_refused_before_their_sizes_are_asked_for() -> None:
+    words = ["algorithm.adv_estimator=gae", "data.rollout_batch_size=8", "worker.actor.global_batch_size=8"]
+    limits = unavailable(*load_config([*PLAIN, *words]))
+    assert [limit.key for limit in limits] == ["algorithm.adv_estimator"]
 
 
 def test_rewards_are_clipped_for_every_estimator() -> None:

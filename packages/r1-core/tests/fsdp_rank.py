@@ -4,6 +4,7 @@ Arguments: rank and a folder; for each model it writes to `<folder>/<model>` and
 """
 
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,7 @@ def run(name, parallel, folder):
 
 
 def main(rank, folder):
+    warnings.filterwarnings("error", message=".*returned a view")
     parallel = two_ranks.join(rank, folder)
     for name in MODELS:
         run(name, parallel, Path(folder) / name)

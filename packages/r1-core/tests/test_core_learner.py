@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,7 +17,9 @@ from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.learner import Loss
 from r1_core.learner.logprobs import token_logprobs
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
+from r1_core.losses import POLICY_LOSSES
 from r1_core.objective import Objective
+from r1_core.own import as_estimator
 from r1_core.types import LossOutput
 
 
@@ -121,6 +125,33 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_says_so_once(caplog):
     assert all(torch.equal(tensor, before[name]) for name, tensor in learner.weights())
     assert step(learner, text_samples())["skipped_steps"] == 2
     assert any(not torch.equal(tensor, before[name]) for name, tensor in learner.weights())
+
+
+def divide_by_the_spread(inputs):
+    """GRPO as one writes it first: 0/0 where all answers of a group are equal."""
+    advantages = torch.zeros_like(inputs.rewards)
+    for group in inputs.group_ids.unique():
+        own = inputs.group_ids == group
+        advantages[own] = (inputs.rewards[own] - inputs.rewards[own].mean()) / inputs.rewards[own].std()
+    return inputs.spread(advantages)
+
+
+@pytest.mark.parametrize("verb", ["forward_backward", "forward_backward_on_policy"])
+def test_an_own_estimator_that_divides_by_zero_costs_the_step_and_not_the_run(verb, caplog, tmp_path):
+    learner, twin = learner_for(qwen2()), learner_for(qwen2())
+    estimator = as_estimator(divide_by_the_spread, "mine.py:estimator")
+    equal = [replace(sample, reward=1.0) for sample in text_samples()]
+    before = snapshot(learner)
+    getattr(learner, verb)(assign(learner.annotate(equal), estimator), Objective())
+    assert "mine.py:estimator gives 4 of 5 samples advantages that are not finite, first sample 0" in caplog.text
+    assert math.isnan(learner.optim_step()["grad_norm"])
+    assert learner.skipped_steps == 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.weights())
+    learner.save(tmp_path)
+    twin.load(tmp_path)
+    assert step(learner, text_samples()) == step(twin, text_samples())
+    after = snapshot(learner)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in twin.weights())
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -269,3 +300,16 @@ def test_wrong_optimizer_settings_are_refused():
     model.requires_grad_(False)
     with pytest.raises(ValueError, match="everything is frozen"):
         build_optimizer(model.named_parameters(), lr=1)
+
+
+@pytest.mark.parametrize("loss", ["default", "gspo", "gmpo", "cispo"])
+def test_old_logprobs_that_are_not_finite_are_said_by_sample(loss, caplog):
+    learner = learner_for(qwen2())
+    samples = assign(learner.annotate(text_samples()), GRPO())
+    samples[1] = replace(samples[1], old_logprobs=torch.full_like(samples[1].old_logprobs, math.nan))
+    with caplog.at_level(logging.WARNING):
+        learner.forward_backward(samples, Objective(POLICY_LOSSES.get(loss)()))
+        learner.optim_step()
+    said = f"1 of {len(samples)} samples have old log-probs that are not finite, first sample 1 (group "
+    assert said + f"{samples[1].group_id})" in caplog.text
+    assert all(tensor.isfinite().all() for _, tensor in learner.weights())

@@ -169,6 +169,26 @@ def test_a_loss_that_was_not_foreseen_is_refused():
         (stats[:, LOGPROB] * slopes[:, LOGPROB]).sum().mul(1.01).backward()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_gradient_that_is_not_finite_is_passed_on(value):
+    *tensors, slopes = make(7)
+    slopes[:, LOGPROB + 1 :] = 0
+    slopes[3, LOGPROB] = value
+    stats = chunked("token_wise", tensors, Settings(torch.float64), slopes)
+    (stats[:, LOGPROB] * slopes[:, LOGPROB]).sum().backward()
+    assert not tensors[1].grad.isfinite().all()
+
+
+def test_a_gradient_that_is_not_the_one_foreseen_is_refused_beside_one_that_is_not_finite():
+    *tensors, slopes = make(7)
+    slopes[3, LOGPROB] = float("nan")
+    for other in (slopes.clone(), slopes.clone()):
+        other[5, LOGPROB] = float("nan") if other[5, LOGPROB].isfinite() else 0.0
+        stats = chunked("token_wise", tensors, Settings(torch.float64), slopes)
+        with pytest.raises(RuntimeError, match="set `token_wise` to False"):
+            (stats[:, LOGPROB] * other[:, LOGPROB]).sum().backward()
+
+
 def test_the_gradient_of_the_weight_is_handed_over_without_a_copy():
     *tensors, slopes = make(7)
     slopes[:, LOGPROB + 1 :] = 0

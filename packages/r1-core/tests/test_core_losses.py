@@ -342,3 +342,28 @@ def test_correction_names_the_sample_that_lacks_log_probs(missing):
 def test_a_wrong_setting_of_a_loss_is_refused_by_name(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("gspo", 3e-4, 4e-4), ("luspo", 2e-3, 2.5e-3), ("dppo_tv", 0.15, 0.15), ("dppo_kl", 0.05, 0.05)],
+)
+def test_clip_widths_are_the_papers_unless_told_otherwise(name, low, high):
+    loss = losses.get(name)()
+    assert (loss.clip_low, loss.clip_high) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"), [("gspo", (1, 1)), ("gspo_token", (1, 1)), ("gmpo", (1, 1)), ("luspo", (1, 4))]
+)
+def test_the_aggregation_that_a_sequence_loss_is_meant_for_weighs_rows_as_its_paper_does(name, weights):
+    mask = torch.arange(8) < torch.tensor([[2], [8]])
+    logprobs = torch.full((2, 8), -1.0, dtype=torch.float64, requires_grad=True)
+    inputs = LossInputs(logprobs, mask, torch.ones(2, 8), logprobs.detach().clone(), Totals(10, 2))
+    loss = losses.get(name)()
+    per_token, _ = loss(inputs)
+    rows = [
+        aggregate(torch.where(torch.arange(2)[:, None] == i, per_token, 0.0), mask, loss.aggregation, inputs.totals)
+        for i in (0, 1)
+    ]
+    assert (rows[1] / rows[0]).item() == pytest.approx(weights[1] / weights[0])

@@ -31,7 +31,7 @@ def test_the_reference_takes_the_place_of_the_answer():
     found = splice(RESPONSE, "forty two", tokenizer, eos="$")
     assert found.text == "<think>6*7</think> <answer> forty two </answer>$"
     assert spliced_tokens(found) == [" forty", " two"]
-    assert found.ids[found.answer_start] == ord(" ") + ord("<")
+    assert found.ids[found.reference_start] == ord(" ") + ord("<")
     assert len(found.ids) == len(
         tokenizer(found.text, add_special_tokens=False, return_offsets_mapping=True)["input_ids"]
     )
@@ -65,7 +65,7 @@ def test_blanks_after_the_tag_are_the_models_own_unless_strict_and_the_reference
 def test_a_reference_that_occurs_elsewhere_is_scored_in_its_place_only():
     found = splice("<think>42 is 42</think><answer>41</answer>", "42", tokenizer)
     assert len(found.scored) == 1
-    assert found.scored[0] > found.answer_start
+    assert found.scored[0] > found.reference_start
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Completion, SamplingParams
 
 END = 7
@@ -73,7 +74,7 @@ def engine_for(model: Any, **options: Any) -> EmbeddedEngine:
 
 def sample(model: Any, prompts: list[Any], params: SamplingParams, **options: Any) -> list[list[Completion]]:
     engine = engine_for(model, **options)
-    with engine.awake(model.state_dict().items(), version=3):
+    with engine.awake(LocalWeights(model.state_dict().items(), version=3)):
         groups = dict(engine.generate(prompts, params))
     return [groups[index] for index in range(len(prompts))]
 

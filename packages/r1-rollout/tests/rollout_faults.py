@@ -13,10 +13,10 @@ from transformers import DynamicCache
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.fault import ParameterRows
+from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.names import core
 from r1_rollout.types import PromptLike
-from r1_rollout.weights import Weights
 
 Tamper = Callable[["FaultyEngine", str, Tensor], Tensor]
 
@@ -52,8 +52,8 @@ class ModelReference:
             if seen.setdefault(id(tensor), name) == name
         }
 
-    def weights(self) -> Weights:
-        return self.own().items() if self.adapter is None else self.adapter
+    def weights(self, version: int) -> LocalWeights:
+        return LocalWeights(self.own().items() if self.adapter is None else self.adapter, version)
 
     @torch.no_grad()
     def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -101,13 +101,15 @@ class FaultyEngine:
         self.syncs = 0
 
     @contextmanager
-    def awake(self, weights: Weights, version: int) -> Iterator[None]:
+    def awake(self, source: WeightSource) -> Iterator[None]:
         self.syncs += 1
+        weights = source.tensors()
         named = weights.weights if isinstance(weights, Adapter) else weights
         self.latest = {name: tensor.clone() for name, tensor in named}
         self.first = self.first or self.latest
         changed = [(name, self.tamper(self, name, tensor)) for name, tensor in self.latest.items()]
-        with self.engine.awake(replace(weights, weights=changed) if isinstance(weights, Adapter) else changed, version):
+        tampered = replace(weights, weights=changed) if isinstance(weights, Adapter) else changed
+        with self.engine.awake(LocalWeights(tampered, source.version)):
             yield
 
     def generate(self, *args: Any) -> Any:
@@ -124,8 +126,8 @@ class RenumberedEngine:
         self.engine, self.first = engine, engine._latest + 1
 
     @contextmanager
-    def awake(self, weights: Weights, version: int) -> Iterator[None]:
-        with self.engine.awake(weights, self.first + version):
+    def awake(self, source: WeightSource) -> Iterator[None]:
+        with self.engine.awake(LocalWeights(source.tensors(), self.first + source.version)):
             yield
 
     def logprobs_of(self, *args: Any) -> list[list[float]]:

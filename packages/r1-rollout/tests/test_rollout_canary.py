@@ -28,6 +28,7 @@ from r1_rollout.canary import TOLERANCE, Canary, widest_gap
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import StaleWeights
 from r1_rollout.fault import find_fault, group_of
+from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.probes import RESPONSE, ProbePrompt, Probes, spread_tokens, text_probes
 
@@ -116,7 +117,7 @@ def canary_for(model: Any, longest_prompt: int = 40) -> Canary:
 
 def sync(canary: Canary, engine: Any, reference: ModelReference, version: int) -> float:
     """The gap after a sync."""
-    with engine.awake(reference.weights(), version):
+    with engine.awake(reference.weights(version)):
         return canary.gap(engine, reference.logprobs_of(canary.probes.prompts, canary.probes.responses))
 
 
@@ -224,7 +225,7 @@ def test_vllms_prefix_cache_that_outlives_the_sync_is_named(
 ) -> None:
     model = text_model(tied=False)
     engine = vllm_engine(model)
-    with engine.awake(list(model.state_dict().items()), 0):
+    with engine.awake(LocalWeights(list(model.state_dict().items()), 0)):
         pass  # what earlier tests have left in the cache is gone
     monkeypatch.setattr("vllm.v1.core.sched.scheduler.Scheduler.reset_prefix_cache", lambda *args, **options: True)
     canary = canary_for(model, longest_prompt=200)  # a block of the cache has 128 tokens on processors
@@ -289,7 +290,7 @@ def test_an_adapter_that_is_bound_to_nothing_is_named(make_engine: MakeEngine) -
     model = text_model(tied=False)
     for tamper, expected in ((no_fault, None), (drops_adapter, "adapter")):
         engine = make_engine(model)
-        with engine.awake(list(model.state_dict().items()), 0):
+        with engine.awake(LocalWeights(list(model.state_dict().items()), 0)):
             pass
         learner = copy.deepcopy(model)
         reference = ModelReference(learner, adapter_of(learner, 0.1))
@@ -303,7 +304,7 @@ def test_an_adapter_that_is_bound_to_nothing_is_named(make_engine: MakeEngine) -
 def test_stale_base_weights_under_an_adapter_are_not_blamed_on_it(make_engine: MakeEngine) -> None:
     model = text_model(tied=False)
     engine = make_engine(model)
-    with engine.awake(list(model.state_dict().items()), 0):
+    with engine.awake(LocalWeights(list(model.state_dict().items()), 0)):
         pass
     train(model)
     reference = ModelReference(model, adapter_of(model, 0.1))

@@ -27,6 +27,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.errors import WeightsError
+from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Drainable, Generator, SamplingParams
 
 
@@ -151,7 +152,7 @@ def test_banned_tokens_are_never_sampled(vision_model):
 def test_a_group_is_yielded_once_it_is_finished(text_model):
     engine: Generator = engine_for(text_model, max_sequences=4)
     prompts = [text_prompt(f"p{i}", 5 + i) for i in range(6)]
-    with engine.awake(text_model.state_dict().items(), 0):
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
         groups = engine.generate(prompts, SamplingParams(max_tokens=6, n=2))
         first, _ = next(groups)
         calls = count_forwards(engine)
@@ -176,7 +177,7 @@ def test_a_prompt_is_prefilled_once_and_max_sequences_bounds_the_rows(text_model
         (prompted if "logits_to_keep" in kwargs else rows).append(len(kwargs["input_ids"]))
 
     engine._model.register_forward_pre_hook(watch, with_kwargs=True)
-    with engine.awake(text_model.state_dict().items(), 0):
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
         list(engine.generate([text_prompt(f"p{i}", 4) for i in range(20)], SamplingParams(max_tokens=6, n=3)))
     assert sum(prompted) == 20
     assert max(rows) <= 7
@@ -188,7 +189,7 @@ def test_new_weights_are_used_and_stamped(text_model):
     params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
     answers = []
     for version, scale in enumerate((1.0, -1.0)):
-        with engine.awake(((k, v * scale) for k, v in text_model.state_dict().items()), version):
+        with engine.awake(LocalWeights(((k, v * scale) for k, v in text_model.state_dict().items()), version)):
             ((_, (completion,)),) = engine.generate([prompt], params)
         assert completion.weight_version == version
         answers.append(completion.token_ids.tolist())
@@ -199,7 +200,7 @@ def test_tied_weights_come_without_the_output_layer(text_model):
     tied = Qwen2ForCausalLM(Qwen2Config(**{**text_model.config.to_dict(), "tie_word_embeddings": True}))
     weights = [(name, tensor) for name, tensor in tied.state_dict().items() if name != "lm_head.weight"]
     engine, prompt = engine_for(tied), text_prompt("p", 6)
-    with engine.awake(weights, 0):
+    with engine.awake(LocalWeights(weights, 0)):
         ((_, (completion,)),) = engine.generate([prompt], SamplingParams(max_tokens=5))
     expected = plain_logprobs(tied.eval(), prompt, completion.token_ids.tolist(), 1.0)
     torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=2e-6, rtol=2e-6)
@@ -209,11 +210,11 @@ def test_wrong_weights_leave_the_engine_asleep(text_model):
     engine = engine_for(text_model)
     weights = dict(text_model.state_dict())
     del weights["model.norm.weight"]
-    with pytest.raises(WeightsError, match=r"model\.norm\.weight"), engine.awake(weights.items(), 0):
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight"), engine.awake(LocalWeights(weights.items(), 0)):
         pass
     with pytest.raises(RuntimeError, match="awake"):
         engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=2))
-    with engine.awake(text_model.state_dict().items(), 0):
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
         assert list(engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=2)))
 
 
@@ -221,8 +222,12 @@ def test_sampling_needs_an_awake_engine(text_model):
     engine = engine_for(text_model)
     with pytest.raises(RuntimeError, match="needs an awake engine"):
         engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=2))
-    again = engine.awake(text_model.state_dict().items(), 5)
-    with engine.awake(text_model.state_dict().items(), 4), pytest.raises(RuntimeError, match="weight version 4"), again:
+    again = engine.awake(LocalWeights(text_model.state_dict().items(), 5))
+    with (
+        engine.awake(LocalWeights(text_model.state_dict().items(), 4)),
+        pytest.raises(RuntimeError, match="weight version 4"),
+        again,
+    ):
         pass
 
 
@@ -230,7 +235,7 @@ def test_stopping_early_leaves_the_engine_usable(text_model):
     engine = engine_for(text_model, max_sequences=4)
     prompts, params = [text_prompt(f"p{i}", 5) for i in range(6)], SamplingParams(max_tokens=6, n=2)
     expected = sample(text_model, prompts, params)
-    with engine.awake(text_model.state_dict().items(), 3):
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 3)):
         for _ in engine.generate(prompts, params):
             break
         abandoned = engine.generate(prompts, params)
@@ -244,7 +249,7 @@ def test_stopping_early_leaves_the_engine_usable(text_model):
 
 def test_the_cache_is_freed_when_the_engine_falls_asleep(text_model):
     engine = engine_for(text_model, max_sequences=2)
-    with engine.awake(text_model.state_dict().items(), 0):
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
         groups = engine.generate([text_prompt(f"p{i}", 5) for i in range(4)], SamplingParams(max_tokens=6, n=2))
         next(groups)
         caches = [weakref.ref(o) for o in gc.get_objects() if isinstance(o, GroupCache)]
@@ -257,7 +262,7 @@ def test_the_cache_is_freed_when_the_engine_falls_asleep(text_model):
 
 def test_no_gradient_and_no_inference_mode_leak_to_the_consumer(text_model):
     engine = engine_for(text_model)
-    with engine.awake(text_model.state_dict().items(), 0):
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
         for _ in engine.generate([text_prompt("p", 5), text_prompt("q", 6)], SamplingParams(max_tokens=3)):
             assert torch.is_grad_enabled()
             assert not torch.is_inference_mode_enabled()
@@ -266,7 +271,7 @@ def test_no_gradient_and_no_inference_mode_leak_to_the_consumer(text_model):
 
 def test_a_half_precision_engine_takes_float32_weights(text_model):
     engine = EmbeddedEngine(copy_of(text_model).to(torch.bfloat16), end_token_ids={END})
-    with engine.awake(text_model.state_dict().items(), 0):
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
         ((_, group),) = engine.generate([text_prompt("p", 5)], SamplingParams(max_tokens=8, n=4))
     assert all(logprob < 0 for completion in group for logprob in completion.logprobs.tolist())
 
@@ -274,7 +279,10 @@ def test_a_half_precision_engine_takes_float32_weights(text_model):
 def test_nan_weights_are_reported_with_prompt_and_version(text_model):
     engine = engine_for(text_model)
     weights = {**text_model.state_dict(), "model.norm.weight": torch.full((48,), torch.nan)}
-    with engine.awake(weights.items(), 12), pytest.raises(FloatingPointError, match=r"prompt p5.*version 12"):
+    with (
+        engine.awake(LocalWeights(weights.items(), 12)),
+        pytest.raises(FloatingPointError, match=r"prompt p5.*version 12"),
+    ):
         list(engine.generate([text_prompt("p5", 5)], SamplingParams(max_tokens=2)))
 
 
@@ -289,20 +297,23 @@ def test_nan_weights_are_reported_with_prompt_and_version(text_model):
 )
 def test_impossible_calls_are_refused_before_sampling(text_model, prompt, params, message):
     engine = engine_for(text_model, max_sequences=8)
-    with engine.awake(text_model.state_dict().items(), 0), pytest.raises(ValueError, match=message):
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)), pytest.raises(ValueError, match=message):
         engine.generate([prompt], SamplingParams(max_tokens=2, **params))
 
 
 def test_prompts_of_different_position_axes_are_refused(text_model):
     engine = engine_for(text_model)
     four = HandPrompt("four", [1, 2], torch.arange(2).expand(4, 2))
-    with engine.awake(text_model.state_dict().items(), 0), pytest.raises(ValueError, match=r"prompt four: .*1 axes"):
+    with (
+        engine.awake(LocalWeights(text_model.state_dict().items(), 0)),
+        pytest.raises(ValueError, match=r"prompt four: .*1 axes"),
+    ):
         engine.generate([text_prompt("one", 2), four], SamplingParams(max_tokens=2))
 
 
 def test_no_prompts_give_no_groups(text_model):
     engine = engine_for(text_model)
-    with engine.awake(text_model.state_dict().items(), 0):
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
         assert list(engine.generate([], SamplingParams(max_tokens=2))) == []
 
 
@@ -317,7 +328,7 @@ def test_a_drained_engine_finishes_what_it_has_begun_and_begins_no_more(text_mod
     engine = engine_for(text_model, max_sequences=4)
     assert isinstance(engine, Drainable)
     engine.drain()  # asleep: nothing to do
-    with engine.awake(text_model.state_dict().items(), 0):
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
         whole = dict(engine.generate(prompts, params))
         running = engine.generate(prompts, params)
         found = dict([next(running)])

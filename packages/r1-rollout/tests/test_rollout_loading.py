@@ -10,7 +10,8 @@ import transformers
 from embedded_cases import END, copy_of, picture_prompt, plain_logprobs, text_prompt
 
 from r1_rollout import LoadedEngine, SamplingParams, load
-from r1_rollout.loading import media_token_ids
+from r1_rollout.handover import LocalWeights
+from r1_rollout.tokens import media_token_ids
 
 PARAMS = SamplingParams(max_tokens=6, n=2, seed=3)
 
@@ -79,10 +80,10 @@ def test_stop_strings_work_with_the_loaded_tokenizer(engine):
 def test_another_trainer_pushes_weights_to_it(engine, text_model):
     greedy = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
     first = answers(engine, ["what"], greedy)
-    engine.update(((name, -tensor) for name, tensor in text_model.state_dict().items()), 1)
+    engine.update(LocalWeights(((name, -tensor) for name, tensor in text_model.state_dict().items()), 1))
     assert answers(engine, ["what"], greedy) != first
     assert len(engine.logprobs_of(["what"], [[1, 2]])[0]) == 2
-    with engine.awake(text_model.state_dict().items(), 2):
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 2)):
         assert answers(engine, ["what"], greedy) == first
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import WeightsError
+from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.weights import WeightStore
 
@@ -85,11 +86,11 @@ def test_the_engine_samples_from_the_adapted_weights(text_model: Any) -> None:
     probes = text_probes(range(50), longest_prompt=20, longest_response=5)
     adapter = adapter_for(text_model, 4)
     engines = [EmbeddedEngine(copy.deepcopy(text_model), end_token_ids={7}) for _ in range(2)]
-    with engines[0].awake(adapter, 1):
+    with engines[0].awake(LocalWeights(adapter, 1)):
         adapted = engines[0].logprobs_of(probes.prompts, probes.responses)
-    with engines[1].awake(merged(state_of(text_model), adapter).items(), 1):
+    with engines[1].awake(LocalWeights(merged(state_of(text_model), adapter).items(), 1)):
         assert engines[1].logprobs_of(probes.prompts, probes.responses) == adapted
-    with engines[1].awake(state_of(text_model).items(), 1):
+    with engines[1].awake(LocalWeights(state_of(text_model).items(), 1)):
         assert engines[1].logprobs_of(probes.prompts, probes.responses) != adapted
 
 

@@ -1,6 +1,10 @@
 """A pool pushes full weights and adapters: no server answers with others, and what none can load is refused."""
 
+import multiprocessing
 import re
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -8,15 +12,17 @@ from fake_vllm import FakeServer
 from server_pools import PARAMS, Pools, adapter, all_ready, prompts, take, wait_for, weights
 
 from r1_rollout.errors import WeightsError
+from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
+from r1_rollout.weights import Weights
 
 
 def test_every_server_holds_the_new_weights_before_it_serves(pools: Pools) -> None:
     fakes = [FakeServer() for _ in range(3)]
     pool = pools.open(*fakes, max_sequences=2)
     for version in range(3):
-        with pool.awake(weights(), version):
+        with pool.awake(LocalWeights(weights(), version)):
             list(pool.generate(prompts(30), PARAMS))
     for fake in fakes:
         assert [label.partition("-")[0] for label in fake.loads] == ["0", "1", "2"]
@@ -24,22 +30,64 @@ def test_every_server_holds_the_new_weights_before_it_serves(pools: Pools) -> No
     assert not list(pool._root.glob("[01]-*"))  # older weights have left the disk
 
 
+def weights_over_there(task: Callable[[Weights], Any]) -> Any:
+    return task(weights(3))
+
+
+class WeightsElsewhere:
+    """A `WeightSource` whose tensors never leave a process of their own."""
+
+    version = 3
+
+    def tensors(self) -> Weights:
+        raise AssertionError("a tensor was asked for here")
+
+    def hand_over(self, task: Callable[[Weights], Any]) -> Any:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            return process.submit(weights_over_there, task).result()
+
+
+def test_weights_are_pushed_from_the_process_that_has_them(pools: Pools) -> None:
+    fake = FakeServer()
+    pool = pools.open(fake)
+    with pool.awake(WeightsElsewhere()):
+        groups = dict(pool.generate(prompts(5), PARAMS))
+    assert {one.weight_version for group in groups.values() for one in group} == {3}
+    assert [label.partition("-")[0] for label in fake.loads] == ["3"]
+    with pytest.raises(WeightsError, match=r"w2 is missing, was \[4\]"):
+        pool.update(LocalWeights(weights(2), 4))
+
+
+def test_updated_weights_are_sampled_from_until_others_come_awake_or_not(pools: Pools) -> None:
+    fake = FakeServer()
+    pool = pools.open(fake)
+    for version in range(2):
+        pool.update(LocalWeights(weights(), version))
+        for _ in range(2):
+            ((_, group),) = pool.generate(prompts(1), PARAMS)
+            assert group[0].weight_version == version
+    with pool.awake():
+        ((_, group),) = pool.generate(prompts(1), PARAMS)
+    assert group[0].weight_version == 1
+    assert len(fake.loads) == 2
+
+
 def test_a_server_that_keeps_its_old_weights_never_serves(pools: Pools) -> None:
     stale, good = FakeServer(), FakeServer()
     stale.keeps_old_weights = True
     pool = pools.open(stale, good)
-    with pool.awake(weights(), 0):
+    with pool.awake(LocalWeights(weights(), 0)):
         assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
     assert not stale.requests
     alone = pools.open(stale, deadlines=Deadlines(stall=60, load=60, probe=0.01, recovery=0.5))
-    with pytest.raises(ServersLost, match=r"holds .* not 4-"), alone.awake(weights(), 4):
+    with pytest.raises(ServersLost, match=r"holds .* not 4-"), alone.awake(LocalWeights(weights(), 4)):
         pass
 
 
 def test_a_server_that_comes_back_with_other_weights_gets_the_current_ones_first(pools: Pools) -> None:
     fake, other = FakeServer(), FakeServer()
     pool = pools.open(fake, other, max_sequences=2)
-    with pool.awake(weights(), 3):
+    with pool.awake(LocalWeights(weights(), 3)):
         fake.down = True
         assert len(dict(pool.generate(prompts(10), PARAMS))) == 10
         fake.forget()  # somebody has started it anew
@@ -59,12 +107,15 @@ def test_weights_that_no_server_can_load_end_the_push_at_once(pools: Pools) -> N
     pool = pools.open(*fakes)
     for fake in fakes:
         fake.rejects_weights = True
-    with pytest.raises(WeightsError, match=r"no module named w0(.*\n)*.*no module named w0"), pool.awake(weights(), 0):
+    with (
+        pytest.raises(WeightsError, match=r"no module named w0(.*\n)*.*no module named w0"),
+        pool.awake(LocalWeights(weights(), 0)),
+    ):
         pass
     assert not list(pool._root.iterdir())
     for fake in fakes:
         fake.rejects_weights = False
-    with pool.awake(weights(), 0):
+    with pool.awake(LocalWeights(weights(), 0)):
         assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
 
 
@@ -72,7 +123,7 @@ def test_a_server_that_alone_rejects_the_weights_is_taken_out(pools: Pools) -> N
     bad, good = FakeServer(), FakeServer()
     pool = pools.open(bad, good)
     bad.rejects_weights = True
-    with pool.awake(weights(), 0):
+    with pool.awake(LocalWeights(weights(), 0)):
         assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
         assert not bad.requests
         bad.rejects_weights = False
@@ -83,16 +134,16 @@ def test_a_server_that_alone_rejects_the_weights_is_taken_out(pools: Pools) -> N
 def test_weights_of_other_names_or_shapes_than_the_first_never_reach_a_server(pools: Pools) -> None:
     fake = FakeServer()
     pool = pools.open(fake)
-    with pool.awake(weights(), 0):
+    with pool.awake(LocalWeights(weights(), 0)):
         pass
     for wrong, message in [
-        (weights(2), "1 weights differ from those of the first push: w2 is missing, was [4]"),
+        (weights(2), "1 weights are not those of the first sync: w2 is missing, was [4]"),
         (weights(4), "w3 is [4], was unknown"),
         ([*weights(2), ("w2", torch.ones(2, 2))], "w2 is [2, 2], was [4]"),
     ]:
-        with pytest.raises(WeightsError, match=re.escape(message)), pool.awake(wrong, 1):
+        with pytest.raises(WeightsError, match=re.escape(message)), pool.awake(LocalWeights(wrong, 1)):
             pass
-    with pool.awake(weights(), 1):
+    with pool.awake(LocalWeights(weights(), 1)):
         assert len(dict(pool.generate(prompts(5), PARAMS))) == 5
     assert [label.partition("-")[0] for label in fake.loads] == ["0", "1"]
     assert len(list(pool._root.iterdir())) == 1
@@ -101,10 +152,10 @@ def test_weights_of_other_names_or_shapes_than_the_first_never_reach_a_server(po
 def test_adapters_alone_go_over_the_full_weights_that_came_last(pools: Pools) -> None:
     fakes = [FakeServer(), FakeServer()]
     pool = pools.open(*fakes)
-    with pool.awake(weights(), 0):
+    with pool.awake(LocalWeights(weights(), 0)):
         list(pool.generate(prompts(4), PARAMS))
     for version in (1, 2, 3):
-        with pool.awake(adapter(), version):
+        with pool.awake(LocalWeights(adapter(), version)):
             groups = dict(pool.generate(prompts(10), PARAMS))
             assert pool.logprobs_of(prompts(1), [[7]]) == [[-0.07]]
         assert {one.weight_version for group in groups.values() for one in group} == {version}
@@ -115,7 +166,7 @@ def test_adapters_alone_go_over_the_full_weights_that_came_last(pools: Pools) ->
         assert {body.get("model") for body in fake.requests} <= {None, *fake.loads[1:]}
     assert sorted(folder.name.partition("-")[0] for folder in pool._root.iterdir()) == ["0", "2", "3"]
     before = [len(fake.requests) for fake in fakes]
-    with pool.awake(weights(), 4):
+    with pool.awake(LocalWeights(weights(), 4)):
         list(pool.generate(prompts(4), PARAMS))
     after = [body for fake, start in zip(fakes, before, strict=True) for body in fake.requests[start:]]
     assert len(after) == 4
@@ -125,9 +176,9 @@ def test_adapters_alone_go_over_the_full_weights_that_came_last(pools: Pools) ->
 def test_a_server_that_comes_back_gets_the_base_and_then_the_adapter(pools: Pools) -> None:
     fake, other = FakeServer(), FakeServer()
     pool = pools.open(fake, other, max_sequences=2)
-    with pool.awake(weights(), 0):
+    with pool.awake(LocalWeights(weights(), 0)):
         pass
-    with pool.awake(adapter(), 1):
+    with pool.awake(LocalWeights(adapter(), 1)):
         fake.forget()  # the pool learns of it from the requests: there is no such model
         assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
         wait_for(lambda: all_ready(pool))
@@ -137,15 +188,18 @@ def test_a_server_that_comes_back_gets_the_base_and_then_the_adapter(pools: Pool
 def test_an_adapter_without_a_base_or_without_modules_is_refused(pools: Pools) -> None:
     fakes = [FakeServer(), FakeServer()]
     pool = pools.open(*fakes)
-    with pytest.raises(WeightsError, match="before the full weights"), pool.awake(adapter(), 0):
+    with pytest.raises(WeightsError, match="before the full weights"), pool.awake(LocalWeights(adapter(), 0)):
         pass
-    with pool.awake(weights(), 0):
+    with pool.awake(LocalWeights(weights(), 0)):
         pass
-    with pytest.raises(WeightsError, match="holds no weights"), pool.awake(Adapter(2, 4.0, (), []), 1):
+    with pytest.raises(WeightsError, match="holds no weights"), pool.awake(LocalWeights(Adapter(2, 4.0, (), []), 1)):
         pass
     for fake in fakes:
         fake.binds = False
-    with pytest.raises(WeightsError, match=r"bound to nothing.*layers\.7\.q_proj"), pool.awake(adapter(), 1):
+    with (
+        pytest.raises(WeightsError, match=r"bound to nothing.*layers\.7\.q_proj"),
+        pool.awake(LocalWeights(adapter(), 1)),
+    ):
         pass
-    with pool.awake(weights(), 1):
+    with pool.awake(LocalWeights(weights(), 1)):
         assert len(dict(pool.generate(prompts(5), PARAMS))) == 5

@@ -29,6 +29,7 @@ from vllm_cases import (
 )
 
 from r1_rollout.errors import EngineError, WeightsError
+from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Generator, SamplingParams
 from r1_rollout.vllm.engine import VllmEngine
@@ -53,7 +54,7 @@ def test_logprobs_are_the_learners_after_every_sync(any_family: Case) -> None:
     for seed in range(1, 5):
         model = make_model(any_family.family, seed)
         version = next_version(any_family.engine)
-        with any_family.engine.awake(model.state_dict().items(), version):
+        with any_family.engine.awake(LocalWeights(model.state_dict().items(), version)):
             groups = dict(any_family.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=2, temperature=0.7)))
         assert_exact(model, [groups[index] for index in range(len(PROMPTS))], 0.7)
         assert {completion.weight_version for group in groups.values() for completion in group} == {version}
@@ -74,7 +75,7 @@ def test_the_engine_is_a_generator(case: Case) -> None:
 def test_given_answers_are_scored_as_samples_are(case: Case) -> None:
     responses = [[1, 2, 3], [60], [], [5] * 20, [9, 61]]  # banned tokens, too
     for temperature in (1.0, 0.5):
-        with case.engine.awake(case.model.state_dict().items(), next_version(case.engine)):
+        with case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
             scores = case.engine.logprobs_of(PROMPTS, responses, temperature)
         for prompt, response, own in zip(PROMPTS, responses, scores, strict=True):
             assert len(own) == len(response)
@@ -88,7 +89,7 @@ def test_a_banned_token_is_not_sampled_even_if_it_is_all_that_the_model_wants(ca
     with torch.no_grad():
         model.model.embed_tokens.weight[list(BANNED)] *= 50
     for temperature in (1.0, 0.0):
-        with case.engine.awake(model.state_dict().items(), next_version(case.engine)):
+        with case.engine.awake(LocalWeights(model.state_dict().items(), next_version(case.engine))):
             groups = dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=4, temperature=temperature)))
         assert not {t for group in groups.values() for c in group for t in c.token_ids.tolist()} & {*BANNED}
 
@@ -120,14 +121,14 @@ def test_answers_end_at_end_tokens_stop_tokens_or_the_limit(case: Case) -> None:
 
 def test_stop_strings_need_a_tokenizer(case: Case) -> None:
     with (
-        case.engine.awake(case.model.state_dict().items(), next_version(case.engine)),
+        case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))),
         pytest.raises(ValueError, match="no tokenizer"),
     ):
         case.engine.generate(PROMPTS, SamplingParams(max_tokens=4, stop=("x",)))
 
 
 def test_groups_come_as_they_finish_and_a_closed_call_leaves_nothing_behind(case: Case) -> None:
-    with case.engine.awake(case.model.state_dict().items(), next_version(case.engine)):
+    with case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
         first = case.engine.generate(PROMPTS, SamplingParams(max_tokens=40, n=4, temperature=2.0))
         index, group = next(first)
         assert len(group) == 4
@@ -142,18 +143,21 @@ def test_generating_asleep_and_waking_twice_are_refused(case: Case) -> None:
     with pytest.raises(RuntimeError, match="needs an awake engine"):
         case.engine.generate(PROMPTS, SamplingParams(max_tokens=2))
     weights = list(case.model.state_dict().items())
-    with case.engine.awake(weights, next_version(case.engine)):
+    with case.engine.awake(LocalWeights(weights, next_version(case.engine))):
         left = case.engine.generate(PROMPTS, SamplingParams(max_tokens=40))
-        with pytest.raises(RuntimeError, match="awake already"), case.engine.awake(weights, 99):
+        with pytest.raises(RuntimeError, match="awake already"), case.engine.awake(LocalWeights(weights, 99)):
             pass
     assert list(left) == []
-    with pytest.raises(WeightsError, match="version 0, but the engine has had"), case.engine.awake(weights, 0):
+    with (
+        pytest.raises(WeightsError, match="version 0, but the engine has had"),
+        case.engine.awake(LocalWeights(weights, 0)),
+    ):
         pass
 
 
 def test_prompts_that_are_empty_or_too_long_are_named(case: Case) -> None:
     long = HandPrompt("row 9", [1] * 100)
-    with case.engine.awake(case.model.state_dict().items(), next_version(case.engine)):
+    with case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
         with pytest.raises(ValueError, match=r"prompt row 9 has 100 tokens.*max_model_len=128"):
             case.engine.generate([*PROMPTS, long], SamplingParams(max_tokens=29))
         with pytest.raises(ValueError, match="prompt row 3 is empty"):
@@ -172,7 +176,7 @@ def test_weights_of_another_model_are_refused_and_the_next_sync_mends_all(
     wrong = {own: tensor + 1 for own, tensor in case.model.state_dict().items()} | {name: torch.zeros(shape)}
     with (
         pytest.raises(WeightsError, match=f"did not take weight version.*{re.escape(name)}"),
-        case.engine.awake(wrong.items(), next_version(case.engine)),
+        case.engine.awake(LocalWeights(wrong.items(), next_version(case.engine))),
     ):
         pass
     assert_exact(case.model, sample(case, SamplingParams(max_tokens=8)), 1.0)
@@ -188,7 +192,7 @@ def test_a_weight_that_does_not_come_is_named(case: Case, name: str) -> None:
     weights = [(own, tensor) for own, tensor in case.model.state_dict().items() if own not in tied]
     with (
         pytest.raises(WeightsError, match=f"1 weights of the engine's model were not given: {re.escape(name)}"),
-        case.engine.awake(weights, next_version(case.engine)),
+        case.engine.awake(LocalWeights(weights, next_version(case.engine))),
     ):
         pass
     with pytest.raises(RuntimeError, match="awake"):
@@ -200,7 +204,7 @@ def test_adapters_alone_are_synced_over_the_last_full_weights(case: Case) -> Non
     sample(case, SamplingParams(max_tokens=2))
     for seed in (1, 2):
         model, adapter = adapted(case.model, seed)
-        with case.engine.awake(adapter, next_version(case.engine)):
+        with case.engine.awake(LocalWeights(adapter, next_version(case.engine))):
             groups = dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=2)))
         assert_exact(model, [groups[index] for index in range(len(PROMPTS))], 1.0)
     assert_exact(case.model, sample(case, SamplingParams(max_tokens=8)), 1.0)  # a full sync drops the adapter
@@ -212,7 +216,7 @@ def test_an_adapter_that_binds_to_nothing_is_refused(case: Case) -> None:
     lost = Adapter(4, 8.0, adapter.target_modules, elsewhere.items())
     with (
         pytest.raises(WeightsError, match=r"bound to nothing.*layers\.7"),
-        case.engine.awake(lost, next_version(case.engine)),
+        case.engine.awake(LocalWeights(lost, next_version(case.engine))),
     ):
         pass
 
@@ -225,7 +229,7 @@ def test_many_syncs_samples_and_sleeps_keep_memory_flat(case: Case) -> None:
 
     def cycle(times: int) -> None:
         for _ in range(times):
-            with case.engine.awake(weights, next_version(case.engine)):
+            with case.engine.awake(LocalWeights(weights, next_version(case.engine))):
                 assert len(list(case.engine.generate(PROMPTS[:2], SamplingParams(max_tokens=3, n=2)))) == 2
 
     cycle(50)
@@ -238,7 +242,7 @@ def test_a_prefix_cached_under_old_weights_is_not_used_again(case: Case) -> None
     prompt = HandPrompt("same", list(range(1, 41)) * 2)
     for seed in (11, 12):
         model = make_model("qwen2 tied", seed)
-        with case.engine.awake(model.state_dict().items(), next_version(case.engine)):
+        with case.engine.awake(LocalWeights(model.state_dict().items(), next_version(case.engine))):
             for _ in range(2):
                 ((_, (completion,)),) = case.engine.generate([prompt], SamplingParams(max_tokens=4))
                 expected = plain_logprobs(model, prompt, completion.token_ids.tolist(), 1.0)
@@ -283,7 +287,7 @@ def test_an_engine_that_dies_mid_batch_is_said_so_and_no_group_comes_twice(
     weights = list(doomed.model.state_dict().items())
 
     def collect() -> None:
-        with doomed.engine.awake(weights, 1):
+        with doomed.engine.awake(LocalWeights(weights, 1)):
             for index, group in doomed.engine.generate(PROMPTS, SamplingParams(max_tokens=40, n=2, temperature=2.0)):
                 seen.append(index)
                 assert len(group) == 2
@@ -291,7 +295,7 @@ def test_an_engine_that_dies_mid_batch_is_said_so_and_no_group_comes_twice(
     with pytest.raises(EngineError, match=r"died in the middle of a batch.*kernel on fire"):
         collect()
     assert len(seen) == len(set(seen)) < len(PROMPTS)
-    with pytest.raises(EngineError, match="died"), doomed.engine.awake(weights, 2):
+    with pytest.raises(EngineError, match="died"), doomed.engine.awake(LocalWeights(weights, 2)):
         pass
 
 
@@ -300,7 +304,7 @@ def test_an_engine_that_hangs_is_given_up_at_its_deadline(doomed: Case, monkeypa
     weights = list(doomed.model.state_dict().items())
 
     def wait() -> None:
-        with doomed.engine.awake(weights, 1):
+        with doomed.engine.awake(LocalWeights(weights, 1)):
             groups = doomed.engine.generate(PROMPTS[:1], SamplingParams(max_tokens=4))
             monkeypatch.setattr(doomed.engine._llm.llm_engine, "step", release.wait)
             monkeypatch.setattr(doomed.engine, "_options", replace(doomed.engine._options, deadline=3.0))

@@ -24,6 +24,7 @@ from vllm_cases import (
 
 import r1_rollout
 from r1_rollout.errors import EngineError, WeightsError
+from r1_rollout.handover import LocalWeights
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.workers import running_workers
 
@@ -42,7 +43,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_batch_ends_the_engine(tmp_pa
     second = max(workers, key=lambda worker: worker.name)
 
     def collect() -> None:
-        with case.engine.awake(case.model.state_dict().items(), 1):
+        with case.engine.awake(LocalWeights(case.model.state_dict().items(), 1)):
             groups = case.engine.generate(PROMPTS, SamplingParams(max_tokens=60, temperature=2.0))
             next(groups)  # a short answer; others are not at their ends
             second.kill()
@@ -50,7 +51,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_batch_ends_the_engine(tmp_pa
 
     with pytest.raises(EngineError, match="Start the run again"):
         collect()
-    with pytest.raises(EngineError, match="Start the run again"), case.engine.awake([], 2):
+    with pytest.raises(EngineError, match="Start the run again"), case.engine.awake(LocalWeights([], 2)):
         pass
     assert list(cases) == []  # closed
     assert running_workers() == set()
@@ -112,7 +113,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
 def test_logprobs_are_the_learners_after_every_sync_to_two_workers(pair: Case) -> None:
     for seed in (1, 2):
         model = make_model(FAMILY, seed)
-        with pair.engine.awake(model.state_dict().items(), next_version(pair.engine)):
+        with pair.engine.awake(LocalWeights(model.state_dict().items(), next_version(pair.engine))):
             groups = dict(pair.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=2, temperature=0.7)))
             scores = pair.engine.logprobs_of(PROMPTS, [[3, 60, 5]] * len(PROMPTS), 0.7)
         assert_exact(model, [groups[index] for index in range(len(PROMPTS))], 0.7)
@@ -124,7 +125,7 @@ def test_logprobs_are_the_learners_after_every_sync_to_two_workers(pair: Case) -
 def test_two_workers_take_adapters(pair: Case) -> None:
     sample(pair, SamplingParams(max_tokens=2))
     model, adapter = adapted(pair.model, 1)
-    with pair.engine.awake(adapter, next_version(pair.engine)):
+    with pair.engine.awake(LocalWeights(adapter, next_version(pair.engine))):
         groups = dict(pair.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=2)))
     assert_exact(model, [groups[index] for index in range(len(PROMPTS))], 1.0)
 
@@ -137,7 +138,7 @@ def test_both_workers_refuse_weights_of_another_model_and_take_the_next(
     for _ in range(2):
         with (
             pytest.raises(WeightsError, match=r"worker 0: .*nonsense"),
-            pair.engine.awake(wrong, next_version(pair.engine)),
+            pair.engine.awake(LocalWeights(wrong, next_version(pair.engine))),
         ):
             pass
     assert_exact(pair.model, sample(pair, SamplingParams(max_tokens=8)), 1.0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.engine import VllmEngine
@@ -77,7 +78,7 @@ def start(family: str, folder: Path, **options: Any) -> Iterator[Case]:
 
 def sample(case: Case, params: SamplingParams, prompts: list[HandPrompt] = PROMPTS) -> list[list[Completion]]:
     """Sample from the case's own weights."""
-    with case.engine.awake(case.model.state_dict().items(), next_version(case.engine)):
+    with case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
         groups = dict(case.engine.generate(prompts, params))
     return [groups[index] for index in range(len(prompts))]
 

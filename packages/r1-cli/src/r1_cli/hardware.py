@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -68,11 +67,6 @@ def find_hardware() -> Hardware:
         return Hardware("cpu")
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return Hardware("cuda", tuple(named.split(",") if named else map(str, range(torch.cuda.device_count()))))
-
-
-def has_nvidia_driver() -> bool:
-    """Whether there is an NVIDIA GPU here, as far as can be told without torch."""
-    return Path("/proc/driver/nvidia").is_dir()
 
 
 def dtype(name: str) -> "torch.dtype":

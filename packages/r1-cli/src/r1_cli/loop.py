@@ -8,7 +8,8 @@ from pathlib import Path
 from r1_cli.groups.group import to_samples
 from r1_cli.groups.supply import save_surplus
 from r1_cli.measure.metrics import divergence, performance, step_metrics, update_metrics
-from r1_cli.measure.validate import Validation
+from r1_cli.measure.signal import count_idle, require_signal
+from r1_cli.measure.validate import Validation, generations_of
 from r1_cli.roles import Collector, Learner, Position, Schedule, Update
 from r1_cli.state.checkpoints import CheckpointStore, Draft
 from r1_cli.state.stop import Stopped, StopRequest
@@ -19,6 +20,7 @@ from r1_core.objective import Objective
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
 from r1_rollout.errors import RolloutError
+from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Generator
 
 # What ends a run between two steps, where the learner is whole: its last step is saved before.
@@ -54,8 +56,9 @@ def train(run: Run, at: Position) -> Position:
             with run.stop.interruptible():
                 run.tracker.log(at.step, *validate(run, run.validation, at.step))
         while at.step < run.schedule.total_steps:
-            at, record = take_step(run, at)
-            conclude_step(run, at, record)
+            at, record, generations = take_step(run, at)
+            conclude_step(run, at, record, generations)
+            require_signal(at.idle, run.schedule.max_idle_steps)
             run.stop.check()
     except (Stopped, *SAMPLING_FAILED) as reason:
         log.warning("%s: leaving after step %d", reason, at.step)
@@ -66,17 +69,17 @@ def train(run: Run, at: Position) -> Position:
     return at
 
 
-def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
-    """Improve the policy once; return the new position and the step's metrics.
+def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
+    """Improve the policy once; return the new position, the step's metrics, and some responses to look at.
 
     This is GRPO (arXiv 2402.03300), or whatever estimator and loss make of it: sample a group of responses to each
     prompt from the policy as it is, score them, ask by how much each is better than its group, and make the better ones
     likelier, within a trust region around the policy that sampled, and near the reference.
     """
-    watch = Stopwatch()
+    watch = Stopwatch(run.tracker.stage)
     update = run.update
     with watch("step"):
-        with run.stop.interruptible(), run.engine.awake(run.learner.weights(), at.step):
+        with run.stop.interruptible(), run.engine.awake(LocalWeights(run.learner.weights, at.step)):
             groups, after, collected = run.collector.collect(at, watch)
         samples = to_samples(groups)
         with watch("old"):  # log π_old of each token, unless the update's own forward pass gives it
@@ -89,8 +92,10 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float]]:
             samples, updates = update_policy(run, samples, replace(update.objective, kl_coef=at.kl.coef))
     record = collected | step_metrics(at.step, groups, samples, run.engine) | update_metrics(updates)
     record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
-    kl = at.kl.update(divergence(samples), len(samples))
-    return replace(after, step=at.step + 1, kl=kl), record
+    kl = at.kl.update(divergence(samples, update.kl_penalty), len(samples))
+    idle = count_idle(at.idle, groups, samples)
+    shown = generations_of(groups[: run.schedule.train_generations_to_log], "train")
+    return replace(after, step=at.step + 1, kl=kl, idle=idle), record, shown
 
 
 def update_policy(run: Run, samples: list[Sample], objective: Objective) -> tuple[list[Sample], list[dict[str, float]]]:
@@ -114,26 +119,26 @@ def minibatches(samples: Sequence[Sample], schedule: Schedule) -> Iterator[list[
 
 def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, float], list[Generation]]:
     """Measure the weights of `step` on the validation set; return its metrics and some responses to look at."""
-    with run.engine.awake(run.learner.weights(), step):
+    with run.engine.awake(LocalWeights(run.learner.weights, step)):
         return validation.measure()
 
 
-def conclude_step(run: Run, at: Position, record: dict[str, float]) -> None:
+def conclude_step(run: Run, at: Position, record: dict[str, float], generations: list[Generation]) -> None:
     """Validate, save and log.
 
     The record is written between the checkpoint's writing and its publication: whichever moment a kill chooses, a
     resumed run finds the records of all steps up to its checkpoint.
     """
-    watch = Stopwatch()
-    generations: list[Generation] = []
+    watch = Stopwatch(run.tracker.stage)
     if run.validation and run.schedule.validates(at.step):
         try:
             with watch("validation"):
-                scores, generations = validate(run, run.validation, at.step)
+                scores, responses = validate(run, run.validation, at.step)
         except SAMPLING_FAILED:
-            run.tracker.log(at.step, record)
+            run.tracker.log(at.step, record, generations)
             raise
         record |= scores
+        generations = [*responses, *generations]
     draft = None
     if run.schedule.saves(at.step):
         with watch("save_checkpoint"):

@@ -104,6 +104,8 @@ class Schedule:
     rollout_batch_size: int  # prompts per step
     global_batch_size: int  # prompts per optimizer step
     ppo_epochs: int
+    max_idle_steps: int  # in a row, with nothing to learn from, after which a run ends; below 1: no limit
+    train_generations_to_log: int  # prompts of a step whose responses are written down
     val_freq: int
     val_before_train: bool
     save_freq: int
@@ -130,6 +132,7 @@ class Position:
     kl: KLController
     filter: GroupFilter
     normalizer: RewardNormalizer  # of rewards
+    idle: int = 0  # the latest steps, all in a row, that had nothing to learn from
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold, as JSON can; the surplus has files of its own."""
@@ -139,6 +142,7 @@ class Position:
             "kl_coef": self.kl.coef,
             "filter": self.filter.state(),
             "rewards": asdict(self.normalizer),
+            "idle": self.idle,
         }
 
     def resume(self, state: Mapping[str, Any]) -> "Position":
@@ -149,6 +153,7 @@ class Position:
             kl=self.kl.resume(state["kl_coef"]),
             filter=self.filter.resume(state.get("filter", {})),
             normalizer=RewardNormalizer(**state.get("rewards", {})),
+            idle=state.get("idle", 0),
         )
 
 
@@ -170,3 +175,8 @@ class Update:
     estimate: Estimate
     objective: Objective
     needs: frozenset[str]  # what must be known before the update: words of `r1_core.needs`
+
+    @property
+    def kl_penalty(self) -> str | None:
+        """The estimate of the KL from the reference, in the loss or in the reward; None without one."""
+        return self.objective.kl_penalty or self.estimate.kl_penalty

@@ -1,6 +1,6 @@
 """Which groups are worth training on: dynamic sampling by mean, by variance, or by a moving average of the std.
 
-Mean range: low < mean of the group < high. arXiv 2503.14476 (DAPO) equation 11, there with right and wrong answers.
+Mean range: low < mean of the group < high. arXiv 2503.14476 (DAPO), there with right and wrong answers.
 Zero variance: the rewards of the group differ, so that some advantage is not zero.
 EMA-std: std of the group ≥ beta · E, with E an average over past steps. arXiv 2506.18254 (RLPR).
 

@@ -34,7 +34,7 @@ def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """pi_ref / pi − 1 + log(pi / pi_ref): unbiased, never negative, low variance (arXiv 2402.03300 eq. 4).
+    """pi_ref / pi − 1 + log(pi / pi_ref): unbiased, never negative, low variance (arXiv 2402.03300).
 
     Where pi_ref / pi passes e^20 the exponential goes on as a straight line. Clamping the estimate instead, as others
     do at 10, would switch the pull towards the reference off on just those tokens that need it most.
@@ -67,7 +67,7 @@ def full(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def reward_penalties(name: str, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, coef: float) -> Tensor:
     """Return coef · KL of each trained token, detached [N, R], 0 off the mask: the KL term inside the reward.
 
-    arXiv 2203.02155 (InstructGPT) equation 2. Give them to `AdvantageInputs.token_penalties`. `name` is an estimator
+    arXiv 2203.02155 (InstructGPT). Give them to `AdvantageInputs.token_penalties`. `name` is an estimator
     of this module; `logprobs` and `ref_logprobs` [N, R] are those of the policy that sampled and of the reference.
     """
     mask = mask.bool()

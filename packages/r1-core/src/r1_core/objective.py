@@ -12,6 +12,7 @@ from r1_core.losses import AGGREGATIONS, Correction, PolicyLoss, PPOClip, aggreg
 from r1_core.losses.correction import correct
 from r1_core.losses.off_policy import off_policy_weights
 from r1_core.losses.policy import SelectingLoss, check_not_negative
+from r1_core.rows import tokens, with_tokens
 from r1_core.types import LossInputs, LossOutput, Sample
 
 
@@ -19,7 +20,7 @@ from r1_core.types import LossInputs, LossOutput, Sample
 class Objective:
     """loss = policy loss + kl_coef · KL(policy, reference) − entropy_coef · entropy, all averaged in the same way.
 
-    arXiv 2402.03300 eq. 3 (with the KL term); arXiv 1602.01783 (the entropy bonus).
+    arXiv 2402.03300 (with the KL term); arXiv 1602.01783 (the entropy bonus).
 
     Metrics: `pg_loss`; `kl_loss` and `kl_coef` if there is a KL term; `entropy_loss` (the mean entropy in nats) if
     the entropy was measured; those of the policy loss, averaged over tokens; and those of the correction.
@@ -137,10 +138,5 @@ def _select(samples: list[Sample], loss: SelectingLoss) -> list[Sample]:
     """Let the loss choose among the trained tokens of all samples, by their old log-probs."""
     if not samples:
         return samples
-    mask = torch.cat([sample.loss_mask for sample in samples])
-    advantages, logprobs = (
-        torch.cat([getattr(sample, name) for sample in samples])[mask] for name in ("advantages", "old_logprobs")
-    )
-    chosen = torch.zeros_like(mask).masked_scatter(mask, loss.select(advantages, logprobs))
-    columns = chosen.split([sample.token_ids.shape[0] for sample in samples])
-    return [replace(sample, selected=column) for sample, column in zip(samples, columns, strict=True)]
+    chosen = loss.select(tokens(samples, "advantages"), tokens(samples, "old_logprobs"))
+    return with_tokens(samples, selected=chosen)

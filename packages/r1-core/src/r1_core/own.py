@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.losses.policy import PolicyLoss
 from r1_core.needs import read_needs
-from r1_core.types import LossInputs
+from r1_core.types import LossInputs, Totals
 
 T = TypeVar("T")
 
@@ -52,5 +53,108 @@ def _as(own: type[T], mine: Any, name: str) -> T:
     declared = {word: getattr(mine, word) for word in DECLARED if hasattr(mine, word)}
     if "needs" in declared:
         declared["needs"] = read_needs(declared["needs"], name)
-    entry: T = type(own.__name__, (own,), declared)(mine() if isinstance(mine, type) else mine)
+    entry: T = type(name, (own,), declared)(mine() if isinstance(mine, type) else mine)
     return entry
+
+
+# --- what a user's code must be, tried out on a made-up batch ---------------------------------------------------------
+
+LENGTHS = (3, 1, 2, 3)  # trained tokens of the answers: two to one prompt, then two to another that earned the same
+REWARDS = (1.0, 0.0, 0.5, 0.5)
+
+
+def try_estimator(estimator: Estimator, name: str) -> None:
+    """Call an estimator on a made-up batch of two groups, one of equal rewards.
+
+    It must return a floating-point tensor [N, R] that is finite on trained tokens. One that needs parts is not tried:
+    what they are called is the user's.
+
+    Raises:
+        ValueError: it raises, or gives something else; the message names it and says what it must give.
+    """
+    if "parts" in estimator.needs:
+        return
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    rewards = torch.zeros(mask.shape, dtype=torch.float64)
+    rewards[torch.arange(len(LENGTHS)), torch.tensor(LENGTHS) - 1] = torch.tensor(REWARDS, dtype=torch.float64)
+    drawn = torch.where(mask, 0.5, 0.0).double()
+    inputs = AdvantageInputs(
+        rewards,
+        torch.tensor([0, 0, 1, 1]),
+        mask,
+        values=drawn if "values" in estimator.needs else None,
+        baselines=torch.full((len(LENGTHS),), 0.25, dtype=torch.float64) if "baselines" in estimator.needs else None,
+        old_logprobs=-drawn if "old_logprobs" in estimator.needs else None,
+        squared_probs=drawn if "squared_probs" in estimator.needs else None,
+    )
+    found = _called(lambda: estimator(inputs), name)
+    wanted = f"an estimator takes AdvantageInputs and returns a tensor of advantages [N, R], here {list(mask.shape)}"
+    _check_tensor(found, mask, f"{name} gave", wanted)
+    row = next((i for i, good in enumerate((found.isfinite() | ~mask).all(-1).tolist()) if not good), None)
+    if row is not None:
+        alike = "whose answers all earned the same" if row > 1 else "whose answers earned 1 and 0"
+        raise ValueError(
+            f"{name} gave an advantage of {found[row][mask[row]].tolist()} to a made-up answer of a group {alike}; "
+            "advantages must be finite, so give 0 where there is nothing to divide by"
+        )
+
+
+def try_loss(loss: PolicyLoss, name: str) -> None:
+    """Call a policy loss on a made-up micro-batch of two answers, one better and one worse than expected.
+
+    It must return losses [B, R] with a finite gradient in the log-probs, and metrics by name, each [B, R].
+
+    Raises:
+        ValueError: it raises, or gives something else; the message names it and says what it must give.
+    """
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    old = torch.where(mask, -0.5, 0.0)
+    inputs = LossInputs(
+        logprobs=(old + torch.where(mask, 0.1, 0.0)).requires_grad_(),
+        loss_mask=mask,
+        advantages=torch.where(mask, torch.tensor([[1.0], [-1.0]]), 0.0),
+        old_logprobs=old,
+        totals=Totals(4, 2, 3),
+        ref_logprobs=old,
+        entropy=torch.where(mask, 0.7, 0.0),
+        selected=torch.zeros_like(mask),
+    )
+    wanted = f"a loss takes LossInputs and returns a pair: losses [B, R], here {list(mask.shape)}, and metrics by name"
+    found = _called(lambda: loss(inputs), name)
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], dict):
+        raise ValueError(f"{name} gave {_kind(found)}; {wanted}")
+    losses, metrics = found
+    _check_tensor(losses, mask, f"{name} gave losses that are", wanted)
+    for metric, values in metrics.items():
+        if not isinstance(values, Tensor) or values.shape != mask.shape:
+            raise ValueError(f"{name} gave a metric {metric!r} that is {_kind(values)}; {wanted}, each [B, R] too")
+    if not losses.requires_grad:
+        raise ValueError(f"{name} gave losses without a gradient; compute them from inputs.logprobs, not detached")
+    gradient = torch.autograd.grad(torch.where(mask, losses, 0.0).sum(), inputs.logprobs)[0]
+    if not bool((gradient[mask].isfinite() & losses[mask].isfinite()).all()):
+        raise ValueError(
+            f"{name} gave losses {losses[mask].tolist()} with the gradient {gradient[mask].tolist()} on a made-up "
+            "batch; both must be finite"
+        )
+
+
+def _called(call: Callable[[], Any], name: str) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        raise ValueError(
+            f"{name} fails on a made-up batch: {type(error).__name__}: {error}; what it looks at beyond rewards must "
+            "stand in its `needs`"
+        ) from error
+
+
+def _check_tensor(found: Any, mask: Tensor, gave: str, wanted: str) -> None:
+    if not isinstance(found, Tensor) or found.shape != mask.shape or not found.is_floating_point():
+        raise ValueError(f"{gave} {_kind(found)}; {wanted}")
+
+
+def _kind(found: Any) -> str:
+    """What a value is, in a few words."""
+    if isinstance(found, Tensor):
+        return f"a tensor {list(found.shape)} of {str(found.dtype).removeprefix('torch.')}"
+    return f"{type(found).__name__} {found!r:.60}"

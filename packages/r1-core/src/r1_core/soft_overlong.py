@@ -2,7 +2,7 @@
 
 With free = max_length − buffer: 0 up to `free` tokens, (free − length) / buffer beyond, −1 from `max_length` on.
 
-arXiv 2503.14476 (DAPO) equation 13. Added to the score of an answer; times `factor`.
+arXiv 2503.14476 (DAPO). Added to the score of an answer; times `factor`.
 """
 
 import torch

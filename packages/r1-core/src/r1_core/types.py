@@ -62,7 +62,7 @@ class Sample:
 class Totals:
     """Counts over the whole optimizer step (all micro-batches, all ranks); every loss is divided by one of them.
 
-    arXiv 2503.14476 (DAPO) eq. 8 divides by tokens; dividing by a micro-batch's own count instead would make the
+    arXiv 2503.14476 (DAPO) divides by tokens; dividing by a micro-batch's own count instead would make the
     gradient depend on how the step was cut.
     """
 

@@ -14,7 +14,7 @@ _GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
 
 class RotaryPositions:
-    """M-RoPE (arXiv 2409.12191, section 2.1) as the model has it, from a copy without weights.
+    """M-RoPE (arXiv 2409.12191) as the model has it, from a copy without weights.
 
     Worker processes get the configuration and make that copy themselves.
     """

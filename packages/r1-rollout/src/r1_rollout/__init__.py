@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from r1_rollout.canary import Canary as Canary
     from r1_rollout.embedded import EmbeddedEngine as EmbeddedEngine
     from r1_rollout.fault import find_fault as find_fault
+    from r1_rollout.handover import LocalWeights as LocalWeights
     from r1_rollout.loading import LoadedEngine as LoadedEngine
     from r1_rollout.loading import load as load
     from r1_rollout.probes import text_probes as text_probes
@@ -28,6 +29,7 @@ PUBLIC = {
     "EmbeddedEngine": "embedded",
     "Endpoint": "vllm.client",
     "LoadedEngine": "loading",
+    "LocalWeights": "handover",
     "LocalServer": "vllm.servers.server",
     "SamplingParams": "types",
     "ServerPool": "vllm.servers.pool",

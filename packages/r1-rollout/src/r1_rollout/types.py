@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from r1_rollout.weights import Weights
+    from r1_rollout.handover import WeightSource
 
     Tokens: TypeAlias = Sequence[int] | NDArray[np.int32]
 
@@ -140,12 +140,19 @@ class Groups(Protocol):
 
 
 class Generator(Protocol):
-    """An engine. It owns its copy of the weights and lets go of what it can between two `awake` blocks."""
+    """An engine. It owns its copy of the weights; which they are and whether it is awake are two things."""
 
-    def awake(self, weights: "Weights", version: int) -> AbstractContextManager[None]:
-        """Load `weights` (names as in the Hugging Face checkpoint) or an adapter, sample inside the block, then sleep.
+    def update(self, source: "WeightSource") -> None:
+        """Take up weights, or an adapter upon those that are there, to sample from them until others come.
 
-        A version older than the one that the engine has is refused; the same one may come again.
+        A version older than the one that the engine has is refused; the same one may come again. Calls to `generate`
+        that are unfinished are over.
+        """
+
+    def awake(self, source: "WeightSource | None" = None) -> AbstractContextManager[None]:
+        """Hold inside the block what sampling takes, such as room for keys and values; let go of what it can after.
+
+        With a `source` the engine takes that up first, as by `update`, when waking leaves the room for it.
         """
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
@@ -166,6 +173,7 @@ class Drainable(Protocol):
         """
 
 
+@runtime_checkable
 class Replaying(Protocol):
     """An engine that can tell what it would have said: the canary of a weight sync asks it."""
 

@@ -1,9 +1,10 @@
 """From a configuration to the math of a run: objective, advantages, rewards, filter, and where they begin."""
 
+from pathlib import Path
 from typing import cast
 
-from r1_cli.assembly.plugins import choose
-from r1_cli.config import RunConfig
+from r1_cli.assembly.plugins import choose, load_function
+from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.algorithm import bounds
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, settings_of
 from r1_cli.groups.estimate import Estimate
@@ -17,7 +18,7 @@ from r1_core.losses import Correction, Rejection
 from r1_core.losses.correction import Measure, Span
 from r1_core.needs import OF_POLICY
 from r1_core.objective import Objective
-from r1_core.own import as_estimator, as_loss
+from r1_core.own import as_estimator, as_loss, try_estimator, try_loss
 from r1_core.reward_normalization import RewardNormalizer
 
 
@@ -25,6 +26,28 @@ def build_update(config: RunConfig, *, updates_per_step: int) -> Update:
     """How groups become steps of the policy, of which there are `updates_per_step` in a step of training."""
     objective, estimate = build_objective(config), build_estimate(config)
     return Update(estimate, objective, gather_needs(estimate, objective, updates_per_step))
+
+
+def try_own(config: RunConfig) -> None:
+    """Try a user's own estimator and loss on a made-up batch, in copies of their own.
+
+    Raises:
+        ConfigError: one cannot be loaded or is not what it must be.
+    """
+    estimator, loss = config.algorithm.adv_estimator, config.worker.actor.loss_type
+    problems = []
+    for key, name, attempt in (
+        ("algorithm.adv_estimator", estimator, lambda mine: try_estimator(as_estimator(mine, estimator), estimator)),
+        ("worker.actor.loss_type", loss, lambda mine: try_loss(as_loss(mine, loss), loss)),
+    ):
+        path, colon, function = name.rpartition(":")
+        try:
+            if colon:
+                attempt(load_function(Path(path), function))
+        except ValueError as error:
+            problems.append(Problem(key, str(error)))
+    if problems:
+        raise ConfigError(problems)
 
 
 def build_objective(config: RunConfig) -> Objective:

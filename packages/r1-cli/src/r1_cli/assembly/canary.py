@@ -6,13 +6,13 @@ import random
 
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
-from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles
 from r1_data.positions import position_ids_of
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example
 from r1_rollout.canary import TOLERANCE, Canary
 from r1_rollout.probes import RESPONSE, Probes, spread_tokens, text_probes
+from r1_rollout.tokens import media_token_ids
 
 log = logging.getLogger("r1")
 
@@ -34,7 +34,7 @@ def build_canary(config: RunConfig, hardware: Hardware, model: ModelFiles, rende
 
 def build_probes(config: RunConfig, model: ModelFiles, renderer: Renderer, *, variant: int) -> Probes:
     """Return sequences of text, and one with a picture if the model reads pictures and the prompt limit has room."""
-    media = models.media_token_ids(model.config, model.tokenizer)
+    media = media_token_ids(model.config, model.tokenizer)
     allowed = [token for token in range(len(model.tokenizer)) if token not in media]
     data = config.data
     axes = 1 if position_ids_of(model.config) is None else 4

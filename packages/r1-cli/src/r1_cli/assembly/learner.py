@@ -1,5 +1,6 @@
 """The learner of a run: policy, reference, optimizer, learning rate, micro-batches."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -17,8 +18,8 @@ from r1_core.learner.optim import build_optimizer, learning_rate_scale
 def build_learner(config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule) -> Learner:
     """Load the policy, and the frozen reference if there is a KL term, and make the optimizer."""
     actor = config.worker.actor
-    kept = dtype(actor.kept_dtype)
-    policy = load_weights(config, model, kept, hardware.device)
+    computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
+    policy = load_weights(config, model, dtype(actor.kept_dtype), hardware.device, computing)
     if actor.model.freeze_vision_tower:
         models.freeze_vision(policy)
     if actor.model.enable_gradient_checkpointing:
@@ -30,27 +31,32 @@ def build_learner(config: RunConfig, hardware: Hardware, model: ModelFiles, sche
         weight_decay=actor.optim.weight_decay,
         strategy=actor.optim.strategy,
     )
-    updates = schedule.total_steps * schedule.updates_per_step
-    warmup = actor.optim.lr_warmup_steps
-    rate = partial(
-        learning_rate_scale,
-        total_steps=updates,
-        warmup_steps=int(actor.optim.lr_warmup_ratio * updates) if warmup is None else warmup,
-        min_lr_ratio=actor.optim.min_lr_ratio or 0.0,
-        kind=actor.optim.lr_scheduler_type,
-        num_cycles=actor.optim.num_cycles,
-    )
     return Learner(
         policy,
         optimizer,
-        rate,
-        reference=None if config.algorithm.disable_kl else load_weights(config, model, kept, hardware.device),
+        build_learning_rate(config, schedule),
+        # Never trained, so it needs no more digits than it computes with.
+        reference=None if config.algorithm.disable_kl else load_weights(config, model, computing, hardware.device),
         batching=build_batching(config),
         temperature=config.worker.rollout.temperature,
         max_grad_norm=actor.max_grad_norm,
         # Mixed precision is a matter of GPUs: processors of today's CPUs are slower in half precision than in single.
         autocast=torch.bfloat16 if hardware.on_gpu and actor.fsdp.mp_param_dtype == "bf16" else None,
         device=hardware.device,
+    )
+
+
+def build_learning_rate(config: RunConfig, schedule: Schedule) -> Callable[[int], float]:
+    """The factor on the learning rate at each optimizer step; the warm-up is given in steps, of which each has some."""
+    optim, updates = config.worker.actor.optim, schedule.total_steps * schedule.updates_per_step
+    warmup = optim.lr_warmup_steps
+    return partial(
+        learning_rate_scale,
+        total_steps=updates,
+        warmup_steps=int(optim.lr_warmup_ratio * updates) if warmup is None else warmup * schedule.updates_per_step,
+        min_lr_ratio=optim.min_lr_ratio or 0.0,
+        kind=optim.lr_scheduler_type,
+        num_cycles=optim.num_cycles,
     )
 
 

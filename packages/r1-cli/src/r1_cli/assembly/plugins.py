@@ -2,6 +2,8 @@
 
 import importlib.util
 import inspect
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,10 +33,23 @@ def choose(
 
 
 def load_function(path: Path, name: str) -> Any:
-    """Run a user's file and return what it calls `name`. The file runs in this process: it is the user's own."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
+    """Run a user's file and return what it calls `name`. The file runs in this process: it is the user's own.
+
+    Raises:
+        ValueError: the file cannot be run, or has nothing of that name; names the line.
+    """
+    spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module  # where dataclasses look for the names in their annotations
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
+        where = f"{path}:{lines[-1]}" if lines else str(path)
+        raise ValueError(f"{where} cannot be run: {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        raise ValueError(f"{path} defines no {name}")
     return getattr(module, name)

@@ -58,7 +58,7 @@ def _sources(report: Report) -> Iterator[str]:
             max(tally.tokens, default=0),
         )
         numbers = "".join(f'<td class="n">{number:,}</td>' for number in cells)
-        yield f"<tr><td>{name}</td><td>{escape(tally.opened.detected.format or 'as named')}</td>{numbers}</tr>"
+        yield f"<tr><td>{name}</td><td>{escape(tally.opened.detected.format or 'columns as set')}</td>{numbers}</tr>"
     yield "</table>"
 
 

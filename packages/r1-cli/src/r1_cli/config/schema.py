@@ -40,6 +40,23 @@ def _takes_text(annotation: Any) -> bool:
     return annotation is str
 
 
+# What other trainers call a key of ours, by its last word.
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "num_generations": "n",
+    "max_completion_length": "max_response_length",
+    "model_name_or_path": "model_path",
+    "num_train_epochs": "total_epochs",
+    "epsilon": "clip_ratio_low",
+    "epsilon_high": "clip_ratio_high",
+    "beta": "kl_coef",
+    "warmup_ratio": "lr_warmup_ratio",
+    "warmup_steps": "lr_warmup_steps",
+    "save_steps": "save_freq",
+    "eval_steps": "val_freq",
+}
+
+
 @cache
 def schema() -> Schema:
     """Return the flat view of `RunConfig`."""
@@ -79,7 +96,8 @@ def nearest_key(key: str) -> str | None:
 def _likeness(typed: str, known: str) -> float:
     word, path = typed.rpartition(".")[2], typed.rpartition(".")[0]
     known_word, known_path = known.rpartition(".")[2], known.rpartition(".")[0]
-    same_word = SequenceMatcher(None, word, known_word).ratio()
-    same_path = SequenceMatcher(None, path, known_path).ratio() if path else 1.0
+    same_word = 1.0 if ELSEWHERE.get(word) == known_word else SequenceMatcher(None, word, known_word).ratio()
     critic = 0.05 if "critic" in known and "critic" not in typed else 0.0
-    return 0.75 * same_word + 0.25 * same_path - critic
+    if not path:
+        return same_word - critic
+    return 0.75 * same_word + 0.25 * SequenceMatcher(None, path, known_path).ratio() - critic

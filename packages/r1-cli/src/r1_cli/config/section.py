@@ -1,8 +1,10 @@
 """What every section of the configuration shares: closed, frozen and strict about types."""
 
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 PRECISION_NAMES = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 
@@ -19,6 +21,18 @@ def _short_precision(value: Any) -> Any:
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def one_of(names: Sequence[str]) -> AfterValidator:
+    """Return what checks that a value is one of these names, for those that are found and so are no `Literal`."""
+
+    def known(name: str) -> str:
+        if name not in names:
+            near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+            raise ValueError(f"must be one of {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else ""))
+        return name
+
+    return AfterValidator(known)
 
 
 Precision = Annotated[Literal["fp32", "bf16", "fp16"], BeforeValidator(_short_precision)]

@@ -1,13 +1,12 @@
 """Configuration section `trainer`: how long, where, how often, and who is told."""
 
-from difflib import get_close_matches
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from r1_cli.config.section import AtLeastMinusOne, Count, OneOrMore, Section
+from r1_cli.config.section import AtLeastMinusOne, Count, OneOrMore, Section, one_of
 
 # The console, the run's own files, and a service for each module in `track/loggers/`.
 LOGGERS = (
@@ -17,14 +16,7 @@ LOGGERS = (
 )
 
 
-def _known(name: str) -> str:
-    if name not in LOGGERS:
-        near = get_close_matches(name.lower(), LOGGERS, n=1, cutoff=0.5)
-        raise ValueError(f"must be one of {', '.join(LOGGERS)}" + (f"; did you mean {near[0]}?" if near else ""))
-    return name
-
-
-Logger = Annotated[str, AfterValidator(_known)]
+Logger = Annotated[str, one_of(LOGGERS)]
 
 
 def _file_and_wandb() -> list[str]:
@@ -47,6 +39,8 @@ class TrainerConfig(Section):
     val_before_train: bool = True
     val_only: bool = False
     val_generations_to_log: Annotated[int, Field(ge=0)] = 3
+    train_generations_to_log: Annotated[int, Field(ge=0)] = 1  # prompts a step
+    max_idle_steps: AtLeastMinusOne = 10  # steps in a row with nothing to learn from, after which a run ends
     save_freq: AtLeastMinusOne = 5
     save_limit: AtLeastMinusOne = 3  # newest checkpoints kept; -1 or 0: all
     save_model_only: bool = False

@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from r1_cli.config.engines import AUTO, ENGINES, SERVERS
 from r1_cli.config.options import LossName, LossSettings
-from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Precision, Ratio, Section
+from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Precision, Ratio, Section, one_of
 
 Aggregation = Literal[
     "token", "seq", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
@@ -35,7 +36,7 @@ class OptimConfig(Section):
     weight_decay: NonNegative = 1e-2
     strategy: Literal["adamw", "adamw_bf16"] = "adamw"
     lr_warmup_ratio: Ratio = 0.0  # share of all optimizer steps
-    lr_warmup_steps: Annotated[int, Field(ge=0)] | None = None  # wins over lr_warmup_ratio
+    lr_warmup_steps: Annotated[int, Field(ge=0)] | None = None  # training steps; wins over lr_warmup_ratio
     min_lr_ratio: Ratio | None = None
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
     num_cycles: Positive = 0.5  # waves of the cosine
@@ -131,7 +132,7 @@ class ServersConfig(Section):
 
 
 class RolloutConfig(Section):
-    name: Literal["auto", "embedded", "vllm"] = "auto"
+    name: Annotated[str, one_of(ENGINES)] = AUTO
     n: Count = 5  # answers per prompt
     temperature: NonNegative = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -151,6 +152,11 @@ class RolloutConfig(Section):
     canary: bool = True  # compare log-probs with the learner's after every sync, and stop at a mismatch
     val_override_config: ValOverrideConfig = ValOverrideConfig()
     servers: ServersConfig = ServersConfig()
+
+    @property
+    def engine(self) -> str:
+        """The engine that samples: servers where there are some, else the one that is named."""
+        return SERVERS if self.servers.used else self.name
 
 
 def _with_function(value: Any) -> Any:

@@ -195,8 +195,8 @@ def extend_positions(position_ids: Tensor, length: int) -> Tensor:
     """Continue a prompt's positions over `length` response tokens.
 
     Args:
-        position_ids: int64 [axes, P]. The first axis counts tokens; the rotary axes of M-RoPE (arXiv 2409.12191,
-            section 2.1) go on from the largest position that any of them has reached.
+        position_ids: int64 [axes, P]. The first axis counts tokens; the rotary axes of M-RoPE (arXiv 2409.12191)
+            go on from the largest position that any of them has reached.
 
     Returns:
         int64 [axes, P + length].

@@ -13,7 +13,7 @@ from r1_core.soft_overlong import overlong_punishment
 
 @dataclass(frozen=True, slots=True)
 class OverlongBuffer:
-    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), in tokens of a response."""
+    """DAPO's soft overlong punishment (arXiv 2503.14476), in tokens of a response."""
 
     max_length: int
     buffer: int  # the last tokens before `max_length`, which cost

@@ -4,6 +4,7 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +19,9 @@ from r1_cli.hardware import find_hardware
 from r1_cli.measure.metrics import by_source, length_metrics, reward_metrics
 from r1_cli.measure.validate import Validation, mean_score, summarise
 from r1_cli.models.files import open_model
+from r1_cli.plan.announce import show_table
 from r1_cli.track.console import ConsoleReporter, configure_logging
+from r1_rollout.handover import LocalWeights
 
 
 def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None) -> dict[str, float]:
@@ -49,7 +52,7 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
         scorer = build_scorer(config, hardware, files, verifier, stack, weights)
         sets = build_validation(prompts, sources, sampling)
         validation = Validation(scorer, sets, config.data.val_batch_size, shown=0, progress=reporter.progress)
-        with scorer.generator.awake(weights.state_dict().items(), 0):
+        with scorer.generator.awake(LocalWeights(weights.state_dict, 0)):
             groups = validation.sample("evaluation")
     result = {
         **summarise(groups),
@@ -60,15 +63,16 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
     for source, share in by_source(groups).items():
         result |= {f"{source}/{name}": value for name, value in summarise(share).items()}
     n = min(len(group.responses) for group in groups)
-    console.print(render(model, len(groups), n, result))
+    console.print(f"{model}: {len(groups)} prompts × {n} responses", markup=False, highlight=False, soft_wrap=True)
+    show_table(console, render(result))
     if json_path:
         json_path.write_text(json.dumps({"model": model, "prompts": len(groups), "n": n, **result}, indent=2) + "\n")
     return result
 
 
-def render(model: str, prompts: int, n: int, result: dict[str, float]) -> Table:
+def render(result: dict[str, float]) -> Table:
     """Return the numbers as a table."""
-    table = Table("", "", title=f"{model}: {prompts} prompts × {n} answers", title_justify="left", show_header=False)
+    table = Table("", "", box=box.SIMPLE, show_header=False, pad_edge=False)
     for name, value in result.items():
-        table.add_row(name, f"{value:.4g}")
+        table.add_row("accuracy (of first responses)" if name == "accuracy" else name, f"{value:.4g}")
     return table

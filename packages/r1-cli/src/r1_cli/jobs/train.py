@@ -23,9 +23,10 @@ from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.groups.supply import load_surplus
 from r1_cli.hardware import find_hardware
+from r1_cli.jobs.closing import say_what_comes_next
 from r1_cli.measure.validate import Validation
 from r1_cli.models.files import open_model, save_assets
-from r1_cli.plan.announce import announce, render_sources
+from r1_cli.plan.announce import announce, render_sources, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.roles import Dataset, Position, Schedule
 from r1_cli.sampling.collect import DynamicSampling
@@ -49,6 +50,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
     """
     console = Console()
     configure_logging(console)
+    algorithm.try_own(config)
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     start = find_start(config, store)
     model, hardware = open_model(config), find_hardware()
@@ -62,7 +64,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         plan = make_plan(config, [len(part) for part in prompts.parts], len(val_prompts) if val_sources else None)
         announce(console, config, provenance, plan)
         summaries = [part.summary for part in (*prompts.parts, *val_prompts.parts)]
-        console.print(render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
+        show_table(console, render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
         schedule = build_schedule(config, plan)
         learner = build_learner(config, hardware, model, schedule)
         settle_packing(config, hardware, model, rendering.renderer, learner)
@@ -101,6 +103,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
                 groups=config.data.rollout_batch_size,
                 max_batches=trainer.max_try_make_batch,
                 surplus_max_age=config.algorithm.surplus_max_age,
+                max_prompt_length=config.data.max_prompt_length,
                 progress=reporter.progress,
             ),
             update=update,
@@ -117,7 +120,7 @@ def train(config: RunConfig, provenance: Provenance) -> None:
             tracker.log(at.step, *loop.validate(run, run.validation, at.step))
             return
         last = loop.train(run, at)
-    say_what_comes_next(console, provenance, store, finished=last.step == schedule.total_steps)
+    say_what_comes_next(console, store, last.step, schedule.total_steps)
 
 
 def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
@@ -179,23 +182,10 @@ def build_schedule(config: RunConfig, plan: Plan) -> Schedule:
         rollout_batch_size=config.data.rollout_batch_size,
         global_batch_size=actor.global_batch_size,
         ppo_epochs=actor.ppo_epochs,
+        max_idle_steps=trainer.max_idle_steps,
+        train_generations_to_log=trainer.train_generations_to_log,
         val_freq=trainer.val_freq,
         val_before_train=trainer.val_before_train,
         save_freq=trainer.save_freq,
         save_model_only=trainer.save_model_only,
     )
-
-
-def say_what_comes_next(console: Console, provenance: Provenance, store: CheckpointStore, *, finished: bool) -> None:
-    """Name the checkpoint, and the commands that a user types next."""
-    latest = store.latest()
-    if latest is None:
-        return
-    best = store.best()
-    config = f" {provenance.file}" if provenance.file else ""
-    lines = [f"checkpoint: {latest}" + ("" if best is None else f" (best in validation: {store.path(best).name})")]
-    if not finished:
-        lines.append("to go on, run the same command again")
-    lines += [f"next: r1 merge {latest} --output my-model", f"      r1 eval my-model{config}"]
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)

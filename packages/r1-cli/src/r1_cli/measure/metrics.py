@@ -10,8 +10,10 @@ import torch
 from r1_cli.groups.group import Group
 from r1_cli.hardware import peak_flops
 from r1_cli.sampling.proof import ProvenGenerator
+from r1_core import kl
 from r1_core.learner.facts import Facts
 from r1_core.losses import correction
+from r1_core.rows import known, rows, tokens, trained
 from r1_core.types import Sample
 from r1_rollout.types import Generator
 
@@ -27,7 +29,7 @@ def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample], 
         **length_metrics(groups),
         **staleness(step, groups, samples),
         **canary_metrics(engine),
-        **spread("global_seqlen", [len(sample.token_ids) for sample in samples]),
+        **sequence_balance([len(sample.token_ids) for sample in samples]),
     }
 
 
@@ -84,8 +86,9 @@ def source_metrics(groups: Sequence[Group], prefix: str, suffix: str = "") -> di
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Return the spread over trained tokens; outcome estimators use the advantage as the return."""
-    values = torch.cat([s.advantages[s.loss_mask] for s in samples if s.advantages is not None]).tolist()
-    return spread("critic/advantages", values) | spread("critic/returns", values)
+    values = tokens(samples, "advantages").double()
+    found = {"mean": float(values.mean()), "max": float(values.max()), "min": float(values.min())}
+    return {f"critic/{name}/{kind}": value for name in ("advantages", "returns") for kind, value in found.items()}
 
 
 def length_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -96,6 +99,13 @@ def length_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "response_length/clip_ratio": fmean(c.finish_reason == "length" for c in completions),
         **spread("prompt_length", [len(group.prompt.token_ids) for group in groups]),
     }
+
+
+def sequence_balance(lengths: Sequence[int]) -> dict[str, float]:
+    """Return EasyR1's `global_seqlen/*`: the tokens that each data-parallel rank has of a step, of one rank all."""
+    total = float(sum(lengths))
+    names = ("mean", "max", "min", "balanced_max", "balanced_min")
+    return {**{f"global_seqlen/{name}": total for name in names}, "global_seqlen/minmax_diff": 0.0}
 
 
 def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, float]:
@@ -117,29 +127,24 @@ def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> 
 def agreement(samples: Sequence[Sample], prefix: str = "rollout/") -> dict[str, float]:
     """Return how far the engine's log-probs lie from the learner's, over trained tokens, before any correction.
 
-    {} without samples.
+    {} without samples, or without both.
 
     Mean and largest gap in nats; KL(engine, learner) by k1 and k3 and the χ² divergence; and the effective sample size
     of the tokens' importance weights, which is 1 where the two agree.
     """
-    columns = [
-        (s.old_logprobs - s.rollout_logprobs)[s.loss_mask].double()
-        for s in samples
-        if s.old_logprobs is not None and s.rollout_logprobs is not None
-    ]
-    if not columns:
+    if not samples or not known(samples, "old_logprobs") or not known(samples, "rollout_logprobs"):
         return {}
-    gap = torch.cat(columns)[None]
-    tokens = torch.ones_like(gap, dtype=torch.bool)
-    found = correction.diagnose(gap, tokens)
-    weights = correction.importance_weights(gap, tokens, "token")
+    gap = (tokens(samples, "old_logprobs") - tokens(samples, "rollout_logprobs")).double()[None]
+    mask = torch.ones_like(gap, dtype=torch.bool)
+    found = correction.diagnose(gap, mask)
+    weights = correction.importance_weights(gap, mask, "token")
     return {
         f"{prefix}logprob_gap_mean": float(found["rollout_gap_mean"]),
         f"{prefix}logprob_gap_max": float(found["rollout_gap_max"]),
         f"{prefix}kl": float(found["rollout_kl"]),
         f"{prefix}kl_k3": float(found["rollout_kl_k3"]),
         f"{prefix}chi2": float(found["rollout_chi2"]),
-        f"{prefix}effective_sample_size": float(correction.effective_sample_size(weights, tokens)),
+        f"{prefix}effective_sample_size": float(correction.effective_sample_size(weights, mask)),
     }
 
 
@@ -148,31 +153,43 @@ def canary_metrics(generator: Generator) -> dict[str, float]:
     return {"rollout/canary_gap": generator.gap} if isinstance(generator, ProvenGenerator) else {}
 
 
-def divergence(samples: Sequence[Sample]) -> float:
-    """Return the mean over responses of the policy's token KL from the reference (k1, nats); 0 without a reference."""
-    gaps = [
-        (s.old_logprobs - s.ref_logprobs)[s.loss_mask].double().mean()
-        for s in samples
-        if s.old_logprobs is not None and s.ref_logprobs is not None and s.loss_mask.any()
-    ]
-    return float(torch.stack(gaps).mean()) if gaps else 0.0
+def divergence(samples: Sequence[Sample], kl_penalty: str | None) -> float:
+    """Return the mean over responses of the policy's token KL from the reference, nats, by the penalty it is held by.
+
+    So a controller steers what it sees. The KL over the vocabulary is not known here where it stands in the loss; k1
+    estimates it without bias. 0 without a reference or a penalty.
+    """
+    if kl_penalty is None or not known(samples, "ref_logprobs") or not known(samples, "old_logprobs"):
+        return 0.0
+    if kl_penalty == kl.FULL and known(samples, "full_kl"):
+        return kl.sequence_mean(rows(samples, "full_kl"), trained(samples))
+    estimate = kl.k1 if kl_penalty == kl.FULL else kl.get(kl_penalty)
+    policy, reference = (rows(samples, name).double() for name in ("old_logprobs", "ref_logprobs"))
+    return kl.sequence_mean(estimate(policy, reference), trained(samples))
 
 
 def performance(
     samples: Sequence[Sample], seconds: Mapping[str, float], facts: Facts, ppo_epochs: int
 ) -> dict[str, float]:
     """Return times, throughput and memory; MFU only where the device's peak is known, never a made-up one."""
-    tokens = sum(len(sample.token_ids) for sample in samples)
+    total = sum(len(sample.token_ids) for sample in samples)
+    sampled = sum(sample.response_length for sample in samples)
+    tokens_of = {"gen": sampled, "reward": sampled, **dict.fromkeys(("old", "ref", "adv", "update_actor"), total)}
     record = {
         **{f"timing_s/{stage}": value for stage, value in seconds.items()},
-        "perf/total_num_tokens": float(tokens),
+        **{
+            f"timing_per_token_ms/{stage}": 1000 * seconds[stage] / count
+            for stage, count in tokens_of.items()
+            if stage in seconds
+        },
+        "perf/total_num_tokens": float(total),
         "perf/time_per_step": seconds["step"],
-        "perf/throughput": tokens / seconds["step"],
+        "perf/throughput": total / seconds["step"],
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
     peak = peak_flops(facts.device)
     if peak is not None:
-        flops = tokens * ppo_epochs * facts.flops_per_token
+        flops = total * ppo_epochs * facts.flops_per_token
         record["perf/mfu_actor"] = flops / (seconds["update_actor"] * peak)
     if facts.peak_allocated is not None and facts.peak_reserved is not None:
         record["perf/max_memory_allocated_gb"] = facts.peak_allocated / 2**30

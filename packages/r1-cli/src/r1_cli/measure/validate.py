@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from statistics import fmean
+from typing import Literal
 
 from r1_cli.groups.group import Group
 from r1_cli.measure.metrics import by_source, length_metrics, reward_metrics, source_metrics
@@ -32,7 +33,7 @@ class Validation:
     scorer: Scorer
     sets: Sequence[ValidationSet]
     batch_size: int  # prompts sampled at a time; -1: all at once
-    shown: int  # responses to look at
+    shown: int  # prompts whose responses are to be looked at
     progress: Progress
 
     def measure(self) -> tuple[dict[str, float], list[Generation]]:
@@ -49,12 +50,7 @@ class Validation:
             record[f"{prefix}reward_score"] = mean_score(share)
             record |= {f"{prefix}{name}": value for name, value in average_at_k(share).items()}
         record |= {f"val/{name}": value for name, value in length_metrics(groups).items()}
-        return record, [
-            Generation(
-                g.prompt.id, g.prompt.text, g.responses[0].text, g.prompt.ground_truth, g.responses[0].score.value
-            )
-            for g in groups[: self.shown]
-        ]
+        return record, generations_of(groups[: self.shown], "val")
 
     def sample(self, what: str) -> list[Group]:
         """Return a scored group for every prompt of every set."""
@@ -66,6 +62,29 @@ class Validation:
                 prompts = [prompt for _, prompt in read_prompts(one.dataset, rows[first : first + size])]
                 groups += sample_groups(self.scorer, prompts, one.sampling, Stopwatch(), self.progress, what).values()
         return groups
+
+
+def generations_of(groups: Sequence[Group], split: Literal["train", "val"]) -> list[Generation]:
+    """Return all responses of groups, to look at."""
+    return [
+        Generation(
+            split=split,
+            id=group.prompt.id,
+            sample=place,
+            prompt=group.prompt.text,
+            response=one.text,
+            ground_truth=group.prompt.ground_truth,
+            score=one.score.value,
+            parts=dict(one.score.parts),
+            failure=f"{one.score.error.cause}: {one.score.error.message}" if one.score.error else None,
+            reward=one.reward,
+            tokens=len(one.completion.token_ids),
+            finish_reason=one.completion.finish_reason,
+            pictures=len(group.prompt.images),
+        )
+        for group in groups
+        for place, one in enumerate(group.responses)
+    ]
 
 
 def mean_score(groups: Sequence[Group]) -> float:
@@ -90,7 +109,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
     """Return what is usually reported of a model, for k = 1, 2, 4, … and all n samples a prompt.
 
     `accuracy` is the share of right first answers; `avg@n` that of all answers; `pass@k` the unbiased estimate of
-    at least one right in k (arXiv 2107.03374, eq. 1); `maj@n` counts a prompt if its most frequent final answer is
+    at least one right in k (arXiv 2107.03374); `maj@n` counts a prompt if its most frequent final answer is
     right. Where prompts have different numbers of answers, the first n of each count, n being the smallest. Raises
     ValueError on no groups.
     """

@@ -5,7 +5,9 @@ the mask store, 64 times what the sequences need. Here a packed row is cut where
 piece attends to itself. The result is the same; every other call goes to torch's attention unchanged.
 """
 
+from dataclasses import dataclass
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +40,37 @@ def packed_attention(
     """
     if attention_mask is not None or position_ids is None or position_ids.numel() != query.shape[2]:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    starts = (position_ids.flatten() == 0).nonzero().flatten().tolist()
-    lengths = [end - start for start, end in zip(starts, [*starts[1:], query.shape[2]], strict=True)]
+    lengths = _lengths(position_ids)
     pieces = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
     return torch.cat([sdpa_attention_forward(module, *piece, None, **kwargs)[0] for piece in pieces], dim=1), None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The positions that were cut last, and how."""
+
+    positions: ReferenceType[Tensor]
+    version: int  # another one if somebody has written into them since
+    lengths: list[int]
+
+
+_last: _Seen | None = None
+
+
+def _lengths(position_ids: Tensor) -> list[int]:
+    """Return how long the sequences of a packed row are.
+
+    To know it the host has to wait for the device, which then runs dry. All layers of a forward pass are given the same
+    tensor, so only the first one waits.
+    """
+    global _last
+    seen = _last
+    if seen is not None and seen.positions() is position_ids and seen.version == position_ids._version:
+        return seen.lengths
+    starts = (position_ids.flatten() == 0).cpu().nonzero().flatten().tolist()
+    lengths = [end - start for start, end in zip(starts, [*starts[1:], position_ids.numel()], strict=True)]
+    _last = _Seen(ref(position_ids), position_ids._version, lengths)
+    return lengths
 
 
 def packed_mask(*args: Any, attention_mask: Tensor | None = None, local_size: int | None = None, **kwargs: Any) -> Any:

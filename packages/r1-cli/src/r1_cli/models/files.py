@@ -39,13 +39,20 @@ def open_model(config: RunConfig, path: str | None = None) -> ModelFiles:
     return ModelFiles(path, hf_config, tokenizer, processor)
 
 
-def load_weights(config: RunConfig, model: ModelFiles, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return the model of `model.path` in `dtype` on `device`."""
+def load_weights(
+    config: RunConfig,
+    model: ModelFiles,
+    dtype: torch.dtype,
+    device: torch.device,
+    computing: torch.dtype | None = None,
+) -> Any:
+    """Return the model of `model.path` in `dtype` on `device`, which computes in `dtype` or in `computing`."""
     return models.load_model(
         model.path,
         config=model.config,
         dtype=dtype,
         device=device,
+        computing=computing,
         trust_remote_code=config.worker.actor.model.trust_remote_code,
     )
 

@@ -19,9 +19,6 @@ from transformers import (
 
 from r1_cli.models.attention import PACKED_ATTENTION
 from r1_cli.models.patches import multiply_patches
-from r1_rollout import loading
-
-MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
 
 
 class ModelError(ValueError):
@@ -57,9 +54,13 @@ def load_model(
     config: Any,
     dtype: torch.dtype,
     device: torch.device,
+    computing: torch.dtype | None = None,
     trust_remote_code: bool = False,
 ) -> transformers.PreTrainedModel:
     """Return the model with its language-model head, in `dtype` on `device`, without dropout.
+
+    Args:
+        computing: the precision of its matrix products, where it is not that of the weights (autocast).
 
     Raises:
         ModelError: there are no weights, or they do not fit the configuration and layers would be left random.
@@ -70,7 +71,7 @@ def load_model(
             path,
             config=_without_dropout(config),
             dtype=dtype,
-            attn_implementation=attention(device),
+            attn_implementation=attention(device, computing or dtype),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
@@ -93,9 +94,13 @@ def _without_dropout(config: Any) -> Any:
     return config
 
 
-def attention(device: torch.device) -> str:
-    """Return the attention that packs well: flash-attn where it is installed on a GPU, torch's by pieces elsewhere."""
-    if device.type == "cuda" and transformers.utils.is_flash_attn_2_available():
+def attention(device: torch.device, computing: torch.dtype) -> str:
+    """Return the attention that packs well: flash-attn where it is installed on a GPU, torch's by pieces elsewhere.
+
+    The kernels of flash-attn take half precision only.
+    """
+    half = computing in (torch.bfloat16, torch.float16)
+    if device.type == "cuda" and half and transformers.utils.is_flash_attn_2_available():
         return "flash_attention_2"
     return PACKED_ATTENTION
 
@@ -129,22 +134,9 @@ def load_tokenizer(path: str, *, vision_language: bool, trust_remote_code: bool 
     return tokenizer, tokenizer
 
 
-def media_token_ids(config: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every token that stands for media: an answer that holds one would ask for a picture that is not there."""
-    named = {tokenizer.convert_tokens_to_ids(t) for t in MEDIA_TOKENS if t in tokenizer.get_vocab()}
-    return loading.media_token_ids(config) | named
-
-
 def load_generation_config(path: str, config: Any) -> Any:
     """Return the model's generation configuration, made from its own configuration where it has none."""
     try:
         return GenerationConfig.from_pretrained(path)
     except OSError:
         return GenerationConfig.from_model_config(config)
-
-
-def end_token_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end an answer, as the generation configuration and the tokenizer name them."""
-    configured = generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id} | set(configured if isinstance(configured, list) else [configured])
-    return frozenset(end for end in ends if end is not None)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Column, Table
 
-from r1_cli.config import Limit, Provenance, RunConfig, unavailable, without_effect
-from r1_cli.config.sources import Source
+from r1_cli.config import Provenance, RunConfig, unavailable, without_effect
+from r1_cli.config.sources import Source, validation_sources
 from r1_cli.plan.batches import Plan
 from r1_cli.plan.memory import Memory
 
@@ -17,23 +18,47 @@ if TYPE_CHECKING:
     from r1_cli.assembly.rows import OpenSource
     from r1_data.dataset import Summary
 
+WIDEST = 1000  # characters of a table that is not on a terminal
+NOTHING_SAVED = "nothing will be saved: trainer.save_freq is not above 0, so the run ends without a model"
 UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def announce(console: Console, config: RunConfig, provenance: Provenance, plan: Plan) -> None:
-    """Print the plan, what this version does not do, what has no effect, and the notices about older keys."""
-    console.print(render(plan))
-    if limits := unavailable(config, provenance):
-        console.print(render_limits("not available in this version", limits))
-    if limits := without_effect(config, provenance):
-        console.print(render_limits("no effect here", limits))
-    for notice in provenance.notices:
-        console.print(f"note: {notice}", markup=False, highlight=False, soft_wrap=True)
+    """Print the plan, what this version does not do, what has no effect, what is odd, and notices about older keys."""
+    show_table(console, render(plan))
+    lines = [f"checkpoints go to {plan.checkpoint_folder}" if config.trainer.save_freq > 0 else NOTHING_SAVED]
+    for title, limits in {
+        "not available in this version": unavailable(config, provenance),
+        "no effect here": without_effect(config, provenance),
+    }.items():
+        lines += [f"{title}:", *(f"  {limit}: {limit.reason}" for limit in limits)] if limits else []
+    for note in (*oddities(config), *provenance.notices):
+        lines.append(f"note: {note}")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def oddities(config: RunConfig) -> list[str]:
+    """Return what is allowed and seldom meant."""
+    notes = []
+    if config.worker.actor.optim.lr == 0:
+        notes.append("worker.actor.optim.lr=0: no step will change the weights")
+    if config.trainer.val_freq > 0 and not validation_sources(config.data):
+        notes.append("there is nothing to validate on (data.val_files=null): no checkpoint will be known as the best")
+    return notes
+
+
+def show_table(console: Console, table: Table) -> None:
+    """Print a table; into a file or a pipe as wide as it is, so that no path and no word is broken."""
+    if not console.is_terminal:
+        wanted = Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
+        console = Console(file=console.file, width=max(wanted, console.width))
+    console.print(table)
 
 
 def render(plan: Plan) -> Table:
     """Return the plan as a table of quantity, value and where it comes from."""
-    columns = Column("per run", no_wrap=True), Column(overflow="fold"), Column(min_width=24)
+    columns = Column("per run", no_wrap=True), "", ""
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     at_most = "at most " if plan.is_upper_bound else ""
     rows = [
@@ -42,18 +67,17 @@ def render(plan: Plan) -> Table:
         ("steps per epoch", _number(plan.steps_per_epoch), "rows ÷ prompts per step"),
         ("steps in all", _number(plan.total_steps), "total_epochs or max_steps"),
         ("devices", _number(plan.devices), "nnodes × n_gpus_per_node"),
-        ("checkpoints", str(plan.checkpoint_folder), "save_checkpoint_path"),
         None,
         ("prompts", _number(plan.prompts_per_step), "rollout_batch_size"),
         ("sequences", _number(plan.sequences_per_step), "prompts × rollout.n"),
         ("sequences per device", _number(plan.sequences_per_device), "÷ devices"),
-        ("log-prob forwards", at_most + _number(plan.experience_forwards), "÷ experience micro batch"),
+        ("log-prob forwards", at_most + _number(plan.experience_forwards), "÷ …_for_experience"),
         ("tokens", f"at most {_number(plan.tokens_per_step)}", "sequences × longest"),
         ("optimizer steps", _number(plan.optimizer_steps_per_step), "÷ global × ppo_epochs"),
         None,
         ("sequences", _number(plan.sequences_per_optimizer_step), "global batch × rollout.n"),
         ("sequences per device", _number(plan.sequences_per_optimizer_step_and_device), "÷ devices"),
-        ("accumulations", at_most + _number(plan.accumulations), "÷ update micro batch"),
+        ("accumulations", at_most + _number(plan.accumulations), "÷ …_for_update"),
         ("tokens per micro-batch", f"at most {_number(plan.tokens_per_micro_batch)}", "micro batch × longest"),
         None,
         *_memory_rows(plan.memory),
@@ -98,15 +122,7 @@ def render_sources(
 def found_format(one: "OpenSource") -> tuple[str, str]:
     """Return the row format of a source and the columns of its prompts and answers, as a table shows them."""
     columns = one.detected.columns
-    return one.detected.format or "as named", escape(f"{columns.prompt}, {columns.ground_truth}")
-
-
-def render_limits(title: str, limits: list[Limit]) -> Table:
-    """Return options and reasons as a table."""
-    table = Table(Column(title, no_wrap=True), "", box=box.SIMPLE_HEAD, pad_edge=False)
-    for limit in limits:
-        table.add_row(str(limit), limit.reason)
-    return table
+    return one.detected.format or "columns as set", escape(f"{columns.prompt}, {columns.ground_truth}")
 
 
 def size_text(size: int) -> str:
@@ -125,7 +141,7 @@ def _memory_rows(memory: Memory | None) -> list[tuple[str, str, str]]:
         ("gradients", size_text(memory.gradients), "one per trained weight"),
         ("optimizer states", size_text(memory.optimizer), "optim.strategy"),
         ("reference", size_text(memory.reference), "none with disable_kl"),
-        ("engine's copy", size_text(memory.engine), "rollout.dtype"),
+        ("weights for sampling", size_text(memory.engine), "rollout.dtype"),
         ("model states", size_text(memory.total), "beside activations"),
     ]
 

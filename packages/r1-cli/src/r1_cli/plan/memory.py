@@ -44,13 +44,14 @@ def estimate(config: RunConfig) -> Memory | None:
     # Gradients in half precision are added up in float32 (`r1_core.learner.gradient_sums`).
     gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
     shards = devices if actor.fsdp.enable_full_shard else 1
+    reference = min(kept, BYTES[actor.fsdp.mp_param_dtype])  # in what it computes with, on a GPU
     has_reference = not config.algorithm.disable_kl
     return Memory(
         parameters=parameters,
         weights=parameters * kept // shards,
         gradients=trained * gradient // shards,
         optimizer=trained * kept * OPTIMIZER_STATES[actor.optim.strategy] // shards,
-        reference=parameters * kept // shards if has_reference else 0,
+        reference=parameters * reference // shards if has_reference else 0,
         engine=parameters * BYTES[rollout.dtype] // min(devices, rollout.tensor_parallel_size),
     )
 

@@ -1,4 +1,4 @@
-"""Dynamic sampling: prompts are drawn until a step has the groups that it trains on (arXiv 2503.14476, eq. 11)."""
+"""Dynamic sampling: prompts are drawn until a step has the groups that it trains on (arXiv 2503.14476)."""
 
 import hashlib
 import logging
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, sqrt
+from statistics import fmean
 
 from r1_cli.config import ConfigError, Problem
 from r1_cli.groups.group import Group, by_sample, filter_values, passes
@@ -61,6 +62,7 @@ class DynamicSampling:
     groups: int  # that a step trains on
     max_batches: int  # of the stream that a step may begin; -1: no limit
     surplus_max_age: int  # steps that may lie between a group's sampling and its use
+    max_prompt_length: int  # tokens
     progress: Progress
 
     def collect(self, at: Position, watch: Stopwatch) -> Collected:
@@ -159,7 +161,7 @@ class DynamicSampling:
     def _compare_with_greedy(self, sampled: dict[int, Group], watch: Stopwatch) -> dict[int, Group]:
         """Give groups the reward of their prompt's greedy response as a baseline, where the estimator wants it.
 
-        A group whose greedy response could not be scored is left out. arXiv 2310.10505, section 4 (ReMax).
+        A group whose greedy response could not be scored is left out. arXiv 2310.10505 (ReMax).
         """
         if not self.baselines:
             return sampled
@@ -207,6 +209,7 @@ class DynamicSampling:
             "rollout/tokens_sampled": float(draws.tokens),
             "filter/rate": 1 - draws.passed / max(len(draws.groups), 1),
             **{f"filter/{name}": value for name, value in at.filter.metrics.items()},
+            "prompt_length/clip_ratio": fmean(len(one.prompt.token_ids) >= self.max_prompt_length for one in groups),
             **self.shaping.metrics(groups),
         }
         return groups, after, metrics

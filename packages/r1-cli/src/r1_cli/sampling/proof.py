@@ -9,9 +9,10 @@ from typing import cast
 from r1_cli.groups.group import to_sample
 from r1_cli.roles import Learner, Scorer
 from r1_rollout.canary import Canary
+from r1_rollout.errors import EngineError, StaleWeights
 from r1_rollout.fault import Engine, ParameterRows, find_fault
-from r1_rollout.types import Drainable, Groups, PromptLike, SamplingParams
-from r1_rollout.weights import Weights
+from r1_rollout.handover import LocalWeights, WeightSource
+from r1_rollout.types import Drainable, Groups, PromptLike, Replaying, SamplingParams
 
 log = logging.getLogger("r1")
 
@@ -22,8 +23,8 @@ class LearnerReference:
 
     learner: Learner
 
-    def weights(self) -> Weights:
-        return self.learner.weights()
+    def weights(self, version: int) -> WeightSource:
+        return LocalWeights(self.learner.weights, version)
 
     def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-prob of each response token, at the learner's temperature."""
@@ -51,23 +52,39 @@ class ProvenGenerator:
     gap: float = field(default=0.0, init=False)  # of the last sync, see `canary.widest_gap`
 
     @contextmanager
-    def awake(self, weights: Weights, version: int) -> Iterator[None]:
-        """Wake the engine as its own `awake` does.
+    def awake(self, source: WeightSource | None = None) -> Iterator[None]:
+        """Wake the engine as its own `awake` does; weights that it takes up are proven first.
 
         Raises:
             StaleWeights: its log-probs are not the learner's; nothing has been sampled with these weights.
         """
-        probes = self.canary.probes
-        expected = self.reference.logprobs_of(probes.prompts, probes.responses)
-        with self.engine.awake(weights, version):
-            self.gap = self.canary.gap(self.engine, expected)
-            if self.canary.accepts(self.gap):
+        expected = self._expected() if source is not None else None
+        with self.engine.awake(source):
+            if source is None or self._agrees(expected):
                 yield
                 return
+        raise self._fault(source.version)
+
+    def update(self, source: WeightSource) -> None:
+        """Let the engine take up weights as its own `update` does. Raises StaleWeights as `awake` does."""
+        expected = self._expected()
+        self.engine.update(source)
+        if not self._agrees(expected):
+            raise self._fault(source.version)
+
+    def _expected(self) -> list[list[float]]:
+        """Return what the learner gives the probes; before the sync, as it may need memory that the engine takes."""
+        return self.reference.logprobs_of(self.canary.probes.prompts, self.canary.probes.responses)
+
+    def _agrees(self, expected: list[list[float]] | None) -> bool:
+        self.gap = self.canary.gap(self.engine, expected or [])
+        return self.canary.accepts(self.gap)
+
+    def _fault(self, version: int) -> StaleWeights:
         log.error(
             "version %d: engine and learner differ by %.3g of their log-probs; looking for the cause", version, self.gap
         )
-        raise find_fault(self.canary, self.engine, self.reference, version, self.gap)
+        return find_fault(self.canary, self.engine, self.reference, version, self.gap)
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
         """Sample as the engine does."""
@@ -83,7 +100,16 @@ class ProvenDrainable(ProvenGenerator):
 
 
 def prove(scorer: Scorer, learner: Learner, canary: Canary) -> Scorer:
-    """Return the scorer with an engine that samples only after the canary."""
-    engine = cast(Engine, scorer.generator)  # all of r1-rollout's can score
+    """Return the scorer with an engine that samples only after the canary.
+
+    Raises:
+        EngineError: the engine cannot tell the log-probs of given responses.
+    """
+    if not isinstance(scorer.generator, Replaying):
+        raise EngineError(
+            f"worker.rollout.canary=true: {type(scorer.generator).__name__} has no logprobs_of, which the canary asks "
+            "after every sync; set false to sample without that proof"
+        )
+    engine = cast(Engine, scorer.generator)
     proven = ProvenDrainable if isinstance(engine, Drainable) else ProvenGenerator
     return replace(scorer, generator=proven(engine, LearnerReference(learner), canary))

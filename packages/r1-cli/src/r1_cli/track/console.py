@@ -10,31 +10,49 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Item = TypeVar("Item")
 
-STEP_COLUMNS = {
-    "reward/overall": "reward",
-    "response_length/mean": "length",
-    "actor/kl_loss": "kl",
-    "actor/entropy_loss": "entropy",
-    "actor/grad_norm": "grad_norm",
-    "timing_s/step": "seconds",
+# What a step's line shows, in this order; where a terminal is too narrow, those of the highest number go first.
+STEP_COLUMNS = (
+    ("reward/overall", "reward", 0),
+    ("reward/failures", "failed", 0),
+    ("response_length/mean", "length", 2),
+    ("actor/kl_loss", "kl", 3),
+    ("actor/entropy_loss", "entropy", 4),
+    ("actor/grad_norm", "grad_norm", 1),
+    ("timing_s/step", "seconds", 0),
+)
+ONLY_IF_ANY = ("reward/failures",)
+# The stages of a step, as `Stopwatch` knows them, in words. A step begins by handing the weights to the engine.
+STAGES = {
+    "step": "sync",
+    "gen": "sampling",
+    "reward": "rewards",
+    "old": "old log-probs",
+    "ref": "reference log-probs",
+    "adv": "advantages",
+    "update_actor": "update",
+    "validation": "validation",
+    "save_checkpoint": "saving",
 }
+LINES_SHOWN, WIDTH_SHOWN = 6, 100  # of a prompt or response
 
 
 class ConsoleReporter:
     """Shows a run as it goes. It is the `console` logger and owns the progress bars.
 
-    On a terminal the bars stay at the bottom and lines scroll above them; elsewhere (a file, CI) only lines appear.
+    On a terminal the bars stay at the bottom and lines scroll above them; elsewhere (a file, CI) only lines appear, and
+    always do: a run that is not watched would leave nothing to read.
     """
 
     def __init__(self, console: Console, *, step_lines: bool) -> None:
         self.console = console
-        self._step_lines = step_lines
+        self._step_lines = step_lines or not console.is_terminal
         self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+            TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal,
         )  # fmt: skip
         self._total_steps = 0
-        self._answer = ""
+        self._reward = ""
+        self._response: list[str] = []
 
     def begin(self, step: int, total_steps: int) -> None:
         """Show the bar of the whole run."""
@@ -67,29 +85,69 @@ class ConsoleReporter:
 
         return count
 
+    def stage(self, name: str) -> None:
+        """Show beside the run's bar what the step has come to."""
+        self._bars.update(self._steps, note=f"{self._reward}{STAGES.get(name, name)}")
+
     def log(self, step: int, record: dict[str, float]) -> None:
         reward = record.get("reward/overall")
-        self._bars.update(self._steps, completed=step, note="" if reward is None else f"reward {reward:.3f}")
+        if reward is not None:
+            self._reward = f"reward {reward:.3f}, "
+        self._bars.update(self._steps, completed=step, note=self._reward.rstrip(", "))
         if reward is not None and self._step_lines:
-            shown = [f"{label} {record[key]:.4g}" for key, label in STEP_COLUMNS.items() if key in record]
-            self._say(f"step {step}/{self._total_steps}  " + "  ".join(shown))
+            width = self.console.width if self.console.is_terminal else None
+            self._say(step_line(step, self._total_steps, record, width))
         if "val/reward_score" in record:
             parts = [f"{k[4:-7]} {v:.3f}" for k, v in record.items() if k.startswith("val/") and k.endswith("_reward")]
             self._say(f"validation at step {step}: reward {record['val/reward_score']:.3f}  " + "  ".join(parts))
-            self._say(self._answer)
+            for line in self._response:
+                self._say(line)
 
     def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Whole answers belong in `generations.jsonl`; a terminal shows the first, shortened."""
+        """Whole responses belong in `generations.jsonl`; a terminal shows the first, shortened."""
         row = rows[0]
-        truth = f"ground truth {row['ground_truth'][:60]!r}, score {row['score']:.2f}"
         # A step's generations come before its record, and are read better after it.
-        self._answer = f"  an answer: {row['response'][:200]!r} ({truth})"
+        self._response = [
+            *labelled("prompt", row["prompt"]),
+            *labelled("response", row["response"]),
+            *labelled("truth", row["ground_truth"]),
+            f"  {'score':<10}{row['score']:.2f}",
+        ]
 
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self._bars.stop()
+
+
+def step_line(step: int, total: int, record: dict[str, float], width: int | None = None) -> str:
+    """Return the line of a step, of at most `width` characters as far as what matters most allows; None: in full.
+
+    Example: `step 3/140  reward 0.529  length 10.2  entropy 0.112  grad_norm 0.587  seconds 1.21`
+    """
+    shown = [one for one in STEP_COLUMNS if one[0] in record and (one[0] not in ONLY_IF_ANY or record[one[0]])]
+    while True:
+        numbers = [f"{label} {record[key]:.3g}" for key, label, _ in shown]
+        line = "  ".join([f"step {step}/{total}", *numbers])
+        least = max(rank for _, _, rank in shown)
+        if width is None or len(line) <= width or not least:
+            return line
+        shown = [one for one in shown if one[2] < least]
+
+
+def labelled(label: str, text: str) -> list[str]:
+    """Return a text's first lines behind a label, shortened, without characters that could control a terminal."""
+    lines = [visible(line) for line in text.strip().split("\n")]
+    lines = [line if len(line) <= WIDTH_SHOWN else line[: WIDTH_SHOWN - 1] + "…" for line in lines]
+    if len(lines) > LINES_SHOWN:
+        lines = [*lines[: LINES_SHOWN - 1], f"… ({len(lines) - LINES_SHOWN + 1} more lines)"]
+    return [f"  {label if place == 0 else '':<10}{line}" for place, line in enumerate(lines)]
+
+
+def visible(text: str) -> str:
+    """Return `text` with what cannot be printed written out, such as `\\x1b`."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 class ConsoleHandler(logging.Handler):

@@ -53,7 +53,7 @@ class FileLogger:
         self._log = JsonLines(info.folder / LOG_FILE)
         self._generations = JsonLines(info.folder / GENERATIONS_FILE)
         self._steps = {row["step"] for row in self._log.read()}
-        self._logged_generations = {(row["step"], row["id"]) for row in self._generations.read()}
+        self._logged_generations = {_key(row) for row in self._generations.read()}
         write_json(info.folder / CONFIG_FILE, info.config)
 
     def has(self, step: int) -> bool:
@@ -68,12 +68,17 @@ class FileLogger:
         self._steps.add(step)
 
     def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
-        new = [{"step": step, **row} for row in rows if (step, row["id"]) not in self._logged_generations]
+        new = [row for row in ({"step": step, **row} for row in rows) if _key(row) not in self._logged_generations]
         self._generations.append(new)
-        self._logged_generations.update((step, row["id"]) for row in new)
+        self._logged_generations.update(map(_key, new))
 
     def close(self) -> None:
         """Every line is already on disk."""
+
+
+def _key(row: dict[str, Any]) -> tuple[int, str, str, int]:
+    """Return what names a response; files of older versions hold one of each prompt of the validation set."""
+    return row["step"], row.get("split", "val"), row["id"], row.get("sample", 0)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

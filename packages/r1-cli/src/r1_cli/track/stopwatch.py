@@ -1,7 +1,7 @@
 """How long each stage of a step took."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -9,14 +9,20 @@ Item = TypeVar("Item")
 
 
 class Stopwatch:
-    """Adds up wall time by stage. Example: `with watch("gen"): …`, then `watch.lap() == {"gen": 1.9}`."""
+    """Adds up wall time by stage. Example: `with watch("gen"): …`, then `watch.lap() == {"gen": 1.9}`.
 
-    def __init__(self) -> None:
+    `begun` is told of each stage when it begins.
+    """
+
+    def __init__(self, begun: Callable[[str], None] | None = None) -> None:
         self._seconds: dict[str, float] = {}
+        self._begun = begun
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         start = time.perf_counter()
+        if self._begun is not None:
+            self._begun(stage)
         try:
             yield
         finally:

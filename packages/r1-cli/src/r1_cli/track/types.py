@@ -1,21 +1,33 @@
 """What loggers are given: records, generations, and what they need to know of the run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 Record = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One logged validation answer. Example: `Generation("val.parquet:3", "How many?", "\\\\boxed{2}", "2", 1.0)`."""
+    """One response to look at, as a line of `generations.jsonl`.
 
-    id: str
+    Example: `Generation("val", "val.parquet:3", 0, "How many?", "\\boxed{2}", "2", 1.0, {"accuracy": 1.0}, …)`.
+    """
+
+    split: Literal["train", "val"]
+    id: str  # of the prompt
+    sample: int  # its place among the responses to the prompt
     prompt: str
     response: str
     ground_truth: str
     score: float
+    parts: Mapping[str, float]  # every number that the verifier reported
+    failure: str | None  # why it could not be scored
+    reward: float  # what the estimator saw
+    tokens: int
+    finish_reason: str
+    pictures: int  # of the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +47,10 @@ class Logger(Protocol):
     def log(self, step: int, record: Record) -> None: ...
     def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None: ...
     def close(self) -> None: ...
+
+
+class Console(Logger, Protocol):
+    """The logger that is watched as the run goes."""
+
+    def stage(self, name: str) -> None:
+        """Show what the step that is running has come to."""

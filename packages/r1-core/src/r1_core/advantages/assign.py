@@ -1,8 +1,8 @@
 """Give each sample the advantage of each of its tokens."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,7 +10,10 @@ from torch import Tensor
 from r1_core import kl
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.losses.correction import Correction, correct
+from r1_core.rows import flatten, known, rows, to_rows, trained, with_tokens
 from r1_core.types import Sample
+
+logger = logging.getLogger(__name__)
 
 
 def assign(
@@ -33,7 +36,8 @@ def assign(
     baseline, from the samples' `old_logprobs` and `rollout_logprobs`). With `kl_penalty`, a name of `r1_core.kl`, every
     token loses kl_coef times its KL from the reference, taken from the samples' `old_logprobs` and `ref_logprobs`, or
     from their `full_kl` with `kl.FULL`.
-    Raises ValueError on a reward that is not finite, and if what the KL needs is missing.
+    Raises ValueError on a reward that is not finite, and if what the KL needs is missing; an advantage that is not
+    finite is logged, with its sample and estimator.
     """
     if not samples:
         return []
@@ -42,40 +46,36 @@ def assign(
             raise ValueError(
                 f"sample {i} (group {sample.group_id}) has reward {sample.reward}; give failed rewards a number first"
             )
-    lengths = torch.tensor([sample.response_length for sample in samples])
-    # One column at least, so that the reward of a sample without trained tokens has a place.
-    columns = torch.arange(max(1, int(lengths.max())))
-    trained = columns < lengths[:, None]
-    token_rewards = torch.zeros(trained.shape, dtype=torch.float64)
-    token_rewards[torch.arange(len(samples)), (lengths - 1).clamp(min=0)] = torch.tensor(
-        [sample.reward for sample in samples], dtype=torch.float64
-    )
-    mask = torch.cat([sample.loss_mask for sample in samples])
+    mask = trained(samples)
+    rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
+    last = (mask.sum(-1) - 1).clamp(min=0)
     part_names = tuple(parts[0]) if parts is not None else None
     inputs = AdvantageInputs(
-        token_rewards,
+        torch.zeros(mask.shape, dtype=torch.float64).scatter(1, last[:, None], rewards[:, None]),
         torch.tensor([sample.group_id for sample in samples]),
-        trained,
-        token_penalties=_penalties(samples, mask, trained, kl_penalty, kl_coef) if kl_penalty is not None else None,
-        values=_rows(values, mask, trained) if values is not None else None,
+        mask,
+        token_penalties=_penalties(samples, mask, kl_penalty, kl_coef) if kl_penalty is not None else None,
+        values=to_rows(flatten(values, samples).double(), mask) if values is not None else None,
         baselines=torch.tensor(baselines, dtype=torch.float64) if baselines is not None else None,
         parts=_table(parts, part_names) if parts is not None and part_names is not None else None,
         part_names=part_names,
-        old_logprobs=_annotated(samples, "old_logprobs", mask, trained),
-        squared_probs=_annotated(samples, "squared_probs", mask, trained),
-        correction_weights=_weights(samples, correction, mask, trained) if correction is not None else None,
+        old_logprobs=_known(samples, "old_logprobs"),
+        squared_probs=_known(samples, "squared_probs"),
+        correction_weights=_weights(samples, correction, mask) if correction is not None else None,
     )
-    flat = torch.zeros(mask.shape, dtype=torch.float32)
-    flat[mask] = estimator(inputs)[trained].float()
-    rows = flat.split([sample.token_ids.shape[0] for sample in samples])
-    return [replace(sample, advantages=row) for sample, row in zip(samples, rows, strict=True)]
+    advantages = estimator(inputs)
+    _warn_of_what_is_not_finite(samples, torch.where(mask, advantages, 0.0), type(estimator).__name__)
+    return with_tokens(samples, advantages=advantages[mask].float())
 
 
-def _rows(tokens: Sequence[Tensor], mask: Tensor, trained: Tensor) -> Tensor:
-    """Lay per-token tensors [L] of all samples out by trained tokens: float64 [N, R]."""
-    rows = torch.zeros(trained.shape, dtype=torch.float64)
-    rows[trained] = torch.cat(list(tokens))[mask].double()
-    return rows
+def _warn_of_what_is_not_finite(samples: Sequence[Sample], advantages: Tensor, estimator: str) -> None:
+    wrong = (~advantages.isfinite()).any(-1).nonzero().flatten().tolist()
+    if wrong:
+        logger.warning(
+            "%s gives %d of %d samples advantages that are not finite, first sample %d (group %d, reward %g): "
+            "the optimizer steps that they are in will be skipped",
+            estimator, len(wrong), len(samples), wrong[0], samples[wrong[0]].group_id, samples[wrong[0]].reward,
+        )  # fmt: skip
 
 
 def _table(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> Tensor:
@@ -83,19 +83,19 @@ def _table(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> Tensor
     return torch.tensor([[part[name] for name in names] for part in parts], dtype=torch.float64).reshape(-1, len(names))
 
 
-def _weights(samples: Sequence[Sample], correction: Correction, mask: Tensor, trained: Tensor) -> Tensor:
+def _weights(samples: Sequence[Sample], correction: Correction, mask: Tensor) -> Tensor:
     """The correction's weights over all samples [N, R]."""
     corrected, _ = correct(samples, correction)
-    return _rows([sample.weights for sample in corrected if sample.weights is not None], mask, trained)
+    weights = [sample.weights for sample in corrected if sample.weights is not None]
+    return to_rows(flatten(weights, samples).double(), mask)
 
 
-def _annotated(samples: Sequence[Sample], name: str, mask: Tensor, trained: Tensor) -> Tensor | None:
-    """A per-token field of all samples in rows [N, R], None if a sample lacks it."""
-    columns = [getattr(sample, name) for sample in samples]
-    return None if any(column is None for column in columns) else _rows(columns, mask, trained)
+def _known(samples: Sequence[Sample], name: str) -> Tensor | None:
+    """A per-token field of all samples, float64 [N, R]; None if none has it."""
+    return rows(samples, name).double() if known(samples, name) else None
 
 
-def _penalties(samples: Sequence[Sample], mask: Tensor, trained: Tensor, name: str, coef: float) -> Tensor:
+def _penalties(samples: Sequence[Sample], mask: Tensor, name: str, coef: float) -> Tensor:
     needed = ("full_kl",) if name == kl.FULL else ("old_logprobs", "ref_logprobs")
     for i, sample in enumerate(samples):
         if any(getattr(sample, field) is None for field in needed):
@@ -103,8 +103,7 @@ def _penalties(samples: Sequence[Sample], mask: Tensor, trained: Tensor, name: s
                 f"sample {i} (group {sample.group_id}) lacks {' or '.join(needed)}, which the KL {name!r} in the "
                 "reward needs; annotate the samples first, by a learner that has a reference"
             )
-    columns = (_rows([getattr(sample, field) for sample in samples], mask, trained) for field in needed)
     if name == kl.FULL:
-        return coef * next(columns)
-    policy, reference = columns
-    return kl.reward_penalties(name, policy, reference, trained, coef)
+        return coef * rows(samples, "full_kl").double()
+    policy, reference = rows(samples, "old_logprobs").double(), rows(samples, "ref_logprobs").double()
+    return kl.reward_penalties(name, policy, reference, mask, coef)

@@ -2,7 +2,7 @@
 
 A = r − mean of the group, the same on every token of the answer.
 
-arXiv 2503.20783 ("Understanding R1-Zero-like training") section 3.2: dividing by the std weighs questions that are
+arXiv 2503.20783 ("Understanding R1-Zero-like training"): dividing by the std weighs questions that are
 nearly always or never solved more. Goes with an aggregation that divides by a fixed length.
 """
 

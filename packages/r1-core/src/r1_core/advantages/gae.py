@@ -2,7 +2,7 @@
 
 A_t = delta_t + gamma · lam · A_(t + 1) with delta_t = r_t + gamma · V_(t + 1) − V_t; returns = A + V; then whitening.
 
-arXiv 1506.02438 (GAE) equation 16; whitening as PPO implementations do it. Assumes `values` [N, R], the
+arXiv 1506.02438 (GAE); whitening as PPO implementations do it. Assumes `values` [N, R], the
 critic's forecast of the return before each token; past the last trained token the value is 0. Tokens of the
 environment take no time: the next token is the next trained one.
 """

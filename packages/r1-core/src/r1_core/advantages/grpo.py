@@ -2,7 +2,7 @@
 
 A = (r − mean of the group) / (std of the group + eps), the same on every token of the answer.
 
-arXiv 2402.03300 (DeepSeekMath) section 4.1.2, outcome supervision. Assumes one reward per answer and at least two
+arXiv 2402.03300 (DeepSeekMath), outcome supervision. Assumes one reward per answer and at least two
 answers per prompt.
 """
 

@@ -78,7 +78,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _update(pieces: Sequence[Tensor], step: int, group: Mapping[str, Any]) -> None:
-    """Algorithm 2 of arXiv 1711.05101 in float32 on (parameter, gradient, *STATES) of one shape, changed in place."""
+    """AdamW (arXiv 1711.05101) in float32 on (parameter, gradient, *STATES) of one shape, changed in place."""
     param, grad, exp_avg, exp_avg_sq, compensation = pieces
     lr, betas = group["lr"], group["betas"]
     gradient, value = grad.float(), param.float()

@@ -34,7 +34,7 @@ def describe(model: nn.Module, device: torch.device) -> Facts:
 
 
 def flops_per_token(model: nn.Module) -> float:
-    """Return the FLOPs of one token's forward and backward pass, 6 per weight (arXiv 2001.08361, section 2.1).
+    """Return the FLOPs of one token's forward and backward pass, 6 per weight (arXiv 2001.08361).
 
     Two of the six are the weight's own gradient, which a frozen one is spared. Embedding tables are looked up, not
     multiplied, and attention's own products are left out, so this is a lower bound.

@@ -19,10 +19,10 @@ from r1_core.learner.batching import Batching, MicroLimit, count, fillers, sched
 from r1_core.learner.facts import Facts, describe
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import MicroBatch, collate
-from r1_core.learner.notes import Notes
 from r1_core.learner.parallel import Parallel, reshard, total_norm, whole
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
+from r1_core.rows import TokenTable, not_finite
 from r1_core.types import LossInputs, LossOutput, Sample, Totals
 
 logger = logging.getLogger(__name__)
@@ -133,18 +133,18 @@ class Learner:
         if not samples:
             return []
         token_model.model.eval()
-        notes = Notes(samples, tuple(fields), self.device)
+        table = TokenTable(samples, tuple(fields), self.device)
         for indices, batch in self._microbatches(samples, self.batching.experience):
             with self._precision():
                 reference = self._reference_logits(batch) if "full_kl" in fields else None
                 stats = token_model(
                     batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference
                 )
-            notes.put(indices, torch.stack([getattr(stats, name) for name in fields.values()], dim=-1))
+            table.put(indices, torch.stack([getattr(stats, name) for name in fields.values()], dim=-1))
         reshard(token_model.model)
         if self.reference is not None:
             reshard(self.reference)
-        return notes.added(self.parallel)
+        return table.added(self.parallel.sum)
 
     @torch.no_grad()
     def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
@@ -175,6 +175,12 @@ class Learner:
         """
         if any(sample.old_logprobs is None for sample in samples):
             raise ValueError("a sample has no old_logprobs; call annotate first")
+        if samples and (wrong := not_finite(samples, "old_logprobs")):
+            logger.warning(
+                "optimizer step %d: %d of %d samples have old log-probs that are not finite, first sample %d (group "
+                "%d): the loss is not finite either, and the step is skipped if its gradient is not",
+                self.step, len(wrong), len(samples), wrong[0], samples[wrong[0]].group_id,
+            )  # fmt: skip
         return self._forward_backward(samples, objective, None)
 
     def forward_backward_on_policy(
@@ -191,12 +197,14 @@ class Learner:
         if samples and not self._policy_tokens.seen:
             # How the head is computed must not depend on where a run was begun.
             self.annotate(samples[:1], ["old_logprobs"])
-        notes = Notes(samples, ("old_logprobs",), self.device)
-        metrics = self._forward_backward(samples, objective, notes)
-        return notes.added(self.parallel), metrics
+        table = TokenTable(samples, ("old_logprobs",), self.device)
+        metrics = self._forward_backward(samples, objective, table)
+        return table.added(self.parallel.sum), metrics
 
-    def _forward_backward(self, samples: Sequence[Sample], objective: Loss, notes: Notes | None) -> dict[str, float]:
-        """Add the gradient; `notes` takes the log-probs that it was taken at, which are the old ones if not given."""
+    def _forward_backward(
+        self, samples: Sequence[Sample], objective: Loss, table: TokenTable | None
+    ) -> dict[str, float]:
+        """Add the gradient; `table` takes the log-probs that it was taken at, which are the old ones if not given."""
         if not samples:
             raise ValueError("forward_backward was given no samples")
         if any(sample.advantages is None for sample in samples):
@@ -212,8 +220,8 @@ class Learner:
             stats = self._token_stats(batch, objective, totals)
             output = objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, full_kl=stats.full_kl))
             output.loss.backward()
-            if notes is not None:
-                notes.put(indices, stats.logprobs.detach()[:, None])
+            if table is not None:
+                table.put(indices, stats.logprobs.detach()[:, None])
             for name, value in output.metrics.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
         if self.reference is not None:

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from r1_core.rows import known, rows, to_rows, tokens, trained
 from r1_core.types import LossInputs, Sample, Totals
+
+# The per-token fields of a sample that a loss sees.
+LOSS_FIELDS = ("advantages", "old_logprobs", "ref_logprobs", "weights", "selected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class MicroBatch:
 
     def rows(self, flat: Tensor) -> Tensor:
         """Lay one value per trained token [T] out in one row per sample [B, R], 0 where there is no token."""
-        return flat.new_zeros(self.loss_mask.shape).masked_scatter(self.loss_mask, flat)
+        return to_rows(flat, self.loss_mask)
 
     def loss_inputs(
         self, logprobs: Tensor, entropy: Tensor | None, totals: Totals, *, full_kl: Tensor | None = None
@@ -50,7 +53,8 @@ class MicroBatch:
 def collate(samples: Sequence[Sample], *, padding_free: bool, device: torch.device | str = "cpu") -> MicroBatch:
     """Build the tensors of one forward pass on `device`.
 
-    Raises ValueError if a first token is trained (nothing predicts it) or position ids do not fit the model.
+    Raises ValueError if a first token is trained (nothing predicts it), position ids do not fit the model, or some
+    samples lack a per-token field that others have.
     """
     for sample in samples:
         if sample.loss_mask[0]:
@@ -61,17 +65,14 @@ def collate(samples: Sequence[Sample], *, padding_free: bool, device: torch.devi
     for i, sample in enumerate(samples):
         starts.append(start if padding_free else i * width)
         start += sample.token_ids.shape[0]
-    trained = [sample.loss_mask.nonzero().squeeze(-1) for sample in samples]
-    predictors = torch.cat([begin + where - 1 for begin, where in zip(starts, trained, strict=True)])
-    targets = torch.cat([sample.token_ids[sample.loss_mask] for sample in samples])
-    mask = pad_sequence([torch.ones_like(where, dtype=torch.bool) for where in trained], batch_first=True)
+    where = [begin + sample.loss_mask.nonzero().squeeze(-1) for begin, sample in zip(starts, samples, strict=True)]
     return MicroBatch(
         forward={name: value.to(device) for name, value in arguments.items()},
         packed=padding_free,
-        predictors=predictors.to(device),
-        targets=targets.to(device),
-        loss_mask=mask.to(device),
-        values={name: value.to(device) for name, value in _loss_values(samples).items()},
+        predictors=(torch.cat(where) - 1).to(device),
+        targets=tokens(samples, "token_ids").to(device),
+        loss_mask=trained(samples).to(device),
+        values={name: rows(samples, name).to(device) for name in LOSS_FIELDS if known(samples, name)},
     )
 
 
@@ -122,13 +123,3 @@ def pad(samples: Sequence[Sample]) -> dict[str, Tensor]:
 def _model_inputs(samples: Sequence[Sample]) -> dict[str, Tensor]:
     names = sorted({name for sample in samples for name in sample.model_inputs})
     return {name: torch.cat([s.model_inputs[name] for s in samples if name in s.model_inputs]) for name in names}
-
-
-def _loss_values(samples: Sequence[Sample]) -> dict[str, Tensor]:
-    values = {}
-    for name in ("advantages", "old_logprobs", "ref_logprobs", "weights", "selected"):
-        columns = [getattr(sample, name) for sample in samples]
-        if all(column is not None for column in columns):
-            chosen = [column[sample.loss_mask] for column, sample in zip(columns, samples, strict=True)]
-            values[name] = pad_sequence(chosen, batch_first=True)
-    return values

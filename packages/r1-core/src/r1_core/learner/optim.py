@@ -52,7 +52,7 @@ def learning_rate_scale(
 
     It rises linearly to 1 over `warmup_steps` (the first step already moves: 1 / warmup_steps, not 0), then stays
     (`constant`, which ignores `min_lr_ratio`) or falls to `min_lr_ratio` at `total_steps`, along half a cosine
-    (arXiv 1608.03983 eq. 5) or a line, and stays there. With `num_cycles` the cosine goes through that many waves
+    (arXiv 1608.03983) or a line, and stays there. With `num_cycles` the cosine goes through that many waves
     instead of half of one. Raises ValueError on an unknown kind.
     """
     if kind not in SCHEDULES:

@@ -121,6 +121,8 @@ class TokenModel:
 
         def forward(hidden: Tensor) -> Tensor:
             result = compute(hidden.flatten(0, -2)[batch.predictors])[None]
+            if result.requires_grad:
+                result = result.clone()  # FSDP2 warns of a view: its hook would be lost if someone wrote into it
             given.append((result, result._version))
             return result
 

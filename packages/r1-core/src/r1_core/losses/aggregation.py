@@ -17,7 +17,7 @@ Aggregation = Callable[[Tensor, Tensor, Totals], Tensor]
 
 
 def token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """Σ values / tokens: every token of the step weighs the same (DAPO, arXiv 2503.14476 eq. 8).
+    """Σ values / tokens: every token of the step weighs the same (DAPO, arXiv 2503.14476).
 
     BNPO's, too, which divides by the tokens of the batch at hand: here that batch is always the whole step.
     """
@@ -25,7 +25,7 @@ def token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
 
 
 def sequence_mean_of_means(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """Σ over rows (Σ values / row's tokens) / sequences: every sequence weighs the same (arXiv 2402.03300 eq. 3)."""
+    """Σ over rows (Σ values / row's tokens) / sequences: every sequence weighs the same (arXiv 2402.03300)."""
     return (values.sum(-1) / mask.sum(-1).clamp(min=1)).sum() / max(totals.sequences, 1)
 
 
@@ -35,7 +35,7 @@ def sequence_mean_of_sums(values: Tensor, mask: Tensor, totals: Totals) -> Tenso
 
 
 def fixed_length(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """Σ values / (sequences · length): a constant for each row's own length (Dr.GRPO, arXiv 2503.20783 section 3.2).
+    """Σ values / (sequences · length): a constant for each row's own length (Dr.GRPO, arXiv 2503.20783).
 
     The length is `totals.length`: what the objective fixes, usually the most that an answer may have.
     """

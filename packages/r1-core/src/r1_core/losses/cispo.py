@@ -11,7 +11,7 @@ from r1_core.types import LossInputs
 
 @dataclass(frozen=True, slots=True)
 class CISPO(PolicyLoss):
-    """−sg(clip(ratio, 1 − clip_low, 1 + clip_high))·A·log pi (arXiv 2506.13585 eq. 4 and 5).
+    """−sg(clip(ratio, 1 − clip_low, 1 + clip_high))·A·log pi (arXiv 2506.13585).
 
     The weight carries no gradient (sg). A clip_low of 1 or more means no lower bound, which is what the paper uses.
     """

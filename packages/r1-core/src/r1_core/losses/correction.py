@@ -15,14 +15,14 @@ whole optimizer step, and are exact however it is cut.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from r1_core.losses.policy import LOG_RATIO_LIMIT, row_mean
+from r1_core.rows import rows, trained, with_tokens
 from r1_core.types import Sample
 
 Level = Literal["token", "sequence", "geometric"]
@@ -162,18 +162,10 @@ def correct(samples: Sequence[Sample], correction: Correction) -> tuple[list[Sam
     The metrics are those of `diagnose`, `rollout_ess`, `rollout_weight_mean`, `rollout_weight_max` and
     `rollout_rejected` (share of tokens). Raises ValueError on samples without the log-probs of both.
     """
-    for i, sample in enumerate(samples):
-        if sample.rollout_logprobs is None or sample.old_logprobs is None:
-            missing = "rollout_logprobs" if sample.rollout_logprobs is None else "old_logprobs"
-            raise ValueError(f"sample {i} (group {sample.group_id}) has no {missing}; rollout correction needs them")
     if not samples:
         return [], {}
-    mask = _rows([torch.ones_like(sample.loss_mask)[sample.loss_mask] for sample in samples])
-    old, rollout = (
-        _rows([getattr(sample, name)[sample.loss_mask].double() for sample in samples])
-        for name in ("old_logprobs", "rollout_logprobs")
-    )
-    gap = log_gap(old, rollout, mask)
+    mask = trained(samples)
+    gap = log_gap(rows(samples, "old_logprobs").double(), rows(samples, "rollout_logprobs").double(), mask)
     weights, kept = correction.weights(gap, mask), correction.keep(gap, mask)
     count = mask.sum().clamp(min=1)
     metrics = {
@@ -183,18 +175,8 @@ def correct(samples: Sequence[Sample], correction: Correction) -> tuple[list[Sam
         "rollout_weight_max": weights.max() if weights.numel() else weights.sum(),
         "rollout_rejected": (mask & ~kept).sum() / count,
     }
-    corrected = []
-    for sample, row, keep in zip(samples, weights.float(), kept, strict=True):
-        number = sample.response_length
-        where = sample.loss_mask
-        column = torch.zeros(where.shape, dtype=torch.float32).masked_scatter(where, row[:number])
-        narrowed = torch.zeros_like(where).masked_scatter(where, keep[:number])
-        corrected.append(replace(sample, weights=column, loss_mask=narrowed))
+    corrected = with_tokens(samples, weights=weights.float()[mask], loss_mask=kept[mask])
     return corrected, {name: float(value) for name, value in metrics.items()}
-
-
-def _rows(columns: Sequence[Tensor]) -> Tensor:
-    return pad_sequence(list(columns), batch_first=True)
 
 
 def _check_bounds(lower: float, upper: float) -> None:

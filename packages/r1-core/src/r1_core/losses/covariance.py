@@ -1,7 +1,7 @@
 """Clip-Cov and KL-Cov: hold back the few tokens whose covariance of advantage and log-prob uses up the entropy.
 
 arXiv 2505.22617 (The Entropy Mechanism): cov_t = (A_t − mean A)·(log pi_t − mean log pi), means over the batch.
-Clip-Cov (eq. 11, 12) takes a random few tokens of high covariance out of the gradient; KL-Cov (eq. 13, 14) adds
+Clip-Cov takes a random few tokens of high covariance out of the gradient; KL-Cov adds
 coef·|log(pi / pi_old)| to those of the highest.
 
 The choice is made among all trained tokens of the optimizer step, before it is cut into micro-batches, from the

@@ -1,8 +1,8 @@
 """GSPO: the importance ratio of a whole sequence, clipped, in its sequence and its token form; and LUSPO.
 
 With s = exp(mean over the row of log(pi / pi_old)), the geometric mean of the token ratios:
-GSPO (arXiv 2507.18071 eq. 5): max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)), the gradient through all of s.
-GSPO-token (arXiv 2507.18071 eq. 13, 14): the same with s_t = sg(s)·pi_t / sg(pi_t), whose value is s and whose
+GSPO (arXiv 2507.18071): max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)), the gradient through all of s.
+GSPO-token (arXiv 2507.18071): the same with s_t = sg(s)·pi_t / sg(pi_t), whose value is s and whose
 gradient reaches token t alone, so that advantages may differ between tokens.
 LUSPO (arXiv 2602.05261): GSPO's sequence loss times the sequence's length, which otherwise favours short answers.
 

@@ -13,8 +13,8 @@ from r1_core.types import LossInputs
 class PPOClip(PolicyLoss):
     """max(−A·ratio, −A·clip(ratio, 1 − clip_low, 1 + clip_high)), and at most −A·clip_dual where A < 0.
 
-    arXiv 1707.06347 eq. 7 (clip); arXiv 2503.14476 section 3.1 (a wider upper clip lets unlikely tokens grow);
-    arXiv 1912.09729 eq. 5 (dual clip: a bound on the loss of a bad token whose ratio has exploded; infinity turns it
+    arXiv 1707.06347 (clip); arXiv 2503.14476 (a wider upper clip lets unlikely tokens grow);
+    arXiv 1912.09729 (dual clip: a bound on the loss of a bad token whose ratio has exploded; infinity turns it
     off).
     """
 

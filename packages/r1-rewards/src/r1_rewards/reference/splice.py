@@ -27,7 +27,7 @@ class Tokenizer(Protocol):
 class Splice:
     """A response with the reference in its answer tag.
 
-    Example: `Splice("<think>6*7</think><answer> 42 </answer>", ids=[...], scored=[13, 14], answer_start=9)`
+    Example: `Splice("<think>6*7</think><answer> 42 </answer>", ids=[...], scored=[13, 14], reference_start=9)`
     """
 
     text: str

@@ -8,7 +8,7 @@ from r1_rewards.verifiers.length import overlong_punishment
 TAIL = 300  # characters; an answer stated before them does not count
 
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
-# Minerva's normalisation (arXiv 2206.14858, appendix), in its order: later entries see what earlier ones left.
+# Minerva's normalisation (arXiv 2206.14858), in its order: later entries see what earlier ones left.
 _REPLACED = (
     ("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text"),
     (",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}"),

@@ -25,7 +25,7 @@ def score(
 
 
 def overlong_punishment(length: int, max_length: int, buffer: int, factor: float = 1.0) -> float:
-    """Return 0 up to `max_length - buffer`, then fall linearly to -`factor` at `max_length` (arXiv 2503.14476, eq. 13).
+    """Return 0 up to `max_length - buffer`, then fall linearly to -`factor` at `max_length` (arXiv 2503.14476).
 
     Raises ValueError unless 0 < buffer <= max_length.
     """

@@ -12,9 +12,10 @@ from r1_rollout.embedded.choices import Choices, replay_choices, sampling_choice
 from r1_rollout.embedded.decoding import Decoding
 from r1_rollout.embedded.prefill import rotary_axes
 from r1_rollout.errors import PromptError
+from r1_rollout.handover import WeightSource
 from r1_rollout.sampling import banned_tokens
 from r1_rollout.types import PromptLike, SamplingParams
-from r1_rollout.weights import Weights, WeightStore
+from r1_rollout.weights import WeightStore
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
@@ -70,8 +71,10 @@ class EmbeddedEngine:
         self._decoding: weakref.ref[Decoding] | None = None
 
     @contextmanager
-    def awake(self, weights: Weights, version: int) -> Iterator[None]:
-        """Load `weights`, sample inside the block; at its end the cache is freed and unfinished calls are over.
+    def awake(self, source: WeightSource | None = None) -> Iterator[None]:
+        """Sample inside the block, from the weights of `source` or those that are there.
+
+        At its end the cache is freed and unfinished calls are over.
 
         Raises:
             RuntimeError: the engine is awake already.
@@ -79,8 +82,9 @@ class EmbeddedEngine:
         """
         if self._awake:
             raise RuntimeError(f"the engine is awake already, with weight version {self._version}")
-        self._load(weights, version)
-        self._awake = True
+        if source is not None:
+            self._load(source)
+        self._awake, self._version = True, self._weights.version
         try:
             yield
         finally:
@@ -91,8 +95,8 @@ class EmbeddedEngine:
             if self._banned.is_cuda:
                 torch.cuda.empty_cache()
 
-    def update(self, weights: Weights, version: int) -> None:
-        """Load `weights` to sample from them until others come, with no `awake` block.
+    def update(self, source: WeightSource) -> None:
+        """Load weights to sample from them until others come, with no `awake` block.
 
         An unfinished call is over: its answers would be of two versions.
 
@@ -100,14 +104,14 @@ class EmbeddedEngine:
             WeightsError: the weights are not those of the engine's model, which holds a mixture now and refuses to
                 sample until it gets others.
         """
-        self._load(weights, version)
+        self._load(source)
         self._stays_ready = True
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Decoding:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
 
         A later call ends an earlier one; `close()` on what is returned ends this one and frees its memory. Answer token
-        t of a prompt of length P stands at position P + t; on the rotary axes of M-RoPE (arXiv 2409.12191, section 2.1)
+        t of a prompt of length P stands at position P + t; on the rotary axes of M-RoPE (arXiv 2409.12191)
         at the prompt's largest position + 1 + t.
 
         Raises:
@@ -166,8 +170,8 @@ class EmbeddedEngine:
     def _decode(self, name: str, prompts: Sequence[PromptLike], choices: Choices) -> Decoding:
         if self._version is None:
             raise RuntimeError(
-                f"{name}() needs an awake engine with whole weights: call it inside `with engine.awake(weights, "
-                "version)`, or after `engine.update(weights, version)`"
+                f"{name}() needs an awake engine with whole weights: call it inside `with engine.awake(source)`, "
+                "or after `engine.update(source)`"
             )
         for prompt, limit in zip(prompts, choices.limits, strict=True):
             _check_shape(prompt, len(prompts[0].position_ids), self._vocabulary)
@@ -181,13 +185,13 @@ class EmbeddedEngine:
             version=self._version,
         )
 
-    def _load(self, weights: Weights, version: int) -> None:
+    def _load(self, source: WeightSource) -> None:
         """Replace the weights; until all have arrived, there is no version to sample from."""
-        self._weights.require_newer(version)
+        self._weights.require_newer(source.version)
         self._end("new weights came before it finished")
         self._version = None
-        self._weights.load(weights, version)
-        self._version = version
+        self._weights.load(source.tensors(), source.version)
+        self._version = source.version
 
     def _end(self, reason: str) -> None:
         """End the `generate` call that is running."""

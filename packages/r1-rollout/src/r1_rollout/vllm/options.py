@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r1_rollout.vllm.plain_logprobs import BANNED
+from r1_rollout.vllm.keys import BANNED
 
 CPU_CACHE = 1 << 30  # bytes; vLLM would take a share of the whole machine
 PROCESSOR = "r1_rollout.vllm.plain_logprobs:PlainLogprobs"
@@ -40,43 +40,64 @@ class EngineOptions:
 
     def arguments(self, path: str, *, on_cpu: bool) -> dict[str, Any]:
         """Return the arguments of `vllm.LLM`."""
-        cache = self.kv_cache_bytes or (CPU_CACHE if on_cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ else None)
         lora = {"enable_lora": True, "max_lora_rank": self.lora_rank, "max_loras": 1} if self.lora_rank else {}
         by_ipc = self.tensor_parallel_size > 1 and not on_cpu
-        transfer = {"weight_transfer_config": {"backend": "ipc"}} if by_ipc else {}
         return {
+            **{name: value for name, value in self._common(on_cpu).items() if value is not None},
             "model": path,
-            "tokenizer": self.tokenizer,
             "skip_tokenizer_init": not self.has_tokenizer(path),
-            "trust_remote_code": self.trust_remote_code,
-            "dtype": self.dtype,
-            "load_format": "dummy" if self.dummy_weights else "auto",
             "tensor_parallel_size": self.tensor_parallel_size,
-            "gpu_memory_utilization": self.gpu_memory_utilization,
-            "kv_cache_memory_bytes": cache,
-            "max_model_len": self.max_model_len,
-            "max_num_batched_tokens": self._batched_tokens(),
-            "max_num_seqs": self.max_sequences,
-            "enforce_eager": self.enforce_eager or on_cpu,
             "enable_chunked_prefill": self.enable_chunked_prefill,
             "enable_prefix_caching": self.enable_prefix_caching,
-            "hf_overrides": dict(self.hf_overrides),
-            "mm_processor_kwargs": {name: value for name, value in self.pixels.items() if value is not None},
-            "limit_mm_per_prompt": {"image": self.limit_images} if self.limit_images else {},
             "mm_processor_cache_gb": 0,  # prompts come processed
             "mm_device_do_normalize": False,  # and their pixels normalised
             "enable_sleep_mode": not on_cpu,
-            "disable_log_stats": not self.log_stats,
             "generation_config": "vllm",  # sampling is what the caller says and nothing else
             "logprobs_mode": "processed_logits",
             "logits_processors": [PROCESSOR],
-            "additional_config": {BANNED: sorted(self.banned_token_ids)},
+            "weight_transfer_config": {"backend": "ipc"} if by_ipc else None,
             **lora,
-            **transfer,
         }
 
-    def _batched_tokens(self) -> int:
-        return max(self.max_num_batched_tokens, self.max_sequences)
+    def server_options(self, *, on_cpu: bool, transfer: str | None = None) -> dict[str, Any]:
+        """Return the options of `vllm serve`, for `servers.server.vllm_command`.
+
+        Args:
+            transfer: the backend over which weights are broadcast; None: they come in a folder.
+        """
+        return {
+            **self._common(on_cpu),
+            "tensor_parallel_size": None if on_cpu else self.tensor_parallel_size,
+            "no_enable_chunked_prefill": not self.enable_chunked_prefill and not on_cpu,
+            "no_enable_prefix_caching": not self.enable_prefix_caching,
+            # On the device a layer normalises pictures whose mean and deviation are buffers: dummy weights replace them
+            # by noise, and no push brings them back, as no checkpoint has them.
+            "no_mm_device_do_normalize": self.dummy_weights,
+            "enable_lora": bool(self.lora_rank),
+            "max_lora_rank": self.lora_rank or None,
+            "weight_transfer_config": {"backend": transfer} if transfer else None,
+        }
+
+    def _common(self, on_cpu: bool) -> dict[str, Any]:
+        """Return what both ways of starting vLLM call by the same name; None leaves vLLM's own default."""
+        cache = self.kv_cache_bytes or (CPU_CACHE if on_cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ else None)
+        return {
+            "tokenizer": self.tokenizer,
+            "trust_remote_code": self.trust_remote_code,
+            "dtype": self.dtype,
+            "load_format": "dummy" if self.dummy_weights else "auto",
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "kv_cache_memory_bytes": cache,
+            "max_model_len": self.max_model_len,
+            "max_num_batched_tokens": max(self.max_num_batched_tokens, self.max_sequences),
+            "max_num_seqs": self.max_sequences,
+            "enforce_eager": self.enforce_eager or on_cpu,
+            "hf_overrides": dict(self.hf_overrides) or None,
+            "mm_processor_kwargs": {name: value for name, value in self.pixels.items() if value is not None} or None,
+            "limit_mm_per_prompt": {"image": self.limit_images} if self.limit_images else None,
+            "disable_log_stats": not self.log_stats,
+            "additional_config": {BANNED: sorted(self.banned_token_ids)},
+        }
 
     def has_tokenizer(self, path: str) -> bool:
         """Whether there is a tokenizer; only stop strings and pictures need one. Hub names are taken to have one."""

@@ -19,8 +19,8 @@ from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from vllm.v1.sample.logits_processor import LogitsProcessor as FirstRunnerProcessor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SecondRunnerProcessor
 
-BANNED = "r1_banned_token_ids"  # in vLLM's additional_config
-FORCED = "r1_forced_token_ids"  # in a request's extra_args
+from r1_rollout.vllm.keys import BANNED, FORCED
+
 GREEDY = 1e-5  # vLLM's own bound
 
 

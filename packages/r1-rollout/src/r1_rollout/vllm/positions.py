@@ -1,7 +1,7 @@
 """Puts the tokens of a prompt with media where the learner puts them, whatever vLLM would make of them itself.
 
 The two do not always agree: behind a video of Qwen2.5-VL whose seconds reach further than its height and width, vLLM
-goes on after the largest position so far, as the paper of M-RoPE has it (arXiv 2409.12191, section 2.1), transformers
+goes on after the largest position so far, as the paper of M-RoPE has it (arXiv 2409.12191), transformers
 5.19 after height and width. So each medium brings the positions of the whole prompt with it.
 """
 

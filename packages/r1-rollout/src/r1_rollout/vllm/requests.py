@@ -8,7 +8,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from r1_rollout.errors import EngineError, NonFiniteLogits
 from r1_rollout.types import Completion, SamplingParams
-from r1_rollout.vllm.plain_logprobs import FORCED
+from r1_rollout.vllm.keys import FORCED
 from r1_rollout.vllm.seeds import sample_seed
 
 if TYPE_CHECKING:

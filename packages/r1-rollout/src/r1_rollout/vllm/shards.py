@@ -2,17 +2,45 @@
 
 import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from r1_rollout.weights import buckets
+from r1_rollout.errors import WeightsError
+from r1_rollout.lora import Adapter
+from r1_rollout.vllm.adapter import write_adapter
+from r1_rollout.vllm.shapes import Shapes
+from r1_rollout.weights import Weights, buckets
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What stands in a folder of weights."""
+
+    shapes: Shapes
+    adapter: bool
+
+
+def write_weights(weights: Weights, folder: Path, max_bytes: int, dtype: torch.dtype | None = None) -> Written:
+    """Write weights, or an adapter in PEFT's format, into a new `folder`; to be run where the weights are.
+
+    Raises:
+        WeightsError: the adapter is empty.
+    """
+    if not isinstance(weights, Adapter):
+        return Written(write_shards(weights, folder, max_bytes, dtype), adapter=False)
+    folder.mkdir()
+    try:
+        return Written(write_adapter(weights, folder), adapter=True)
+    except ValueError as error:
+        raise WeightsError(str(error)) from error
 
 
 def write_shards(
     weights: Iterable[tuple[str, Tensor]], folder: Path, max_bytes: int, dtype: torch.dtype | None = None
-) -> dict[str, list[int]]:
+) -> Shapes:
     """Write `weights` into a new `folder`, one bucket in memory at a time; return the tensors' shapes by name.
 
     The folder appears under its name when it is whole.
@@ -26,17 +54,17 @@ def write_shards(
     return write_buckets(buckets(weights, max_bytes, dtype), folder)
 
 
-def write_buckets(parts: Iterable[list[tuple[str, Tensor]]], folder: Path) -> dict[str, list[int]]:
+def write_buckets(parts: Iterable[list[tuple[str, Tensor]]], folder: Path) -> Shapes:
     """Do what `write_shards` does with weights that are in buckets already, one file for each."""
     from safetensors.torch import save_file
 
     draft = folder.with_name(folder.name + ".partial")
     draft.mkdir(parents=True)
-    shapes: dict[str, list[int]] = {}
+    shapes: Shapes = {}
     try:
         for number, bucket in enumerate(parts):
             save_file(_apart(bucket), draft / f"{number:05d}.safetensors")
-            shapes |= {name: list(tensor.shape) for name, tensor in bucket}
+            shapes |= {name: tuple(tensor.shape) for name, tensor in bucket}
         draft.rename(folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)

@@ -4,48 +4,29 @@ To workers in other processes they go by IPC on GPUs, through files elsewhere. A
 tensors are there, so the peak is the model plus one layer or one bucket.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from r1_rollout.fault import group_of
 from r1_rollout.names import FUSED, Directory, unwrapped
+from r1_rollout.vllm.shapes import Shapes
 from r1_rollout.vllm.shards import read_shards, write_shards
 from r1_rollout.weights import buckets
 
 BUCKET = 1 << 30  # bytes on each GPU, or of a file
 
 
-Shapes: TypeAlias = dict[str, tuple[int, ...]]  # of the weights of one sync, by name
-
-
-def noted(weights: Iterable[tuple[str, Tensor]], came: Shapes, known: Shapes) -> Iterator[tuple[str, Tensor]]:
-    """Pass `weights` on, and note in `came` what they are.
-
-    Args:
-        known: what came in an earlier sync; empty before the first. vLLM must not see a tensor of another shape: it
-            keeps it, and loads it again in every later sync.
-
-    Raises:
-        ValueError: a name or shape is not among those known.
-    """
-    for name, tensor in weights:
-        came[name] = shape = tuple(tensor.shape)
-        if known and known.get(name) != shape:
-            raise ValueError(f"{name} is {list(shape)}, in the first sync it was {known.get(name, 'not there')}")
-        yield name, tensor
-
-
 def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], came: Shapes, *, on_cpu: bool) -> None:
     """Load `weights` into the engine of this process; they are read one by one, and cast as they are copied.
 
     Args:
-        came: see `noted`, through which the weights pass.
+        came: see `shapes.known`, through which the weights pass.
 
     Raises:
         ValueError: a name or shape is not the model's, or a weight of the model was not given, which vLLM itself would

@@ -4,9 +4,10 @@ import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -15,18 +16,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from r1_rollout.errors import WeightsError
+from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, PromptLike, SamplingParams
-from r1_rollout.vllm.adapter import write_adapter
 from r1_rollout.vllm.client import Call, Endpoint, NotThere, ServerFault, ask, stream
-from r1_rollout.vllm.servers.broadcast import Bucket
+from r1_rollout.vllm.servers.broadcast import Broadcast
 from r1_rollout.vllm.servers.dispatch import Dispatch, FinishedGroups
 from r1_rollout.vllm.servers.pooled_server import PooledServer, PushedWeights
 from r1_rollout.vllm.servers.protocol import GENERATE, generate_body, read_group, read_replay, replay_body
 from r1_rollout.vllm.servers.server import LocalServer
 from r1_rollout.vllm.servers.supervisor import Deadlines, Supervisor
 from r1_rollout.vllm.servers.transfer import Backend
-from r1_rollout.vllm.shards import write_buckets
+from r1_rollout.vllm.shapes import Shapes, known, require_same
+from r1_rollout.vllm.shards import Written, write_buckets, write_weights
 from r1_rollout.weights import Weights, buckets
 
 if TYPE_CHECKING:
@@ -98,9 +100,10 @@ class ServerPool:
         self._max_sequences, self._max_attempts = max_sequences, max_attempts
         self._root = Path(tempfile.mkdtemp(prefix="r1-weights-", dir=folder))  # mode 0700
         self._bucket_bytes, self._dtype, self._broadcast = bucket_bytes, dtype, broadcast
-        self._shapes: dict[str, list[int]] | None = None  # of the first full weights that were taken
+        self._shapes: Shapes = {}  # of the first full weights that were taken
         self._base: PushedWeights | None = None
         self._version: int | None = None
+        self._awake = self._stays_ready = False
         self._dispatch: Dispatch | None = None
 
     def __enter__(self) -> "ServerPool":
@@ -118,66 +121,86 @@ class ServerPool:
         shutil.rmtree(self._root, ignore_errors=True)
 
     @contextmanager
-    def awake(self, weights: Weights, version: int) -> Iterator[None]:
-        """Push `weights` to all servers, sample inside the block; at its end unfinished requests are broken off.
+    def awake(self, source: WeightSource | None = None) -> Iterator[None]:
+        """Sample inside the block, from the weights of `source` or those that the servers have.
 
-        Args:
-            weights: all weights, or an `Adapter` alone, if the servers were started with `enable_lora` and
-                `max_lora_rank`. An adapter stands on the full weights that came last.
-            version: the step's number, for the completions.
+        At its end unfinished requests are broken off.
 
         Raises:
             RuntimeError: the pool is awake already.
+            WeightsError, ServersLost: as for `update`.
+        """
+        if self._awake:
+            raise RuntimeError(f"the pool is awake already, with weight version {self._version}")
+        if source is not None:
+            self._push(source)
+        self._awake = True
+        try:
+            yield
+        finally:
+            self._awake = False
+            self._end_dispatch()
+
+    def update(self, source: WeightSource) -> None:
+        """Push weights to all servers, to sample from them until others come; unfinished requests are broken off.
+
+        Args:
+            source: of all weights, or of an `Adapter` alone, if the servers were started with `enable_lora` and
+                `max_lora_rank`: it stands on the full weights that came last. Over the folder they are written where
+                they are, so that this process need not see a tensor; a broadcast sends them from here.
+
+        Raises:
             WeightsError: these are not the servers' model's weights: names or shapes differ from those of the first
                 push, or all servers reject them; or an adapter is empty, binds to nothing, or came first.
             ServersLost: no server is there to take the weights.
         """
-        if self._version is not None:
-            raise RuntimeError(f"the pool is awake already, with weight version {self._version}")
-        self._push(weights, version)
-        self._version = version
-        try:
-            yield
-        finally:
-            self._version = None
-            self._end_dispatch()
+        self._push(source)
+        self._stays_ready = True
 
-    def _push(self, weights: Weights, version: int) -> None:
-        label = f"{version}-{uuid.uuid4().hex[:12]}"
+    def _push(self, source: WeightSource) -> None:
+        self._end_dispatch()
+        self._version, label = None, f"{source.version}-{uuid.uuid4().hex[:12]}"
         before, folder = self._supervisor.current, self._root / label
         try:
-            if isinstance(weights, Adapter):
-                self._supervisor.push(self._write_adapter(weights, folder, label))
+            if self._broadcast:
+                self._push_here(source.tensors(), folder, label)
             else:
-                self._push_full(weights, folder, label)
+                self._push_folder(source, folder, label)
         finally:
             self._sweep(before)
+        self._version = source.version
 
-    def _push_full(self, weights: Iterable[tuple[str, torch.Tensor]], folder: Path, label: str) -> None:
-        parts = buckets(weights, self._bucket_bytes, self._dtype)
-        shapes: dict[str, list[int]] = {}
+    def _push_folder(self, source: WeightSource, folder: Path, label: str) -> None:
+        """Have the weights written where they are, and load them from there."""
+        write = partial(write_weights, folder=folder, max_bytes=self._bucket_bytes, dtype=self._dtype)
+        written = source.hand_over(write)
+        current = self._accept(written, folder, label)
+        self._supervisor.push(current)
+        if current.base is None:
+            self._shapes, self._base = written.shapes, current
 
-        def write(parts: Iterable[Bucket]) -> PushedWeights:
-            shapes.update(write_buckets(parts, folder))
-            _compare(self._shapes or shapes, shapes)
-            return PushedWeights(folder, label, len(shapes))
-
-        if self._broadcast:
-            known = _known(parts, self._shapes)
-            current = self._supervisor.broadcast(label, lambda broadcast: write(broadcast.through(known)))
-        else:
-            current = write(parts)
-            self._supervisor.push(current)
-        self._shapes, self._base = shapes, current
-
-    def _write_adapter(self, adapter: Adapter, folder: Path, label: str) -> PushedWeights:
-        if self._base is None:
+    def _accept(self, written: Written, folder: Path, label: str) -> PushedWeights:
+        """Return what every server is to hold. Raises WeightsError if it is not what the first push brought."""
+        if written.adapter and self._base is None:
             raise WeightsError("an adapter came before the full weights that it stands on: push those first")
-        folder.mkdir()
-        try:
-            return PushedWeights(folder, label, len(write_adapter(adapter, folder)), self._base)
-        except ValueError as error:
-            raise WeightsError(str(error)) from error
+        if not written.adapter:
+            require_same(self._shapes, written.shapes)
+        return PushedWeights(folder, label, len(written.shapes), self._base if written.adapter else None)
+
+    def _push_here(self, weights: Weights, folder: Path, label: str) -> None:
+        """Broadcast full weights from this process; adapters always go over the folder."""
+        if isinstance(weights, Adapter):
+            self._push_folder(LocalWeights(weights, 0), folder, label)
+            return
+        shapes: Shapes = {}
+        parts = buckets(known(weights, shapes, self._shapes), self._bucket_bytes, self._dtype)
+
+        def write(broadcast: Broadcast) -> PushedWeights:
+            write_buckets(broadcast.through(parts), folder)
+            return self._accept(Written(shapes, adapter=False), folder, label)
+
+        self._base = self._supervisor.broadcast(label, write)
+        self._shapes = shapes
 
     def _sweep(self, before: PushedWeights | None) -> None:
         """Remove the weights that no server will ask for again.
@@ -203,9 +226,7 @@ class ServerPool:
             ServersLost: no server was left for longer than `deadlines.recovery`.
             ServerFault: a group failed on `max_attempts` servers.
         """
-        version, current = self._version, self._supervisor.current
-        if version is None or current is None:
-            raise RuntimeError("generate() needs an awake pool: call it inside `with pool.awake(weights, version)`")
+        version, current = self._require_ready("generate")
         if params.n > self._max_sequences:
             raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
         if params.stop:
@@ -241,6 +262,13 @@ class ServerPool:
         )
         return self._dispatch.groups()
 
+    def _require_ready(self, what: str) -> tuple[int, PushedWeights]:
+        """Return the version of the weights and where they are."""
+        current = self._supervisor.current
+        if self._version is None or current is None or not (self._awake or self._stays_ready):
+            raise RuntimeError(f"{what}() needs an awake pool: call it inside `with pool.awake(source)`")
+        return self._version, current
+
     def _require_tokenizers(self) -> None:
         with self._supervisor.changed:
             ready = self._supervisor.ready()
@@ -258,9 +286,7 @@ class ServerPool:
             RuntimeError: outside an awake block.
             ServerFault: a server fails, or two servers disagree.
         """
-        current = self._supervisor.current
-        if self._version is None or current is None:
-            raise RuntimeError("logprobs_of() needs an awake pool: call it inside `with pool.awake(weights, version)`")
+        _, current = self._require_ready("logprobs_of")
         with self._supervisor.changed:
             ready = self._supervisor.ready()
         with ThreadPoolExecutor(len(ready)) as threads:
@@ -293,25 +319,3 @@ class ServerPool:
         if self._dispatch is not None:
             self._dispatch.close()
             self._dispatch = None
-
-
-def _known(parts: Iterable[Bucket], first: dict[str, list[int]] | None) -> Iterator[Bucket]:
-    """Pass on the buckets, but refuse one with a tensor that was not in the first push, or not of its shape."""
-    for bucket in parts:
-        shapes = {name: list(tensor.shape) for name, tensor in bucket}
-        _compare(shapes if first is None else {name: first[name] for name in shapes if name in first}, shapes)
-        yield bucket
-
-
-def _compare(first: dict[str, list[int]], shapes: dict[str, list[int]]) -> None:
-    """Refuse weights that are not named and shaped like the first: vLLM keeps in silence what does not come, and does
-    not recover from a shape that is not its own.
-    """
-    differing = [
-        f"{name} is {shapes.get(name, 'missing')}, was {first.get(name, 'unknown')}"
-        for name in sorted(first.keys() | shapes.keys())
-        if first.get(name) != shapes.get(name)
-    ]
-    if differing:
-        shown = "; ".join(differing[:5]) + ("; …" if len(differing) > 5 else "")
-        raise WeightsError(f"{len(differing)} weights differ from those of the first push: {shown}")

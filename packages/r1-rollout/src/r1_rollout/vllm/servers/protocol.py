@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from r1_rollout.errors import ServerError
 from r1_rollout.types import Completion, PromptLike, SamplingParams
 from r1_rollout.vllm.client import ServerFault
+from r1_rollout.vllm.keys import FORCED
 from r1_rollout.vllm.seeds import sample_seed
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
 
 GENERATE = "/inference/v1/generate"
-FORCED = "r1_forced_token_ids"  # what `plain_logprobs` calls the answer to score; its module needs vLLM
 _NAN = -9999.0  # what vLLM writes for a log-prob that is not a number
 _CHUNK = 32  # tokens of a sample per event of the stream
 

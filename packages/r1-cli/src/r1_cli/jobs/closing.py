@@ -1,0 +1,56 @@
+"""What a run says when it ends: where its model is, and the commands that come next, as they are to be typed."""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from r1_cli.plan.announce import NOTHING_SAVED
+from r1_cli.state.checkpoints import CheckpointStore, read_state
+
+
+def say_what_comes_next(console: Console, store: CheckpointStore, step: int, total_steps: int) -> None:
+    """Print how far the run is, its checkpoints, and what to do with the best, or the last if none was validated."""
+    for line in closing_lines(store, step, total_steps, typed_command(sys.argv[0], os.environ)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def closing_lines(store: CheckpointStore, step: int, total_steps: int, command: str) -> list[str]:
+    """Return what a run that has taken `step` of its steps says at its end.
+
+    Args:
+        command: how `r1` is called where the user types.
+    """
+    done = f"step {step}/{total_steps}: " + (
+        "the run is complete" if step >= total_steps else "the run is not complete"
+    )
+    latest, best = store.latest(), store.best()
+    lines = [done if step >= total_steps else f"{done}; to go on, run the same command again"]
+    if latest is None:
+        return [*lines, NOTHING_SAVED.replace("will be", "was").replace("ends", "ended")]
+    lines.append(f"checkpoint: {latest}")
+    chosen = latest
+    if best is not None:
+        chosen = store.path(best)
+        lines.append(f"best in validation: {chosen} (reward {read_state(chosen)['val_reward_score']:.3f})")
+    folder = shlex.quote(str(chosen))
+    return [*lines, f"next: {command} eval {folder}", f"      {command} merge {folder} --output my-model"]
+
+
+def typed_command(program: str, environment: Mapping[str, str]) -> str:
+    """Return what a user types for `r1`, so that it is found where this run was found.
+
+    Args:
+        program: `sys.argv[0]` of this run.
+        environment: this run's; `uv run` leaves its mark there.
+    """
+    if "UV_RUN_RECURSION_DEPTH" in environment:
+        return "uv run r1"
+    if Path(program).name != "r1":
+        return "python -m r1_cli.main"
+    found = shutil.which("r1", path=environment.get("PATH"))
+    return "r1" if found and Path(found).resolve() == Path(program).resolve() else shlex.quote(program)

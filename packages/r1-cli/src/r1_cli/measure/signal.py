@@ -1,0 +1,59 @@
+"""Whether a step has anything to learn from. A run that has nothing for many steps says so, and ends."""
+
+import logging
+from collections.abc import Sequence
+
+from r1_cli.groups.group import Group
+from r1_core.rows import tokens
+from r1_core.types import Sample
+from r1_rewards.types import RewardFailure
+
+log = logging.getLogger("r1")
+
+
+class NothingToLearn(RewardFailure):
+    """Step after step the rewards told no response from another."""
+
+
+def count_idle(before: int, groups: Sequence[Group], samples: Sequence[Sample]) -> int:
+    """Return how many steps in a row, `before` and this one, have had nothing to learn from; warn of it.
+
+    One step whose rewards are equal is common in small batches; one whose rewards all failed is not.
+    """
+    failures = say_if_all_failed(groups)
+    equal = say_if_all_equal(groups, samples)
+    if not failures and not equal:
+        return 0
+    idle = before + 1
+    if failures or idle > 1:
+        log.warning("nothing to learn from, %d step(s) in a row: %s", idle, failures or equal)
+    return idle
+
+
+def require_signal(idle: int, limit: int) -> None:
+    """Raise NothingToLearn after `limit` steps in a row without anything to learn from; below 1: never."""
+    if 0 < limit <= idle:
+        raise NothingToLearn(
+            f"{idle} steps in a row had nothing to learn from, see the warnings above: look at the reward (r1 reward "
+            "test) and at generations.jsonl, make the task easier or the groups larger; trainer.max_idle_steps=-1 "
+            "goes on regardless"
+        )
+
+
+def say_if_all_failed(groups: Sequence[Group]) -> str:
+    """Return what is to be said where not one response of a step could be scored, "" where one could."""
+    scores = [score for group in groups for score in (*group.scores, *group.dropped)]
+    errors = [score.error for score in scores if score.error]
+    if len(errors) < len(scores):
+        return ""
+    return f"the reward failed on all {len(scores)} responses, on the first by {errors[0].cause}: {errors[0].message}"
+
+
+def say_if_all_equal(groups: Sequence[Group], samples: Sequence[Sample]) -> str:
+    """Return what is to be said where every advantage of a step is 0, "" where one is not."""
+    if bool((tokens(samples, "advantages") != 0).any()):
+        return ""
+    rewards = {reward for group in groups for reward in group.rewards}
+    if len(rewards) == 1:
+        return f"all {len(samples)} rewards are {rewards.pop():g}, so that every advantage is 0"
+    return f"rewards differ between the {len(groups)} groups, within none, so that every advantage is 0"

@@ -1,0 +1,180 @@
+"""A run says when there is nothing to learn from, ends where that goes on, and writes down what the model says."""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_fakes import Engine, Equality, collector, start
+
+from r1_cli import loop
+from r1_cli.groups.estimate import Estimate
+from r1_cli.measure.metrics import divergence, sequence_balance
+from r1_cli.measure.signal import NothingToLearn
+from r1_cli.roles import Schedule, Update
+from r1_cli.state.checkpoints import CheckpointStore
+from r1_cli.state.stop import StopRequest
+from r1_cli.track import RunInfo, Tracker
+from r1_core.advantages import GRPO
+from r1_core.filtering import KeepAll
+from r1_core.learner.facts import Facts
+from r1_core.objective import Objective
+from r1_core.rows import tokens
+from r1_core.types import Sample
+from r1_rewards.types import Failure, RewardInput, Score
+
+
+@dataclass
+class Learner:
+    """A policy of no weights; remembers how many optimizer steps it took."""
+
+    steps: int = field(default=0)
+
+    def annotate(self, samples: Sequence[Sample], needs: Any) -> list[Sample]:
+        return list(samples)
+
+    def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
+        return {}
+
+    def forward_backward_on_policy(
+        self, samples: Sequence[Sample], objective: Objective
+    ) -> tuple[list[Sample], dict[str, float]]:
+        return [replace(sample, old_logprobs=sample.rollout_logprobs) for sample in samples], {}
+
+    def optim_step(self) -> dict[str, float]:
+        self.steps += 1
+        return {"grad_norm": 0.0}
+
+    def describe(self) -> Facts:
+        return Facts(1, 6.0, "cpu", None, None)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ()
+
+    def save(self, folder: Path, *, model_only: bool = False) -> None:
+        folder.mkdir()
+
+    def load(self, folder: Path, *, model_only: bool = False) -> None: ...
+    def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None: ...
+    def restore(self) -> None: ...
+
+
+class Console:
+    def log(self, step: int, record: dict[str, float]) -> None: ...
+    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None: ...
+    def close(self) -> None: ...
+    def stage(self, name: str) -> None: ...
+
+
+class Failing(Equality):
+    """Scores the first `sound` calls, and fails on all responses after that."""
+
+    sound = 0
+
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
+        scores = super().__call__(inputs)
+        if len(self.calls) <= self.sound:
+            return scores
+        return [Score(0.0, {}, Failure("exception", "KeyError: 'x'")) for _ in inputs]
+
+
+def run(folder: Path, *, rate: float = 1.0, verifier: Any = None, limit: int = 3, steps: int = 6) -> loop.Run:
+    engine = Engine(room=8, rate=rate)
+    schedule = Schedule(
+        total_steps=steps, rollout_batch_size=4, global_batch_size=4, ppo_epochs=1, max_idle_steps=limit,
+        train_generations_to_log=1, val_freq=-1, val_before_train=False, save_freq=-1, save_model_only=False,
+    )  # fmt: skip
+    return loop.Run(
+        learner=Learner(),
+        engine=engine,
+        collector=collector(engine, wanted=4, verifier=verifier, per_sample=False),
+        update=Update(Estimate(GRPO()), Objective(), frozenset()),
+        schedule=schedule,
+        validation=None,
+        store=CheckpointStore(folder),
+        tracker=Tracker([], RunInfo("project", "name", folder, {}, resumed_from=0), Console()),
+        stop=StopRequest(),
+        save_assets=lambda path: None,
+    )
+
+
+def records(folder: Path, name: str = "experiment_log.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def test_a_run_whose_rewards_all_fail_says_so_at_once_and_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    of = run(tmp_path, verifier=Failing())
+    with caplog.at_level(logging.WARNING, logger="r1"), pytest.raises(NothingToLearn, match="3 steps in a row"):
+        loop.train(of, start(KeepAll()))
+    assert "1 step(s) in a row: the reward failed on all 8 responses, on the first by exception: KeyErr" in caplog.text
+    assert [record["reward/failures"] for record in records(tmp_path)] == [8, 8, 8]
+    assert of.store.steps() == [3], "what was there when the run ended must go on from there"
+    # The same command, typed again, counts on; a limit of -1 goes on to the end.
+    state = json.loads((of.store.path(3) / "trainer.json").read_text())
+    assert start(KeepAll()).resume(state).idle == 3
+    assert loop.train(run(tmp_path / "other", verifier=Failing(), limit=-1), start(KeepAll())).step == 6
+
+
+def test_rewards_that_never_differ_end_a_run_and_one_such_step_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="r1"), pytest.raises(NothingToLearn):
+        loop.train(run(tmp_path, rate=0.0, limit=4), start(KeepAll()))
+    assert "1 step(s) in a row" not in caplog.text
+    assert "4 step(s) in a row: all 8 rewards are 0, so that every advantage is 0" in caplog.text
+    verifier = Failing()
+    verifier.sound = 2
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="r1"), pytest.raises(NothingToLearn):
+        loop.train(run(tmp_path / "later", verifier=verifier, limit=3), start(KeepAll()))
+    assert len(records(tmp_path / "later")) == 5
+    assert loop.train(run(tmp_path / "sound"), start(KeepAll())).idle == 0
+
+
+def test_training_responses_are_written_down_with_their_parts(tmp_path: Path) -> None:
+    loop.train(run(tmp_path, steps=2), start(KeepAll()))
+    rows = records(tmp_path, "generations.jsonl")
+    assert [(row["step"], row["split"], row["sample"]) for row in rows] == [
+        (1, "train", 0), (1, "train", 1), (2, "train", 0), (2, "train", 1)
+    ]  # fmt: skip
+    assert rows[0]["id"] == "file:0"
+    assert [row["parts"] for row in rows[:2]] == [{"overall": 1.0}, {"overall": 0.0}]
+    assert {row["finish_reason"] for row in rows} == {"stop"}
+
+
+def test_metrics_have_the_names_and_meanings_of_easyr1(tmp_path: Path) -> None:
+    loop.train(run(tmp_path, steps=1), start(KeepAll()))
+    (record,) = records(tmp_path)
+    total = record["perf/total_num_tokens"]
+    assert sequence_balance([3, 4]) == {
+        "global_seqlen/mean": 7.0, "global_seqlen/max": 7.0, "global_seqlen/min": 7.0,
+        "global_seqlen/balanced_max": 7.0, "global_seqlen/balanced_min": 7.0, "global_seqlen/minmax_diff": 0.0,
+    }  # fmt: skip
+    assert record["global_seqlen/mean"] == total
+    assert record["prompt_length/clip_ratio"] == 0.0
+    assert record["timing_per_token_ms/update_actor"] == pytest.approx(1000 * record["timing_s/update_actor"] / total)
+    sampled = 8 * record["response_length/mean"]
+    assert record["timing_per_token_ms/gen"] == pytest.approx(1000 * record["timing_s/gen"] / sampled)
+
+
+def test_a_controller_sees_the_penalty_that_it_steers() -> None:
+    sample = Sample(
+        token_ids=torch.arange(5),
+        loss_mask=torch.tensor([False, True, True, True, True]),
+        position_ids=torch.arange(5)[None],
+        group_id=0,
+        reward=0.0,
+        old_logprobs=torch.tensor([0.0, -1.0, -1.0, -1.0, -1.0]),
+        ref_logprobs=torch.tensor([0.0, -1.2, -0.8, -1.2, -0.8]),
+        full_kl=torch.tensor([0.0, 0.1, 0.1, 0.1, 0.5]),
+    )
+    found = {name: divergence([sample], name) for name in ("kl", "abs", "mse", "full")}
+    assert found == pytest.approx({"kl": 0.0, "abs": 0.2, "mse": 0.02, "full": 0.2}, abs=1e-6)
+    assert divergence([sample], None) == divergence([replace(sample, ref_logprobs=None)], "abs") == 0.0
+    assert tokens([sample], "ref_logprobs").shape == (4,)

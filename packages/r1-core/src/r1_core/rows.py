@@ -1,0 +1,113 @@
+"""Rows and samples: per-token fields of samples laid out by trained tokens, and laid back.
+
+Three layouts of the same numbers, of N samples with T trained tokens among them, and at most R in one:
+
+- a sample's own [L], prompt and response, as `Sample` keeps its fields,
+- flat [T], the trained tokens sample after sample, as a forward pass finds them,
+- rows [N, R], a sample's trained tokens in a row, 0 on the right where there are none, as estimators and losses read.
+
+Example: samples that train their last 2 and 1 tokens, with `advantages` [0, 0, 3, 4] and [0, 5]: flat [3, 4, 5], rows
+[[3, 4], [5, 0]].
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from r1_core.types import Sample
+
+
+def trained(samples: Sequence[Sample]) -> Tensor:
+    """Return where a row has a token, bool [N, R]. R is 1 at least, so that every sample has a place."""
+    lengths = torch.tensor([sample.response_length for sample in samples])
+    return torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
+
+
+def to_rows(flat: Tensor, trained: Tensor) -> Tensor:
+    """Lay flat values [T] out in rows [N, R], 0 where `trained` is false; a gradient passes through."""
+    return flat.new_zeros(trained.shape).masked_scatter(trained, flat)
+
+
+def known(samples: Sequence[Sample], name: str) -> bool:
+    """Whether samples have a per-token field.
+
+    Raises ValueError if some have it and others not: what is made of a part of a step would depend on how it was cut.
+    """
+    lacking = [i for i, sample in enumerate(samples) if getattr(sample, name) is None]
+    if lacking and len(lacking) < len(samples):
+        raise ValueError(
+            f"sample {lacking[0]} (group {samples[lacking[0]].group_id}) has no {name}, which "
+            f"{len(samples) - len(lacking)} of {len(samples)} samples have; give it to all samples of a step or to none"
+        )
+    return not lacking
+
+
+def rows(samples: Sequence[Sample], name: str) -> Tensor:
+    """Return a per-token field of samples in rows [N, R], in its own dtype. Raises ValueError where `tokens` does."""
+    return to_rows(tokens(samples, name), trained(samples))
+
+
+def tokens(samples: Sequence[Sample], name: str) -> Tensor:
+    """Return a per-token field of samples flat [T], in its own dtype. Raises ValueError if a sample lacks it."""
+    for i, sample in enumerate(samples):
+        if getattr(sample, name) is None:
+            raise ValueError(f"sample {i} (group {sample.group_id}) has no {name}, which is needed of all samples")
+    return flatten([getattr(sample, name) for sample in samples], samples)
+
+
+def not_finite(samples: Sequence[Sample], name: str) -> list[int]:
+    """Return the places of the samples with a trained token whose value of a per-token field is NaN or infinite."""
+    wrong = ~rows(samples, name).isfinite()
+    places: list[int] = wrong.any(-1).nonzero().flatten().tolist()
+    return places
+
+
+def flatten(columns: Sequence[Tensor], samples: Sequence[Sample]) -> Tensor:
+    """Return per-token values, one [L] for each sample, flat [T]."""
+    return torch.cat(list(columns))[torch.cat([sample.loss_mask for sample in samples])]
+
+
+def with_tokens(samples: Sequence[Sample], **flat: Tensor) -> list[Sample]:
+    """Return the samples with per-token fields set from flat values [T]; 0, or false, on untrained tokens.
+
+    Example: `with_tokens(samples, advantages=table[trained(samples)])`.
+    """
+    if not samples:
+        return []
+    mask = torch.cat([sample.loss_mask for sample in samples])
+    lengths = [len(sample.token_ids) for sample in samples]
+    columns = {name: to_rows(values, mask).split(lengths) for name, values in flat.items()}
+    return [
+        replace(sample, **{name: column[i] for name, column in columns.items()}) for i, sample in enumerate(samples)
+    ]
+
+
+class TokenTable:
+    """What forward passes find of trained tokens, put down by micro-batch: a column for each of some fields."""
+
+    def __init__(self, samples: Sequence[Sample], fields: Sequence[str], device: torch.device) -> None:
+        """Make room; every trained token must be put once, on one rank."""
+        self._samples, self._fields = samples, fields
+        self._lengths = [sample.response_length for sample in samples]
+        self._ends = torch.tensor(self._lengths).cumsum(0).tolist()
+        self._values = torch.zeros(sum(self._lengths), len(fields), dtype=torch.float32, device=device)
+
+    def put(self, indices: Sequence[int], values: Tensor) -> None:
+        """Put down a micro-batch's values [T, fields].
+
+        `indices` are those of its samples; fillers, which come last, have no trained tokens and so no values.
+        """
+        for i, own in zip(indices, values.split([self._lengths[i] for i in indices]), strict=True):
+            self._values[self._ends[i] - self._lengths[i] : self._ends[i]] = own
+
+    def added(self, total: Callable[[Tensor], Tensor]) -> list[Sample]:
+        """Return the samples, in order, with the fields set: float32 [L] on the CPU, 0 on untrained tokens.
+
+        `total` adds up the tables of all ranks, all of which must call this.
+        """
+        if not self._samples:
+            return []
+        columns = total(self._values).cpu().unbind(-1)
+        return with_tokens(self._samples, **dict(zip(self._fields, columns, strict=True)))

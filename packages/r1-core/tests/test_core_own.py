@@ -1,0 +1,140 @@
+"""A user's own estimator and loss: what they declare, and what a made-up batch finds wrong with them."""
+
+import logging
+import math
+
+import pytest
+import torch
+
+from r1_core.advantages import GRPO, OptimalTokenBaseline, assign
+from r1_core.losses import Correction, PPOClip
+from r1_core.own import as_estimator, as_loss, try_estimator, try_loss
+from r1_core.types import Sample
+
+
+def centred(inputs):
+    return inputs.spread(inputs.rewards - 0.5)
+
+
+def spread_by_std(inputs):
+    advantages = torch.zeros(inputs.mask.shape)
+    for group in inputs.group_ids.unique():
+        rows = inputs.group_ids == group
+        rewards = inputs.rewards[rows]
+        advantages[rows] = ((rewards - rewards.mean()) / rewards.std()).float()[:, None]
+    return advantages
+
+
+def gradient(inputs):
+    losses = torch.where(inputs.loss_mask, -inputs.advantages * inputs.logprobs, 0.0)
+    return losses, {"mine": inputs.loss_mask}
+
+
+def test_a_function_is_asked_for_what_it_declares():
+    assert set(as_estimator(centred).needs) == {"old_logprobs"}
+
+    def modest(inputs):
+        return centred(inputs)
+
+    modest.needs = ()
+    assert as_estimator(modest).needs == ()
+    assert (as_loss(gradient).token_wise, as_loss(gradient).aggregation) == (False, "token")
+
+    def sequence(inputs):
+        return gradient(inputs)
+
+    sequence.aggregation, sequence.token_wise = "seq", True
+    assert (as_loss(sequence).token_wise, as_loss(sequence).aggregation) == (True, "seq")
+    modest.needs = ["group"]
+    with pytest.raises(ValueError, match=r"mine.py:f needs 'group', which is none of .*; did you mean 'groups'\?"):
+        as_estimator(modest, "mine.py:f")
+
+
+def test_a_class_of_ones_own_is_made_with_its_defaults():
+    class Own(PPOClip):
+        names = ()
+
+    assert as_loss(Own).function == Own()
+    assert as_loss(Own).token_wise
+    try_loss(as_loss(Own), "mine.py:Own")
+    try_estimator(as_estimator(GRPO), "mine.py:GRPO")
+
+
+def test_what_is_as_it_should_be_passes():
+    try_estimator(as_estimator(centred), "mine")
+    try_loss(as_loss(gradient), "mine")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda inputs: 3, r"m.py:f gave int 3; an estimator takes AdvantageInputs and returns .* here \[4, 3\]"),
+        (lambda inputs: inputs.rewards, r"gave a tensor \[4\] of float64; .*\[N, R\], here \[4, 3\]"),
+        (lambda inputs: inputs.mask, r"gave a tensor \[4, 3\] of bool"),
+        (lambda inputs: (inputs.token_rewards, {}), "gave tuple"),
+        (
+            lambda inputs: inputs.squared_probs * 2,
+            "m.py:f fails on a made-up batch: TypeError: .* stand in its `needs`",
+        ),
+        (lambda inputs: {}["x"], "fails on a made-up batch: KeyError: 'x'"),
+        (spread_by_std, r"\[nan, nan\] to a made-up answer of a group whose answers all earned the same; .* give 0"),
+        (lambda inputs: inputs.spread(inputs.rewards / 0), "whose answers earned 1 and 0"),
+    ],
+    ids=range(8),
+)
+def test_an_estimator_that_is_none_is_named_with_what_it_gave(function, message):
+    with pytest.raises(ValueError, match=message):
+        try_estimator(as_estimator(function), "m.py:f")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda i: gradient(i)[0],
+            r"m.py:f gave a tensor \[2, 3\] of float32; a loss takes .* a pair: losses \[B, R\]",
+        ),
+        (lambda i: (gradient(i)[0].sum(), {}), r"gave losses that are a tensor \[\] of float32"),
+        (lambda i: (gradient(i)[0], {"x": 1.0}), "gave a metric 'x' that is float 1.0"),
+        (lambda i: (gradient(i)[0], None), "gave tuple"),
+        (lambda i: (gradient(i)[0].detach(), {}), "without a gradient; compute them from inputs.logprobs"),
+        (lambda i: (gradient(i)[0] * math.nan, {}), r"gave losses \[nan, nan, nan, nan\] with the gradient"),
+        (lambda i: ((i.logprobs - i.logprobs).sqrt(), {}), "both must be finite"),
+        (lambda i: 1 / 0, "fails on a made-up batch: ZeroDivisionError"),
+    ],
+    ids=range(8),
+)
+def test_a_loss_that_is_none_is_named_with_what_it_gave(function, message):
+    with pytest.raises(ValueError, match=message):
+        try_loss(as_loss(function), "m.py:f")
+
+
+def samples(rewards, gaps=(0.0, 0.0)):
+    tokens, logprobs = torch.arange(3), torch.tensor([0.0, -1.0, -1.0])
+    return [
+        Sample(
+            tokens, tokens > 0, tokens[None], 7, reward, old_logprobs=logprobs, rollout_logprobs=logprobs - gap,
+            squared_probs=torch.tensor([0.0, 0.4, 0.4]),
+        )
+        for reward, gap in zip(rewards, gaps, strict=True)
+    ]  # fmt: skip
+
+
+def test_an_advantage_that_is_not_finite_is_logged_with_sample_and_estimator(caplog):
+    with caplog.at_level(logging.WARNING):
+        assigned = assign(samples([1.0, 1.0]), as_estimator(spread_by_std, "mine.py:spread"))
+    assert assigned[0].advantages.isnan().any()
+    assert "mine.py:spread gives 2 of 2 samples advantages that are not finite" in caplog.text
+    assert "first sample 0 (group 7, reward 1)" in caplog.text
+
+
+def test_the_optimal_token_baseline_weighs_answers_by_the_squared_correction_weight():
+    gap = math.log(1.5)
+    even, uneven = (
+        assign(samples([1.0, 0.0], gaps), OptimalTokenBaseline(), correction=Correction())
+        for gaps in ((0, 0), (gap, 0))
+    )
+    # The baseline is Σ W r / Σ W with W of the first answer 1.5² times that of the second.
+    assert float(even[1].advantages[1]) == pytest.approx(-1 / 2)
+    assert float(uneven[1].advantages[1]) == pytest.approx(-(1.5**2) / (1.5**2 + 1))
+    assert assign(samples([1.0, 0.0], (gap, 0)), OptimalTokenBaseline())[1].advantages[1] == even[1].advantages[1]

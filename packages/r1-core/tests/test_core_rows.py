@@ -1,0 +1,65 @@
+"""Fields of samples, flat tokens and rows are the same numbers in three layouts, and mixtures are refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from r1_core.learner.microbatch import collate
+from r1_core.rows import TokenTable, known, rows, to_rows, tokens, trained, with_tokens
+from r1_core.types import Sample
+
+
+def sample(prompt: int, response: int, group_id: int = 0) -> Sample:
+    length = prompt + response
+    return Sample(
+        token_ids=torch.arange(length),
+        loss_mask=torch.arange(length) >= prompt,
+        position_ids=torch.arange(length)[None],
+        group_id=group_id,
+        reward=0.0,
+        advantages=10.0 * group_id + torch.arange(length),
+    )
+
+
+SAMPLES = [sample(2, 2), sample(1, 1, group_id=1), sample(3, 0, group_id=2)]
+
+
+def test_rows_are_flat_tokens_are_fields() -> None:
+    assert trained(SAMPLES).tolist() == [[True, True], [True, False], [False, False]]
+    assert tokens(SAMPLES, "advantages").tolist() == [2, 3, 11]
+    assert rows(SAMPLES, "advantages").tolist() == [[2, 3], [11, 0], [0, 0]]
+    back = with_tokens(SAMPLES, advantages=rows(SAMPLES, "advantages")[trained(SAMPLES)])
+    assert [one.advantages.tolist() for one in back] == [[0, 0, 2, 3], [0, 11], [0, 0, 0]]
+
+
+def test_samples_that_train_nothing_have_a_row_of_one_place() -> None:
+    assert rows([sample(2, 0)], "advantages").tolist() == [[0]]
+    assert with_tokens([]) == []
+
+
+def test_a_gradient_passes_from_rows_to_tokens() -> None:
+    flat = torch.ones(3, requires_grad=True)
+    (to_rows(flat, trained(SAMPLES)) * torch.tensor([[1.0, 2], [3, 4], [5, 6]])).sum().backward()
+    assert flat.grad is not None
+    assert flat.grad.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["advantages", "old_logprobs", "ref_logprobs", "weights", "selected"])
+def test_a_field_that_only_some_samples_have_is_refused_by_name(name: str) -> None:
+    mixed = [replace(one, **{name: torch.zeros(len(one.token_ids))}) for one in SAMPLES]
+    mixed[1] = replace(mixed[1], **{name: None})
+    with pytest.raises(ValueError, match=rf"sample 1 \(group 1\) has no {name}, which 2 of 3 samples have"):
+        collate(mixed, padding_free=True)
+    with pytest.raises(ValueError, match=rf"sample 1 \(group 1\) has no {name}"):
+        rows(mixed, name)
+    assert not known(SAMPLES, "old_logprobs")
+
+
+def test_a_table_takes_micro_batches_in_any_order_and_adds_up_ranks() -> None:
+    table = TokenTable(SAMPLES, ("old_logprobs", "squared_probs"), torch.device("cpu"))
+    table.put([1, 2], torch.tensor([[7.0, 8.0]]))
+    table.put([0], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    found = table.added(lambda values: 2 * values)
+    assert [one.old_logprobs.tolist() for one in found] == [[0, 0, 2, 6], [0, 14], [0, 0, 0]]
+    assert [one.squared_probs.tolist() for one in found] == [[0, 0, 4, 8], [0, 16], [0, 0, 0]]

@@ -1,0 +1,43 @@
+"""Hand-over of weights: a handle that engines read from, so that whoever calls them holds no tensor."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, cast
+
+from r1_rollout.weights import Weights
+
+Result = TypeVar("Result")
+
+
+class WeightSource(Protocol):
+    """The weights of one version, wherever they are: in this process, or on the ranks of a learner."""
+
+    @property
+    def version(self) -> int:
+        """The number of the step that made them."""
+
+    def tensors(self) -> Weights:
+        """Bring them into this process, one after the other, named as in the checkpoint; or an adapter alone."""
+
+    def hand_over(self, task: Callable[[Weights], Result]) -> Result:
+        """Run `task` on them in the process that has them; only the task and what it returns travel, as pickles."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWeights:
+    """A `WeightSource` in this process.
+
+    Example: `LocalWeights(model.state_dict().items(), version=1)`.
+    """
+
+    weights: Weights | Callable[[], Weights]  # or what makes a pass over them, for sources that are read more than once
+    version: int
+
+    def tensors(self) -> Weights:
+        """Return the weights; a state dict stands for its items."""
+        weights = self.weights() if callable(self.weights) else self.weights
+        return cast(Weights, weights.items()) if isinstance(weights, Mapping) else weights
+
+    def hand_over(self, task: Callable[[Weights], Result]) -> Result:
+        """Run `task` here."""
+        return task(self.tensors())

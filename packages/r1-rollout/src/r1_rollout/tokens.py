@@ -1,0 +1,33 @@
+"""Tokens with a meaning of their own, read from a model's files: what ends a response, what stands for media."""
+
+import re
+from typing import Any
+
+# What configurations call the tokens that stand for media, and those around them: `image_token_id`,
+# `vision_start_token_id`, in some `image_token_index`; `boi` begins an image, `eoa` ends audio.
+_MEDIA_KEY = re.compile(r"^(image|video|vision|audio|[be]o[ia])_([a-z]+_)?token_(id|index)$")
+# Those that some vocabularies have beside them.
+_MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
+
+
+def end_token_ids(generation_config: Any, config: Any, tokenizer: Any = None) -> frozenset[int]:
+    """Return the tokens that end a response: those of the generation settings and the tokenizer's.
+
+    Where the settings name none, or there are none, those of the model's configuration stand for them.
+    """
+    named = _named(generation_config) or _named(config) or _named(config.get_text_config())
+    return named | _named(tokenizer)
+
+
+def media_token_ids(config: Any, tokenizer: Any = None) -> frozenset[int]:
+    """Return every token that stands for media or around it: a response with one would ask for a picture."""
+    ids = {value for name, value in config.to_dict().items() if _MEDIA_KEY.match(name) and isinstance(value, int)}
+    if tokenizer is not None:
+        vocabulary = tokenizer.get_vocab()
+        ids |= {tokenizer.convert_tokens_to_ids(token) for token in _MEDIA_TOKENS if token in vocabulary}
+    return frozenset(ids)
+
+
+def _named(source: Any) -> frozenset[int]:
+    ids = getattr(source, "eos_token_id", None)
+    return frozenset(token for token in (ids if isinstance(ids, list | tuple) else [ids]) if token is not None)

@@ -1,0 +1,41 @@
+"""Names and shapes of an engine's weights, which may not change after its first sync: vLLM would not recover."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from torch import Tensor
+
+from r1_rollout.errors import WeightsError
+
+Shapes: TypeAlias = dict[str, tuple[int, ...]]  # of all weights of one sync, by name
+
+
+def known(weights: Iterable[tuple[str, Tensor]], came: Shapes, first: Shapes) -> Iterator[tuple[str, Tensor]]:
+    """Pass `weights` on, and note in `came` what they are.
+
+    vLLM must not see a tensor of another shape: it keeps it, and loads it again in every later sync.
+
+    Args:
+        first: what came in the first sync; empty before it.
+
+    Raises:
+        WeightsError: a name or shape was not in the first sync.
+    """
+    for name, tensor in weights:
+        came[name] = tuple(tensor.shape)
+        if first and first.get(name) != came[name]:
+            raise WeightsError(f"{name} {_differs(name, first, came)}")
+        yield name, tensor
+
+
+def require_same(first: Shapes, came: Shapes) -> None:
+    """Raise WeightsError if a name or shape is not that of the first sync, or a name of it did not come."""
+    differing = [name for name in sorted(first.keys() | came.keys()) if first and first.get(name) != came.get(name)]
+    if differing:
+        shown = "; ".join(f"{name} {_differs(name, first, came)}" for name in differing[:5])
+        raise WeightsError(f"{len(differing)} weights are not those of the first sync: {shown}")
+
+
+def _differs(name: str, first: Shapes, came: Shapes) -> str:
+    now, before = (list(shapes[name]) if name in shapes else None for shapes in (came, first))
+    return f"is {'missing' if now is None else now}, was {'unknown' if before is None else before}"
