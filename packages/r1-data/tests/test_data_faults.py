@@ -59,7 +59,7 @@ def columns_and_prompts() -> dict[str, tuple[dict, str]]:
         "prompt is null": (asked(None), "the prompt column 'prompt' is empty"),
         "prompt is a number": (asked(5), "a prompt must be text or a list of messages, found 5"),
         "prompt is an object": (asked({"text": "?"}), "a prompt must be text or a list of messages"),
-        "prompt has no messages": (asked([]), r"a prompt must be text or a list of messages, found \[\]"),
+        "prompt has no messages": (asked([]), r"an empty list: no messages"),
         "message is text": (asked(["?"]), "a message must have 'role' and 'content'"),
         "message has no role": (asked([{"content": "?"}]), "a message must have 'role' and 'content'"),
         "message has no content": (asked([{"role": "user"}]), "the content of a message must be text or a list"),

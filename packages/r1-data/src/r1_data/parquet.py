@@ -8,7 +8,7 @@ import logging
 import tempfile
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from r1_data.types import DataError
 
 log = logging.getLogger("r1_data")
 
-_SMALL = 2**26  # bytes of a file, unpacked, that is held in memory
+_SMALL = 2**26  # bytes of a file, decoded, that are held in memory
 _BATCH = 2**24  # bytes of rows decoded at a time, about
 _MOST_ROWS = 4096  # of them
 
@@ -38,7 +38,7 @@ class ParquetTable:
         self._ends = list(accumulate(group.num_rows for group in groups))
         self._sizes = [group.total_byte_size for group in groups]
         self._groups: dict[int, _Batches | DataError] = {}
-        self._lock = threading.Lock()
+        self._lock, self._held = threading.Lock(), 0  # bytes in memory
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -69,14 +69,27 @@ class ParquetTable:
             return iter(self._file.iter_batches(batch_size=wanted, row_groups=[which]))
 
         try:
-            if sum(self._sizes) > _SMALL:
-                try:
-                    return _Batches(_mapped(self._file.schema_arrow, batches()))
-                except _NoRoom as error:
-                    log.warning("%s: what is decoded stays in memory, %s (set TMPDIR)", self.path, error)
-            return _Batches(batches())
+            return _Batches(self._kept(batches))
         except (pyarrow.ArrowException, OSError) as error:
             return DataError(f"its row group {which + 1} of {len(self._ends)} cannot be read ({error})")
+
+    def _kept(self, batches: Callable[[], Iterator[Any]]) -> list[Any]:
+        """The batches of a row group, in memory as long as the file takes little of it."""
+        held, size = [], self._held
+        for batch in batches():
+            held.append(batch)
+            size += batch.nbytes
+            if size > _SMALL:
+                break
+        else:
+            self._held = size
+            return held
+        del held, batch
+        try:
+            return _mapped(self._file.schema_arrow, batches())
+        except _NoRoom as error:
+            log.warning("%s: what is decoded stays in memory, %s (set TMPDIR)", self.path, error)
+            return list(batches())
 
 
 class _Batches:
