@@ -4,6 +4,7 @@ What was decoded lies in a file without a name, in the folder for temporary file
 rows can be read in any order, and the system keeps of it in memory what it has room for. A small file stays in memory.
 """
 
+import errno
 import logging
 import tempfile
 import threading
@@ -18,6 +19,7 @@ from r1_data.types import DataError
 log = logging.getLogger("r1_data")
 
 _SMALL = 2**26  # bytes of a file, decoded, that are held in memory
+_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _BATCH = 2**24  # bytes of rows decoded at a time, about
 _MOST_ROWS = 4096  # of them
 
@@ -111,20 +113,22 @@ class _NoRoom(Exception):
 
 
 def _mapped(schema: Any, batches: Iterable[Any]) -> list[Any]:
-    """Write batches to a file without a name and give them back as parts of its memory map."""
+    """Write batches to a file without a name and give them back as parts of its memory map. Raises _NoRoom."""
     import mmap
 
     import pyarrow
 
-    with tempfile.TemporaryFile() as file:
-        with pyarrow.ipc.new_file(file, schema) as writer:
-            for batch in batches:
-                try:
+    try:
+        with tempfile.TemporaryFile() as file:
+            with pyarrow.ipc.new_file(file, schema) as writer:
+                for batch in batches:
                     writer.write_batch(batch)
-                except OSError as error:
-                    raise _NoRoom(f"{tempfile.gettempdir()} has no room for it ({error})") from error
-        file.flush()
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            file.flush()
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise _NoRoom(f"{tempfile.gettempdir()} has no room for it ({error})") from error
     reader = pyarrow.ipc.open_file(pyarrow.py_buffer(content))
     return [reader.get_batch(index) for index in range(reader.num_record_batches)]
 
