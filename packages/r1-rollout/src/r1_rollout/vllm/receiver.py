@@ -88,6 +88,14 @@ class WeightReceiver:
         """Return the versions of this worker's weights."""
         return {"base": self.r1_base, "version": self.r1_version}
 
+    def r1_limits(self) -> dict[str, int]:
+        """Return what a request may hold; see `limits.Limits`."""
+        worker: Any = self
+        return {
+            "vocabulary": worker.model_config.get_vocab_size(),
+            "max_model_len": worker.model_config.max_model_len,
+        }
+
     def r1_open(self) -> None:
         """Hold no version from now on, and drop what a load that broke off brought: it would count for the next."""
         worker: Any = self

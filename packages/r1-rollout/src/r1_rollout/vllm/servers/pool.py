@@ -220,15 +220,18 @@ class ServerPool:
 
         Raises:
             RuntimeError: outside an awake block, or continued after the call was ended.
+            PromptError: a prompt is too long for the servers, or has a token that the model does not know; nothing was
+                sent, and the pool is well.
             Unsendable: a prompt has a video.
-            RequestRefused: a prompt that no server can serve, e.g. one that is too long for the model; or there are
-                stop strings, and a server without a tokenizer.
+            RequestRefused: a prompt that no server can serve; or there are stop strings, and a server without a
+                tokenizer.
             ServersLost: no server was left for longer than `deadlines.recovery`.
             ServerFault: a group failed on `max_attempts` servers.
         """
         version, current = self._require_ready("generate")
         if params.n > self._max_sequences:
             raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
+        self._require_fit(prompts, [()] * len(prompts), params.max_tokens)
         if params.stop:
             self._require_tokenizers()
 
@@ -269,6 +272,14 @@ class ServerPool:
             raise RuntimeError(f"{what}() needs an awake pool: call it inside `with pool.awake(source)`")
         return self._version, current
 
+    def _require_fit(self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", max_tokens: int) -> None:
+        """Raise PromptError on a prompt that would be refused, or that a server would die of."""
+        with self._supervisor.changed:
+            found = {server.limits for server in self._supervisor.servers if server.limits}
+        for prompt, response in zip(prompts, responses, strict=True):
+            for limits in found:
+                limits.require(prompt, max(len(response), max_tokens), response)
+
     def _require_tokenizers(self) -> None:
         with self._supervisor.changed:
             ready = self._supervisor.ready()
@@ -287,6 +298,7 @@ class ServerPool:
             ServerFault: a server fails, or two servers disagree.
         """
         _, current = self._require_ready("logprobs_of")
+        self._require_fit(prompts, responses, 0)
         with self._supervisor.changed:
             ready = self._supervisor.ready()
         with ThreadPoolExecutor(len(ready)) as threads:
