@@ -17,6 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from vllm_cases import adapted
 
 import r1_rollout
+from r1_rollout.checksums import expected_checksums
 from r1_rollout.errors import PromptError, WeightsError
 from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
@@ -219,6 +220,10 @@ def test_a_prompt_that_a_server_would_refuse_or_die_of_is_named_and_not_sent(pol
         with pytest.raises(PromptError, match="row 8: response token 64 is outside"):
             pool.logprobs_of([good], [[64]])
         assert len(dict(pool.generate([good], SamplingParams(max_tokens=16)))) == 1
+        sent = dict(policy.state_dict())
+        assert pool.differing(expected_checksums(sent.items(), pool.precisions)) == []
+        sent["model.norm.weight"] = sent["model.norm.weight"] * 1.0001
+        assert pool.differing(expected_checksums(sent.items(), pool.precisions)) == ["model.norm.weight"]
 
 
 def test_every_door_is_locked(policy: Any, pool: ServerPool, servers: list[LocalServer]) -> None:

@@ -28,6 +28,7 @@ from vllm_cases import (
     start,
 )
 
+from r1_rollout.checksums import expected_checksums
 from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
 from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
@@ -164,6 +165,16 @@ def test_prompts_that_are_empty_or_too_long_are_named(case: Case) -> None:
             case.engine.generate([*PROMPTS, long], SamplingParams(max_tokens=29))
         with pytest.raises(ValueError, match="prompt row 3 is empty"):
             case.engine.generate([HandPrompt("row 3", [])], SamplingParams(max_tokens=29))
+
+
+def test_the_engines_weights_are_the_learners_byte_by_byte_where_it_keeps_them_as_they_came(case: Case) -> None:
+    weights = dict(case.model.state_dict())
+    with case.engine.awake(LocalWeights(weights.items(), next_version(case.engine))):
+        assert case.engine.differing(expected_checksums(weights.items(), case.engine.precisions)) == []
+        weights["model.norm.weight"] = weights["model.norm.weight"] * 1.0001
+        weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] * 1.0001
+        stale = case.engine.differing(expected_checksums(weights.items(), case.engine.precisions))
+    assert sorted(stale) == ["model.embed_tokens.weight", "model.norm.weight"]
 
 
 def test_one_bad_prompt_leaves_the_engine_well(case: Case) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from r1_rollout.checksums import Expected
     from r1_rollout.handover import WeightSource
 
     Tokens: TypeAlias = Sequence[int] | NDArray[np.int32]
@@ -173,6 +174,18 @@ class Drainable(Protocol):
 
         None that has begun is given up: the answers that are still missing then are the long ones.
         """
+
+
+@runtime_checkable
+class Checksummed(Protocol):
+    """An engine whose weights can be compared with the learner's byte by byte."""
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Those that it keeps weights in, e.g. `("bfloat16",)`."""
+
+    def differing(self, expected: "Mapping[str, Expected]") -> list[str]:
+        """Return which of these tensors its copies do not equal; see `r1_rollout.checksums`."""
 
 
 @runtime_checkable

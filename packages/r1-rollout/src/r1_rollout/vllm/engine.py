@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from r1_rollout import tokens
+from r1_rollout.checksums import Expected, differing
 from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
 from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
@@ -216,6 +217,18 @@ class VllmEngine:
             self._abort(wanted.keys() - logprobs.keys())
         return [logprobs.get(str(i), []) for i in range(len(responses))]
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """That of the model, and float32, in which it keeps some weights of any model."""
+        return tuple({str(self._dtype).removeprefix("torch."), "float32"})
+
+    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+        """Return which tensors are not what they are to be; see `r1_rollout.checksums`. Shards are not compared."""
+        if self._options.tensor_parallel_size > 1:
+            return []
+        names: list[str] = self._call(self._compare, expected)
+        return names
+
     def close(self) -> None:
         """End vLLM with its workers and free what it holds. What hangs in this process is left to the process's end."""
         self._close("the engine was closed")
@@ -354,6 +367,12 @@ class VllmEngine:
             self._poisoned = False
         self._llm.reset_prefix_cache()
         self._llm.llm_engine.reset_encoder_cache()
+
+    def _compare(self, expected: Mapping[str, Expected]) -> list[str]:
+        from r1_rollout.vllm.sync import named_parameters
+
+        (parameters,) = self._llm.apply_model(named_parameters)
+        return differing(parameters, expected)
 
     def _sleep(self) -> None:
         """Free cache and weights; an adapter's base weights are kept, in main memory. Processors free nothing."""

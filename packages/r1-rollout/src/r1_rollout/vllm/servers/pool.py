@@ -4,7 +4,7 @@ import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from r1_rollout.checksums import Expected
 from r1_rollout.errors import WeightsError
 from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.lora import Adapter
@@ -310,6 +311,21 @@ class ServerPool:
             if (gap := max((abs(a - b) for a, b in pairs), default=0.0)) > _DISAGREEMENT:
                 raise ServerFault(f"log-probs of {ready[0].name} and {server.name} differ by {gap:.3g}: one is stale")
         return logprobs[0]
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """That in which weights are sent, and float32, which is also what comes of it where none is set."""
+        return tuple({str(self._dtype or torch.float32).removeprefix("torch."), "float32"})
+
+    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+        """Return which tensors are not what they are to be on one server or another; see `r1_rollout.checksums`."""
+        self._require_ready("differing")
+        with self._supervisor.changed:
+            ready = self._supervisor.ready()
+        with ThreadPoolExecutor(len(ready)) as threads:
+            load = self._supervisor.deadlines.load
+            found = list(threads.map(lambda server: server.differing(expected, load), ready))
+        return sorted({name for names in found for name in names})
 
     def _replay(
         self,

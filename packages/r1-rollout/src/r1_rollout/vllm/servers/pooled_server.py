@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from r1_rollout.checksums import Expected
 from r1_rollout.vllm.client import (
     Endpoint,
     RequestRefused,
@@ -158,6 +159,16 @@ class PooledServer:
             return Limits(*(min(column) for column in zip(*sizes, strict=True)))
         except (KeyError, TypeError) as error:
             raise ServerFault(f"{self.name} does not say what a request may hold, but {workers}") from error
+
+    def differing(self, expected: Mapping[str, Expected], timeout: float) -> list[str]:
+        """Return which tensors are not, in one worker or another, what they are to be."""
+        sums = {name: [one.rows, {k: str(total) for k, total in one.sums.items()}] for name, one in expected.items()}
+        workers = _workers(
+            self._post("/collective_rpc", {"method": "r1_differs", "kwargs": {"expected": sums}}, timeout)
+        )
+        if not workers or not all(isinstance(one.get("names"), list) for one in workers):
+            raise ServerFault(f"{self.name} does not compare its weights, but says {workers}")
+        return sorted({name for one in workers for name in one["names"]})
 
     def _held(self, timeout: float) -> list[dict[str, Any]]:
         """Return what each worker says of its weights."""
