@@ -78,7 +78,7 @@ ASIDE = {
         r1_cli.measure r1_cli.track r1_cli.hardware r1_core.learner.facts r1_core.losses.correction
     """,
     "stops the run, proves the sync, judges the group": """
-        r1_cli.state r1_cli.sampling.proof r1_rollout.canary r1_core.filtering r1_core.kl_control
+        r1_cli.roles r1_cli.state r1_cli.sampling.proof r1_rollout.canary r1_core.filtering r1_core.kl_control
     """,
     "finds, keeps and prepares what the walk takes": """
         r1_data.ahead r1_data.files r1_data.formats r1_data.mixture r1_data.prompt_memory r1_data.references
@@ -88,7 +88,7 @@ ASIDE = {
         r1_rewards.workers.failures r1_rewards.workers.frames r1_rewards.workers.process
     """,
     "lays tensors out": """
-        r1_rollout.embedded.kv r1_core.advantages.scan r1_core.learner.notes r1_core.learner.gradient_sums
+        r1_rollout.embedded.kv r1_core.advantages.scan r1_core.rows r1_core.learner.gradient_sums
         r1_core.learner.parallel r1_core.learner.checkpoint r1_cli.models
     """,
 }
@@ -117,7 +117,7 @@ NOT_ON_THE_WAY = {
     """,
     "what is known of rows, names and the step": """
         r1_data.formats.Columns r1_data.formats.Detected r1_rollout.names.Place r1_core.types.Totals
-        r1_core.learner.facts.Facts
+        r1_core.learner.facts.Facts r1_cli.track.types.Generation
     """,
 }
 
