@@ -63,7 +63,7 @@ class AdaptiveKL:
         """Return the next controller. A divergence that is not finite is said, and leaves the coefficient as it is."""
         if not math.isfinite(divergence):
             logger.warning(
-                "the mean KL is %s, so its coefficient stays %g; look at the log-probs of the policy and of the reference",
+                "the mean KL is %s, so its coefficient stays %g; look at the log-probs of policy and reference",
                 divergence, self.coef,
             )  # fmt: skip
             return self
