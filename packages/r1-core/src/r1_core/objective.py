@@ -36,6 +36,8 @@ class Objective:
     correction: Correction | None = None  # of the gap between rollout and learner
 
     def __post_init__(self) -> None:
+        if not hasattr(self.policy_loss, "token_wise"):
+            raise TypeError(f"policy_loss is {self.policy_loss!r}; make a loss of a function by r1_core.own.as_loss")
         AGGREGATIONS.get(self.aggregation)
         check_not_negative(entropy_coef=self.entropy_coef, off_policy_threshold=self.off_policy_threshold)
         if self.length is not None and self.length < 1:
