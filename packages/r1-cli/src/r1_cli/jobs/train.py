@@ -42,8 +42,11 @@ from r1_core.learner import Learner
 log = logging.getLogger("r1")
 
 
-def train(config: RunConfig, provenance: Provenance) -> None:
+def train(config: RunConfig, provenance: Provenance) -> int:
     """Train as configured: check the data, show the plan, resume if there is something to resume, run the loop.
+
+    Returns:
+        The exit code: 0, or 128 and the number of the signal that ended the run.
 
     Raises:
         ConfigError, DataError, ModelError, RewardSpecError: something cannot work; found before the first step.
@@ -118,9 +121,10 @@ def train(config: RunConfig, provenance: Provenance) -> None:
             if run.validation is None:
                 raise ValueError("there is nothing to validate on: data.val_files is null")
             tracker.log(at.step, *loop.validate(run, run.validation, at.step))
-            return
+            return 0
         last = loop.train(run, at)
     say_what_comes_next(console, store, last.step, schedule.total_steps)
+    return run.stop.exit_code
 
 
 def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
