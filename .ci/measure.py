@@ -77,10 +77,12 @@ ASIDE = {
         r1_cli.measure r1_cli.track r1_cli.hardware r1_core.learner.facts r1_core.losses.correction
     """,
     "stops the run, proves the sync, judges the group": """
-        r1_cli.roles r1_cli.state r1_cli.sampling.proof r1_rollout.canary r1_rollout.checksums r1_core.filtering r1_core.kl_control
+        r1_cli.roles r1_cli.state r1_cli.sampling.proof r1_rollout.canary r1_rollout.checksums r1_core.filtering
+        r1_core.kl_control
     """,
     "finds, keeps and prepares what the walk takes": """
-        r1_data.workers r1_data.files r1_data.parquet r1_data.formats r1_data.mixture r1_data.prompt_memory r1_data.references
+        r1_data.workers r1_data.files r1_data.parquet r1_data.formats r1_data.mixture r1_data.prompt_memory
+        r1_data.references
         r1_data.reader r1_data.positions r1_data.sources r1_core.registry r1_rollout.handover r1_rollout.names
         r1_rollout.lora
     """,
