@@ -192,7 +192,7 @@ def build_app(
 
 
 def impatient_protocol() -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol, but for connections that have not sent a request's head in HEADER_SECONDS: it ends them.
+    """Return uvicorn's protocol, which ends connections that have not sent a request's head in HEADER_SECONDS.
 
     They would otherwise be held for ever, without a token, by whoever can reach the port.
     """
@@ -254,7 +254,7 @@ def write_rewards(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 class Guard:
-    """ASGI middleware: it turns requests away by token and size before anything looks at them, and lets the others wait.
+    """ASGI middleware: it turns requests away by token and size before anything looks at them; others wait their turn.
 
     Those without a token take nobody's place, and `/health` needs none.
     """
