@@ -48,10 +48,10 @@ class Objective:
     @property
     def needs(self) -> frozenset[str]:
         """What must be known of all samples before any gradient: for `prepare`, the policy loss and the KL estimate."""
-        needs: set[str] = {*self.policy_loss.needs}
+        needs = {*self.policy_loss.needs} - {"full_kl"}  # which is measured with the gradient
         if self.correction is not None:
             needs.add("old_logprobs")
-        if self.kl_penalty is not None and not self.full_kl:
+        if self.kl_penalty is not None and self.kl_penalty != kl.FULL:
             needs.add("ref_logprobs")
         return frozenset(needs)
 
@@ -70,8 +70,8 @@ class Objective:
 
     @property
     def full_kl(self) -> bool:
-        """Whether the KL term is over the whole vocabulary."""
-        return self.kl_penalty == kl.FULL
+        """Whether the KL over the whole vocabulary is in the loss: as its KL term, or within the policy loss."""
+        return self.kl_penalty == kl.FULL or "full_kl" in self.policy_loss.needs
 
     def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
         """Do what needs all samples of an optimizer step at once: correct them, choose tokens; returns metrics too.
