@@ -97,7 +97,7 @@ class Trainer:
         asked = [
             RewardInput(self.decode(completion.token_ids), prompts[index].ground_truth) for index, completion in pairs
         ]
-        rewards = torch.tensor(self.judge(asked)).reshape(len(prompts), RESPONSES)
+        rewards = torch.tensor(self.judge(asked), dtype=torch.float64).reshape(len(prompts), RESPONSES)
 
         samples = [to_sample(prompts[index], completion, group=index) for index, completion in pairs]
         samples = self.learner.annotate(samples, {"old_logprobs"})  # the learner's own log-probs of what was sampled

@@ -187,3 +187,15 @@ def test_a_model_folder_without_weights_is_named(r1: R1, tmp_path: Path) -> None
     process = train(r1, tmp_path / "run", f"worker.actor.model.model_path={tmp_path / 'model'}", ok=False)
     assert process.exit_code == 2
     assert str(tmp_path / "model") in process.stderr.replace("\n", "")
+
+
+def test_an_estimator_that_fails_is_named_and_the_last_step_is_kept(r1: R1, tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def f(inputs):\n    return [{'overall': -1.0 * (i % 2)} for i in range(len(inputs))]\n"
+    )
+    words = ["algorithm.adv_estimator=maxrl", f"worker.reward.reward_function={tmp_path / 'reward.py'}:f"]
+    result = train(r1, tmp_path / "run", *words, ok=False)
+    assert result.exit_code == 2
+    assert "the estimator MaxRL fails: ValueError: sample" in result.stderr
+    assert "has reward -1.0; MaxRL divides by the mean reward" in result.stderr
+    assert (tmp_path / "run/global_step_0/trainer.json").is_file()

@@ -62,6 +62,16 @@ def test_a_run_with_a_stale_engine_stops_and_its_last_checkpoint_goes_on(
         assert record["rollout/canary_gap"] < TOLERANCE[torch.float32] / 5
 
 
+def test_an_engine_that_stays_behind_by_less_than_rounding_is_found_by_its_bytes(
+    r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "EmbeddedEngine", ForgetfulEngine)
+    words = [*SMALL, *MORE, "worker.actor.optim.lr=1e-8", f"trainer.save_checkpoint_path={tmp_path}"]
+    result = r1("train", QUICKSTART, *words, ok=False)
+    assert result.exit_code == 2
+    assert "of the engine's weights are not the learner's. At fault: layer 1 (" in result.stderr
+
+
 def test_without_the_canary_a_stale_engine_samples_on(r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "EmbeddedEngine", ForgetfulEngine)
     more = [*MORE, "worker.rollout.canary=false", "trainer.save_freq=-1", f"trainer.save_checkpoint_path={tmp_path}"]

@@ -62,7 +62,7 @@ def environment() -> dict[str, str]:
 def log_of(folder: Path) -> list[dict[str, Any]]:
     """Return the records without the values that a clock or the machine's memory decides."""
     rows = [json.loads(line) for line in (folder / "run" / "experiment_log.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("timing_s/", "perf/"))} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(("timing_", "perf/"))} for row in rows]
 
 
 def sampled_of(folder: Path) -> dict[int, list[list[int]]]:

@@ -73,10 +73,10 @@ def test_a_prompt_over_the_limit_is_an_error_unless_it_is_filtered(filtered: str
 def test_rows_that_a_run_would_leave_out_are_warnings_unless_strict(bad_rows: str, levels: dict[str, str]) -> None:
     for strict in (False, True):
         report = report_of(f"data.bad_rows={bad_rows}", strict=strict)
-        for number, kind in enumerate([*levels, "blank"]):
+        for number, kind in enumerate([*levels, "markup"]):
             report.take(Examined(0, number, f"s0:{number}", kind=kind, reason="why"))
         found = {kind: level for kind, (level, _) in told(report).items()}
-        assert found == {"blank": "error", **(dict.fromkeys(levels, "error") if strict else levels)}
+        assert found == {"markup": "warning", **(dict.fromkeys(levels, "error") if strict else levels)}
         refused = {kind for kind, finding in report.findings.items() if finding.consequence == "a run would not start"}
         assert refused == {
             "refuse": {"media", "crash", "missing column"}, "skip_media": {"missing column"}, "skip": set(),

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import reduce
 from math import inf
 from operator import getitem
@@ -22,7 +22,8 @@ from r1_cli.assembly.algorithm import (
     try_own,
 )
 from r1_cli.config import ConfigError, RunConfig, load_config, printable
-from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, settings_of
+from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, find_options, refuse_clashes, settings_of
+from r1_cli.config.worker import ActorConfig
 from r1_core import catalogue
 from r1_core.catalogue import Setting
 from r1_core.losses import POLICY_LOSSES, Correction, Rejection
@@ -103,6 +104,19 @@ def test_the_example_file_leaves_each_loss_its_own_widths(monkeypatch: pytest.Mo
     for name in catalogue.losses():
         config, _ = load_config([str(EXAMPLE), f"worker.actor.loss_type={name}"])
         assert build_objective(config).policy_loss == POLICY_LOSSES.get(name)()
+
+
+def test_keys_that_clash_are_refused() -> None:
+    sapo = catalogue.losses()["sapo"]
+
+    def named(name: str, setting: str) -> catalogue.Entry:
+        return replace(sapo, names=(name,), settings=(replace(sapo.settings[0], name=setting),))
+
+    with pytest.raises(ValueError, match=r"key worker.actor.a_b_c of its setting 'b_c' is taken; rename it"):
+        find_options("worker.actor", {"a_b": named("a_b", "c"), "a": named("a", "b_c")})
+    for clash in (("loss", "type"), ("ppo", "epochs")):
+        with pytest.raises(ValueError, match=f"{clash[0]}_{clash[1]} is a key of every run; rename the setting"):
+            refuse_clashes(ActorConfig, find_options("worker.actor", {clash[0]: named(*clash)}))
 
 
 OWN = """

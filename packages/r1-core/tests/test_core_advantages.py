@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from r1_core import advantages
 from r1_core.advantages import GRPO, AdvantageInputs, assign
+from r1_core.own import as_estimator
 from r1_core.types import Sample
 
 
@@ -90,7 +91,7 @@ def test_assign_puts_the_reward_on_the_last_trained_token():
         seen.append(inputs)
         return inputs.token_rewards
 
-    assigned = assign([sample(0.5, 0, 3), sample(0.25, 0, 1)], spy)
+    assigned = assign([sample(0.5, 0, 3), sample(0.25, 0, 1)], as_estimator(spy))
     assert seen[0].token_rewards.tolist() == [[0, 0, 0.5], [0.25, 0, 0]]
     assert seen[0].rewards.tolist() == [0.5, 0.25]
     assert assigned[0].advantages.tolist() == [0, 0, 0, 0, 0.5]

@@ -2,12 +2,14 @@
 
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from r1_core.advantages import GRPO, OptimalTokenBaseline, assign
 from r1_core.losses import Correction, PPOClip
+from r1_core.objective import Objective
 from r1_core.own import as_estimator, as_loss, try_estimator, try_loss
 from r1_core.types import Sample
 
@@ -138,3 +140,33 @@ def test_the_optimal_token_baseline_weighs_answers_by_the_squared_correction_wei
     assert float(even[1].advantages[1]) == pytest.approx(-1 / 2)
     assert float(uneven[1].advantages[1]) == pytest.approx(-(1.5**2) / (1.5**2 + 1))
     assert assign(samples([1.0, 0.0], (gap, 0)), OptimalTokenBaseline())[1].advantages[1] == even[1].advantages[1]
+
+
+def test_fields_of_the_samples_are_laid_out_for_those_who_need_them():
+    seen = []
+
+    def spy(inputs):
+        seen.append([inputs.old_logprobs, inputs.ref_logprobs, inputs.squared_probs])
+        return inputs.token_rewards
+
+    given = [replace(sample, ref_logprobs=sample.old_logprobs - 1) for sample in samples([1.0, 0.0])]
+    spy.needs = ("ref_logprobs", "squared_probs")
+    assign(given, as_estimator(spy))
+    ((old, reference, squared),) = seen
+    assert old is None
+    assert reference.tolist() == [[-2.0, -2.0]] * 2
+    assert squared.flatten().tolist() == pytest.approx([0.4] * 4)
+
+
+def test_a_loss_that_needs_the_full_kl_has_it_measured():
+    def held(inputs):
+        losses, metrics = gradient(inputs)
+        return losses + torch.where(inputs.loss_mask, inputs.full_kl, 0.0), metrics
+
+    held.needs = ("full_kl",)
+    objective = Objective(as_loss(held))
+    assert objective.full_kl
+    assert objective.needs == frozenset()
+    try_loss(as_loss(held), "mine.py:held")
+    with pytest.raises(TypeError, match=r"make a loss of a function by r1_core.own.as_loss"):
+        Objective(held)

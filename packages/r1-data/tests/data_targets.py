@@ -60,6 +60,8 @@ class Frail(Renderer):
 class Stub:
     """In the place of a renderer: no row takes it any time, unless the row says that it shall break."""
 
+    tokenizer = None
+
     def prompt_length(self, example: Example) -> int:
         return 10
 

@@ -54,8 +54,8 @@ def test_each_kind_of_trouble_is_told_by_row(processor, picture):
     ]
     found = examine(rows, Renderer(processor))
     assert [row.kind for row in found] == [
-        "", "unreadable", "missing column", "empty", "blank", "blank", "markers", "media", "row", "overlong", "damage",
-        "prompt",
+        "", "unreadable", "missing column", "empty", "blank answer", "blank", "markers", "media", "row", "overlong",
+        "damage", "prompt",
     ]  # fmt: skip
     assert all(f"rows.jsonl:{row.index + 1}: " in row.reason for row in found if row.kind)
     assert (found[0].media, found[0].ground_truth) == (1, "1")

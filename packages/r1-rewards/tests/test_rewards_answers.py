@@ -2,7 +2,7 @@
 
 import pytest
 
-from r1_rewards import box, choice, numeric, point, text
+from r1_rewards import box, choice, gsm8k, numeric, point, text
 
 
 @pytest.mark.parametrize(
@@ -158,3 +158,42 @@ def test_point_must_lie_in_the_box(response, value):
 def test_a_truth_without_a_box_is_an_error(verifier):
     with pytest.raises(ValueError, match="no box"):
         verifier.score("[0, 0, 1, 1]", "left")
+
+
+@pytest.mark.parametrize("answer", ["2 million", r"2\pi", "2!", "not 2", "2^5", "2 + 3", "2(3)", "2x", "2 dozen", "√2"])
+def test_numeric_reads_the_whole_number_or_none(answer):
+    for response in (rf"\boxed{{{answer}}}", f"<answer>{answer}</answer>", f"Answer: {answer}"):
+        assert numeric.score(response, "2").value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [("2 million", "2000000"), (r"\frac12", "0.5"), (r"\frac{1}{2}\text{ m}", "50 cm"), (r"-\frac{3}{4}", "-0.75"),
+     ("3 dozen", "36"), ("5 times", "5"), ("9.8 m/s", "9.8 m/s"), ("2.5 thousand", "2500")],
+)  # fmt: skip
+def test_numeric_reads_fractions_scales_and_money(answer, truth):
+    assert numeric.score(rf"\boxed{{{answer}}}", truth).value == 1.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    ["The answer is not A", "Answer: not A", r"\boxed{\text{not }A}", "It cannot be option A", "A is wrong: not A.",
+     "It is neither A nor B"],
+)  # fmt: skip
+def test_choice_takes_no_letter_that_is_denied(response):
+    assert choice.score(response, "A").value == 0.0
+
+
+def test_choice_takes_what_is_left_when_others_are_denied():
+    assert choice.score("It is not B. So option A is right.", "A").value == 1.0
+    assert choice.score("Not B, not C.\nAnswer: A", "A").value == 1.0
+
+
+THOUGHT = [(numeric, "5"), (choice, "B"), (text, "Paris"), (gsm8k, "5")]
+
+
+@pytest.mark.parametrize(("verifier", "truth"), THOUGHT, ids=["numeric", "choice", "text", "gsm8k"])
+def test_what_stands_in_a_thought_is_no_answer(verifier, truth):
+    for thought in (f"<think>\\boxed{{{truth}}}</think> I do not know.", f"<think>Answer: {truth}"):
+        assert verifier.score(thought, truth).value == 0.0
+    assert verifier.score(f"<think>Hm, \\boxed{{7}}</think> \\boxed{{{truth}}}", truth).value == 1.0

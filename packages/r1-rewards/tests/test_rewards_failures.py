@@ -228,6 +228,17 @@ def test_a_function_of_a_notebook_cell_is_scored():
     assert ran.stdout == "[7.5, 0.0]\n", ran.stderr
 
 
+def test_completions_of_a_script_are_told_how_they_come(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from r1_rewards import RewardInput, load\nCOMPLETIONS = 'messages'\n"
+        "def reward(completions):\n    return [float(isinstance(c, list)) for c in completions]\n"
+        "with load(reward) as verifier:\n    print(verifier([RewardInput('9', '')])[0].value)\n"
+    )
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env={**os.environ})
+    assert ran.stdout == "1.0\n", ran.stderr
+
+
 def module_level_reward(reward_inputs):
     return [float(len(r["response"])) for r in reward_inputs]
 

@@ -42,6 +42,7 @@ def test_the_request_is_openrlhfs_and_extra_columns_become_parts():
             "acc_rewards": [1.0, 0.0],
             "log": ["a", "b"],
             "short": [1.0],
+            "huge": [1, 10**400],
             "n": [1, math.nan],
         }
 

@@ -53,6 +53,15 @@ def test_a_conversation_is_put_as_messages_not_as_rendered_text(tmp_path):
     assert score.value == pytest.approx(logit, abs=1e-6)
 
 
+def test_a_response_cannot_forge_a_special_token_and_may_hold_a_lone_surrogate(tmp_path):
+    model, tokenizer = save(tmp_path)
+    with load("reward_model", {"path": str(tmp_path), "device": "cpu"}) as verifier:
+        forged, lone = verifier([RewardInput("one <pad> two", "", prompt="x"), RewardInput("\ud800", "", prompt="x")])
+    assert forged.value == pytest.approx(expected(model, tokenizer, "<user> x <assistant> one < pad> two "), abs=1e-6)
+    assert forged.value != pytest.approx(expected(model, tokenizer, "<user> x <assistant> one <pad> two "), abs=1e-6)
+    assert lone.value == pytest.approx(expected(model, tokenizer, "<user> x <assistant> ? "), abs=1e-6)
+
+
 def test_a_conversation_over_the_limit_fails_alone(tmp_path):
     save(tmp_path)
     kwargs = {"path": str(tmp_path), "max_length": 60, "device": "cpu"}

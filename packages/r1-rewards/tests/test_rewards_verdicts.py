@@ -64,6 +64,15 @@ def test_verdicts_keep_the_errors_that_figures_were_published_with():
     assert lmm_r1.score("", "2").value == 0.0
 
 
+@pytest.mark.parametrize("number", ["1e400", "9" * 310, "-1e999", "1e400, 2", "inf_3", r"1e400\\pi"])
+def test_a_number_beyond_floats_is_wrong_and_keeps_its_format(number):
+    for verifier in (geo3k, math_easyr1, prime_math):
+        assert verifier.score(rf"<think>a</think> \boxed{{{number}}}", "5").parts.get("format", 1.0) == 1.0
+        assert verifier.score(r"<think>a</think> \boxed{5}", number).value < 1.0
+        assert verifier.score(rf"<think>a</think> \boxed{{{number}}}", number).value == 1.0
+    assert r1v_easyr1.score(f"<think>a</think><answer>{number}</answer>", "5").parts["format"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("answer", "truth", "right"),
     [

@@ -33,6 +33,7 @@ class FakeServer:
 
     def __init__(self, fault: Fault = lambda number, body: None, token: str | None = None) -> None:
         self.fault = fault
+        self.max_model_len = 4096
         self.token = token
         self.base: str | None = None
         self.label: str | None = None
@@ -69,6 +70,8 @@ class FakeServer:
             return {"success": True}
         if path == "/collective_rpc" and body["method"] == "r1_holds":
             return {"results": [{"base": self.base, "version": self.label}]}
+        if path == "/collective_rpc" and body["method"] == "r1_limits":
+            return {"results": [{"vocabulary": 64, "max_model_len": self.max_model_len}]}
         if path == "/v1/models":
             cards = [{"id": name, "parent": "model"} for name in self.adapters]
             return {"data": [{"id": "model", "parent": None}, *cards]}

@@ -10,6 +10,7 @@ import pytest
 from fake_vllm import END, FakeServer, serving
 from server_pools import PARAMS, Pools, expected, prompts, told, wait_for, weights
 
+from r1_rollout.errors import PromptError
 from r1_rollout.handover import LocalWeights
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault
@@ -87,6 +88,23 @@ def test_a_prompt_that_is_refused_is_named_and_not_tried_again(pools: Pools, kin
     ):
         list(pool.generate(prompts(1), PARAMS))
     assert sum(len(fake.requests) for fake in fakes) == 1
+
+
+def test_one_bad_prompt_takes_no_server_out_and_is_not_sent(pools: Pools) -> None:
+    fakes = [FakeServer(), FakeServer()]
+    fakes[1].max_model_len = 40
+    pool, asked = pools.open(*fakes), prompts(3)
+    with pool.awake(LocalWeights(weights(), 0)):
+        for token_ids, said in (([5, 64], "row 1: token 64 is outside the vocabulary of 64"),
+                                ([5] * 40, "row 1 has 40 tokens, its answer up to 6, but max_model_len=40"),
+                                ([], "row 1 is empty")):  # fmt: skip
+            asked[1].token_ids = token_ids
+            with pytest.raises(PromptError, match=said):
+                pool.generate(asked, PARAMS)
+        with pytest.raises(PromptError, match="row 0: response token 70 is outside"):
+            pool.logprobs_of(asked[:1], [[3, 70]])
+        assert not any(fake.requests for fake in fakes)
+        assert len(dict(pool.generate(prompts(3), PARAMS))) == 3
 
 
 def test_stop_strings_are_refused_where_a_server_has_no_tokenizer(pools: Pools) -> None:

@@ -17,7 +17,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from vllm_cases import adapted
 
 import r1_rollout
-from r1_rollout.errors import WeightsError
+from r1_rollout.checksums import expected_checksums
+from r1_rollout.errors import PromptError, WeightsError
 from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
@@ -207,13 +208,22 @@ def test_greedy_and_ignored_ends(policy: Any, pool: ServerPool) -> None:
     assert {len(one.token_ids) for group in long.values() for one in group} == {64}
 
 
-def test_a_prompt_that_is_too_long_is_named(policy: Any, pool: ServerPool) -> None:
-    asked = [SimpleNamespace(id="row 9", token_ids=[5] * 300, model_inputs={})]
-    with (
-        pool.awake(LocalWeights(policy.state_dict().items(), 0)),
-        pytest.raises(RequestRefused, match="row 9 was refused"),
-    ):
-        list(pool.generate(asked, SamplingParams(max_tokens=16)))
+def test_a_prompt_that_a_server_would_refuse_or_die_of_is_named_and_not_sent(policy: Any, pool: ServerPool) -> None:
+    good = SimpleNamespace(id="row 8", token_ids=[5] * 4, model_inputs={})
+    long = SimpleNamespace(id="row 9", token_ids=[5] * 300, model_inputs={})
+    strange = SimpleNamespace(id="row 7", token_ids=[5, 64], model_inputs={})
+    with pool.awake(LocalWeights(policy.state_dict().items(), 0)):
+        with pytest.raises(PromptError, match="row 9 has 300 tokens"):
+            pool.generate([good, long], SamplingParams(max_tokens=16))
+        with pytest.raises(PromptError, match="row 7: token 64 is outside the vocabulary of 64"):
+            pool.generate([good, strange], SamplingParams(max_tokens=16))
+        with pytest.raises(PromptError, match="row 8: response token 64 is outside"):
+            pool.logprobs_of([good], [[64]])
+        assert len(dict(pool.generate([good], SamplingParams(max_tokens=16)))) == 1
+        sent = dict(policy.state_dict())
+        assert pool.differing(expected_checksums(sent.items(), pool.precisions)) == []
+        sent["model.norm.weight"] = sent["model.norm.weight"] * 1.0001
+        assert pool.differing(expected_checksums(sent.items(), pool.precisions)) == ["model.norm.weight"]
 
 
 def test_every_door_is_locked(policy: Any, pool: ServerPool, servers: list[LocalServer]) -> None:
@@ -357,7 +367,7 @@ def test_a_server_that_rejected_weights_starts_anew_with_the_base_and_then_the_a
         lone.awake(LocalWeights(wrong.items(), 5)),
     ):
         pass
-    lone._shapes = None  # a first push has nothing to be compared with
+    lone._shapes = {}  # a first push has nothing to be compared with
     with pytest.raises(WeightsError, match=r"server 0: .*dimension size"), lone.awake(LocalWeights(wrong.items(), 5)):
         pass
     merged, adapter = adapted(policy, 3)

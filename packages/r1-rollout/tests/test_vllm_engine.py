@@ -28,7 +28,8 @@ from vllm_cases import (
     start,
 )
 
-from r1_rollout.errors import EngineError, WeightsError
+from r1_rollout.checksums import expected_checksums
+from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
 from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Generator, SamplingParams
@@ -135,7 +136,8 @@ def test_groups_come_as_they_finish_and_a_closed_call_leaves_nothing_behind(case
         assert index in range(len(PROMPTS))
         second = dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=2, n=1)))  # ends the first
         assert sorted(second) == list(range(len(PROMPTS)))
-        assert list(first) == []
+        with pytest.raises(RuntimeError, match=r"a later generate\(\) began"):
+            next(first)
         assert not case.engine._llm.llm_engine.has_unfinished_requests()
 
 
@@ -147,7 +149,8 @@ def test_generating_asleep_and_waking_twice_are_refused(case: Case) -> None:
         left = case.engine.generate(PROMPTS, SamplingParams(max_tokens=40))
         with pytest.raises(RuntimeError, match="awake already"), case.engine.awake(LocalWeights(weights, 99)):
             pass
-    assert list(left) == []
+    with pytest.raises(RuntimeError, match="its awake block ended"):
+        next(left)
     with (
         pytest.raises(WeightsError, match="version 0, but the engine has had"),
         case.engine.awake(LocalWeights(weights, 0)),
@@ -162,6 +165,42 @@ def test_prompts_that_are_empty_or_too_long_are_named(case: Case) -> None:
             case.engine.generate([*PROMPTS, long], SamplingParams(max_tokens=29))
         with pytest.raises(ValueError, match="prompt row 3 is empty"):
             case.engine.generate([HandPrompt("row 3", [])], SamplingParams(max_tokens=29))
+
+
+def test_the_engines_weights_are_the_learners_byte_by_byte_where_it_keeps_them_as_they_came(case: Case) -> None:
+    weights = dict(case.model.state_dict())
+    with case.engine.awake(LocalWeights(weights.items(), next_version(case.engine))):
+        assert case.engine.differing(expected_checksums(weights.items(), case.engine.precisions)) == []
+        weights["model.norm.weight"] = weights["model.norm.weight"] * 1.0001
+        weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] * 1.0001
+        stale = case.engine.differing(expected_checksums(weights.items(), case.engine.precisions))
+    assert sorted(stale) == ["model.embed_tokens.weight", "model.norm.weight"]
+
+
+def test_one_bad_prompt_leaves_the_engine_well(case: Case) -> None:
+    strange = HandPrompt("row 4", [1, 64])
+    seen = HandPrompt("row 5", [1, 2], model_inputs={"pixel_values": torch.zeros(1, 3, 4, 4)})
+    with case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
+        with pytest.raises(PromptError, match="row 4: token 64 is outside the vocabulary of 64"):
+            case.engine.generate([*PROMPTS, strange], SamplingParams(max_tokens=4))
+        with pytest.raises(PromptError, match=f"{PROMPTS[0].id}: response token -1 is outside"):
+            case.engine.logprobs_of(PROMPTS[:1], [[3, -1]])
+        with pytest.raises(PromptError, match="row 5 has pixel_values, but vLLM in this process"):
+            list(case.engine.generate([seen], SamplingParams(max_tokens=4)))
+        groups = dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=4)))
+    assert_exact(case.model, [groups[index] for index in range(len(PROMPTS))], 1.0)
+
+
+def test_after_weights_that_are_not_finite_the_next_are_sampled_from_exactly(case: Case) -> None:
+    spoilt = {
+        name: tensor * torch.nan if "up_proj" in name else tensor for name, tensor in case.model.state_dict().items()
+    }
+    with (
+        case.engine.awake(LocalWeights(spoilt.items(), next_version(case.engine))),
+        pytest.raises(NonFiniteLogits, match="not finite"),
+    ):
+        list(case.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=4)))
+    assert_exact(case.model, sample(case, SamplingParams(max_tokens=8, n=4)), 1.0)
 
 
 @pytest.mark.parametrize(

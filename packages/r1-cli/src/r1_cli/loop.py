@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from r1_cli.groups.estimate import EstimateError
 from r1_cli.groups.group import to_samples
 from r1_cli.groups.supply import save_surplus
 from r1_cli.measure.metrics import divergence, performance, step_metrics, update_metrics
@@ -24,7 +25,7 @@ from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Generator
 
 # What ends a run between two steps, where the learner is whole: its last step is saved before.
-SAMPLING_FAILED = (RewardFailure, RolloutError)
+SAMPLING_FAILED = (RewardFailure, RolloutError, EstimateError)
 
 log = logging.getLogger("r1")
 
@@ -49,7 +50,7 @@ def train(run: Run, at: Position) -> Position:
     """Train from a position to the schedule's end; return the last whole step's position.
 
     With the learner's own state, a position is all that a checkpoint holds: everything else is a function of it. One is
-    written, too, where a signal, a reward or an engine ends the run.
+    written, too, where a signal, a reward or an engine ends the run, or an estimator.
     """
     try:
         if run.validation and run.schedule.val_before_train and not run.tracker.has(at.step):

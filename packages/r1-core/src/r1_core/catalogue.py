@@ -5,6 +5,7 @@ Every module of `advantages/` and `losses/` that has a class with `names` adds a
 
 import ast
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ from r1_core import settings as ranges
 from r1_core.needs import read_needs
 
 PACKAGE = Path(__file__).parent
+NAME = re.compile(r"[a-z][a-z0-9_]*")
 # What the type of a setting may be made of.
 TYPES = {"bool": bool, "int": int, "float": float, "str": str, "tuple": tuple, "Literal": Literal}
 TYPES |= {name: value for name, value in vars(ranges).items() if hasattr(value, "__metadata__")}
@@ -110,7 +112,10 @@ def _read(path: Path, module: str) -> Iterator[Entry]:
             for word in ("names", "needs", "token_wise", "aggregation")
             if word in attributes
         }
-        if names := tuple(said["names"]):
+        names = said["names"]
+        if not (isinstance(names, tuple) and all(isinstance(name, str) and NAME.fullmatch(name) for name in names)):
+            raise ValueError(f"{path}:{node.name}: names is {names!r}; write a tuple such as ({node.name.lower()!r},)")
+        if names:
             yield Entry(
                 names,
                 f"{module}:{node.name}",

@@ -36,6 +36,8 @@ class Objective:
     correction: Correction | None = None  # of the gap between rollout and learner
 
     def __post_init__(self) -> None:
+        if not hasattr(self.policy_loss, "token_wise"):
+            raise TypeError(f"policy_loss is {self.policy_loss!r}; make a loss of a function by r1_core.own.as_loss")
         AGGREGATIONS.get(self.aggregation)
         check_not_negative(entropy_coef=self.entropy_coef, off_policy_threshold=self.off_policy_threshold)
         if self.length is not None and self.length < 1:
@@ -46,10 +48,10 @@ class Objective:
     @property
     def needs(self) -> frozenset[str]:
         """What must be known of all samples before any gradient: for `prepare`, the policy loss and the KL estimate."""
-        needs: set[str] = {*self.policy_loss.needs}
+        needs = {*self.policy_loss.needs} - {"full_kl"}  # which is measured with the gradient
         if self.correction is not None:
             needs.add("old_logprobs")
-        if self.kl_penalty is not None and not self.full_kl:
+        if self.kl_penalty is not None and self.kl_penalty != kl.FULL:
             needs.add("ref_logprobs")
         return frozenset(needs)
 
@@ -68,8 +70,8 @@ class Objective:
 
     @property
     def full_kl(self) -> bool:
-        """Whether the KL term is over the whole vocabulary."""
-        return self.kl_penalty == kl.FULL
+        """Whether the KL over the whole vocabulary is in the loss: as its KL term, or within the policy loss."""
+        return self.kl_penalty == kl.FULL or "full_kl" in self.policy_loss.needs
 
     def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
         """Do what needs all samples of an optimizer step at once: correct them, choose tokens; returns metrics too.

@@ -86,6 +86,8 @@ def try_estimator(estimator: Estimator, name: str) -> None:
         baselines=torch.full((len(LENGTHS),), 0.25, dtype=torch.float64) if "baselines" in estimator.needs else None,
         old_logprobs=-drawn if "old_logprobs" in estimator.needs else None,
         squared_probs=drawn if "squared_probs" in estimator.needs else None,
+        ref_logprobs=-drawn if "ref_logprobs" in estimator.needs else None,
+        full_kl=drawn if "full_kl" in estimator.needs else None,
     )
     found = _called(lambda: estimator(inputs), name)
     wanted = f"an estimator takes AdvantageInputs and returns a tensor of advantages [N, R], here {list(mask.shape)}"
@@ -117,6 +119,7 @@ def try_loss(loss: PolicyLoss, name: str) -> None:
         totals=Totals(4, 2, 3),
         ref_logprobs=old,
         entropy=torch.where(mask, 0.7, 0.0),
+        full_kl=torch.where(mask, 0.1, 0.0) if "full_kl" in loss.needs else None,
         selected=torch.zeros_like(mask),
     )
     wanted = f"a loss takes LossInputs and returns a pair: losses [B, R], here {list(mask.shape)}, and metrics by name"

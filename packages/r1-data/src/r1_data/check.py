@@ -7,6 +7,7 @@ from typing import Any
 
 from r1_data.lengths import MANY_TEXTS, KnownLengths
 from r1_data.references import digest_content, fetched, is_pil, pictures
+from r1_data.remarks import Remarks
 from r1_data.render import Renderer
 from r1_data.spread import spread
 from r1_data.types import DataError, Example, MediaError
@@ -31,7 +32,7 @@ class Examined:
     ground_truth: str | None = None
     digest: bytes = b""  # equal for rows that ask the same: messages and media
     # What is wrong, "" if nothing is: a `DataError.kind`, "unreadable", "prompt" (it cannot be rendered), "crash" (its
-    # worker died), "damage" (media whose headers are sound do not decode), "blank", "overlong".
+    # worker died), "damage" (media whose headers are sound do not decode), "overlong", or a remark.
     kind: str = ""
     reason: str = ""
 
@@ -97,6 +98,7 @@ def examine_all(
             goes on.
         known: what earlier checks found; sound rows are added to it.
     """
+    remarks = Remarks(inspector.renderer.tokenizer)
     many = sum(len(source.rows) for source in sources) >= MANY_TEXTS
 
     def look_up() -> Iterator[tuple[_Row, Example | None]]:
@@ -110,7 +112,7 @@ def examine_all(
                 key = decoded_key = None  # nothing new
             elif workers is None or not (many or example.media):
                 (look,) = inspector.inspect([example])
-            yield _Row(found, _blank(example), key, decoded_key, look), None if look else example
+            yield _Row(found, tuple(remarks.of(example)), key, decoded_key, look), None if look else example
 
     answered: Iterable[tuple[_Row, Any]] = (
         ((row, None) for row, _ in look_up())
@@ -126,7 +128,7 @@ class _Row:
     """A row on its way."""
 
     found: Examined
-    blank: str = ""
+    remarks: tuple[tuple[str, str], ...] = ()
     key: bytes | None = None  # under which its length is to be remembered
     decoded_key: bytes | None = None  # under which it is to be remembered that its media decode, too
     look: Look | None = None
@@ -185,8 +187,9 @@ def _conclude(row: _Row, look: Look | WorkerDied | None, limit: int, known: Know
     if look.tokens > limit:
         reason = f"{found.id}: the prompt has {look.tokens} tokens, max_prompt_length is {limit}"
         return replace(found, kind="overlong", reason=reason)
-    if row.blank:
-        return replace(found, kind="blank", reason=f"{found.id}: the {row.blank} is empty")
+    if row.remarks:
+        kind, reason = row.remarks[0]
+        return replace(found, kind=kind, reason=reason)
     return found
 
 
@@ -195,14 +198,6 @@ def _fetch(example: Example) -> Example:
         return replace(example, media=tuple(map(fetched, example.media)))
     except MediaError as error:
         raise MediaError(f"{example.id}: {error}") from error
-
-
-def _blank(example: Example) -> str:
-    """Which part of the row says nothing, "" if none does."""
-    asked = any(
-        message["content"].strip() if isinstance(message["content"], str) else True for message in example.messages
-    )
-    return "" if asked and example.ground_truth.strip() else "answer" if asked else "prompt"
 
 
 def _digest(example: Example) -> bytes:

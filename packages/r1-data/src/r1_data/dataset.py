@@ -1,9 +1,10 @@
 """The prompts of a run: every row is checked before training starts, and rendered when it is asked for or before."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,8 @@ from r1_data.ahead import Job, failed, rendered, start_rendering
 from r1_data.lengths import MANY, MANY_TEXTS, measure_all, open_known
 from r1_data.prompt_memory import PromptMemory
 from r1_data.reader import RowReader
+from r1_data.references import describe
+from r1_data.remarks import Remarks
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example, MediaError, Prompt
 from r1_data.vision import Pixels
@@ -31,6 +34,7 @@ class Summary:
     overlong: int  # rows left out because their prompt is over the limit
     longest: int  # tokens of the longest prompt kept
     bad: tuple[str, ...] = ()  # why rows were left out that cannot be used
+    remarks: tuple[str, ...] = ()  # what is odd about rows that are taken all the same
 
 
 class PromptDataset:
@@ -67,12 +71,18 @@ class PromptDataset:
             DataError: rows that cannot be used (up to ten are listed, with reasons and the total), or no row is left.
         """
         self._rows, self._renderer, self._workers = rows, renderer, workers
-        self._reader = reader or RowReader()
+        self._reader, self._limit = reader or RowReader(), max_prompt_length
+        self._remarks: list[str] = []
+        self._digest = hashlib.blake2b(digest_size=16)
         self.memory = memory or PromptMemory()
         lengths = self._measure(known_lengths if len(rows) >= MANY else None, progress)
         if not filter_overlong:
             lengths = [self._within(max_prompt_length, row, length) for row, length in enumerate(lengths)]
-        self._kept, self.summary = _choose(lengths, max_prompt_length, bad_rows)
+        self._kept, summary = _choose(lengths, max_prompt_length, bad_rows)
+        self.summary = replace(summary, remarks=tuple(self._remarks))
+        self.digest = self._digest.hexdigest()  # of what all rows ask and hold right, and of where their media are
+        del self._digest
+        self._overlong = [(row, n) for row, n in enumerate(lengths) if isinstance(n, int) and n > max_prompt_length]
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -84,6 +94,16 @@ class PromptDataset:
             return self.memory.take((self, row), partial(self._start, row))
         except WorkerDied as error:
             raise MediaError(f"{self._rows[row][0]}: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets: all but the workers."""
+        return {**self.__dict__, "_workers": None}
+
+    def left_out(self) -> Iterator[str]:
+        """Every row that is not used, with the reason."""
+        yield from self.summary.bad
+        for row, tokens in self._overlong:
+            yield str(self._too_long(row, tokens))
 
     def prefetch(self, indices: Iterable[int]) -> None:
         """Let workers render these prompts, in this order, as far ahead as the memory for it goes."""
@@ -108,17 +128,27 @@ class PromptDataset:
     def _finish(self, row: int, example: Example, pixels: Pixels) -> Prompt:
         """Make the prompt of decoded media, and keep them."""
         self.memory.keep((self, row), pixels)
-        return self._renderer.render(example, pixels)
+        prompt = self._renderer.render(example, pixels)
+        if len(prompt.token_ids) > self._limit:
+            tokens = f"{len(prompt.token_ids):,} tokens, max_prompt_length is {self._limit}"
+            raise MediaError(f"{example.id}: the prompt has {tokens}; what it was made of has changed since the check")
+        return prompt
 
     def _example(self, row: int) -> Example:
         return self._reader(*self._rows[row])
 
     def _examples(self) -> Iterator[tuple[int, Example | DataError]]:
+        remarks = Remarks(self._renderer.tokenizer)
         for index in range(len(self._rows)):
             try:
-                yield index, self._example(index)
+                example = self._example(index)
             except DataError as error:
                 yield index, error
+                continue
+            self._remarks += [said for _, said in remarks.of(example)]
+            self._digest.update(repr((example.id, example.messages, example.ground_truth)).encode())
+            self._digest.update("\0".join(map(describe, example.media)).encode("utf-8", "backslashreplace"))
+            yield index, example
 
     def _measure(self, folder: str | Path | None, progress: Callable[[int, int], None] | None) -> list[int | DataError]:
         """The prompt length of every row, or why it cannot be used."""
@@ -138,7 +168,10 @@ class PromptDataset:
     def _within(self, limit: int, row: int, length: int | DataError) -> int | DataError:
         if isinstance(length, DataError) or length <= limit:
             return length
-        return DataError(f"{self._rows[row][0]}: the prompt has {length} tokens, max_prompt_length is {limit}")
+        return self._too_long(row, length)
+
+    def _too_long(self, row: int, tokens: int) -> DataError:
+        return DataError(f"{self._rows[row][0]}: the prompt has {tokens} tokens, max_prompt_length is {self._limit}")
 
 
 def _choose(lengths: Sequence[int | DataError], limit: int, bad_rows: BadRows) -> tuple[list[tuple[int, int]], Summary]:

@@ -4,6 +4,7 @@ A length is known by a hash of the example and of all that decides how it is ren
 set that grew is therefore checked in its new rows only, and no change can be overlooked.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -38,6 +39,7 @@ class KnownLengths:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fingerprint, self._path = fingerprint.encode(), path
         self._new: dict[bytes, int] = {}
+        self._broken = False
         self._file = sqlite3.connect(path, timeout=30)
         self._file.execute("CREATE TABLE IF NOT EXISTS lengths (key BLOB PRIMARY KEY, tokens INTEGER NOT NULL)")
 
@@ -55,8 +57,14 @@ class KnownLengths:
     def get(self, key: bytes) -> int | None:
         if key in self._new:
             return self._new[key]
-        found = self._file.execute("SELECT tokens FROM lengths WHERE key = ?", (key,)).fetchone()
-        return None if found is None else int(found[0])
+        if self._broken:
+            return None
+        try:
+            found = self._file.execute("SELECT tokens FROM lengths WHERE key = ?", (key,)).fetchone()
+            return None if found is None else int(found[0])
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            self._give_up("read", error)
+            return None
 
     def put(self, key: bytes, tokens: int) -> None:
         self._new[key] = tokens
@@ -65,18 +73,26 @@ class KnownLengths:
 
     def close(self) -> None:
         self._save()
-        self._file.close()
+        with contextlib.suppress(sqlite3.Error):
+            self._file.close()
 
     def _save(self) -> None:
         """Write what is new, and drop the oldest lengths of a file over its bound; a full disk is no error of a run."""
         oldest = "SELECT max(rowid) FROM lengths"  # row ids grow with time
+        if self._broken:
+            return
         try:
             with self._file:
                 self._file.executemany("INSERT OR REPLACE INTO lengths VALUES (?, ?)", self._new.items())
                 self._file.execute(f"DELETE FROM lengths WHERE rowid <= ({oldest}) - ?", (_MOST,))
         except sqlite3.Error as error:
-            log.warning("%s cannot be written (%s): this check will not be remembered", self._path, error)
+            self._give_up("written", error)
         self._new = {}
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        """A file that is damaged or full costs the memory of this check and nothing else."""
+        log.warning("%s cannot be %s (%s): this check will not be remembered", self._path, what, error)
+        self._broken = True
 
 
 def open_known(folder: str | Path | None, renderer: Renderer) -> KnownLengths | None:

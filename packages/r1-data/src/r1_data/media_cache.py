@@ -4,6 +4,8 @@ The key is a hash of the encoded content and of everything that decides the resi
 rows or two runs is decoded once. What is kept are 8-bit pixels, an eighth of the model's inputs.
 """
 
+import contextlib
+import logging
 import os
 from collections import OrderedDict
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from numpy import ndarray
+
+log = logging.getLogger("r1_data")
 
 _FULL, _SWEPT = 0.9, 0.8  # of the bound on disk: where a folder counts as full, and what it is emptied down to
 _LOOK = 0.01  # of the bound: what a process writes before it looks at what the others have written
@@ -27,8 +31,12 @@ class MediaCache:
         self._folder = Path(folder) if folder and max_disk_bytes else None
         self._unseen = 0  # bytes written since the folder was looked at
         if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._sweep()
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._sweep()
+            except OSError as error:
+                log.warning("%s cannot be used (%s): resized media are not kept on disk", self._folder, error)
+                self._folder = None
 
     def get(self, key: str) -> "ndarray | None":
         """The array of a key, or None where it is not kept any more."""
@@ -43,9 +51,10 @@ class MediaCache:
         path = self._path(key)
         try:
             array = numpy.load(path, allow_pickle=False)
-            os.utime(path)
-        except (OSError, ValueError, EOFError):  # not there, or cut off by a full disk
+        except (OSError, ValueError, EOFError, SyntaxError, MemoryError):  # not there, cut off, or written over
             return None
+        with contextlib.suppress(OSError):  # a folder that may only be read is of use, too
+            os.utime(path)
         self._remember(key, array)
         return array
 
@@ -81,7 +90,8 @@ class MediaCache:
             self._unseen += beside.stat().st_size
             beside.replace(path)
         except OSError:
-            beside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
         """Delete the files used longest ago, if the folder is full."""
@@ -90,14 +100,15 @@ class MediaCache:
         for path in self._folder.glob("??/*.npy"):
             try:
                 status = path.stat()
-            except FileNotFoundError:  # another process sweeps, too
+            except OSError:  # another process sweeps, too
                 continue
             files.append((status.st_mtime, status.st_size, path))
         self._unseen, on_disk = 0, sum(size for _, size, _ in files)
         if on_disk <= _FULL * self._max_disk_bytes:
             return
         for _, size, path in sorted(files):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
             on_disk -= size
             if on_disk <= _SWEPT * self._max_disk_bytes:
                 break

@@ -1,13 +1,14 @@
 """A row becomes chat messages: columns found, format prompt applied, `<image>` and `<video>` made content items."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from r1_data.formats import Columns
 from r1_data.references import Downloads, resolve_picture, resolve_video
-from r1_data.types import DataError, EmptyCell, Example, MarkerMismatch, MissingColumn
+from r1_data.types import Blank, DataError, EmptyCell, Example, MarkerMismatch, MissingColumn
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -16,8 +17,8 @@ IMAGE_MARKER = "<image>"
 VIDEO_MARKER = "<video>"
 
 Cells = dict[str, list[Any]]  # marker -> the cells that stand for it, in order
+_PLACED = "placed"  # beside them: the markers of parts that say where an item of a column goes
 _NAMES = {IMAGE_MARKER: "pictures", VIDEO_MARKER: "videos"}
-_MARKERS = re.compile(f"({IMAGE_MARKER}|{VIDEO_MARKER})")
 _PARTS = {  # type of a content part -> marker
     "image": IMAGE_MARKER, "image_url": IMAGE_MARKER, "video": VIDEO_MARKER, "video_url": VIDEO_MARKER,
 }  # fmt: skip
@@ -53,29 +54,36 @@ def to_example(
     The prompt is text or a list of OpenAI messages, as a list or as JSON text; the format prompt is applied to the last
     user message. Pictures and videos stand where `<image>` and `<video>` markers or parts are; without any they come
     first. A system message of the row's own wins over `system_prompt`. An answer that is a list or a mapping is kept as
-    JSON text. `source` becomes the row's `data_source` unless it has one of its own.
+    JSON text, bytes are read as UTF-8. A marker in a row that has no column of its kind is text. `source` becomes the
+    row's `data_source` unless it has one of its own.
 
-    Raises DataError that opens with `row_id`: a column missing, markers and media not equal in number.
+    Raises DataError that opens with `row_id`: a column missing or empty, markers and media not equal in number, and
+    whatever a template or a cell of an odd type raises.
     """
     try:
-        answer = _answer_text(_require(row, columns.ground_truth, "answer"))
-        embedded: Cells = {IMAGE_MARKER: [], VIDEO_MARKER: []}
+        answer = _answer_text(_require(row, columns.ground_truth, "answer"), columns.ground_truth)
+        embedded: Cells = {IMAGE_MARKER: [], VIDEO_MARKER: [], _PLACED: []}
         messages = _read_messages(_require(row, columns.prompt, "prompt"), embedded)
         if format_prompt is not None:
             _apply_format(messages, format_prompt, row)
         if system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system_prompt})
         media = _find_media(row, columns, embedded)
-        _match_markers(messages, media, columns)
-        references = tuple(_resolve(messages, media, image_dir, downloads))
+        pattern = _markers(row, columns, media, embedded[_PLACED])
+        _match_markers(messages, media, pattern, columns)
+        references = tuple(_resolve(messages, media, pattern, image_dir, downloads))
+        messages = [_split_markers(message, pattern) for message in messages]
+        _require_text(messages)
     except DataError as error:
         raise type(error)(f"{row_id}: {error}") from error
+    except Exception as error:  # rows may hold anything, and whatever that leads to is a fault of the row
+        raise DataError(f"{row_id}: the row cannot be read ({type(error).__name__}: {error})") from error
     read = {columns.prompt, columns.ground_truth, columns.images, columns.videos}
     metadata = {name: value for name, value in row.items() if name not in read}
     if source:
         own = metadata.get("data_source") or metadata.get("datasource")  # LMM-R1 writes it in one word
         metadata["data_source"] = str(own or source)
-    return Example(row_id, [_split_markers(message) for message in messages], references, answer, metadata, source)
+    return Example(row_id, messages, references, answer, metadata, source)
 
 
 def _require(row: Mapping[str, Any], column: str, role: str) -> Any:
@@ -90,18 +98,61 @@ def _require(row: Mapping[str, Any], column: str, role: str) -> Any:
     return value
 
 
-def _answer_text(value: Any) -> str:
+def _answer_text(value: Any, column: str) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise EmptyCell(f"the answer column {column!r} holds {value}, which is not a number")
+    if isinstance(value, list | dict) and not value:
+        raise EmptyCell(f"the answer column {column!r} is empty: {value}")
     if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return str(value)
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    else:
+        text = _decoded(value, f"the answer column {column!r}")
+    _encode(text, f"the answer column {column!r}")
+    return text
+
+
+def _decoded(value: Any, what: str) -> str:
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{what} holds bytes that are not UTF-8 text ({error})") from error
+
+
+def _encode(text: str, what: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"{what} holds half of a surrogate pair, which is no text, at {error.start}") from error
+
+
+def _require_text(messages: list[dict[str, Any]]) -> None:
+    """Check that what is asked is text, and shows anything at all."""
+    shows = False
+    for message in messages:
+        items = message["content"] if isinstance(message["content"], list) else [{"text": message["content"]}]
+        for item in items:
+            _encode(item.get("text", ""), "the prompt")
+            shows = shows or "text" not in item or is_visible(item["text"])
+    if not shows:
+        raise Blank("the prompt is empty: it holds nothing that can be seen")
+
+
+def is_visible(text: str) -> bool:
+    """Whether any character of a text would leave ink on paper."""
+    return any(letter.isprintable() and not letter.isspace() for letter in text)
 
 
 def _read_messages(prompt: Any, embedded: Cells) -> list[dict[str, Any]]:
     """Messages whose content is text with markers; media that stand inside them are added to `embedded`."""
+    prompt = _decoded(prompt, "the prompt") if isinstance(prompt, bytes) else prompt
     prompt = _parse_messages(prompt) if isinstance(prompt, str) else prompt
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    if not isinstance(prompt, list) or not prompt:
+    if isinstance(prompt, list) and not prompt:
+        raise Blank("the prompt is an empty list: no messages")
+    if not isinstance(prompt, list):
         raise DataError(f"a prompt must be text or a list of messages, found {_brief(prompt)}")
     messages = []
     for message in prompt:
@@ -121,7 +172,7 @@ def _parse_messages(text: str) -> Any:
         return text
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"the prompt looks like a list of messages but is no JSON ({error})") from error
 
 
@@ -135,11 +186,13 @@ def _flatten_content(content: Any, embedded: Cells) -> str:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text" and isinstance(part.get("text"), str):
             text += part["text"]
-        elif kind in _PARTS:
+        elif isinstance(kind, str) and kind in _PARTS:
             item = part.get(kind)
             if isinstance(item, Mapping) and "url" in item:
                 item = item["url"]
-            if item is not None:
+            if item is None:
+                embedded[_PLACED].append(_PARTS[kind])
+            else:
                 embedded[_PARTS[kind]].append({**part, "video": item} if kind == "video" else item)
             text += _PARTS[kind]
         else:
@@ -148,14 +201,12 @@ def _flatten_content(content: Any, embedded: Cells) -> str:
 
 
 def _apply_format(messages: list[dict[str, Any]], template: "Template", row: Mapping[str, Any]) -> None:
-    from jinja2 import TemplateError
-
     asked = next((message for message in reversed(messages) if message["role"] == "user"), None)
     if asked is None:
         raise DataError("the format prompt has no user message to apply to")
     try:
         asked["content"] = template.render({**row, "content": asked["content"]})
-    except (TemplateError, TypeError, ArithmeticError) as error:
+    except Exception as error:  # a template may call whatever the row's values have
         raise DataError(f"the format prompt cannot be filled ({error}); columns found: {', '.join(row)}") from error
 
 
@@ -171,11 +222,19 @@ def _find_media(row: Mapping[str, Any], columns: Columns, embedded: Cells) -> Ce
     return found
 
 
-def _match_markers(messages: list[dict[str, Any]], media: Cells, columns: Columns) -> None:
+def _markers(row: Mapping[str, Any], columns: Columns, media: Cells, placed: list[str]) -> "re.Pattern[str]":
+    """What marks a place of media in this row: `<image>` is a word of HTML where a row has no pictures to show."""
+    named = {IMAGE_MARKER: columns.images, VIDEO_MARKER: columns.videos}
+    markers = [marker for marker, column in named.items() if media[marker] or column in row or marker in placed]
+    return re.compile(f"({'|'.join(markers)})" if markers else r"(?!)()")
+
+
+def _match_markers(messages: list[dict[str, Any]], media: Cells, pattern: "re.Pattern[str]", columns: Columns) -> None:
     """Check one marker an item; items of a kind that has no marker at all are put first, pictures before videos."""
     asked = next((message for message in messages if message["role"] == "user"), messages[-1])
     for marker, column in ((VIDEO_MARKER, columns.videos), (IMAGE_MARKER, columns.images)):
-        markers, items = sum(message["content"].count(marker) for message in messages), len(media[marker])
+        found = [found for message in messages for found in pattern.findall(message["content"])]
+        markers, items = found.count(marker), len(media[marker])
         if markers == 0 and items:
             asked["content"] = marker * items + asked["content"]
         elif markers != items:
@@ -183,23 +242,27 @@ def _match_markers(messages: list[dict[str, Any]], media: Cells, columns: Column
 
 
 def _resolve(
-    messages: list[dict[str, Any]], media: Cells, image_dir: str | None, downloads: Downloads | None
+    messages: list[dict[str, Any]],
+    media: Cells,
+    pattern: "re.Pattern[str]",
+    image_dir: str | None,
+    downloads: Downloads | None,
 ) -> Iterator[Any]:
     """References in the order in which their markers stand."""
     cells = {marker: iter(listed) for marker, listed in media.items()}
     for message in messages:
-        for marker in _MARKERS.findall(message["content"]):
+        for marker in pattern.findall(message["content"]):
             resolve = resolve_picture if marker == IMAGE_MARKER else resolve_video
             yield resolve(next(cells[marker]), image_dir, downloads)
 
 
-def _split_markers(message: dict[str, Any]) -> dict[str, Any]:
+def _split_markers(message: dict[str, Any], pattern: "re.Pattern[str]") -> dict[str, Any]:
     """Content with markers as a list of image, video and text items; content without any stays text."""
-    pieces = _MARKERS.split(message["content"])
+    pieces = pattern.split(message["content"])
     if len(pieces) == 1:
         return message
     items = [
-        {"type": piece[1:-1]} if _MARKERS.fullmatch(piece) else {"type": "text", "text": piece}
+        {"type": piece[1:-1]} if pattern.fullmatch(piece) else {"type": "text", "text": piece}
         for piece in pieces
         if piece
     ]

@@ -20,6 +20,9 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _ORIENTATION = 0x0112  # EXIF tag
 _ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9"}
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, MemoryError)  # what PIL raises for broken files
+_DEEP = ("I;16", "I;16B", "I;16L", "I;16N")  # PIL's modes of 16-bit gray
+_BOUNDLESS = ("I", "F")  # its modes of numbers whose white nobody knows
+_LFS = b"version https://git-lfs"
 _TAIL = 64  # bytes at the end of a file in which its end mark is looked for
 
 
@@ -38,6 +41,8 @@ def image_size(reference: Any) -> tuple[int, int]:
 def load_image(reference: Any) -> "Image":
     """Decode a picture to RGB, upright by its EXIF orientation, at its full size.
 
+    What is transparent becomes white, 16-bit gray is scaled to 8 bits, of an animation the first frame is taken.
+
     The pixel budget is not applied here: the model's own image processor resizes, once, from these pixels.
     """
     from PIL.Image import Transpose
@@ -53,10 +58,26 @@ def load_image(reference: Any) -> "Image":
     }
     with _opened(reference) as (image, _):
         turn = upright.get(_orientation(image))
-        picture = image.convert("RGB")
+        picture = _to_rgb(image)
         if turn is not None:
             picture = picture.transpose(turn)
     picture.info = {}  # else a later reader would see the EXIF orientation and turn the picture again
+    return picture
+
+
+def _to_rgb(image: "Image") -> "Image":
+    if image.mode in _DEEP:
+        import numpy
+        from PIL.Image import fromarray
+
+        return fromarray((numpy.asarray(image) >> 8).astype(numpy.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    from PIL.Image import new
+
+    clear = image.convert("RGBA")
+    picture = new("RGB", image.size, "white")
+    picture.paste(clear, mask=clear.getchannel("A"))
     return picture
 
 
@@ -65,13 +86,15 @@ def _opened(reference: Any) -> "Iterator[tuple[Image, BinaryIO | None]]":
     """The opened, not yet decoded picture and its file; anything PIL cannot read becomes a MediaError with its name."""
     import PIL.Image
 
-    name = describe(reference)
+    name, data = describe(reference), reference
     try:
         if is_pil(reference):
             _check_pixels(reference)
             yield reference, None
             return
         data = fetched(reference)
+        if data == b"":
+            raise MediaError("the picture is empty")
         source = io.BytesIO(data) if isinstance(data, bytes) else open_file(data)
         with source as file, PIL.Image.open(file, formats=_FORMATS) as image:
             _check_pixels(image)
@@ -79,9 +102,23 @@ def _opened(reference: Any) -> "Iterator[tuple[Image, BinaryIO | None]]":
     except MediaError as error:
         raise MediaError(str(error) if str(reference) in str(error) else f"{name}: {error}") from error
     except _BROKEN as error:
-        raise MediaError(f"{name}: the picture cannot be read ({error})") from error
+        raise MediaError(f"{name}: the picture cannot be read ({_why(data, error)})") from error
     except PIL.Image.DecompressionBombError as error:
         raise MediaError(f"{name}: {error}") from error
+
+
+def _why(data: Any, error: BaseException) -> str:
+    """What PIL says, or what the first bytes say better; PIL would print the address of a buffer."""
+    if isinstance(data, bytes):
+        head = data[: len(_LFS)]
+    elif isinstance(data, os.PathLike):
+        with open(data, "rb") as file:
+            head = file.read(len(_LFS))
+    else:
+        head = b""
+    if head == _LFS:
+        return "a pointer of git-lfs; fetch the file with git lfs pull"
+    return "not a picture of a known format" if "cannot identify" in str(error) else str(error)
 
 
 def _is_whole(file: BinaryIO, image_format: str | None) -> bool:
@@ -105,6 +142,9 @@ def _check_pixels(image: "Image") -> None:
     limit, (width, height) = PIL.Image.MAX_IMAGE_PIXELS, image.size
     if limit is not None and width * height > limit:
         raise MediaError(f"{width}x{height} pixels are over the limit of {limit} (PIL.Image.MAX_IMAGE_PIXELS)")
+    if image.mode in _BOUNDLESS:
+        depth = "float" if image.mode == "F" else "32-bit"
+        raise MediaError(f"pixels of {depth} depth have no known white; save the picture with 8 or 16 bits")
     if width < 1 or height < 1:
         raise MediaError(f"a picture of {width}x{height} pixels is empty")
 

@@ -21,9 +21,13 @@ class PromptMemory:
     def __init__(self, max_bytes: int = 2**30, *, ahead_bytes: int = 2**28) -> None:
         """Make room: `max_bytes` for resized 8-bit pixels, `ahead_bytes` for prompts that have not been taken yet."""
         self.bytes = 0  # of pixels kept
-        self._max_bytes, self._lock = max_bytes, threading.Lock()
+        self._max_bytes, self._ahead_bytes, self._lock = max_bytes, ahead_bytes, threading.Lock()
         self._pixels: dict[Any, Pixels] = {}
         self._ahead = Ahead(ahead_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets an empty memory of the same bounds."""
+        return _empty_memory, (self._max_bytes, self._ahead_bytes)
 
     def plan(self, jobs: Iterable[Job]) -> None:
         """Render these next, in this order; a plan made before, for whichever data set, is forgotten."""
@@ -44,3 +48,7 @@ class PromptMemory:
             if 0 < size <= self._max_bytes - self.bytes and key not in self._pixels:
                 self._pixels[key] = pixels
                 self.bytes += size
+
+
+def _empty_memory(max_bytes: int, ahead_bytes: int) -> PromptMemory:
+    return PromptMemory(max_bytes, ahead_bytes=ahead_bytes)

@@ -20,6 +20,8 @@ from urllib.parse import unquote, urlsplit
 from r1_data.types import MediaError
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):(//)?", re.IGNORECASE)
+_LONGEST = 4096  # characters of a path
+_BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+$")
 _BLOCK = 2**16  # bytes read at a time from the network
 
 
@@ -52,6 +54,7 @@ class Url:
 
         The network module is imported here because it takes long and few rows need it.
         """
+        from http.client import HTTPException
         from urllib.request import HTTPRedirectHandler, Request, build_opener
 
         class WebOnly(HTTPRedirectHandler):
@@ -65,12 +68,17 @@ class Url:
         try:
             request = Request(address, headers={"User-Agent": "r1-data"})
             with build_opener(WebOnly).open(request, timeout=limits.timeout) as response:
-                while block := response.read(_BLOCK):
+                while block := response.read1(_BLOCK):  # what has come: a body that drips is looked at, too
                     data += block
                     if len(data) > limits.max_bytes or time.monotonic() > end:
                         raise MediaError(f"{address}: over {limits.max_bytes:,} bytes or {limits.timeout:g} seconds")
-        except (OSError, ValueError) as error:
-            raise error if isinstance(error, MediaError) else MediaError(f"{address}: not fetched ({error})") from error
+                wanted = response.headers.get("Content-Length", "")
+                if wanted.isdecimal() and len(data) < int(wanted):
+                    raise MediaError(f"{address}: cut off after {len(data):,} of {int(wanted):,} bytes")
+        except (OSError, ValueError, HTTPException) as error:
+            if isinstance(error, MediaError):
+                raise
+            raise MediaError(f"{address}: not fetched ({error or type(error).__name__})") from error
         content = Downloaded(data)
         content.address = address
         return content
@@ -126,7 +134,8 @@ def open_file(path: Path) -> BufferedReader:
             raise MediaError(f"{path}: not a file")
         return path.open("rb")
     except FileNotFoundError as error:
-        raise MediaError(f"{path}: no such file (working directory: {Path.cwd()})") from error
+        hint = "; base64 is read as a data URL" if len(str(path)) > 80 and _BASE64.fullmatch(path.name) else ""
+        raise MediaError(f"{path}: no such file (working directory: {Path.cwd()}{hint})") from error
     except OSError as error:
         raise MediaError(f"{path}: cannot be opened ({error})") from error
 
@@ -192,7 +201,10 @@ def _resolve_file(value: Any, image_dir: str | None, downloads: Downloads | None
     if scheme == "data":
         return _decode_data_url(text)
     if scheme == "file":
-        parts = urlsplit(text)
+        try:
+            parts = urlsplit(text)
+        except ValueError as error:
+            raise MediaError(f"{text[:80]!r}: not a file:// URL ({error})") from error
         if parts.netloc not in ("", "localhost"):
             raise MediaError(f"{text[:80]!r}: a file on another machine; write file:///folder/name")
         return _resolve_path(unquote(parts.path), image_dir)
@@ -218,6 +230,13 @@ def _resolve_path(path: str, image_dir: str | None) -> Path:
         raise MediaError("an empty path")
     if "\0" in path:
         raise MediaError(f"{path[:80]!r}: a path holds no zero byte")
+    if len(path) > _LONGEST:
+        hint = "; base64 is read as a data URL, data:image/png;base64,…" if _BASE64.match(path[:_LONGEST]) else ""
+        raise MediaError(f"{path[:40]!r}…: a path of {len(path):,} characters is too long{hint}")
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise MediaError(f"{path[:80]!r}: half of a surrogate pair, which names no file") from error
     if image_dir is None:
         return Path(path)
     # Compared as written, not through links: a link that the owner of the folder put there may lead elsewhere.

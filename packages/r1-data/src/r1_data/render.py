@@ -14,7 +14,7 @@ from r1_data.vision import Pixels, Vision
 if TYPE_CHECKING:
     from torch import Tensor
 
-_RULES = "1"  # goes up when the same example gets another length than before
+_RULES = "2"  # goes up when the same example gets another length than before
 # What the processor returns a value per token for; a forward that is given position ids needs none of it.
 _PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
@@ -153,8 +153,6 @@ class Renderer:
 
     def _tokenize(self, example: Example) -> tuple[str, list[int]]:
         """The rendered chat, and its tokens with one placeholder a picture or video."""
-        from jinja2 import TemplateError
-
         if example.media and self._processor is None:
             raise DataError(f"{example.id}: the row has pictures or videos, but the model reads text only")
         try:
@@ -165,9 +163,12 @@ class Renderer:
                 add_generation_prompt=True,
                 **self._template_kwargs,
             )
-        except (TemplateError, TypeError) as error:
+        except Exception as error:  # a template may call whatever the row's values have
             raise DataError(f"{example.id}: the chat template refuses these messages ({error})") from error
-        token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        try:
+            token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"{example.id}: the prompt cannot be tokenized ({error})") from error
         if not token_ids:
             raise DataError(f"{example.id}: the prompt is empty")
         if self._processor is not None:

@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from r1_data.files import KINDS, Table, count_table, open_table
+from r1_data.files import KINDS, Table, count_table, kind_of, open_table
 from r1_data.slices import Slice, split_slice
 from r1_data.types import DataError
 
@@ -222,13 +222,13 @@ def _parts(spec: str) -> list[_File] | list[_Hub]:
     if path.is_file():
         raise DataError(f"{spec!r}: {head} is one file and has no splits; write it without '@{tail}'")
     hub = _HUB_NAME.fullmatch(head)
-    if hub is None or path.suffix.lower() in KINDS:
+    if hub is None or kind_of(path):
         raise DataError(f"{head!r} does not exist (working directory: {Path.cwd()}){_near(path)}")
     return [_Hub(hub[1], hub[2], hub[3], tail, f"{head}@{tail}")]
 
 
 def _as_file(path: Path) -> _File:
-    kind = KINDS.get(path.suffix.lower())
+    kind = kind_of(path)
     if kind is None:
         raise DataError(f"{path}: files of kind {path.suffix or 'without suffix'!r} are not read; use {_SUPPORTED}")
     return _File(path, kind, path.name)
@@ -239,7 +239,7 @@ def _data_files(folder: Path) -> list[_File]:
     paths = (
         path
         for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in KINDS
+        if kind_of(path)
         and path.name not in _NOT_ROWS
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         and path.is_file()

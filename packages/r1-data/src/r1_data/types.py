@@ -14,6 +14,10 @@ class DataError(ValueError):
 
     kind = "row"  # what sort of thing is wrong, for counts
 
+    def __init__(self, message: object = "") -> None:
+        """What cannot be printed, as half of a surrogate pair in a file's name, is written as an escape."""
+        super().__init__(str(message).encode("utf-8", "backslashreplace").decode())
+
 
 class MissingColumn(DataError):
     """A row without the column of its prompt or answer."""
@@ -25,6 +29,12 @@ class EmptyCell(DataError):
     """A row whose prompt or answer is null."""
 
     kind = "empty"
+
+
+class Blank(DataError):
+    """A row whose prompt shows nothing."""
+
+    kind = "blank"
 
 
 class MarkerMismatch(DataError):

@@ -55,8 +55,9 @@ class Clip:
     total: int  # frames in the video
     fps: float  # of the video
     indices: list[int]  # the frames that are looked at
-    height: int
+    height: int  # as it is to be seen: of a film on its side, the width of what is stored
     width: int
+    turn: int = 0  # quarter turns, counterclockwise, that stand it upright
 
 
 def probe_video(video: Video, rules: FrameRules) -> Clip:
@@ -72,8 +73,10 @@ def probe_video(video: Video, rules: FrameRules) -> Clip:
         total = sum(1 for packet in container.demux(stream) if packet.size)
         if total < 1 or not 0 < fps <= 1000:
             raise MediaError(f"{total} frames at {fps:g} frames a second")
-        clip = Clip(total, fps, rules.sample(total, fps), stream.height, stream.width)
-        return _bounded(clip, rules, "video")
+        turn, (height, width) = _turn(container, stream), (stream.height, stream.width)
+        if turn % 2:
+            height, width = width, height
+        return _bounded(Clip(total, fps, rules.sample(total, fps), height, width, turn), rules, "video")
 
 
 def load_frames(video: Video, clip: Clip) -> "Tensor":
@@ -97,6 +100,20 @@ def _probe_frames(video: Video, rules: FrameRules) -> Clip:
     return Clip(total, fps, rules.sample(total, fps), *sizes.pop())
 
 
+def _turn(container: Any, stream: Any) -> int:
+    """Quarter turns that a telephone's film asks for. FFmpeg tells them with a frame, so the first one is decoded."""
+    import av
+
+    if container.format.name.split(",")[0] != "mov":
+        return 0
+    try:
+        container.seek(0, stream=stream)
+        frame = next(container.decode(stream), None)
+    except (av.error.FFmpegError, OSError, ValueError):
+        return 0  # said when all are decoded
+    return 0 if frame is None else round(frame.rotation / 90) % 4
+
+
 def _bounded(clip: Clip, rules: FrameRules, name: str) -> Clip:
     size, count = f"{clip.width}x{clip.height}", len(clip.indices)
     if not 1 <= clip.height <= _MAX_SIDE or not 1 <= clip.width <= _MAX_SIDE:
@@ -110,6 +127,7 @@ def _bounded(clip: Clip, rules: FrameRules, name: str) -> Clip:
 
 
 def _decode(source: Any, clip: Clip) -> "list[Tensor]":
+    import numpy
     import torch
 
     wanted, found = set(clip.indices), {}
@@ -117,10 +135,10 @@ def _decode(source: Any, clip: Clip) -> "list[Tensor]":
         stream.thread_count = 1  # one video a worker: threads would only compete
         for index, frame in enumerate(container.decode(stream)):
             if index in wanted:
-                if (frame.height, frame.width) != (clip.height, clip.width):
+                pixels = numpy.rot90(frame.to_ndarray(format="rgb24"), clip.turn)
+                if pixels.shape[:2] != (clip.height, clip.width):
                     raise MediaError(f"frame {index} has another size, {frame.width}x{frame.height}")
-                pixels = frame.to_ndarray(format="rgb24")
-                found[index] = torch.from_numpy(pixels).reshape(-1)
+                found[index] = torch.from_numpy(numpy.ascontiguousarray(pixels)).reshape(-1)
             if len(found) == len(wanted):
                 break
     if len(found) < len(wanted):

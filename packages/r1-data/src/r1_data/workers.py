@@ -34,6 +34,8 @@ _PAGE = 4096  # bytes, the unit of /proc/self/statm
 class WorkerDied(Exception):
     """A worker crashed, or was ended because its task took too long; the message says which."""
 
+    killed = False  # by somebody else, as the system does where memory is short
+
 
 class Workers:
     """Processes that hold a copy of one object and call its methods.
@@ -85,7 +87,13 @@ class Workers:
         process = self._idle.get()
         try:
             process = process or _Process(self._target, self._memory_bytes)
-            good, result = process.ask((method, arguments), self._seconds)
+            try:
+                good, result = process.ask((method, arguments), self._seconds)
+            except WorkerDied as death:
+                if not death.killed:
+                    raise
+                process = _Process(self._target, self._memory_bytes)  # the task may have had no part in it
+                good, result = process.ask((method, arguments), self._seconds)
         except WorkerDied:
             process = None
             raise
@@ -127,8 +135,12 @@ class _Process:
             self.stop()
             raise WorkerDied(f"it took longer than {seconds:g} seconds") from None
         except (EOFError, OSError):
+            self._process.join(1.0)  # else `stop` would be what ended it
+            code = self._process.exitcode
             self.stop()
-            raise WorkerDied(f"its worker process ended by itself (exit code {self._process.exitcode})") from None
+            death = WorkerDied(f"its worker process ended by itself (exit code {code})")
+            death.killed = code == -signal.SIGKILL
+            raise death from None
 
     def stop(self) -> None:
         self._connection.close()

@@ -31,11 +31,10 @@ class WeightsError(RolloutError, ValueError):
 class StaleWeights(RolloutError, RuntimeError):
     """The engine does not compute what the learner does; `group` names the parameters at fault."""
 
-    def __init__(self, group: str, found: str, *, version: int, gap: float, tolerance: float) -> None:
+    def __init__(self, group: str, found: str, *, version: int, seen: str, gap: float | None = None) -> None:
         self.group, self.version, self.gap = group, version, gap
         super().__init__(
-            f"after the sync of weight version {version} the engine's log-probs of fixed sequences differ from the "
-            f"learner's by {gap:.3g} of their size (tolerance {tolerance:g}). At fault: {group} ({found}). Nothing was "
+            f"after the sync of weight version {version} {seen}. At fault: {group} ({found}). Nothing was "
             "sampled with these weights; the learner, and every checkpoint of it, is not touched by this"
         )
 

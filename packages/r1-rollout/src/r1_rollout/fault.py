@@ -53,7 +53,9 @@ class _Sight:
         return widest_gap(self.engine, self.learner)
 
 
-def find_fault(canary: Canary, engine: Engine, reference: Reference, version: int, gap: float) -> StaleWeights:
+def find_fault(
+    canary: Canary, engine: Engine, reference: Reference, version: int, gap: float, *, same_bytes: bool = False
+) -> StaleWeights:
     """Return the error for the gap that the canary has found, with the group of parameters at fault.
 
     The engine, asleep, is synced again, and judged by its log-probs alone, so that it may be any engine:
@@ -68,17 +70,37 @@ def find_fault(canary: Canary, engine: Engine, reference: Reference, version: in
     several groups that arrive wrong at once none is found; embedding, final norm and head can be told apart only where
     they do not arrive; and a gap just above the tolerance may be blamed on a neighbour. The engine is left with weights
     that are of no use: it must not sample before another sync.
+
+    Args:
+        same_bytes: whether the engine's weights were compared with the learner's byte by byte, and are equal: what is
+            wrong then is what the engine computes with them.
     """
     whole = _look(canary, engine, reference, version, canary.probes)
-    verdict = _judge(canary, engine, reference, version, whole)
-    return StaleWeights(*verdict, version=version, gap=gap, tolerance=canary.tolerance)
+    verdict = _judge(canary, engine, reference, version, whole, same_bytes=same_bytes)
+    seen = (
+        "the engine's log-probs of fixed sequences differ from the learner's by "
+        f"{gap:.3g} of their size (tolerance {canary.tolerance:g})"
+    )
+    return StaleWeights(*verdict, version=version, seen=seen, gap=gap)
 
 
-def _judge(canary: Canary, engine: Engine, reference: Reference, version: int, whole: _Sight) -> tuple[str, str]:
+def name_differing(names: Sequence[str], version: int) -> StaleWeights:
+    """Return the error for tensors whose bytes are not the learner's."""
+    groups = list(dict.fromkeys(map(group_of, names)))
+    shown = ", ".join(groups[:5]) + (", …" if len(groups) > 5 else "")
+    found = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+    seen = f"the bytes of {len(names)} of the engine's weights are not the learner's"
+    return StaleWeights(shown, found, version=version, seen=seen)
+
+
+def _judge(
+    canary: Canary, engine: Engine, reference: Reference, version: int, whole: _Sight, *, same_bytes: bool
+) -> tuple[str, str]:
     """Return (group, what was found)."""
     if canary.accepts(whole.gap):
         return "the sync", "a second sync of the same weights closed the gap"
-    if canary.accepts(_look(canary, engine, reference, version, canary.fresh).gap):
+    unseen = canary.accepts(_look(canary, engine, reference, version, canary.fresh).gap)
+    if unseen and canary.accepts(_look(canary, engine, reference, version, canary.probes.reversed()).gap):
         return "prefix cache", "on sequences that the engine has not seen there is no gap: a cache outlives the sync"
     sights: dict[str, _Sight] = {}
     groups = group_parameters(reference.weights(version).tensors(), canary.probes.inputs)
@@ -97,7 +119,14 @@ def _judge(canary: Canary, engine: Engine, reference: Reference, version: int, w
         return min(closing, key=lambda group: closing[group]), "set to zero on both sides, it leaves no gap"
     if groups.keys() == {ADAPTER}:
         return "base weights", "the gap is there without the adapter, too, and the sync carries nothing else"
-    return "embedding, final norm or head", "the gap is there without any one of the layers, too"
+    if same_bytes:
+        found = "their bytes are the learner's: look at positions, attention, precision and kernels"
+        return "the engine's computation, not its weights", found
+    if unseen:
+        return EMBEDDING, "rows of tokens that these sequences have and others have not: on others there is no gap"
+    return "embedding, final norm or head", (
+        "the gap is there without any one of the layers, too; or what no weight can explain: positions or precision"
+    )
 
 
 def _look(canary: Canary, engine: Engine, reference: Reference, version: int, probes: Probes) -> _Sight:

@@ -1,7 +1,7 @@
 """Fixed sequences to compare an engine with the learner on: no text, but tokens from all over the vocabulary."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,15 @@ class Probes:
 
     def __add__(self, other: "Probes") -> "Probes":
         return Probes(self.prompts + other.prompts, self.responses + other.responses)
+
+    def reversed(self) -> "Probes":
+        """Return the text prompts' tokens in the opposite order: no cache knows them, but they embed the same rows."""
+        kept = [
+            (replace(prompt, id=f"{prompt.id}:reversed", token_ids=prompt.token_ids[::-1]), response)
+            for prompt, response in zip(self.prompts, self.responses, strict=True)
+            if isinstance(prompt, ProbePrompt) and not prompt.model_inputs
+        ]
+        return Probes(tuple(prompt for prompt, _ in kept), tuple(response for _, response in kept))
 
     @property
     def inputs(self) -> set[int]:

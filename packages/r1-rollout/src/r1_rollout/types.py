@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from r1_rollout.checksums import Expected
     from r1_rollout.handover import WeightSource
 
     Tokens: TypeAlias = Sequence[int] | NDArray[np.int32]
@@ -78,9 +80,10 @@ class SamplingParams:
         if not isinstance(self.stop, tuple | list) or not all(isinstance(one, str) and one for one in self.stop):
             raise ValueError(f"stop must be a tuple of strings that are not empty, got {self.stop!r}")
         if not isinstance(self.stop_token_ids, tuple | list) or not all(
-            type(token) is int and token >= 0 for token in self.stop_token_ids
+            isinstance(token, Integral) and not isinstance(token, bool) and token >= 0 for token in self.stop_token_ids
         ):
             raise ValueError(f"stop_token_ids must be a tuple of token ids of at least 0, got {self.stop_token_ids!r}")
+        object.__setattr__(self, "stop_token_ids", tuple(map(int, self.stop_token_ids)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,6 +174,18 @@ class Drainable(Protocol):
 
         None that has begun is given up: the answers that are still missing then are the long ones.
         """
+
+
+@runtime_checkable
+class Checksummed(Protocol):
+    """An engine whose weights can be compared with the learner's byte by byte."""
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Those that it keeps weights in, e.g. `("bfloat16",)`."""
+
+    def differing(self, expected: "Mapping[str, Expected]") -> list[str]:
+        """Return which of these tensors its copies do not equal; see `r1_rollout.checksums`."""
 
 
 @runtime_checkable

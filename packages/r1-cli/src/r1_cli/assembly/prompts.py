@@ -52,6 +52,9 @@ def build_prompts(config: RunConfig, opened: Sequence[OpenSource], rendering: Re
         if summary.bad:
             message = "%s: %d of %d rows are left out, they cannot be used (data.bad_rows=%s): %s"
             log.warning(message, label, len(summary.bad), summary.read, data.bad_rows, "; ".join(summary.bad[:3]))
+        if summary.remarks:
+            message = "%s: %d rows are taken as they are, odd as they look: %s"
+            log.warning(message, label, len(summary.remarks), "; ".join(summary.remarks[:3]))
         parts.append(dataset)
     return Mixture(parts)
 

@@ -1,6 +1,6 @@
 """Checking all rows: their media in worker processes, then the answers by the rewards that will judge them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
 from r1_cli.assembly.rows import OpenSource, open_sources
@@ -27,7 +27,13 @@ def open_all(config: RunConfig) -> tuple[list[OpenSource], int]:
 
 
 def check(
-    config: RunConfig, inspector: Inspector, workers: Workers | None, progress: Progress, *, strict: bool = False
+    config: RunConfig,
+    inspector: Inspector,
+    workers: Workers | None,
+    progress: Progress,
+    *,
+    strict: bool = False,
+    write: Callable[[dict[str, str]], object] | None = None,
 ) -> Report:
     """Examine every row of every source.
 
@@ -35,12 +41,13 @@ def check(
         inspector: looks at rows here.
         workers: hold the inspector, and look at media.
         strict: rows that a run would leave out are errors.
+        write: is given every single row that something is wrong with.
 
     Raises:
         DataError, RewardSpecError: nothing can be examined at all.
     """
     opened, training = open_all(config)
-    report = Report(config, opened, training, strict=strict)
+    report = Report(config, opened, training, strict=strict, write=write)
     sources = [SourceRows(one.source.label, one.rows, one.reader) for one in opened]
     total = sum(len(one.rows) for one in opened)
     with ExitStack() as stack:

@@ -1,6 +1,7 @@
 """What a check of the data found: per source and per kind of finding, gathered row by row."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,7 +18,10 @@ TITLES = {
     "unreadable": "rows that cannot be read",
     "missing column": "rows without a prompt or answer column",
     "empty": "rows whose prompt or answer is null",
-    "blank": "prompts or answers of no text",
+    "blank": "prompts that show nothing",
+    "blank answer": "answers of no text",
+    "markup": "texts that spell a control token of the model",
+    "unread": "columns that are not read, because another is",
     "markers": "markers and media not equal in number",
     "row": "rows that make no prompt",
     "media": "media missing, broken or refused",
@@ -31,8 +35,9 @@ TITLES = {
     "reward": "answers that their own reward gives no credit",
     "no rows": "sources without rows",
 }
-WARNINGS = {"duplicate", "contradiction", "leak"}
-USED = {*WARNINGS, "blank", "reward"}  # rows that a run takes as they are
+REMARKS = {"blank answer", "markup", "unread"}  # what is odd about rows that are usable
+WARNINGS = {"duplicate", "contradiction", "leak", *REMARKS}
+USED = {*WARNINGS, "reward"}  # rows that a run takes as they are
 OF_MEDIA = {"media", "crash", "damage"}  # what `data.bad_rows=skip_media` leaves out
 REFUSED = "a run would not start"
 
@@ -78,8 +83,23 @@ class SourceTally:
 class Report:
     """Gathers what is found; rows come in order, training sources first."""
 
-    def __init__(self, config: RunConfig, opened: list[OpenSource], training: int, *, strict: bool = False) -> None:
-        """`training`: how many of the sources are for training; `strict`: rows that are left out are errors."""
+    def __init__(
+        self,
+        config: RunConfig,
+        opened: list[OpenSource],
+        training: int,
+        *,
+        strict: bool = False,
+        write: Callable[[dict[str, str]], object] | None = None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            training: how many of the sources are for training.
+            strict: rows that are left out are errors.
+            write: is given every single row that is found to be wrong; None: only the first few of a kind are kept.
+        """
+        self._write = write
         self.config, self._strict = config, strict
         self.sources = [SourceTally(one, validation=index >= training) for index, one in enumerate(opened)]
         self.findings: dict[str, Finding] = {}
@@ -93,6 +113,8 @@ class Report:
         mild = kind in WARNINGS or (consequence not in ("", REFUSED) and not strict)
         level = level or ("warning" if mild else "error")
         self.findings.setdefault(kind, Finding(kind, level, consequence)).add(reason, row)
+        if self._write is not None:
+            self._write({"level": level, "kind": kind, "row": row.id if row else "", "reason": reason})
 
     def consequence(self, kind: str) -> str:
         """What a run of this configuration does with rows of a kind, "" if it takes them as they are."""
@@ -122,6 +144,7 @@ class Report:
         if row.kind:
             self.add(row.kind, row.reason, row)
             tally.left_out += self.consequence(row.kind) not in ("", REFUSED)
+        if row.kind and row.kind not in REMARKS:
             return
         tally.usable += 1
         tally.usable_tokens += row.tokens or 0

@@ -32,6 +32,10 @@ def show(console: Console, report: Report) -> None:
         console.print(line, highlight=False, soft_wrap=True)
         for reason, _ in finding.examples:
             console.print(f"  {reason}", markup=False, highlight=False, soft_wrap=True)
+        if finding.count > len(finding.examples):
+            console.print(
+                f"  … and {finding.count - len(finding.examples):,} more; --rows FILE writes all", style="dim"
+            )
     if not findings:
         console.print("nothing to complain about")
 

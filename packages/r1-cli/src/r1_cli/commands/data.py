@@ -1,5 +1,7 @@
 """`r1 data`: look at the rows of a configuration before it is run."""
 
+import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -17,7 +19,8 @@ def data() -> None:
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
 @click.option("--strict", is_flag=True, help="Rows that a run would leave out are errors, too.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with thumbnails here, too.")
-def check(settings: tuple[str, ...], strict: bool, html: Path | None) -> None:
+@click.option("--rows", type=click.Path(dir_okay=False, path_type=Path), help="Write every bad row here, one a line.")
+def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path | None) -> None:
     """Check every training and validation row as a run would read it.
 
     Finds missing columns, empty answers, broken media, markers without media, prompts that are too long, duplicates
@@ -26,7 +29,7 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None) -> None:
 
     \b
       r1 data check config=run.yaml
-      r1 data check run.yaml data.val_files=null --html report.html
+      r1 data check run.yaml data.val_files=null --html report.html --rows bad.jsonl
     """
     from r1_cli.config import ConfigError, load_config
     from r1_data.types import DataError
@@ -51,8 +54,12 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None) -> None:
         configure_logging(console)
         with told_plainly(ModelError):
             inspector = Inspector(build_renderer(config, open_model(config)), config.data.max_prompt_length)
-        with ConsoleReporter(console, step_lines=False) as reporter, open_workers(config, inspector) as workers:
-            report = check_rows(config, inspector, workers, reporter.progress, strict=strict)
+        with ExitStack() as stack:
+            reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
+            workers = stack.enter_context(open_workers(config, inspector))
+            file = stack.enter_context(rows.open("w", encoding="utf-8")) if rows else None
+            write = (lambda found: print(json.dumps(found, ensure_ascii=False), file=file)) if file else None
+            report = check_rows(config, inspector, workers, reporter.progress, strict=strict, write=write)
             show_tables(console, report)
             if html:
                 html.write_text(write_page(report, inspector.renderer, workers), encoding="utf-8")

@@ -39,12 +39,13 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         require_available(config, provenance)
 
         share_processors()
+        from r1_cli.groups.estimate import EstimateError
         from r1_cli.jobs.train import train as run_training
         from r1_cli.models.load import ModelError
         from r1_rewards.types import RewardFailure
         from r1_rollout.errors import RolloutError
 
-        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError):
+        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError, EstimateError):
             run_training(config, provenance)
 
 

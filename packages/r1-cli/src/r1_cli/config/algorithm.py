@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from r1_cli.config.options import EstimatorName, EstimatorSettings
+from r1_cli.config.options import ESTIMATOR_OPTIONS, EstimatorName, EstimatorSettings, refuse_clashes
 from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Ratio, Section
 
 KLPenalty = Literal["kl", "abs", "mse", "low_var_kl", "full", "k1", "k2", "k3", "k1+", "k3+"]
@@ -103,3 +103,6 @@ class AlgorithmConfig(EstimatorSettings):
     std_filter_beta: NonNegative = 0.5
     off_policy_mask_threshold: NonNegative | None = None  # nats per token: drops bad answers that the policy has left
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+
+
+refuse_clashes(AlgorithmConfig, ESTIMATOR_OPTIONS)

@@ -228,8 +228,12 @@ def _needs(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
     if "parts" in needs and not (algorithm.use_kl_loss or algorithm.disable_kl):
         yield "algorithm.use_kl_loss", f"adv_estimator={name} has no place for a KL in the reward, set true"
     loss = config.worker.actor.loss_type
-    if "ref_logprobs" in needs_of(catalogue.losses(), loss) and algorithm.disable_kl:
-        yield "algorithm.disable_kl", f"worker.actor.loss_type={loss} needs the reference: set false"
+    for key, wants in (
+        ("algorithm.adv_estimator", needs),
+        ("worker.actor.loss_type", needs_of(catalogue.losses(), loss)),
+    ):
+        if {"ref_logprobs", "full_kl"} & set(wants) and algorithm.disable_kl:
+            yield "algorithm.disable_kl", f"{key}={lookup(config, key)} needs the reference: set false"
     prompts, key = config.data.rollout_batch_size, "worker.critic.global_batch_size"
     if "values" in needs and provenance.is_set(key) and prompts % config.worker.critic.global_batch_size:
         yield key, f"must divide data.rollout_batch_size ({prompts})"

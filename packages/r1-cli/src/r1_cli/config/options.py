@@ -76,6 +76,8 @@ def find_options(section: str, entries: Mapping[str, Entry]) -> tuple[Option, ..
             shared = SHARED[section].get(setting.name)
             leaf, words = shared or (OLDER.get(by_rule, by_rule), setting.help)
             key = f"{section}.{leaf}"
+            if key in found and found[key].setting != setting.name:
+                raise ValueError(f"{entry.where}: the key {key} of its setting {setting.name!r} is taken; rename it")
             before = found[key].owners if key in found else {}
             found[key] = Option(key, setting.name, {**before, name: setting}, shared is not None, words)
     return tuple(found.values())
@@ -115,6 +117,16 @@ else:
     EstimatorName, LossName = Literal[tuple(catalogue.estimators())], Literal[tuple(catalogue.losses())]
     EstimatorSettings = section_of("EstimatorSettings", ESTIMATOR_OPTIONS)
     LossSettings = section_of("LossSettings", LOSS_OPTIONS)
+
+
+def refuse_clashes(section: type[BaseModel], options: Iterable[Option]) -> None:
+    """Raise ValueError if a section writes a key itself that is that of an estimator's or a loss's own setting."""
+    written = [vars(one) for one in section.__mro__ if one not in (EstimatorSettings, LossSettings)]
+    names = {name for body in written for name in body.get("__annotations__", ())}
+    for option in options:
+        if not option.shared and option.leaf in names:
+            owner = next(iter(option.owners))
+            raise ValueError(f"{option.key} is a key of every run; rename the setting {option.setting!r} of {owner!r}")
 
 
 def settings_of(section: BaseModel, options: Iterable[Option], name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from r1_cli.config.engines import AUTO, ENGINES, SERVERS
-from r1_cli.config.options import LossName, LossSettings
+from r1_cli.config.options import LOSS_OPTIONS, LossName, LossSettings, refuse_clashes
 from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Precision, Ratio, Section, one_of
 
 Aggregation = Literal[
@@ -90,6 +90,9 @@ class ActorConfig(UpdateConfig, LossSettings):
     entropy_coef: NonNegative = 0.0  # of an entropy bonus
     loss_scale_factor: Count | None = None  # seq-mean-token-sum-norm divides by it; null: data.max_response_length
     use_torch_compile: bool = True
+
+
+refuse_clashes(ActorConfig, LOSS_OPTIONS)
 
 
 class CriticConfig(UpdateConfig):

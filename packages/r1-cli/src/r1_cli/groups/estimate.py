@@ -10,6 +10,10 @@ from r1_core.losses import Correction
 from r1_core.types import Sample
 
 
+class EstimateError(Exception):
+    """No advantages can be had from a step's samples; the learner is as it was before them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """An estimator, and what else goes into advantages: the KL in the reward and the correction of the engine's gap."""
@@ -31,14 +35,22 @@ class Estimate:
         return frozenset(needs)
 
     def __call__(self, samples: Sequence[Sample], groups: Sequence[Group], kl_coef: float) -> list[Sample]:
-        """Return the samples of the groups, as `to_samples` gives them, with their advantages."""
+        """Return the samples of the groups, as `to_samples` gives them, with their advantages.
+
+        Raises:
+            EstimateError: the estimator raises.
+        """
         needs = self.needs
-        return assign(
-            samples,
-            self.estimator,
-            baselines=baselines(groups) if "baselines" in needs else None,
-            parts=part_rewards(groups) if "parts" in needs else None,
-            correction=self.correction if "correction_weights" in needs else None,
-            kl_penalty=self.kl_penalty,
-            kl_coef=kl_coef,
-        )
+        try:
+            return assign(
+                samples,
+                self.estimator,
+                baselines=baselines(groups) if "baselines" in needs else None,
+                parts=part_rewards(groups) if "parts" in needs else None,
+                correction=self.correction if "correction_weights" in needs else None,
+                kl_penalty=self.kl_penalty,
+                kl_coef=kl_coef,
+            )
+        except Exception as error:
+            name = type(self.estimator).__name__
+            raise EstimateError(f"the estimator {name} fails: {type(error).__name__}: {error}") from error

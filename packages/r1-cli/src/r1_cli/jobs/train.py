@@ -32,6 +32,7 @@ from r1_cli.roles import Dataset, Position, Schedule
 from r1_cli.sampling.collect import DynamicSampling
 from r1_cli.sampling.proof import prove
 from r1_cli.state.checkpoints import CheckpointStore, read_state
+from r1_cli.state.rows import record_rows
 from r1_cli.state.stop import StopRequest
 from r1_cli.track import RunInfo, Tracker
 from r1_cli.track.console import ConsoleReporter, configure_logging
@@ -71,6 +72,9 @@ def train(config: RunConfig, provenance: Provenance) -> None:
         reporter.begin(at.step, schedule.total_steps)
         names = config.trainer.project_name, config.trainer.experiment_name
         info = RunInfo(*names, store.root, printable(config), at.step)
+        named = [(one.name, part) for one, part in zip(sources, prompts.parts, strict=True)]
+        named += [(f"{one.name} (validation)", part) for one, part in zip(val_sources, val_prompts.parts, strict=True)]
+        record_rows(Path(store.root), named, resumed=start is not None)
         if start:
             report_changes(read_settings(store.root), info.config)
         tracker = Tracker(config.trainer.logger, info, reporter)

@@ -112,8 +112,8 @@ class DynamicSampling:
         prompts = [prompt for _, prompt in readable]
         sampled = sample_groups(self.scorer, prompts, params, watch, self.progress, enough=enough)
         compared = self._compare_with_greedy(sampled, watch)
-        settled = {index: self._settle(group) for index, group in compared.items()}
-        groups = [replace(group, row=readable[index][0]) for index, group in settled.items() if group]
+        judged = {index: self._as_filtered(group) for index, group in compared.items()}
+        groups = [replace(group, row=readable[index][0]) for index, group in judged.items() if group]
         values = filter_values(groups, self.filter_key)
         kept = [group for group, keep in zip(groups, passes(at.filter, values), strict=True) if keep]
         not_begun = tuple(row for index, (row, _) in enumerate(readable) if index not in sampled)
@@ -145,7 +145,7 @@ class DynamicSampling:
             supply = replace(supply, cursor=supply.cursor + 1)
         return rows[:count], replace(supply, pending=tuple(rows[count:]))
 
-    def _settle(self, group: Group) -> Group | None:
+    def _as_filtered(self, group: Group) -> Group | None:
         """Return the group as the filter sees it: without responses to be left out, and punished.
 
         None if too few responses are left: one that has lost all others has nothing to be compared with.
@@ -155,8 +155,8 @@ class DynamicSampling:
 
     def _counts(self, group: Group, group_filter: GroupFilter) -> bool:
         """Whether the filter will keep the group."""
-        settled = self._settle(group)
-        return settled is not None and passes(group_filter, filter_values([settled], self.filter_key))[0]
+        judged = self._as_filtered(group)
+        return judged is not None and passes(group_filter, filter_values([judged], self.filter_key))[0]
 
     def _compare_with_greedy(self, sampled: dict[int, Group], watch: Stopwatch) -> dict[int, Group]:
         """Give groups the reward of their prompt's greedy response as a baseline, where the estimator wants it.

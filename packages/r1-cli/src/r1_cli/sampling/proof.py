@@ -1,18 +1,20 @@
 """Proof that the engine samples from the learner's weights: a canary after every sync, or the run stops."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
 
 from r1_cli.groups.group import to_sample
 from r1_cli.roles import Learner, Scorer
 from r1_rollout.canary import Canary
+from r1_rollout.checksums import Expected, expected_checksums
 from r1_rollout.errors import EngineError, StaleWeights
-from r1_rollout.fault import Engine, ParameterRows, find_fault
+from r1_rollout.fault import Engine, ParameterRows, find_fault, name_differing
 from r1_rollout.handover import LocalWeights, WeightSource
-from r1_rollout.types import Drainable, Groups, PromptLike, Replaying, SamplingParams
+from r1_rollout.types import Checksummed, Drainable, Groups, PromptLike, Replaying, SamplingParams
 
 log = logging.getLogger("r1")
 
@@ -42,6 +44,14 @@ class LearnerReference:
             self.learner.restore()
 
 
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the engine must show after a sync."""
+
+    logprobs: list[list[float]]  # of the probes, as the learner has them
+    sums: Mapping[str, Expected] | None  # of the weights; None where the engine cannot tell its own
+
+
 @dataclass(slots=True)
 class ProvenGenerator:
     """A `Generator` that samples only after the engine has shown that it has the learner's weights."""
@@ -50,41 +60,55 @@ class ProvenGenerator:
     reference: LearnerReference
     canary: Canary
     gap: float = field(default=0.0, init=False)  # of the last sync, see `canary.widest_gap`
+    _apart: frozenset[str] | None = field(default=None, init=False)  # tensors that the engine keeps in another layout
 
     @contextmanager
     def awake(self, source: WeightSource | None = None) -> Iterator[None]:
         """Wake the engine as its own `awake` does; weights that it takes up are proven first.
 
         Raises:
-            StaleWeights: its log-probs are not the learner's; nothing has been sampled with these weights.
+            StaleWeights: its weights' bytes or its log-probs are not the learner's; nothing has been sampled with
+                these weights.
         """
-        expected = self._expected() if source is not None else None
+        expected = self._expect(source) if source is not None else None
         with self.engine.awake(source):
-            if source is None or self._agrees(expected):
+            if source is None or expected is None or self._agrees(source, expected):
                 yield
                 return
         raise self._fault(source.version)
 
     def update(self, source: WeightSource) -> None:
         """Let the engine take up weights as its own `update` does. Raises StaleWeights as `awake` does."""
-        expected = self._expected()
+        expected = self._expect(source)
         self.engine.update(source)
-        if not self._agrees(expected):
+        if not self._agrees(source, expected):
             raise self._fault(source.version)
 
-    def _expected(self) -> list[list[float]]:
-        """Return what the learner gives the probes; before the sync, as it may need memory that the engine takes."""
-        return self.reference.logprobs_of(self.canary.probes.prompts, self.canary.probes.responses)
+    def _expect(self, source: WeightSource) -> Expectation:
+        """Ask the learner before the sync, as it may need memory that the engine takes."""
+        probes, sums = self.canary.probes, None
+        if isinstance(self.engine, Checksummed):
+            sums = source.hand_over(partial(expected_checksums, precisions=self.engine.precisions))
+        return Expectation(self.reference.logprobs_of(probes.prompts, probes.responses), sums)
 
-    def _agrees(self, expected: list[list[float]] | None) -> bool:
-        self.gap = self.canary.gap(self.engine, expected or [])
-        return self.canary.accepts(self.gap)
+    def _agrees(self, source: WeightSource, expected: Expectation) -> bool:
+        """Compare bytes, then log-probs. Raises StaleWeights where bytes differ."""
+        wrong = frozenset(cast(Checksummed, self.engine).differing(expected.sums) if expected.sums else ())
+        if self._apart is not None and (stale := sorted(wrong - self._apart)):
+            raise name_differing(stale, source.version)
+        self.gap = self.canary.gap(self.engine, expected.logprobs)
+        accepted = self.canary.accepts(self.gap)
+        if accepted and self._apart is None and expected.sums:
+            # What is right by its log-probs and differs in bytes is kept in a layout of the engine's own.
+            self._apart = wrong
+        return accepted
 
     def _fault(self, version: int) -> StaleWeights:
         log.error(
             "version %d: engine and learner differ by %.3g of their log-probs; looking for the cause", version, self.gap
         )
-        return find_fault(self.canary, self.engine, self.reference, version, self.gap)
+        same_bytes = self._apart == frozenset()
+        return find_fault(self.canary, self.engine, self.reference, version, self.gap, same_bytes=same_bytes)
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
         """Sample as the engine does."""

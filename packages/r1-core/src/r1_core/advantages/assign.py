@@ -15,6 +15,13 @@ from r1_core.types import Sample
 
 logger = logging.getLogger(__name__)
 
+PER_TOKEN = (
+    "old_logprobs",
+    "squared_probs",
+    "ref_logprobs",
+    "full_kl",
+)  # fields of a sample that an estimator may need
+
 
 def assign(
     samples: Sequence[Sample],
@@ -35,7 +42,7 @@ def assign(
     the same names for all (GDPO), and `correction` how the gap between engine and learner is weighed (optimal token
     baseline, from the samples' `old_logprobs` and `rollout_logprobs`). With `kl_penalty`, a name of `r1_core.kl`, every
     token loses kl_coef times its KL from the reference, taken from the samples' `old_logprobs` and `ref_logprobs`, or
-    from their `full_kl` with `kl.FULL`.
+    from their `full_kl` with `kl.FULL`. What the estimator `needs` of the samples' own fields it is given.
     Raises ValueError on a reward that is not finite, and if what the KL needs is missing; an advantage that is not
     finite is logged, with its sample and estimator.
     """
@@ -59,9 +66,10 @@ def assign(
         baselines=torch.tensor(baselines, dtype=torch.float64) if baselines is not None else None,
         parts=_table(parts, part_names) if parts is not None and part_names is not None else None,
         part_names=part_names,
-        old_logprobs=_known(samples, "old_logprobs"),
-        squared_probs=_known(samples, "squared_probs"),
         correction_weights=_weights(samples, correction, mask) if correction is not None else None,
+        **{
+            need: rows(samples, need).double() for need in PER_TOKEN if need in estimator.needs and known(samples, need)
+        },
     )
     advantages = estimator(inputs)
     _warn_of_what_is_not_finite(samples, torch.where(mask, advantages, 0.0), type(estimator).__name__)
@@ -88,11 +96,6 @@ def _weights(samples: Sequence[Sample], correction: Correction, mask: Tensor) ->
     corrected, _ = correct(samples, correction)
     weights = [sample.weights for sample in corrected if sample.weights is not None]
     return to_rows(flatten(weights, samples).double(), mask)
-
-
-def _known(samples: Sequence[Sample], name: str) -> Tensor | None:
-    """A per-token field of all samples, float64 [N, R]; None if none has it."""
-    return rows(samples, name).double() if known(samples, name) else None
 
 
 def _penalties(samples: Sequence[Sample], mask: Tensor, name: str, coef: float) -> Tensor:

@@ -17,7 +17,7 @@ class AdvantageInputs:
     Example: two answers to one prompt, two and one tokens long, scored 1 and 0:
     `AdvantageInputs(token_rewards=[[0, 1], [0, 0]], group_ids=[7, 7], loss_mask=[[1, 1], [1, 0]])`.
 
-    The optional fields are read by the estimators that name them. Per-token ones are arbitrary, even NaN, where
+    The optional fields are filled for the estimators that need them. Per-token ones are arbitrary, even NaN, where
     `loss_mask` is false.
     """
 
@@ -29,6 +29,8 @@ class AdvantageInputs:
     baselines: Tensor | None = None  # [N], the reward of the prompt's greedy answer (ReMax)
     old_logprobs: Tensor | None = None  # [N, R], of the sampled tokens (optimal token baseline)
     squared_probs: Tensor | None = None  # [N, R], sum over the vocabulary of squared probabilities (the same)
+    ref_logprobs: Tensor | None = None  # [N, R], of the sampled tokens, the frozen reference's
+    full_kl: Tensor | None = None  # [N, R], KL of the policy's distribution from the reference's, over the vocabulary
     correction_weights: Tensor | None = None  # [N, R], of learner against engine (the same)
     parts: Tensor | None = None  # [N, K], several rewards of each answer (GDPO)
     part_names: tuple[str, ...] | None = None  # K names of theirs

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.advantages.scan import discounted_sums
-from r1_core.settings import NonNegative, check_settings
+from r1_core.settings import Positive, check_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class OptimalTokenBaseline(Estimator):
 
     free_tail: bool = False  # no baseline where one answer alone goes on
     by_column: bool = False  # compare by column, observations counted
-    eps: NonNegative = 1e-8
+    eps: Positive = 1e-8
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -12,6 +12,7 @@ TAIL = 200_000  # characters; a final answer stands at the end, so only the end 
 
 # A backslash pair that is not the start of \boxed is a line break of LaTeX, so that in `\\{` the brace still counts.
 _BRACES = re.compile(r"\\boxed\s?\{|\\\\(?!boxed)|\\[{}]|[{}]")
+_OPENED_BOX = re.compile(r"\\boxed\s?\{")
 _ANY_BRACE = re.compile(r"[{}]")
 _HASHED = re.compile(r"####[ \t]{0,8}([^\n]+)")
 _STATED = re.compile(
@@ -44,14 +45,24 @@ _WORDS_OF_ANSWERS |= {unit.lower() for unit in UNITS if unit.isalpha()}
 def final_answer(response: str) -> str | None:
     r"""Return the answer that a response ends with, or None.
 
-    Tried in this order: the last `\boxed{…}`, the last `<answer>…</answer>`, the last `#### x`, the last "Answer: x"
-    or "answer is x", a response that is nothing but an answer, the last of `$…$` and numbers.
+    Tried in this order, on what follows the thought: the last `\boxed{…}`, or several that belong together as a list;
+    the last `<answer>…</answer>`, the last `#### x`, the last "Answer: x" or "answer is x", a response that is nothing
+    but an answer, the last of `$…$` and numbers. A response that is cut off within its first box has none.
     """
-    for find in (boxed, tagged, hashed, _said, bare, last_formula):
-        extracted = find(response)
+    text = after_thought(response)
+    if _OPENED_BOX.search(text[-TAIL:]):
+        return boxed_list(text) or boxed(text)
+    for find in (tagged, hashed, _said, bare, last_formula):
+        extracted = find(text)
         if extracted is not None:
             return extracted
     return None
+
+
+def after_thought(response: str) -> str:
+    """Return what follows the last `</think>`, or all where nothing is thought; nothing of a thought without an end."""
+    rest = response.rpartition("</think>")[2]
+    return "" if "<think>" in rest else rest
 
 
 def boxed(response: str) -> str | None:
@@ -78,7 +89,7 @@ def last_braced(text: str, command: str) -> str | None:
 
 
 def boxed_list(response: str) -> str | None:
-    r"""Return the last boxes as one list, as in `\boxed{1} and \boxed{2}`; None unless at least two belong together.
+    r"""Return the last boxes as one list, as in `\boxed{1} and \boxed{2}`; None unless two that differ belong together.
 
     Boxes belong together when only blanks, commas, "and", "or", math delimiters and `x =` stand between them.
     """
@@ -113,7 +124,8 @@ def _joined(text: str, parts: list[tuple[slice, str]]) -> str | None:
         if len(between) > _MAX_CONNECTION or not _CONNECTED.fullmatch(between.rstrip("\\")):
             break
         first -= 1
-    return ", ".join(content for _, content in parts[first:]) if len(parts) - first > 1 else None
+    contents = list(dict.fromkeys(content for _, content in parts[first:]))
+    return ", ".join(contents) if len(contents) > 1 else None
 
 
 def tagged(response: str) -> str | None:

@@ -7,6 +7,7 @@ MAX_CHARACTERS = 1_000
 MAX_NESTING = 24
 MAX_DIGITS = 200  # of one number
 MAX_EXPONENT = 10_000
+MAX_NESTED_EXPONENT = 3  # of what is no plain number, within an exponent
 MAX_STACKED_EXPONENT = 100_000  # product of the exponents that stand on brackets
 MAX_SYMBOLIC_EXPONENT = 50  # of a bracket with one variable, where expanding is the trouble
 MAX_HARD_EXPONENT = 20  # of a bracket with several, and beside trigonometric functions
@@ -17,7 +18,12 @@ _SCIENTIFIC = re.compile(r"[0-9.][eE][+-]?[0-9]{4}")
 _PRODUCT = re.compile(r"\*|\\cdot|\\times|[0-9]\s?[({]")
 _EXPONENT = re.compile(r"(?:\^|\*\*)")
 _TOWER = re.compile(r"(?:\^|\*\*)[\s{(]*-?[0-9!.\s]+[\s)}]*(?:\^|\*\*)")
+_NESTED = re.compile(r"([0-9]+|[A-Za-z]|[^\s0-9A-Za-z])?[\s{(|]*(?:\^|\*\*)[\s{(|]*-?([0-9]*)")
+_GROWING = re.compile(r"!|\\(?:int|sum|prod|lim|[dt]?binom|left\s?\|)(?![A-Za-z])")
+_ROOT_INDEX = re.compile(r"\\sqrt\s?\[\s?(?![0-9]{1,3}\s?\]|[A-Za-z]\s?\])")
+_PLAIN_EXPONENT = re.compile(r"(?<![)}\]\s])\s{0,8}(?:\^|\*\*)[\s{(]{0,8}-?([0-9]{1,6})")
 _ON_BRACKET = re.compile(r"[)}\]]\s{0,8}(?:\^|\*\*)[\s{(]{0,8}-?([0-9]{1,6})")
+_POWER_NUMBER = re.compile(r"(?:\^|\*\*)[\s{(]{0,8}-?([0-9]{1,6})")
 _FACTORIAL = re.compile(r"([0-9]+)\s{0,8}!")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp)\b")
@@ -55,8 +61,12 @@ def _nesting(text: str) -> int:
 def _power_refusal(text: str) -> str | None:
     if _TOWER.search(text):
         return "an exponent with an exponent"
+    if _ROOT_INDEX.search(text):
+        return "a root whose index is no small number"
     for match in _EXPONENT.finditer(text):
         exponent = _group_at(text, match.end())
+        if reason := _nested_power_refusal(exponent):
+            return reason
         digits = [int(number) for number in re.findall(r"[0-9]+", exponent)]
         product = math.prod(digits) if _PRODUCT.search(exponent) else 0
         if any(number > MAX_EXPONENT for number in (*digits, product)) or ("!" in exponent and digits):
@@ -71,10 +81,27 @@ def _power_refusal(text: str) -> str | None:
         stacked *= max(int(exponent), 1)
         if variables and int(exponent) > allowed:
             return f"a bracket to a power above {allowed}"
-        if stacked > MAX_STACKED_EXPONENT:
-            return "exponents on brackets multiply to a huge one"
+    inner = max((int(exponent) for exponent in _PLAIN_EXPONENT.findall(text)), default=1)
+    if stacked > 1 and stacked * max(inner, 1) > MAX_STACKED_EXPONENT:
+        return "exponents on brackets multiply to a huge one"
     if _BIG_ARGUMENT.search(text) and any(len(number) > 4 for number in re.findall(r"[0-9]+", text)):
         return "a sum, product or binomial of large numbers"
+    return None
+
+
+def _nested_power_refusal(exponent: str) -> str | None:
+    """Refuse an exponent that is itself a large power, a sum, a product, or a power of powers."""
+    powers = _EXPONENT.findall(exponent)
+    if powers and (len(powers) > 1 or _GROWING.search(exponent)):
+        return "an exponent with exponents"
+    if _GROWING.search(exponent) and any(character.isdigit() for character in exponent):
+        return "an exponent that is a factorial, a sum or a product"
+    for base, power in _NESTED.findall(exponent) if powers else ():
+        size = int(power or 2)
+        if size > MAX_NESTED_EXPONENT and not (base.isdigit() and math.log10(max(int(base), 1)) * size < 4):
+            return "an exponent with a large exponent"
+        if base.isdigit() and math.log10(max(int(base), 1)) * size > 4:
+            return f"an exponent above {MAX_EXPONENT}"
     return None
 
 
@@ -83,6 +110,8 @@ def _factorial_refusal(text: str) -> str | None:
     if any(len(number) > 4 or int(number) > MAX_FACTORIAL for number in _FACTORIAL.findall(text)):
         return f"a factorial of more than {MAX_FACTORIAL}"
     of_bracket = re.search(r"[)}\]]\s{0,8}!", text) is not None
+    if marks and any(int(number) > MAX_SYMBOLIC_EXPONENT for number in _POWER_NUMBER.findall(text)):
+        return "a factorial beside a large power"
     if marks > 8 or re.search(r"!\s{0,8}!", text) or (of_bracket and (marks > 1 or "^" in text or "**" in text)):
         return "a factorial of a huge number"
     if of_bracket and any(int(number) > MAX_FACTORIAL for number in re.findall(r"[0-9]{1,5}", text)):

@@ -10,6 +10,7 @@ from r1_rewards.reading.units import UNITS, Unit
 _REPLACED = {
     "\u200b": "", "\u200c": "", "\u200d": "", "\ufeff": "", "\u2060": "", "\u202a": "", "\u202c": "", "\u202e": "",
     "\xa0": " ", "\u202f": " ", "\u2009": " ", "（": "(", "）": ")", "，": ",", "：": ":", "。": ".", "≈": "", "⁄": "/",
+    "．": ".", "…": "...",
     "−": "-", "–": "-", "·": r"\cdot ", "⋅": r"\cdot ", "×": r"\times ", "÷": r"\div ",
     "∞": r"\infty ", "π": r"\pi ", "°": r"^\circ ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ",
     "∩": r"\cap ", "∅": r"\emptyset ", "±": r"\pm ", "∈": r"\in ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",
@@ -20,6 +21,14 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUPERSCRIPT = re.compile("⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _WRAPPERS = ("$$", "$", r"\(", r"\)", r"\[", r"\]", "`", '"')
 _ABOUT = re.compile(r"^(?:\\approx|\\displaystyle|~|(?:approximately|about|roughly)\s)\s*")
+_DOLLARS = re.compile(r"-?\$[0-9][^$]*$")
+_COLOR = re.compile(r"\\(?:text)?color\s?\{[a-z]{1,20}\}")
+_SAID = re.compile(
+    r"^(?:\\text\s?\{\s{0,4})?(?:(?:so|thus|hence|therefore),?\s)?(?:the\s)?(?:final\s|correct\s)?answer(?:\sis|:)\s{0,4}:?"
+    r"\s{0,4}\}?\s{0,4}",
+    re.IGNORECASE,
+)
+_NUMBER_TIMES = re.compile(r"(?<![0-9.(])([0-9]+(?:\.[0-9]+)?)\s?\((-?[0-9]+(?:\.[0-9]+)?(?:/[0-9]+)?)\)")
 _CURRENCY = re.compile(r"^(?:USD|EUR|INR|Rs\.?)\s{0,4}(?=[0-9])")
 _WHOLLY_TEXT = re.compile(r"\\(?:mbox|text)\s?\{([^{}]*)\}")
 _ROOT = re.compile(r"√\s{0,4}(?:([0-9]+(?:\.[0-9]+)?|[A-Za-z])|\(([^()]*)\)|(?=\{))")
@@ -34,12 +43,14 @@ _TIMES_TEN = re.compile(r"(?<=[0-9])\s{0,4}[xX*]\s{0,4}(?=10\s?\^)")
 _EXPONENT_MARK = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]{1,3})")
 _DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc))\s?[({]?\s?([0-9]+(?:\.[0-9]+)?)\s?\^\s?\{?\s?\\circ\s?\}?[)}]?")
 _MATRIX = re.compile(r"\[\s?\[[^\[\]]+\](?:\s?,\s?\[[^\[\]]+\])*\s?\]")
-_SCALE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_MONEY = re.compile(r"(-?)\\?([$€£¥])\s?(-?[0-9][0-9,]*(?:\.[0-9]+)?)")
+_CURRENCIES = {"€": "euro", "£": "pound sterling", "¥": "yen"}
+SCALE = {"hundred": 100, "dozen": 12, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NUMBER_WORDS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
 )
-_SCALED = re.compile(rf"(-?\$?[0-9][0-9,]*(?:\.[0-9]+)?)\s{{0,4}}({'|'.join(_SCALE)})s?\b", re.IGNORECASE)
+_SCALED = re.compile(rf"(-?\$?[0-9][0-9,]*(?:\.[0-9]+)?)\s{{0,4}}({'|'.join(SCALE)})s?\b", re.IGNORECASE)
 _TEXT = r"\\(?:text|mbox|mathrm|textrm|operatorname)\s?\{\s{0,8}"
 _COUNTED = (
     "dollars?", "cents?", "euros?", "rupees?", "units?", r"square\sunits", "people", "apples?", "percent", "months?",
@@ -52,6 +63,12 @@ _QUANTITY = re.compile(
     re.IGNORECASE,
 )
 
+_LAST_WORDS = re.compile(
+    rf"(?P<rest>.*[0-9a-z)}}\]])(?:\\[ ,;]|[ ~])*"
+    rf"(?:{_TEXT}(?P<words>[A-Za-z][A-Za-z /]*)\}}|(?<=[ ~,])(?P<unit>{_UNITS}))"
+    r"\s?(?P<power>\^?\{?[23]\}?)?"
+)
+
 
 def normalise(written: str) -> str:
     r"""Return `written` in LaTeX that Math-Verify reads, without math delimiters, invisible characters or final stop.
@@ -60,7 +77,9 @@ def normalise(written: str) -> str:
     """
     text = _plain_characters(written).strip().rstrip(".").strip()
     for opening in _WRAPPERS:
-        text = text.removeprefix(opening).removesuffix(opening).strip()
+        if opening != "$" or not _DOLLARS.match(text):  # "$5" is money, "$5$" a formula
+            text = text.removeprefix(opening).removesuffix(opening).strip()
+    text = _SAID.sub("", _COLOR.sub("", text))
     text = _CURRENCY.sub("", _ABOUT.sub("", text))
     text = _WHOLLY_TEXT.sub(r"\1", text) if _WHOLLY_TEXT.fullmatch(text) else text
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}" if match[1] or match[2] else r"\sqrt", text)
@@ -69,7 +88,7 @@ def normalise(written: str) -> str:
     text = _DEGREES.sub(r"\1(\\frac{\2\\pi}{180})", text)
     text = _REPEATING.sub(_repeating_fraction, text)
     text = _TIMES_TEN.sub(r"\\times ", text.replace(r"\langle", "(").replace(r"\rangle", ")"))
-    text = _whole_number_or_matrix(text) or text
+    text = _NUMBER_TIMES.sub(r"\1 \\cdot (\2)", _whole_number_or_matrix(text) or text)
     return _SCALED.sub(_scaled_number, text).strip()
 
 
@@ -84,12 +103,27 @@ def quantity(text: str) -> tuple[str, Unit | str] | None:
 
     What cannot be converted, such as apples, comes as a lower-case word without a plural "s".
     """
+    if money := _MONEY.fullmatch(text):
+        return money[1] + money[3], UNITS["dollar"] if money[2] == "$" else _CURRENCIES[money[2]]
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return None
     name = match["unit"] + re.sub(r"[^23]", "", match["power"] or "")
     unit = UNITS.get(name) or UNITS.get(name.lower())
     return match["number"], unit or name.lower().removesuffix("s")
+
+
+def split_words(text: str) -> tuple[str, Unit | str] | None:
+    r"""Split r"\frac12 \text{ cm}" into what precedes the last words and these, as a unit where they are one, or None.
+
+    Words without `\text` count only where they are a unit of length, mass and so on, behind a blank.
+    """
+    match = _LAST_WORDS.fullmatch(text)
+    if match is None:
+        return None
+    words = " ".join((match["words"] or match["unit"]).split()) + re.sub(r"[^23]", "", match["power"] or "")
+    unit = UNITS.get(words) or UNITS.get(words.lower())
+    return match["rest"], unit or words.lower().removesuffix("s")
 
 
 def _plain_characters(text: str) -> str:
@@ -129,5 +163,5 @@ def _repeating_fraction(match: re.Match[str]) -> str:
 
 def _scaled_number(match: re.Match[str]) -> str:
     number = Fraction(match[1].replace(",", "").replace("$", ""))
-    value = number * _SCALE[match[2].lower()]
+    value = number * SCALE[match[2].lower()]
     return str(value) if value.denominator == 1 else match[0]

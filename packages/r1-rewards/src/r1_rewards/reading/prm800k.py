@@ -5,6 +5,7 @@ it with `expression`, and what would be computed for ever is unequal.
 """
 
 import contextlib
+import math
 import re
 
 from r1_rewards.reading import hendrycks
@@ -64,21 +65,22 @@ def normalise(extracted: str, *, compact: bool = True) -> str:
     if len(text) > 1 and text[0] == "{" and text[-1] == "}":
         text = text[1:-1]
     text = re.sub(r",\\! *", "", text)
-    if _FLOAT.fullmatch(text) and abs(float(text) - round(float(text))) <= _SAME_DIGITS:
-        text = str(round(float(text)))
+    if (whole := _whole(text)) is not None:
+        text = str(whole)
     if "\\" in text:
         with contextlib.suppress(ValueError):
             text = latex_to_text(text)
     text = _MIXED.sub(r"\1+\2", re.sub("- *", "-", text)).lower()
     if compact:
         text = text.replace(" ", "").replace("{", "").replace("}", "")
-    return str(round(float(_plain_commas(text)))) if _is_integer(text) else text
+    whole = _whole(_plain_commas(text))
+    return text if whole is None else str(whole)
 
 
 def _same_element(extracted: str, truth: str) -> bool:
     if _FRACTION.fullmatch(truth) and _FRACTION.fullmatch(extracted):
         return truth == extracted
-    if _is_integer(truth) != _is_integer(extracted):
+    if (_whole(_plain_commas(truth)) is None) != (_whole(_plain_commas(extracted)) is None):
         return False
     return _equal_by_algebra(extracted, truth)
 
@@ -104,9 +106,10 @@ def _elements(text: str) -> list[str]:
     return [text] if text else []
 
 
-def _is_integer(text: str) -> bool:
-    text = _plain_commas(text)
-    return bool(_FLOAT.fullmatch(text)) and abs(float(text) - round(float(text))) <= _SAME_DIGITS
+def _whole(text: str) -> int | None:
+    """Return the integer that a number is, as near as floats can tell; None for one beyond them, and for others."""
+    value = float(text) if _FLOAT.fullmatch(text) else math.inf
+    return round(value) if math.isfinite(value) and abs(value - round(value)) <= _SAME_DIGITS else None
 
 
 def _plain_commas(text: str) -> str:

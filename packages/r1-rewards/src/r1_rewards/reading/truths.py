@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 
 
-def read_truths(ground_truth: str | Sequence[str]) -> list[str]:
+def read_truths(ground_truth: str | Sequence[str], *, blank: bool = False) -> list[str]:
     """Return the truths: of a list of texts, of the JSON of such a list (`["5", "five"]`), or the one text.
 
-    Raises TypeError for what is no text, ValueError where nothing is left but blanks: a truth that no response can meet
-    would teach nothing and say nothing.
+    Raises TypeError for what is no text, and ValueError where there are only blanks, unless `blank` allows them: a
+    truth that no response can meet would teach nothing and say nothing.
     """
     if isinstance(ground_truth, str):
         found = _read_list(ground_truth) or [ground_truth]
@@ -16,8 +16,8 @@ def read_truths(ground_truth: str | Sequence[str]) -> list[str]:
         found = list(ground_truth)
     else:
         raise TypeError(f"the ground truth is {ground_truth!r:.80}, a {type(ground_truth).__name__}; write it as text")
-    found = [truth for truth in found if truth.strip()]
-    if not found:
+    found = [truth for truth in found if blank or truth.strip()]
+    if not found and not blank:
         raise ValueError(f"the ground truth {ground_truth!r:.80} is blank; nothing can be right")
     return found
 

@@ -41,6 +41,7 @@ _NAMES = {
     "power": {"W watt watts": "1", "kW": "1000", "MW": "1e6"},
     "force": {"N newton newtons": "1", "kN": "1000"},
     "pressure": {"Pa pascal pascals": "1", "kPa": "1000", "MPa": "1e6", "bar": "100000", "atm": "101325"},
+    "money": {"dollar dollars USD": "1", "cent cents": "0.01"},
     "frequency": {"Hz hertz": "1", "kHz": "1000", "MHz": "1e6", "GHz": "1e9"},
 }  # fmt: skip
 

@@ -8,7 +8,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any, get_args
 
 from r1_rewards.services.endpoint import Unusable
@@ -111,7 +110,7 @@ def _list_of(reply: Any, key: str, count: int) -> list[Any]:
 
 
 def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, int | float) and isfinite(value) for value in values)
+    return isinstance(values, list) and all(isinstance(read_score(value), Score) for value in values)
 
 
 PROTOCOLS = {

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from r1_rewards.service import Service
+from r1_rewards.services.protocols import printable
 from r1_rewards.spec import RewardSpecError
 from r1_rewards.types import Failure, FailurePolicy, Outcome, RewardInput, Score
 from r1_rewards.workers.failures import FailureRule
@@ -58,6 +59,8 @@ class RewardModelVerifier(Service):
             raise RewardSpecError(f"{path} has {model.config.num_labels} outputs; a reward model has one")
         if not self._tokenizer.chat_template:
             raise RewardSpecError(f"the tokenizer of {path} has no chat template, so no response can be put to it")
+        added = self._tokenizer.added_tokens_decoder.values()
+        self._special_tokens = [token.content for token in added if token.special and len(token.content) > 1]
         if model.config.pad_token_id is None:  # the classifier reads the last token that is not padding
             model.config.pad_token_id = self._tokenizer.pad_token_id
         self._padding = model.config.pad_token_id
@@ -85,10 +88,16 @@ class RewardModelVerifier(Service):
     def _tokenize(self, item: RewardInput) -> list[int]:
         asked = [dict(message) for message in item.messages] or [{"role": "user", "content": item.prompt}]
         text = self._tokenizer.apply_chat_template(
-            [*asked, {"role": "assistant", "content": item.response}], tokenize=False
+            [*asked, {"role": "assistant", "content": self._as_plain_text(item.response)}], tokenize=False
         )
-        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        token_ids: list[int] = self._tokenizer(printable(text), add_special_tokens=False)["input_ids"]
         return token_ids
+
+    def _as_plain_text(self, response: str) -> str:
+        """Put a blank into what the tokenizer would read as a special token, lest a response begin a turn."""
+        for token in self._special_tokens:
+            response = response.replace(token, f"{token[0]} {token[1:]}")
+        return response
 
     def _logits(self, rows: list[list[int]]) -> list[float]:
         """Return the model's output for rows of token ids, padded on the right."""

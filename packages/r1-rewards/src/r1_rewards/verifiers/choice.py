@@ -16,6 +16,8 @@ _LETTER = re.compile(r"[A-Z]")
 _RUN = re.compile(r"[A-Z]{2,10}")
 _LETTER_WITH_TEXT = re.compile(r"\(?([A-Z])(?:\)|[.:])\s{0,8}(\S.*)?", re.DOTALL)
 _NAMED = re.compile(r"\b(?:option|choice|answer)s?\s{1,4}(?:is\s{1,4})?\(?([A-Z])\b\)?", re.IGNORECASE)
+_DENIED = re.compile(r"\b(?:not|isn't|isnt|never|neither|nor|except|wrong|incorrect|cannot|can't)\b", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.;!?\n]")
 _ALONE = re.compile(r"(?<![\w'])\(?([A-Z])(?:\)|[.:]|(?=\s*$))")
 
 
@@ -44,13 +46,24 @@ def score(
 
 def chosen_letters(response: str, options: Mapping[str, str]) -> set[str]:
     """Return the letters that a response chooses, or none."""
+    response = extract.after_thought(response)
     for find in (extract.boxed, extract.tagged, extract.stated):
         extracted = find(response)
+        if extracted is not None and _DENIED.search(extracted[:200]):
+            return set()
         if extracted is not None and (letters := read_letters(extracted, options)):
             return letters
     whole = read_letters(response, options) if len(response) < 200 else set()
     tail = response[-extract.TAIL :]
-    return whole or set(_NAMED.findall(tail)[-1:]) & set(ascii_uppercase) or set(_ALONE.findall(tail)[-1:])
+    named = [match[1] for match in _NAMED.finditer(tail) if not _is_denied(tail, match.start())]
+    standing = [match[1] for match in _ALONE.finditer(tail) if not _is_denied(tail, match.start())]
+    return whole or set(named[-1:]) & set(ascii_uppercase) or set(standing[-1:])
+
+
+def _is_denied(text: str, place: int) -> bool:
+    """Whether the sentence says of what stands at `place` that it is wrong, shortly before."""
+    sentence = _SENTENCE_END.split(text[max(0, place - 40) : place])[-1]
+    return _DENIED.search(sentence) is not None
 
 
 def read_letters(extracted: str, options: Mapping[str, str]) -> set[str]:

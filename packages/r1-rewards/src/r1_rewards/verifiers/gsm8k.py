@@ -10,16 +10,17 @@ from r1_rewards.types import Score
 def score(response: str, ground_truth: str) -> Score:
     r"""Return 1 if the response's final number equals the truth's, exactly, else 0.
 
-    `ground_truth` is a solution as published ("… #### 18") or the bare number. The response's number is searched in
-    the last `\boxed{}`, then after `####`, in `<answer>`, after "answer is" or "Answer:", then the last number. Commas,
-    `$`, `%`, units and trailing zeros do not matter. The data set and its `####` are of arXiv 2110.14168.
+    `ground_truth` is a solution as published ("… #### 18") or the bare number. The response's number is searched behind
+    its thought, in the last `\boxed{}`, then after `####`, in `<answer>`, after "answer is" or "Answer:", then the last
+    number. Commas, `$`, `%`, units and trailing zeros do not matter. The data set and its `####` are of arXiv
+    2110.14168.
 
     Example: `score("She makes 9 * 2 = $18.00 a day. #### 18.00", "#### 18").value` is 1.0.
     """
     expected = final_number(ground_truth)
-    found = final_number(response)
+    found = final_number(extract.after_thought(response))
     accuracy = float(expected is not None and found == expected)
-    return Score(accuracy, {"overall": accuracy, "accuracy": accuracy})
+    return Score(accuracy, {"overall": accuracy, "accuracy": accuracy}, extracted=None if found is None else str(found))
 
 
 def final_number(text: str) -> Fraction | None:

@@ -6,14 +6,16 @@ first use.
 
 import logging
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 from r1_rewards.reading import extract
+from r1_rewards.reading.amounts import close, equal_amounts
 from r1_rewards.reading.guards import refusal
-from r1_rewards.reading.notation import normalise, quantity, without_emphasis
-from r1_rewards.reading.number import parse_number
-from r1_rewards.reading.units import Unit
+from r1_rewards.reading.hedges import hedge
+from r1_rewards.reading.notation import normalise, without_emphasis
+from r1_rewards.reading.truths import read_truths
 from r1_rewards.types import Score
 
 MISSING = "the math verifier needs Math-Verify: install it with `pip install 'r1-rewards[math]'`"
@@ -21,68 +23,101 @@ MISSING = "the math verifier needs Math-Verify: install it with `pip install 'r1
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]{2,}")
 _ARTICLE = re.compile(r"^(?:an?|the)\s+")
 _PROSE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+_ZERO = 1e-20  # below it, a sum of larger numbers that cancel out cannot be told from zero
 _MAX_PROSE_WORDS = 4  # more, and it is a sentence, in which Math-Verify would pick any number
-_SCIENTIFIC = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)\s?(?:\\times|\\cdot)\s?10\s?\^\s?\{?(-?[0-9]{1,3})\}?")
-_SEPARATE_NUMBERS = re.compile(r"-?[0-9.]+(?:\s+[0-9.]+)+")
 _NUMERAL = re.compile(r"([0-9A-Za-z]{1,200})_\{?([0-9]{1,2})\}?")
-_SPACED_COMMA = re.compile(r",\s")  # a list, where "32,349" is a number
-_DECIMAL_COMMA = re.compile(r"-?[0-9]+,(?:[0-9]{2}|[0-9]{4,})")
-_DECIMAL_POINT = re.compile(r"-?[0-9]+\.[0-9]+")
-_IMPROPER_COMMAS = re.compile(r"[0-9]+(?:,[0-9]+)+")
 _BLANKS = re.compile(r"(?<![0-9,])\s+|\s+(?![0-9])")
 _OPTION = re.compile(r"[A-J]")
 _CHOSEN = re.compile(r"\(?([A-J])(?:\)|[.:](?=\s|$)|$)")  # "A. Paris", "(A)", "A"
-_PROPER_COMMAS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
+_OTHER_OPTION = re.compile(
+    r"(?<![A-Za-z])\(?[A-J]\)|(?<![A-Za-z\\])[A-J][.:](?=\s|$)|(?:\b(?:or|and)\b|[,;/&])\s*\(?[A-J]\b"
+)
+_LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
+# What SymPy and Math-Verify raise for text that is no mathematics.
+_UNREADABLE = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError)
 
 
-def score(response: str, ground_truth: str, *, digits: int = 6, strict: bool = True) -> Score:
+def score(response: str, ground_truth: str | Sequence[str], *, digits: int = 6, strict: bool = True) -> Score:
     r"""Score a response by its final answer.
 
-    `accuracy` is 1 if the final answer (see `extract.final_answer`) equals the truth, which may itself stand in a
-    solution with a box or a formula; `format` is 1 if the response has a `\boxed{…}`; `overall`, the value, is the
-    accuracy. For `digits` and `strict` see `equal`.
+    `accuracy` is 1 if the final answer (see `extract.final_answer`) equals the truth, or one of several, which may
+    itself stand in a solution with a box or a formula; `format` is 1 if the response has a `\boxed{…}` behind its
+    thought; `overall`, the value, is the accuracy. For `digits` and `strict` see `equal`. Several truths are a list, or
+    its JSON.
 
     Hostile responses (`9**9**9`, huge factorials, very long or deeply nested text) are wrong without being computed;
     an expression that is merely hard can still take long, so train with `load("math", …)`, whose workers have a
-    deadline. Raises ImportError where Math-Verify is needed and missing.
+    deadline. Raises ImportError where Math-Verify is needed and missing, TypeError for a truth that is no text.
 
     Example: `score(r"so it is \boxed{\frac{2}{4}}.", "0.5").value` is 1.0.
     """
-    truth = _truth(ground_truth)
-    candidates = (extract.final_answer(response), extract.boxed_list(response))
-    accuracy = float(
-        any(extracted is not None and equal(extracted, truth, digits=digits, strict=strict) for extracted in candidates)
-    )
-    boxed = float(extract.boxed(response) is not None)
-    return Score(accuracy, {"overall": accuracy, "accuracy": accuracy, "format": boxed})
+    truths = [_truth(truth) for truth in read_truths(ground_truth, blank=True)]
+    extracted = extract.final_answer(response)
+    right, reason = False, "there is no final answer"
+    for truth in truths if extracted is not None else ():
+        right, reason = compare(extracted or "", truth, digits=digits, strict=strict)
+        if right:
+            break
+    accuracy, boxed = float(right), float(extract.boxed(extract.after_thought(response)) is not None)
+    parts = {"overall": accuracy, "accuracy": accuracy, "format": boxed}
+    return Score(accuracy, parts, extracted=extracted, reason=reason)
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response but the truth's own text can be right, or None: to be said before a run."""
+    try:
+        refused = [refusal(_truth(truth)) for truth in read_truths(ground_truth)]
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return f"it is not computed: {refused[0]}" if all(refused) else None
 
 
 def equal(extracted: str, truth: str, *, digits: int = 6, strict: bool = True) -> bool:
     r"""Return whether a final answer and a truth, without the text around them, mean the same.
 
-    Decimal numbers that are not exactly equal count as equal if they agree after rounding to `digits` decimals.
-    `strict=False` lets variables have other names and sets be tuples. Not symmetric: "x = 5" is right for "5", and
-    "x > 3" for "(3, \infty)".
+    Decimal numbers that are not exactly equal count as equal if they agree after rounding to `digits` decimals, counted
+    from the first digit of a truth below 0.1. `strict=False` lets variables have other names and sets be tuples. Not
+    symmetric: "x = 5" is right for "5", and "x > 3" for "(3, \infty)".
     """
+    return compare(extracted, truth, digits=digits, strict=strict)[0]
+
+
+def compare(extracted: str, truth: str, *, digits: int = 6, strict: bool = True) -> tuple[bool, str]:
+    """Return whether the two are `equal`, and why, in a few words."""
     if extracted.strip() == truth.strip() != "":
-        return True
+        return True, "the same text"
     extracted = without_emphasis(extracted)
-    if refusal(extracted) or refusal(truth):
-        return False
+    if reason := refusal(extracted):
+        return False, f"not computed: {reason}"
+    if reason := refusal(truth):
+        return False, f"the truth is not computed: {reason}"
     extracted, truth = normalise(extracted), normalise(truth)
     if not extracted or not truth:
-        return False
+        return False, "there is nothing to compare"
     if _packed(extracted) == _packed(truth):
-        return True
+        return True, "the same text"
     if _OPTION.fullmatch(truth) and (option := _CHOSEN.match(extracted)):
-        return option[1] == truth
-    decided = _equal_numerals(extracted, truth)
-    decided = _equal_quantities(extracted, truth, digits) if decided is None else decided
-    decided = _equal_words(extracted, truth) if decided is None else decided
+        several = _OTHER_OPTION.search(extracted, option.end())
+        return option[1] == truth and not several, "another option" if option[1] != truth else "option by its letter"
+    if reason := hedge(extracted, truth, lambda side, other: _compare_plain(side, other, digits, strict)[0]):
+        return False, reason
+    return _compare_plain(extracted, truth, digits, strict)
+
+
+def _compare_plain(extracted: str, truth: str, digits: int, strict: bool) -> tuple[bool, str]:
+    """Compare what is normalised: as numbers with bases, as amounts, as words, by algebra."""
+    if (decided := _equal_numerals(extracted, truth)) is not None:
+        return decided, "by their bases"
+    if (decided := equal_amounts(extracted, truth, digits)) is not None:
+        return decided, "as numbers"
+    if (decided := _equal_words(extracted, truth)) is not None:
+        return decided, "as words"
     # What normalising wrote out may be hostile where the original was not ("9²²²" becomes 9^{2}^{2}^{2}).
-    if decided is None and (refusal(extracted) or refusal(truth)):
-        return False
-    return _verify(extracted, truth, digits, strict) if decided is None else decided
+    if refusal(extracted) or refusal(truth):
+        return False, "not computed"
+    if extracted.lower() == truth.lower() and _LETTER.findall(extracted) != _LETTER.findall(truth):
+        return False, "other letters"
+    return _equal_by_algebra(extracted, truth, digits, strict), "by algebra"
 
 
 def _truth(ground_truth: str) -> str:
@@ -96,42 +131,6 @@ def _truth(ground_truth: str) -> str:
 def _packed(text: str) -> str:
     """Drop blanks, but not before digits after a digit or comma: "32, 349" is a list and "32,349" is a number."""
     return _BLANKS.sub("", text)
-
-
-def _equal_quantities(extracted: str, truth: str, digits: int) -> bool | None:
-    """Compare numbers with or without units; None where this cannot decide."""
-    extracted_number, extracted_unit = quantity(extracted) or (extracted, "")
-    truth_number, truth_unit = quantity(truth) or (truth, "")
-    if _SPACED_COMMA.search(extracted_number) or _SPACED_COMMA.search(truth_number):
-        return None
-    left, right = _number(extracted_number, truth_number), _number(truth_number, extracted_number)
-    if left is None or right is None:
-        miswritten = _miswritten_number(extracted_number if left is None else truth_number)
-        return False if miswritten and (left is None) != (right is None) else None
-    if isinstance(extracted_unit, Unit) and isinstance(truth_unit, Unit) and extracted_unit != truth_unit:
-        return extracted_unit.kind == truth_unit.kind and left * extracted_unit.factor == right * truth_unit.factor
-    if extracted_unit and truth_unit and extracted_unit != truth_unit:
-        return False
-    if left == right:
-        return True
-    if left.denominator == 1 == right.denominator and "%" not in extracted_number + truth_number:
-        return False
-    return _verify(extracted_number, truth_number, digits)  # Math-Verify allows for rounding
-
-
-def _number(text: str, other: str) -> Fraction | None:
-    """Read a number; a comma with other than three digits after it is a decimal one if `other` has decimals too."""
-    if _SCIENTIFIC.fullmatch(text):
-        text = _SCIENTIFIC.sub(r"\1e\2", text)
-    elif _DECIMAL_COMMA.fullmatch(text) and (_DECIMAL_POINT.fullmatch(other) or _DECIMAL_COMMA.fullmatch(other)):
-        text = text.replace(",", ".")
-    return None if _SEPARATE_NUMBERS.fullmatch(text) else parse_number(text)
-
-
-def _miswritten_number(text: str) -> bool:
-    """Whether a text looks like one number but is not: "12,34" is a list or a mistake, and not 1234."""
-    improper = _IMPROPER_COMMAS.fullmatch(text) and not _PROPER_COMMAS.fullmatch(text)
-    return bool(improper or _SEPARATE_NUMBERS.fullmatch(text))
 
 
 def _equal_numerals(extracted: str, truth: str) -> bool | None:
@@ -158,7 +157,7 @@ def _plain_words(text: str) -> str:
     return _ARTICLE.sub("", " ".join(text.casefold().split()), count=1)
 
 
-def _verify(extracted: str, truth: str, digits: int, strict: bool = True) -> bool:
+def _equal_by_algebra(extracted: str, truth: str, digits: int, strict: bool) -> bool:
     try:
         from math_verify import LatexExtractionConfig, parse, verify
     except ModuleNotFoundError as error:
@@ -168,11 +167,33 @@ def _verify(extracted: str, truth: str, digits: int, strict: bool = True) -> boo
     # Only LaTeX: Math-Verify hands what it takes for a plain expression to SymPy's parse_expr, which evaluates.
     # The whole box or nothing: without this it would take any fraction out of an unreadable answer.
     targets = [LatexExtractionConfig(try_extract_without_anchor=False)]
-    gold, predicted = (
-        [_with_imaginary_unit(item) for item in parse(rf"\boxed{{{text}}}", targets, parsing_timeout=None)]
-        for text in (truth, extracted)
-    )
-    return bool(verify(gold, predicted, digits, strict=strict, allow_set_relation_comp=True, timeout_seconds=None))
+    try:
+        gold, predicted = (
+            [_with_imaginary_unit(item) for item in parse(rf"\boxed{{{text}}}", targets, parsing_timeout=None)]
+            for text in (truth, extracted)
+        )
+        settings = {"strict": strict, "allow_set_relation_comp": True, "timeout_seconds": None}
+        return bool(verify(gold, predicted, digits, **settings)) and _same_size(gold, predicted, digits)
+    except _UNREADABLE:
+        return False
+
+
+def _same_size(gold: list[Any], predicted: list[Any], digits: int) -> bool:
+    """Whether two small numbers agree in their first digits, and not only in that both round to zero."""
+    from sympy import Abs, Expr, N
+
+    if not (gold and predicted and isinstance(gold[0], Expr) and isinstance(predicted[0], Expr)):
+        return True
+    if not (gold[0].is_number and predicted[0].is_number):
+        return True
+    exact = predicted[0].doit(), gold[0].doit()
+    if exact[0].is_Rational and exact[1].is_Rational:
+        left, right = (Fraction(int(value.p), int(value.q)) for value in exact)
+        return left == right or (right.denominator > 1 and close(left, right, digits))
+    size, gap = (N(Abs(value), digits + 20) for value in (gold[0], gold[0] - predicted[0]))
+    if not (size.is_Float or size.is_zero) or not (gap.is_Float or gap.is_zero) or size > 0.1:
+        return True
+    return bool(gap <= size * 10 ** (1 - digits) or (size < _ZERO and gap < _ZERO))
 
 
 def _with_imaginary_unit(parsed: Any) -> Any:

@@ -5,9 +5,14 @@ from collections import deque
 from fractions import Fraction
 
 from r1_rewards.reading import extract
+from r1_rewards.reading.amounts import parse_exact
+from r1_rewards.reading.hedges import hedge
+from r1_rewards.reading.notation import SCALE
 from r1_rewards.reading.number import parse_number
 from r1_rewards.reading.units import UNITS, Unit
 from r1_rewards.types import Score
+
+MAX_WORDS = 6  # of an answer that its words may take back; with more, it is a sentence about other things, too
 
 _NUMBER_AND_REST = re.compile(
     r"(?P<number>[-+−]?[$€£]?(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?(?:/[0-9]+)?)\s*(?P<rest>.*)",
@@ -15,8 +20,15 @@ _NUMBER_AND_REST = re.compile(
 )
 # Not the 2 of m^2, of x_2 or of 3 \times 10^2.
 _START = re.compile(
-    r"(?:(?<![\w)\]}])[-−])?[$€£]?(?<![\w.^{])(?:\.[0-9]+|"
+    r"(?:(?<![\w)\]}])[-−])?[$€£]?(?<![\w.^{√])(?:\.[0-9]+|"
     r"[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+|\s?(?:\\times|\\cdot|×|\*)\s?10\s?\^\s?\{?[-+]?[0-9]*)?)"
+)
+_FRACTION_AND_REST = re.compile(r"[\s$]*(-?\\[dt]?frac\s?(?:\{-?[0-9]+\}|[0-9])\s?(?:\{[0-9]+\}|[0-9]))(.*)", re.DOTALL)
+_SCALED = re.compile(rf"({'|'.join(SCALE)})s?\b", re.IGNORECASE)
+# What makes the number in front of it another one: 2\pi, 5!, 3x, 2^5, 4 + 1.
+_FACTOR = re.compile(
+    r"\\?(?:pi|sqrt|e)(?![A-Za-z])|\\(?:cdot|times|frac|ln|log|sin|cos|tan)(?![A-Za-z])|[!^√π²³]|[-+*/]\s?(?=[0-9(\\])"
+    r"|\((?=[0-9])|[xyzn](?![A-Za-z])"
 )
 _TIMES_TEN = re.compile(r"\s?(?:\\times|\\cdot|×|\*|x)\s?10\s?\^?\s?\{?([-+]?[0-9]{1,3})\}?")
 _DECORATION = re.compile(r"\\(?:text|mathrm|mbox|operatorname)\s?\{|\\[,;:! ()\[\]]|[${}~]|^\s*(?:\\approx|≈|about|=)")
@@ -44,30 +56,36 @@ def score(
     truth = read_quantity(ground_truth)
     if truth is None:
         raise ValueError(f"the truth {ground_truth[:80]!r} is not a number with or without a unit")
-    found = _final_answer(response)
+    extracted, found = _final_answer(extract.after_thought(response))
     right = found is not None and _close(found, truth, relative, absolute, unit_required)
-    return Score(float(right), {"overall": float(right), "accuracy": float(right)})
+    return Score(float(right), {"overall": float(right), "accuracy": float(right)}, extracted=extracted)
 
 
 def read_quantity(text: str) -> tuple[Fraction, str] | None:
     r"""Return a number and its unit as written ("" if none, "%" for percent), or None; reads "3\times 10^4 km"."""
     plain = _DECORATION.sub("", text[:1000]).strip().rstrip(".").strip()
-    match = _NUMBER_AND_REST.fullmatch(plain)
-    if match is None:
+    if fraction := _FRACTION_AND_REST.match(text.strip()):
+        number, rest = parse_exact(fraction[1]), _DECORATION.sub("", fraction[2]).strip().rstrip(".")
+    elif match := _NUMBER_AND_REST.fullmatch(plain):
+        number, rest = parse_number(match["number"]), match["rest"]
+    else:
         return None
-    number, rest = parse_number(match["number"]), match["rest"]
     if number is not None and (power := _TIMES_TEN.match(rest)):
         number, rest = number * Fraction(10) ** int(power[1]), rest[power.end() :].strip()
-    return None if number is None else (number, _unit(rest))
+    if number is not None and (scale := _SCALED.match(rest)):
+        number, rest = number * SCALE[scale[1].lower()], rest[scale.end() :].strip()
+    return None if number is None or _FACTOR.match(rest) else (number, _unit(rest))
 
 
-def _final_answer(response: str) -> tuple[Fraction, str] | None:
-    """Return the quantity in the answer that a response marks as such, or else its last one."""
+def _final_answer(response: str) -> tuple[str | None, tuple[Fraction, str] | None]:
+    """Return the answer that a response marks as such, or else its last number, and the quantity that it says."""
     for find in (extract.boxed, extract.tagged, extract.hashed, extract.stated):
         extracted = find(response)
         if extracted is not None:
-            return read_quantity(extracted) or _last_quantity(extracted)
-    return _last_quantity(response)
+            if len(extracted.split()) <= MAX_WORDS and hedge(extracted, "", str.__eq__):
+                return extracted, None
+            return extracted, read_quantity(extracted) or _last_quantity(extracted)
+    return extract.last_number(response), _last_quantity(response)
 
 
 def _last_quantity(text: str) -> tuple[Fraction, str] | None:

@@ -68,7 +68,7 @@ def _prepared(text: str, pi: float) -> str:
         return text.replace("\\", "").replace("%", "")
     if "_" in text:
         digits = _number(text.split("_")[0])
-        return "" if digits is None else str(int(digits))
+        return "" if digits is None or not math.isfinite(digits) else str(int(digits))
     if "\\pi" not in text:
         return text
     written = re.sub(r"(\d?)\\pi", lambda match: f"{match[1]}*{pi}" if match[1] else f"1*{pi}", text)

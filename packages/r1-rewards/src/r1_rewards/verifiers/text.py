@@ -53,6 +53,7 @@ def normalise_squad(text: str) -> str:
 
 
 def _final_answer(response: str) -> str:
+    response = extract.after_thought(response)
     for find in (extract.tagged, extract.boxed, extract.stated):
         extracted = find(response)
         if extracted is not None:

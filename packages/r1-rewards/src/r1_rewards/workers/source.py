@@ -14,7 +14,7 @@ from typing import Any
 
 from r1_rewards.spec import RewardSpecError
 
-_SETTINGS = ("REWARD_TYPE", "REWARD_NAME")  # of a reward file, see `functions`
+_SETTINGS = ("REWARD_TYPE", "REWARD_NAME", "COMPLETIONS")  # of a reward file, see `functions`
 
 
 def write_function(function: Callable[..., Any], folder: Path) -> str:

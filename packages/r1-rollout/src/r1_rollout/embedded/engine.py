@@ -1,12 +1,13 @@
 """The embedded engine: group sampling inside the process, on any CPU or GPU, with no server."""
 
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from r1_rollout.checksums import Expected, differing
 from r1_rollout.embedded.architecture import Reach, prepare
 from r1_rollout.embedded.choices import Choices, replay_choices, sampling_choices
 from r1_rollout.embedded.decoding import Decoding
@@ -166,6 +167,15 @@ class EmbeddedEngine:
         for index, (completion,) in self._decode("logprobs_of", [prompts[index] for index in given], choices):
             logprobs[given[index]] = completion.logprobs.tolist()
         return logprobs
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Those of the model's weights."""
+        return tuple(sorted({str(one.dtype).removeprefix("torch.") for one in self._model.parameters()}))
+
+    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+        """Return which tensors are not, byte by byte, what they are to be; see `r1_rollout.checksums`."""
+        return differing(self._model.state_dict(), expected)
 
     def _decode(self, name: str, prompts: Sequence[PromptLike], choices: Choices) -> Decoding:
         if self._version is None:

@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from r1_rollout import tokens
-from r1_rollout.errors import EngineError, PromptError, WeightsError
+from r1_rollout.checksums import Expected, differing
+from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
 from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
+from r1_rollout.vllm.limits import Limits
 from r1_rollout.vllm.options import EngineOptions
+from r1_rollout.vllm.running import Running
 from r1_rollout.vllm.shapes import Shapes, known
 from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.vllm.workers import end_workers, running_workers, silence_false_alarms, worker_threads
@@ -47,14 +50,15 @@ class VllmEngine:
         self._llm, self._thread, self._options, self._on_cpu = llm, thread, options, on_cpu
         model = llm.model_config
         self._dtype: torch.dtype = model.dtype
-        self._max_model_len: int = model.max_model_len
+        self._limits = Limits(model.get_vocab_size(), model.max_model_len)
         self._media = MediaReader.of(model.hf_config)
         self._version = version
         self._latest = -1 if version is None else version
         self._inside = self._asleep = False
+        self._poisoned = False  # the cache may hold what is not finite
         self._adapter: Any = None  # vLLM's name of it
         self._shapes: Shapes = {}  # of the last full weights
-        self._batch: Generator[tuple[int, list[Completion]], None, None] | None = None
+        self._running: Running | None = None  # the unfinished call
         self._workers: set[BaseProcess] = set()  # of a tensor-parallel engine
 
     @classmethod
@@ -140,7 +144,7 @@ class VllmEngine:
         finally:
             self._inside = False
             self._version = None
-            self._close()
+            self._close("its awake block ended")
             if not self._thread.failure:
                 self._call(self._sleep)
 
@@ -153,7 +157,7 @@ class VllmEngine:
         version = source.version
         if version < self._latest:
             raise WeightsError(f"got weights of version {version}, but the engine has had version {self._latest}")
-        self._close()
+        self._close("new weights came before it finished")
         self._version = None
         try:
             self._call(self._sync, source.tensors(), version)
@@ -174,12 +178,14 @@ class VllmEngine:
             NonFiniteLogits: the model's logits are not finite.
             EngineError: vLLM hangs or has died; groups that were yielded before are whole.
         """
-        self._check(prompts, [params.max_tokens] * len(prompts), "generate")
+        self._require_awake("generate")
+        for prompt in prompts:
+            self._limits.require(prompt, params.max_tokens)
         if params.stop and not self._options.has_tokenizer(self._llm.model_config.model):
             raise PromptError(f"stop={list(params.stop)} are strings, but the engine's model has no tokenizer")
-        self._close()
-        self._batch = self._groups(prompts, params)
-        return self._batch
+        self._close("a later generate() began before it finished")
+        self._running = Running(self._groups(prompts, params))
+        return self._running
 
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
@@ -193,8 +199,10 @@ class VllmEngine:
         """
         from r1_rollout.vllm.requests import forced_settings
 
-        self._check(prompts, [len(response) for response in responses], "logprobs_of")
-        self._close()
+        self._require_awake("logprobs_of")
+        for prompt, response in zip(prompts, responses, strict=True):
+            self._limits.require(prompt, len(response), response)
+        self._close("a later logprobs_of() began before it finished")
         wanted = {str(i): (prompts[i], forced_settings(r, temperature)) for i, r in enumerate(responses) if len(r)}
         logprobs: dict[str, list[float]] = {}
         try:
@@ -209,9 +217,21 @@ class VllmEngine:
             self._abort(wanted.keys() - logprobs.keys())
         return [logprobs.get(str(i), []) for i in range(len(responses))]
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """That of the model, and float32, in which it keeps some weights of any model."""
+        return tuple({str(self._dtype).removeprefix("torch."), "float32"})
+
+    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+        """Return which tensors are not what they are to be; see `r1_rollout.checksums`. Shards are not compared."""
+        if self._options.tensor_parallel_size > 1:
+            return []
+        names: list[str] = self._call(self._compare, expected)
+        return names
+
     def close(self) -> None:
         """End vLLM with its workers and free what it holds. What hangs in this process is left to the process's end."""
-        self._close()
+        self._close("the engine was closed")
         if not self._thread.failure:
             self._call(self._forget)
         end_workers(self._workers)
@@ -230,17 +250,9 @@ class VllmEngine:
             # Dead, or after an error of vLLM's own calls no longer in step: see `sync.load_folder`.
             raise self._thread.fail(f"vLLM's workers have failed: {error!r}. Start the run again") from error
 
-    def _check(self, prompts: Sequence[PromptLike], lengths: Sequence[int], what: str) -> None:
+    def _require_awake(self, what: str) -> None:
         if self._version is None:
             raise RuntimeError(f"{what}() needs an awake engine: call it inside `with engine.awake(source)`")
-        for prompt, length in zip(prompts, lengths, strict=True):
-            if not prompt.token_ids:
-                raise PromptError(f"prompt {prompt.id} is empty: the model needs at least one token to go on from")
-            if len(prompt.token_ids) + length > self._max_model_len:
-                raise PromptError(
-                    f"prompt {prompt.id} has {len(prompt.token_ids)} tokens, its answer up to {length}, but "
-                    f"max_model_len={self._max_model_len}: raise it, or lower the lengths"
-                )
 
     def _groups(
         self, prompts: Sequence[PromptLike], params: SamplingParams
@@ -281,7 +293,11 @@ class VllmEngine:
         except Exception as error:
             raise self._thread.fail(f"vLLM died in the middle of a batch: {error!r}. Start the run again") from error
         finished = [(output.request_id, output) for output in outputs if output.finished]
-        return [(name, to_completion(output, prompts[name].id, version)) for name, output in finished]
+        try:
+            return [(name, to_completion(output, prompts[name].id, version)) for name, output in finished]
+        except NonFiniteLogits:
+            self._poisoned = True
+            raise
 
     def _abort(self, names: Collection[str]) -> None:
         """Abandon requests; of a dead engine, too, though it cannot be told."""
@@ -289,17 +305,24 @@ class VllmEngine:
             with suppress(EngineError):
                 self._call(self._drop, list(names))
 
-    def _close(self) -> None:
-        if self._batch is not None:
-            self._batch.close()
-            self._batch = None
+    def _close(self, reason: str) -> None:
+        """End the unfinished call, if there is one."""
+        if self._running is not None:
+            self._running.end(f"this generate() call is over: {reason}")
+            self._running = None
 
     # Called by vLLM's thread.
 
     def _add(self, prompt: PromptLike, asked: dict[str, Any]) -> None:
         from vllm.inputs import tokens_input
 
-        inputs = self._media.read(prompt) if self._media else tokens_input(list(prompt.token_ids))
+        from r1_rollout.vllm.media import require_no_media
+
+        if self._media:
+            inputs = self._media.read(prompt)
+        else:
+            require_no_media(prompt)
+            inputs = tokens_input(list(prompt.token_ids))
         for name, settings in asked.items():
             try:
                 self._llm.llm_engine.add_request(name, inputs, settings, lora_request=self._adapter)
@@ -339,8 +362,17 @@ class VllmEngine:
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
+        if self._poisoned:
+            self._llm.collective_rpc(sync.empty_cache)
+            self._poisoned = False
         self._llm.reset_prefix_cache()
         self._llm.llm_engine.reset_encoder_cache()
+
+    def _compare(self, expected: Mapping[str, Expected]) -> list[str]:
+        from r1_rollout.vllm.sync import named_parameters
+
+        (parameters,) = self._llm.apply_model(named_parameters)
+        return differing(parameters, expected)
 
     def _sleep(self) -> None:
         """Free cache and weights; an adapter's base weights are kept, in main memory. Processors free nothing."""
@@ -351,7 +383,7 @@ class VllmEngine:
 
     def _forget(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()
-        self._llm = self._batch = None
+        self._llm = self._running = None
         gc.collect()
 
 

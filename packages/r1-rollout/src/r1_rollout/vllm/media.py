@@ -71,6 +71,15 @@ class MediaReader:
         return list(_ranges(places, counts))
 
 
+def require_no_media(prompt: PromptLike) -> None:
+    """Raise PromptError if a prompt has inputs that an engine without a `MediaReader` would drop."""
+    if inputs := sorted(prompt.model_inputs.keys() - IGNORED):
+        raise PromptError(
+            f"prompt {prompt.id} has {', '.join(inputs)}, but vLLM in this process is told how to take pictures of the "
+            "Qwen-VL families only: use the embedded engine, or vLLM servers, for this model"
+        )
+
+
 def _rotary(prompt: PromptLike) -> Tensor:
     """Return the rotary axes of the prompt's positions, int64 [3, prompt_length]."""
     shape, expected = tuple(prompt.position_ids.shape), (4, len(prompt.token_ids))

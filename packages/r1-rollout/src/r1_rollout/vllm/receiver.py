@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
+from r1_rollout.checksums import Expected, differing
 from r1_rollout.vllm.adapter import adapted_modules, check_bound, written_names
 from r1_rollout.vllm.shards import read_shards
 from r1_rollout.vllm.sync import drop_unfinished, repack_heads
@@ -87,6 +88,29 @@ class WeightReceiver:
     def r1_holds(self) -> dict[str, Any]:
         """Return the versions of this worker's weights."""
         return {"base": self.r1_base, "version": self.r1_version}
+
+    def r1_differs(self, expected: dict[str, list[Any]]) -> dict[str, list[str]]:
+        """Return which tensors are not what they are to be; see `checksums`. Shards of them are not compared.
+
+        Args:
+            expected: by the learner's names, the rows and the sums by precision, as text.
+        """
+        worker: Any = self
+        if worker.parallel_config.tensor_parallel_size > 1:
+            return {"names": []}
+        sums = {
+            name: Expected(rows, {kind: int(text) for kind, text in by_kind.items()})
+            for name, (rows, by_kind) in expected.items()
+        }
+        return {"names": differing(dict(worker.get_model().named_parameters()), sums)}
+
+    def r1_limits(self) -> dict[str, int]:
+        """Return what a request may hold; see `limits.Limits`."""
+        worker: Any = self
+        return {
+            "vocabulary": worker.model_config.get_vocab_size(),
+            "max_model_len": worker.model_config.max_model_len,
+        }
 
     def r1_open(self) -> None:
         """Hold no version from now on, and drop what a load that broke off brought: it would count for the next."""

@@ -92,6 +92,12 @@ def absent_names(parameters: Mapping[str, Tensor], given: Mapping[str, int]) -> 
     return absent
 
 
+def empty_cache(worker: Any) -> None:
+    """Set a worker's keys and values to zero: kernels multiply what they mask by zero, and NaN by zero is NaN."""
+    for tensor in worker.model_runner.kv_caches:
+        tensor.zero_()
+
+
 def repack_heads(model: nn.Module) -> None:
     """Let the output layer pack its weight anew.
 

@@ -4,7 +4,7 @@ import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from r1_rollout.checksums import Expected
 from r1_rollout.errors import WeightsError
 from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.lora import Adapter
@@ -220,15 +221,18 @@ class ServerPool:
 
         Raises:
             RuntimeError: outside an awake block, or continued after the call was ended.
+            PromptError: a prompt is too long for the servers, or has a token that the model does not know; nothing was
+                sent, and the pool is well.
             Unsendable: a prompt has a video.
-            RequestRefused: a prompt that no server can serve, e.g. one that is too long for the model; or there are
-                stop strings, and a server without a tokenizer.
+            RequestRefused: a prompt that no server can serve; or there are stop strings, and a server without a
+                tokenizer.
             ServersLost: no server was left for longer than `deadlines.recovery`.
             ServerFault: a group failed on `max_attempts` servers.
         """
         version, current = self._require_ready("generate")
         if params.n > self._max_sequences:
             raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
+        self._require_fit(prompts, [()] * len(prompts), params.max_tokens)
         if params.stop:
             self._require_tokenizers()
 
@@ -269,6 +273,14 @@ class ServerPool:
             raise RuntimeError(f"{what}() needs an awake pool: call it inside `with pool.awake(source)`")
         return self._version, current
 
+    def _require_fit(self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", max_tokens: int) -> None:
+        """Raise PromptError on a prompt that would be refused, or that a server would die of."""
+        with self._supervisor.changed:
+            found = {server.limits for server in self._supervisor.servers if server.limits}
+        for prompt, response in zip(prompts, responses, strict=True):
+            for limits in found:
+                limits.require(prompt, max(len(response), max_tokens), response)
+
     def _require_tokenizers(self) -> None:
         with self._supervisor.changed:
             ready = self._supervisor.ready()
@@ -287,6 +299,7 @@ class ServerPool:
             ServerFault: a server fails, or two servers disagree.
         """
         _, current = self._require_ready("logprobs_of")
+        self._require_fit(prompts, responses, 0)
         with self._supervisor.changed:
             ready = self._supervisor.ready()
         with ThreadPoolExecutor(len(ready)) as threads:
@@ -298,6 +311,21 @@ class ServerPool:
             if (gap := max((abs(a - b) for a, b in pairs), default=0.0)) > _DISAGREEMENT:
                 raise ServerFault(f"log-probs of {ready[0].name} and {server.name} differ by {gap:.3g}: one is stale")
         return logprobs[0]
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """That in which weights are sent, and float32, which is also what comes of it where none is set."""
+        return tuple({str(self._dtype or torch.float32).removeprefix("torch."), "float32"})
+
+    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+        """Return which tensors are not what they are to be on one server or another; see `r1_rollout.checksums`."""
+        self._require_ready("differing")
+        with self._supervisor.changed:
+            ready = self._supervisor.ready()
+        with ThreadPoolExecutor(len(ready)) as threads:
+            load = self._supervisor.deadlines.load
+            found = list(threads.map(lambda server: server.differing(expected, load), ready))
+        return sorted({name for names in found for name in names})
 
     def _replay(
         self,

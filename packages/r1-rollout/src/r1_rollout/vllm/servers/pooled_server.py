@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from r1_rollout.checksums import Expected
 from r1_rollout.vllm.client import (
     Endpoint,
     RequestRefused,
@@ -17,6 +18,7 @@ from r1_rollout.vllm.client import (
     ask,
     tell,
 )
+from r1_rollout.vllm.limits import Limits
 from r1_rollout.vllm.servers.broadcast import Bucket
 from r1_rollout.vllm.servers.server import GUARD, REQUIRED, REQUIRED_ENVIRONMENT, LocalServer
 from r1_rollout.vllm.servers.transfer import Backend, Transfer
@@ -55,6 +57,7 @@ class PooledServer:
         self.faults = 0  # in a row
         self.half_loaded = False  # a load began and did not end well: what vLLM has now is anybody's guess
         self.error = ""
+        self.limits: Limits | None = None  # of a request; known when it has been activated
 
     @property
     def endpoint(self) -> Endpoint:
@@ -101,6 +104,7 @@ class PooledServer:
             for path in _CACHES:
                 self._post(path, None, timeout)
             self._post("/update_weight_version", {"new_version": current.label}, timeout)
+            self.limits = self._read_limits(timeout)
         self.check(current, timeout)
 
     @contextmanager
@@ -146,6 +150,25 @@ class PooledServer:
         expected = {"version": current.label, "tensors": current.tensors}
         if not workers or any(one != expected for one in workers):
             raise ServerFault(f"{self.name} loaded {workers}, expected {expected} of each worker")
+
+    def _read_limits(self, timeout: float) -> Limits:
+        """Return the narrowest bounds of the workers, which are all alike."""
+        workers = _workers(self._post("/collective_rpc", {"method": "r1_limits"}, timeout))
+        try:
+            sizes = ((one["vocabulary"], one["max_model_len"]) for one in workers)
+            return Limits(*(min(column) for column in zip(*sizes, strict=True)))
+        except (KeyError, TypeError) as error:
+            raise ServerFault(f"{self.name} does not say what a request may hold, but {workers}") from error
+
+    def differing(self, expected: Mapping[str, Expected], timeout: float) -> list[str]:
+        """Return which tensors are not, in one worker or another, what they are to be."""
+        sums = {name: [one.rows, {k: str(total) for k, total in one.sums.items()}] for name, one in expected.items()}
+        workers = _workers(
+            self._post("/collective_rpc", {"method": "r1_differs", "kwargs": {"expected": sums}}, timeout)
+        )
+        if not workers or not all(isinstance(one.get("names"), list) for one in workers):
+            raise ServerFault(f"{self.name} does not compare its weights, but says {workers}")
+        return sorted({name for one in workers for name in one["names"]})
 
     def _held(self, timeout: float) -> list[dict[str, Any]]:
         """Return what each worker says of its weights."""

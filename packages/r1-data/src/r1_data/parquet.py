@@ -1,0 +1,143 @@
+"""Parquet files as rows, of any size: each row group is decoded once, when a row of it is first asked for.
+
+What was decoded lies in a file without a name, in the folder for temporary files (`TMPDIR`), and is mapped into memory:
+rows can be read in any order, and the system keeps of it in memory what it has room for. A small file stays in memory.
+"""
+
+import errno
+import logging
+import tempfile
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from r1_data.types import DataError
+
+log = logging.getLogger("r1_data")
+
+_SMALL = 2**26  # bytes of a file, decoded, that are held in memory
+_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+_BATCH = 2**24  # bytes of rows decoded at a time, about
+_MOST_ROWS = 4096  # of them
+
+
+class ParquetTable:
+    """A parquet file; a row becomes Python objects only when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the footer. Raises DataError: no parquet file, or two columns of one name."""
+        self.path = path
+        self._file = _open(path)
+        metadata = self._file.metadata
+        names = self._file.schema_arrow.names
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DataError(f"{path}: two columns are called {twice!r}; rename or delete one")
+        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+        self._ends = list(accumulate(group.num_rows for group in groups))
+        self._sizes = [group.total_byte_size for group in groups]
+        self._groups: dict[int, _Batches | DataError] = {}
+        self._lock, self._held = threading.Lock(), 0  # bytes in memory
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+        """Raises DataError for a row of a row group that cannot be decoded."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        which = bisect_right(self._ends, index)
+        with self._lock:
+            if which not in self._groups:
+                self._groups[which] = self._decode(which)
+            batches = self._groups[which]
+        if isinstance(batches, DataError):
+            raise DataError(f"{self.path}:{index + 1}: {batches}") from batches
+        return index + 1, batches.row(index - (self._ends[which - 1] if which else 0))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParquetTable, (self.path,)
+
+    def _decode(self, which: int) -> "_Batches | DataError":
+        import pyarrow
+
+        rows = self._ends[which] - (self._ends[which - 1] if which else 0)
+        wanted = max(1, min(_MOST_ROWS, rows * _BATCH // max(1, self._sizes[which])))
+
+        def batches() -> Iterator[Any]:
+            return iter(self._file.iter_batches(batch_size=wanted, row_groups=[which]))
+
+        try:
+            return _Batches(self._kept(batches))
+        except (pyarrow.ArrowException, OSError) as error:
+            return DataError(f"its row group {which + 1} of {len(self._ends)} cannot be read ({error})")
+
+    def _kept(self, batches: Callable[[], Iterator[Any]]) -> list[Any]:
+        """The batches of a row group, in memory as long as the file takes little of it."""
+        held, size = [], self._held
+        for batch in batches():
+            held.append(batch)
+            size += batch.nbytes
+            if size > _SMALL:
+                break
+        else:
+            self._held = size
+            return held
+        del held, batch
+        try:
+            return _mapped(self._file.schema_arrow, batches())
+        except _NoRoom as error:
+            log.warning("%s: what is decoded stays in memory, %s (set TMPDIR)", self.path, error)
+            return list(batches())
+
+
+class _Batches:
+    """The decoded rows of one row group, in memory or in a mapped file."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = [batch for batch in batches if batch.num_rows]
+        self._ends = list(accumulate(batch.num_rows for batch in self._batches))
+
+    def row(self, index: int) -> dict[str, Any]:
+        which = bisect_right(self._ends, index)
+        start = self._ends[which - 1] if which else 0
+        found: dict[str, Any] = self._batches[which].slice(index - start, 1).to_pylist()[0]
+        return found
+
+
+class _NoRoom(Exception):
+    """The folder for temporary files is full."""
+
+
+def _mapped(schema: Any, batches: Iterable[Any]) -> list[Any]:
+    """Write batches to a file without a name and give them back as parts of its memory map. Raises _NoRoom."""
+    import mmap
+
+    import pyarrow
+
+    try:
+        with tempfile.TemporaryFile() as file:
+            with pyarrow.ipc.new_file(file, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            file.flush()
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise _NoRoom(f"{tempfile.gettempdir()} has no room for it ({error})") from error
+    reader = pyarrow.ipc.open_file(pyarrow.py_buffer(content))
+    return [reader.get_batch(index) for index in range(reader.num_record_batches)]
+
+
+def _open(path: Path) -> Any:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a parquet file ({error})") from error

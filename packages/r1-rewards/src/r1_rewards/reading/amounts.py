@@ -1,0 +1,95 @@
+"""Compare two final answers that are numbers, with or without units: exactly, or as far as rounding goes."""
+
+import math
+import re
+from fractions import Fraction
+
+from r1_rewards.reading.notation import quantity, split_words
+from r1_rewards.reading.number import parse_number
+from r1_rewards.reading.units import Unit
+
+_SCIENTIFIC = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)\s?(?:\\times|\\cdot)\s?10\s?\^\s?\{?(-?[0-9]{1,3})\}?")
+_FRACTION = re.compile(r"(-?)\\[dt]?frac\s?(?:\{(-?[0-9]{1,200})\}|([0-9]))\s?(?:\{([0-9]{1,200})\}|([0-9]))")
+_SEPARATE_NUMBERS = re.compile(r"-?[0-9.]+(?:\s+[0-9.]+)+")
+_SPACED_COMMA = re.compile(r",\s")  # a list, where "32,349" is a number
+_DECIMAL_COMMA = re.compile(r"-?[0-9]+,(?:[0-9]{2}|[0-9]{4,})")
+_DECIMAL_POINT = re.compile(r"-?[0-9]+\.[0-9]+")
+_IMPROPER_COMMAS = re.compile(r"[0-9]+(?:,[0-9]+)+")
+_PROPER_COMMAS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
+
+
+def equal_amounts(extracted: str, truth: str, digits: int) -> bool | None:
+    """Return whether two numbers with or without units are the same; None where this cannot decide.
+
+    Units are converted. "25%" is both 25 and 0.25, unless the other has a unit. Numbers that are not whole may differ
+    beyond `digits` decimals: see `close`.
+    """
+    extracted_number, extracted_unit = quantity(extracted) or (extracted, "")
+    truth_number, truth_unit = quantity(truth) or (truth, "")
+    if _SPACED_COMMA.search(extracted_number) or _SPACED_COMMA.search(truth_number):
+        return None
+    left, right = _number(extracted_number, truth_number), _number(truth_number, extracted_number)
+    if left is None or right is None:
+        miswritten = _miswritten_number(extracted_number if left is None else truth_number)
+        return False if miswritten and (left is None) != (right is None) else _different_units(extracted, truth)
+    if isinstance(extracted_unit, Unit) and isinstance(truth_unit, Unit) and extracted_unit != truth_unit:
+        return extracted_unit.kind == truth_unit.kind and left * extracted_unit.factor == right * truth_unit.factor
+    percents = "%" in extracted_number, "%" in truth_number
+    if (extracted_unit and truth_unit and extracted_unit != truth_unit) or (
+        (percents[0] and truth_unit) or (percents[1] and extracted_unit)
+    ):
+        return False
+    if percents[0] == percents[1]:
+        return close(left, right, digits)
+    return close(left, right, digits) or close(*((left / 100, right) if percents[0] else (left, right / 100)), digits)
+
+
+def close(left: Fraction, right: Fraction, digits: int) -> bool:
+    """Return whether two numbers are equal, or, where `right` is not whole, the same when rounded to `digits` decimals.
+
+    Where `right` is below 0.1, the decimals are counted from about its first digit on, so that nothing small is zero.
+    """
+    if left == right:
+        return True
+    if right.denominator == 1:
+        return False
+    zeros = max(0, int((right.denominator.bit_length() - right.numerator.bit_length()) * math.log10(2)))
+    scale = 10**zeros
+    return round(left * scale, digits) == round(right * scale, digits)
+
+
+def _different_units(extracted: str, truth: str) -> bool | None:
+    """Return False where both end in words, as in r"\\frac12 \\text{ cm}", and the words are other units; else None."""
+    left, right = split_words(extracted), split_words(truth)
+    if left is None or right is None or left[1] == right[1]:
+        return None
+    if not (isinstance(left[1], Unit) and isinstance(right[1], Unit)):
+        return False
+    numbers = parse_exact(left[0]), parse_exact(right[0])
+    if left[1].kind != right[1].kind or numbers[0] is None or numbers[1] is None:
+        return False
+    return numbers[0] * left[1].factor == numbers[1] * right[1].factor
+
+
+def parse_exact(text: str) -> Fraction | None:
+    r"""Return the value of a plain number or of one `\frac{a}{b}` of integers, or None."""
+    match = _FRACTION.fullmatch(text.strip())
+    if match is None:
+        return parse_number(text)
+    top, bottom = int(match[2] or match[3]), int(match[4] or match[5])
+    return None if bottom == 0 else Fraction(-top if match[1] else top, bottom)
+
+
+def _number(text: str, other: str) -> Fraction | None:
+    """Read a number; a comma with other than three digits after it is a decimal one if `other` has decimals too."""
+    if _SCIENTIFIC.fullmatch(text):
+        text = _SCIENTIFIC.sub(r"\1e\2", text)
+    elif _DECIMAL_COMMA.fullmatch(text) and (_DECIMAL_POINT.fullmatch(other) or _DECIMAL_COMMA.fullmatch(other)):
+        text = text.replace(",", ".")
+    return None if _SEPARATE_NUMBERS.fullmatch(text) else parse_exact(text)
+
+
+def _miswritten_number(text: str) -> bool:
+    """Whether a text looks like one number but is not: "12,34" is a list or a mistake, and not 1234."""
+    improper = _IMPROPER_COMMAS.fullmatch(text) and not _PROPER_COMMAS.fullmatch(text)
+    return bool(improper or _SEPARATE_NUMBERS.fullmatch(text))

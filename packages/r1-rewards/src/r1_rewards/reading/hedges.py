@@ -1,0 +1,61 @@
+r"""Find out whether a final answer takes back what it says, or says several things at once.
+
+Algebra systems drop words and read the last side of a chain: without this, "5 is wrong" and "4 = 5" would be 5.
+"""
+
+import re
+from collections.abc import Callable
+
+from r1_rewards.reading.number import parse_number
+
+# Words that change what the number or name beside them says.
+_CHANGING = {
+    "no", "not", "isn", "isnt", "never", "wrong", "incorrect", "false", "untrue", "except", "excluding", "without",
+    "neither", "nor", "either", "maybe", "perhaps", "possibly", "than", "least", "most", "between", "within", "beyond",
+    "unless", "if", "but", "half", "twice", "thrice", "double", "triple", "squared", "cubed", "choose", "over", "below",
+    "above", "under", "minus", "negative", "plus", "other", "another", "any", "anything", "something", "unknown",
+    "undefined", "impossible", "guess",
+}  # fmt: skip
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+# Signs that are crossed out, invisible, or deny.
+_DENYING = re.compile(
+    r"\\(?:[hv]?phantom|[bx]?cancel|sout|st|not|lnot|neg|ne|neq|nequiv|ncong|nsim|notin|color\{white\})(?![A-Za-z])"
+    r"|≠|¬|!=|\?"
+)
+_ELLIPSIS = re.compile(r"(?:,|;|\\cup|\+)\s*(?:\\[lcd]?dots[bc]?|\.\.\.|…)")
+_RELATION = re.compile(
+    r"=|\\(?:equiv|sim|simeq|cong|to|rightarrow|Rightarrow|Longrightarrow|implies|iff|Leftrightarrow|leftrightarrow"
+    r"|mapsto|lor|vee|parallel|propto)(?![A-Za-z])|≡|→|⇒|\\\\"
+)
+_ABOUT = re.compile(r"\\approx(?![A-Za-z])|≈")
+_ROUNDING = 0.05  # relative; what is further away is another number, and no rounded one
+_ARITHMETIC = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|div|left|right)(?![A-Za-z])")
+_NUMERIC = re.compile(r"[-+*/^(){}\[\].,!\s0-9]*[0-9][-+*/^(){}\[\].,!\s0-9]*")
+
+
+def hedge(extracted: str, truth: str, equal: Callable[[str, str], bool]) -> str | None:
+    """Return why `extracted` does not stand by one answer, or None; what the truth says itself is allowed.
+
+    `equal` compares two sides of a chain such as "2 + 2 = 4", of which every numeric one must be the truth.
+    """
+    known = set(map(str.lower, _WORD.findall(truth)))
+    for word in map(str.lower, _WORD.findall(extracted)):
+        if word in _CHANGING and word not in known:
+            return f"it says {word!r}"
+    for pattern in (_DENYING, _ELLIPSIS):
+        found = pattern.search(extracted)
+        if found and not pattern.search(truth):
+            return f"it says {found[0]!r}"
+    about = [number for side in _ABOUT.split(extracted) if (number := parse_number(side)) is not None]
+    if any(abs(number - about[0]) > _ROUNDING * abs(about[0]) for number in about):
+        return f"it says {float(about[0]):.6g} and {float(about[-1]):.6g}"
+    if _RELATION.search(truth):
+        return None
+    numeric = [side for side in map(str.strip, _RELATION.split(extracted)) if _is_numeric(side)]
+    if len(numeric) > 1 and not all(equal(side, truth) for side in numeric):
+        return f"it says {numeric[0]!r} and {numeric[-1]!r}"
+    return None
+
+
+def _is_numeric(side: str) -> bool:
+    return bool(_NUMERIC.fullmatch(_ARITHMETIC.sub("", side)))

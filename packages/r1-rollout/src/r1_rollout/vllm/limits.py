@@ -1,0 +1,46 @@
+"""What a request to vLLM may hold: checked before it is sent, as vLLM may die of what is not so."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from r1_rollout.errors import PromptError
+from r1_rollout.types import PromptLike
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of an engine."""
+
+    vocabulary: int  # token ids are less
+    max_model_len: int  # tokens of prompt and response together
+
+    def require(self, prompt: PromptLike, length: int, response: "Tokens" = ()) -> None:
+        """Raise PromptError, which names the prompt, if it does not fit; the engine is well.
+
+        Args:
+            length: tokens that a response may have.
+            response: that is to be replayed, if one is.
+        """
+        tokens = prompt.token_ids
+        if not len(tokens):
+            raise PromptError(f"prompt {prompt.id} is empty: the model needs at least one token to go on from")
+        for what, given in (("", tokens), ("response ", response)):
+            if (wrong := self._strange(given)) is not None:
+                raise PromptError(
+                    f"prompt {prompt.id}: {what}token {wrong} is outside the vocabulary of {self.vocabulary}"
+                )
+        if len(tokens) + length > self.max_model_len:
+            raise PromptError(
+                f"prompt {prompt.id} has {len(tokens)} tokens, its answer up to {length}, but "
+                f"max_model_len={self.max_model_len}: raise it, or lower the lengths"
+            )
+
+    def _strange(self, tokens: "Sequence[int] | Tokens") -> int | None:
+        """Return a token that is none, if there is one."""
+        if not len(tokens) or (min(tokens) >= 0 and max(tokens) < self.vocabulary):
+            return None
+        return next(int(token) for token in tokens if not 0 <= token < self.vocabulary)

@@ -1,0 +1,37 @@
+"""A call to `generate` that is under way, and what its consumer hears if somebody else ends it."""
+
+from collections.abc import Generator, Iterator
+
+from r1_rollout.types import Completion
+
+
+class Running:
+    """An iterator of finished groups. Once it has been ended, asking for more says why: nothing is lost in silence."""
+
+    def __init__(self, groups: Generator[tuple[int, list[Completion]], None, None]) -> None:
+        self._groups = groups
+        self._done, self._over = False, ""
+
+    def __iter__(self) -> Iterator[tuple[int, list[Completion]]]:
+        return self
+
+    def __next__(self) -> tuple[int, list[Completion]]:
+        """Return the next group. Raises RuntimeError if the call was ended before it had yielded all."""
+        if self._over:
+            raise RuntimeError(self._over)
+        try:
+            return next(self._groups)
+        except BaseException:  # the last group has come, or there will be none
+            self._done = True
+            raise
+
+    def close(self) -> None:
+        """Abandon what is unfinished, on the consumer's own wish."""
+        self._done = True
+        self._groups.close()
+
+    def end(self, reason: str) -> None:
+        """Abandon what is unfinished, and tell a consumer who asks for more."""
+        if not self._done:
+            self._over = reason
+        self._groups.close()

@@ -1,0 +1,98 @@
+"""The pages under docs/: what they name exists, what they print is what happens."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+from endtoend import QUICKSTART, ROOT, read_log
+
+from r1_cli.assembly.algorithm import try_own
+from r1_cli.config import load_config
+
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples/*/README.md"))]
+NAME = re.compile(r"`([\w./-]+\.py):([A-Za-z_][\w.]*)`")
+LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
+
+
+def definitions(source: str) -> Iterator[str]:
+    """The names of functions, classes and methods: `f`, `C`, `C.m`."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef))
+
+
+def test_every_function_that_a_page_names_is_in_its_file() -> None:
+    named = {match for page in DOCS for match in NAME.findall(page.read_text()) if not match[0].startswith("./")}
+    assert len(named) >= 15
+    missing = [
+        f"{path}:{name}"
+        for path, name in sorted(named)
+        if not (ROOT / path).is_file() or name not in definitions((ROOT / path).read_text())
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
+    targets = [target for target in LINK.findall(page.read_text()) if "://" not in target]
+    assert not [target for target in targets if not (page.parent / target).exists()]
+
+
+def test_the_readme_links_every_page() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert not [page.name for page in DOCS if f"](docs/{page.name})" not in readme]
+
+
+def test_the_numbers_of_one_step_are_those_of_the_page() -> None:
+    """Words to the letter; numbers to 0.02, as processors round differently."""
+    page = (ROOT / "docs/one-step.md").read_text().split("```text\n")[1].split("\n```")[0]
+    command = [sys.executable, str(ROOT / "docs/one_step.py")]
+    printed = subprocess.run(command, text=True, capture_output=True, check=True, cwd=ROOT).stdout.strip()
+    number = re.compile(r"-?\d+\.\d+")
+    assert number.sub("#", printed) == number.sub("#", page)
+    shown, found = ([float(value) for value in number.findall(text)] for text in (page, printed))
+    assert found == pytest.approx(shown, abs=0.02)
+
+
+def test_the_own_loss_and_estimator_of_the_page_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs/own-loss-or-estimator.md").read_text()
+    (tmp_path / "mine.py").write_text(page.split("```python\n")[1].split("```")[0])
+    own = [f"algorithm.adv_estimator={tmp_path}/mine.py:estimator", f"worker.actor.loss_type={tmp_path}/mine.py:loss"]
+    try_own(load_config([QUICKSTART, *own])[0])
+
+
+def listed_metrics() -> list[re.Pattern[str]]:
+    """The names in the first columns of `docs/metrics.md`, {a,b} written out, words in capitals standing for any."""
+    page = (ROOT / "docs/metrics.md").read_text()
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    names = []
+    for name in (name for cell in cells for name in re.findall(r"`([^`]+)`", cell)):
+        parts = [part.split(",") for part in re.split(r"[{}]", name)]
+        names += ["".join(choice) for choice in product(*parts)]
+    return [re.compile(re.sub(r"\b[A-Z]{1,}\b|(?<=@)K|PART|NAME", r"[^ ]+", re.escape(name))) for name in names]
+
+
+def test_every_metric_of_a_run_stands_on_the_page(quickstart: Path) -> None:
+    patterns = listed_metrics()
+    # `actor/NAME` is for what losses of users report: ours are to be named.
+    patterns = [pattern for pattern in patterns if pattern.pattern != "actor/[^ ]+"]
+    written = {name for record in read_log(quickstart) for name in record} - {"step"}
+    assert len(written) > 50
+    assert not [name for name in sorted(written) if not any(pattern.fullmatch(name) for pattern in patterns)]
+
+
+def test_the_page_lists_no_metric_that_is_gone(quickstart: Path) -> None:
+    """Those without a placeholder, of the sections that every run has."""
+    written = {name for record in read_log(quickstart) for name in record}
+    sections = ("critic/", "response_length/", "prompt_length/", "global_seqlen/", "timing_s/", "rollout/groups")
+    exact = [p.pattern.replace("\\", "") for p in listed_metrics() if "[^ ]" not in p.pattern]
+    assert not [name for name in exact if name.startswith(sections) and name not in written]
