@@ -53,7 +53,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
     """
     console = Console()
     configure_logging(console)
-    algorithm.try_own(config)
+    algorithm.try_algorithm(config)
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     start = find_start(config, store)
     model, hardware = open_model(config), find_hardware()
