@@ -53,9 +53,10 @@ def test_the_user_sees_the_plan_the_progress_and_the_next_commands(quickstart: P
 
 def test_the_run_leaves_its_settings_and_some_answers(quickstart: Path) -> None:
     assert json.loads((quickstart / "experiment_config.json").read_text())["trainer"]["max_steps"] == 3
-    answers = [json.loads(line) for line in (quickstart / "generations.jsonl").read_text().splitlines()]
-    assert {answer["step"] for answer in answers} == {0, 2, 3}
-    assert {"prompt", "response", "ground_truth", "score"} <= answers[0].keys()
+    written = [json.loads(line) for line in (quickstart / "generations.jsonl").read_text().splitlines()]
+    assert {one["step"] for one in written if one["split"] == "val"} == {0, 2, 3}
+    assert {one["step"] for one in written if one["split"] == "train"} == {1, 2, 3}
+    assert {"prompt", "response", "ground_truth", "score"} <= written[0].keys()
 
 
 def test_a_checkpoint_holds_no_pickle(quickstart: Path) -> None:
