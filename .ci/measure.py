@@ -24,7 +24,6 @@ CONTAINERS_TO_THE_LOSS = 10
 LONG_FUNCTIONS = {
     "r1_cli.jobs.train.train": "sets up a run, one part a line",
     "r1_cli.sampling.generate.sample_groups": "overlaps sampling with scoring",
-    "r1_core.advantages.assign.assign": "fills every field that an estimator may ask for",
     "r1_rewards.services.serve.build_app": "holds its routes",
     "r1_rollout.vllm.servers.pool.__init__": "describes its arguments",
 }
@@ -57,6 +56,7 @@ WALK = [
     "r1_cli.groups.shaping",
     "r1_cli.groups.estimate",
     "r1_core.types",
+    "r1_core.rows",
     "r1_core.advantages.assign",
     "r1_core.advantages.inputs",
     "r1_core.advantages.groups",
@@ -70,7 +70,6 @@ WALK = [
     "r1_core.losses.policy",
     "r1_core.losses.ppo",
     "r1_core.losses.aggregation",
-    "r1_core.learner.optim",
 ]
 # What a step enters beside the walk, by why the walk goes past it.
 ASIDE = {
@@ -82,14 +81,15 @@ ASIDE = {
     """,
     "finds, keeps and prepares what the walk takes": """
         r1_data.ahead r1_data.files r1_data.formats r1_data.mixture r1_data.prompt_memory r1_data.references
-        r1_data.sources r1_core.registry r1_rollout.names r1_rollout.lora
+        r1_data.reader r1_data.positions r1_data.sources r1_core.registry r1_rollout.handover r1_rollout.names
+        r1_rollout.lora
     """,
     "speaks with the processes of rewards": """
         r1_rewards.workers.failures r1_rewards.workers.frames r1_rewards.workers.process
     """,
     "lays tensors out": """
-        r1_rollout.embedded.kv r1_core.advantages.scan r1_core.rows r1_core.learner.gradient_sums
-        r1_core.learner.parallel r1_core.learner.checkpoint r1_cli.models
+        r1_rollout.embedded.kv r1_core.advantages.scan r1_core.learner.gradient_sums r1_core.learner.parallel
+        r1_core.learner.checkpoint r1_core.learner.optim r1_cli.models
     """,
 }
 # The containers that an item is in on its way from a row to the loss, in order.
@@ -117,7 +117,8 @@ NOT_ON_THE_WAY = {
     """,
     "what is known of rows, names and the step": """
         r1_data.formats.Columns r1_data.formats.Detected r1_rollout.names.Place r1_core.types.Totals
-        r1_core.learner.facts.Facts r1_cli.track.types.Generation
+        r1_core.learner.facts.Facts r1_cli.models.attention._Seen r1_cli.track.types.Generation
+        r1_rollout.handover.LocalWeights
     """,
 }
 

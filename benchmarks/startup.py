@@ -1,12 +1,14 @@
-"""How long `r1 --help` and a dry run take, beside a bare interpreter and `import torch` on the same machine.
+"""How long `r1 --help`, a dry run, and the way to the quickstart's first step take, beside `import torch`.
 
 uv run python benchmarks/startup.py [--runs 5]
 """
 
 import argparse
+import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,6 +28,31 @@ def seconds(command: list[str]) -> float:
     return time.perf_counter() - start
 
 
+def seconds_to_first_step() -> tuple[float, float]:
+    """Return the wall seconds from the command to the beginning of the quickstart's first step, and processor seconds.
+
+    The processor seconds are of all processes, the step itself included. Lengths of rows are not known beforehand.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = ["trainer.max_steps=1", "trainer.val_freq=-1", "trainer.val_before_train=false"]
+        settings += [
+            "trainer.save_freq=-1",
+            f"trainer.save_checkpoint_path={folder}/run",
+            f"data.cache_dir={folder}/cache",
+        ]
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "r1_cli.main", "train", QUICKSTART, *settings]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            line = next(line for line in process.stdout if line.startswith("step 1/1 "))
+            elapsed = time.perf_counter() - start
+            process.stdout.read()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return elapsed - float(line.split("seconds ")[1]), used
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
@@ -42,6 +69,10 @@ def main() -> None:
     for name, values in times.items():
         median = statistics.median(values)
         print(f"{name:22} {median:9.3f} {min(values):7.3f} {max(values):7.3f}  {median / peer:.2f}")
+    first, processor = zip(*[seconds_to_first_step() for _ in range(runs)], strict=True)
+    median = statistics.median(first)
+    print(f"{'first step begins':22} {median:9.3f} {min(first):7.3f} {max(first):7.3f}  {median / peer:.2f}")
+    print(f"{'  processor seconds':22} {statistics.median(processor):9.3f} {min(processor):7.3f} {max(processor):7.3f}")
 
 
 if __name__ == "__main__":

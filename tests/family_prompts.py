@@ -4,12 +4,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import families
+import torch
 from golden import prompt_cases
 
+from r1_cli.groups.group import extend_positions
 from r1_cli.models.attention import PACKED_ATTENTION
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer
+from r1_core.types import Sample
 from r1_data.formats import Columns, detect_columns
 from r1_data.messages import to_example
 from r1_data.positions import position_ids_of
@@ -41,6 +44,25 @@ def make_prompts(family: str, names: Iterable[str] = prompt_cases.CASES) -> list
     texts = [to_example(f"text {i}", row, Columns("problem")) for i, row in enumerate(rows)]
     renderer = make_renderer(family)
     return [renderer.render(example) for example in [*map(make_example, names), *texts]]
+
+
+def make_samples(prompts: list[Prompt]) -> list[Sample]:
+    """Each prompt with an answer of random letters."""
+    draw, samples = torch.Generator().manual_seed(0), []
+    for number, prompt in enumerate(prompts):
+        answer = torch.randint(0, 250, (1 + 5 * number % 9,), generator=draw)
+        token_ids = torch.cat([torch.tensor(prompt.token_ids), answer])
+        samples.append(
+            Sample(
+                token_ids=token_ids,
+                loss_mask=torch.arange(len(token_ids)) >= len(prompt.token_ids),
+                position_ids=extend_positions(prompt.position_ids, len(answer)),
+                group_id=number,
+                reward=0.0,
+                model_inputs=prompt.model_inputs,
+            )
+        )
+    return samples
 
 
 def make_learner(model: Any, *, rows: int = 8, padding_free: bool = True, temperature: float = 1.0) -> Learner:

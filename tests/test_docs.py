@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from endtoend import QUICKSTART, ROOT, read_log
 
-from r1_cli.assembly.algorithm import try_own
+from r1_cli.assembly.algorithm import try_algorithm
 from r1_cli.config import load_config
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -67,7 +67,7 @@ def test_the_own_loss_and_estimator_of_the_page_are_accepted(tmp_path: Path, mon
     page = (ROOT / "docs/own-loss-or-estimator.md").read_text()
     (tmp_path / "mine.py").write_text(page.split("```python\n")[1].split("```")[0])
     own = [f"algorithm.adv_estimator={tmp_path}/mine.py:estimator", f"worker.actor.loss_type={tmp_path}/mine.py:loss"]
-    try_own(load_config([QUICKSTART, *own])[0])
+    try_algorithm(load_config([QUICKSTART, *own])[0])
 
 
 def listed_metrics() -> list[re.Pattern[str]]:

@@ -10,33 +10,13 @@ from typing import Any
 import families
 import pytest
 import torch
-from family_prompts import make_learner, make_prompts
+from family_prompts import make_learner, make_prompts, make_samples
 from golden import prompt_cases
 from torch import Tensor
 from transformers import DynamicCache
 
-from r1_cli.groups.group import extend_positions
 from r1_core.types import Sample
 from r1_data.types import Prompt
-
-
-def make_samples(prompts: list[Prompt]) -> list[Sample]:
-    """Each prompt with an answer of random letters."""
-    draw, samples = torch.Generator().manual_seed(0), []
-    for number, prompt in enumerate(prompts):
-        answer = torch.randint(0, 250, (1 + 5 * number % 9,), generator=draw)
-        token_ids = torch.cat([torch.tensor(prompt.token_ids), answer])
-        samples.append(
-            Sample(
-                token_ids=token_ids,
-                loss_mask=torch.arange(len(token_ids)) >= len(prompt.token_ids),
-                position_ids=extend_positions(prompt.position_ids, len(answer)),
-                group_id=number,
-                reward=0.0,
-                model_inputs=prompt.model_inputs,
-            )
-        )
-    return samples
 
 
 @torch.no_grad()

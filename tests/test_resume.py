@@ -143,14 +143,14 @@ def wait_for_growth(path: Path, process: subprocess.Popen[bytes], limit: float =
         time.sleep(0.02)
 
 
-def test_sigterm_saves_exits_cleanly_and_resumes(tmp_path: Path, uninterrupted: Path) -> None:
+def test_sigterm_saves_says_so_in_the_exit_code_and_resumes(tmp_path: Path, uninterrupted: Path) -> None:
     process = subprocess.Popen(
         command(tmp_path), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     wait_for_growth(tmp_path / "run" / "experiment_log.jsonl", process)  # type: ignore[arg-type]
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
+    assert process.returncode == 128 + signal.SIGTERM, output
     assert "SIGTERM" in output
     assert list((tmp_path / "run").glob("global_step_*/trainer.json"))
     subprocess.run(command(tmp_path), cwd=ROOT, env=environment(), check=True, capture_output=True)

@@ -147,7 +147,7 @@ def explain(case):
 
 def explain_lmm_r1(args, expected):
     query, labels = args["request"]["query"], args["request"].get("labels", [])
-    if expected["status"] != 200 or len(query) != len(labels) or len(query) > 1:
+    if expected["status"] != 200 or len(query) != len(labels) or len(query) != 1:
         return "this is the protocol, which `remote` tests"
     if "<pad>" in query[0]:
         return "the reference leaves gemma's padding in the response, and so refuses its format"

@@ -40,9 +40,9 @@ def test_exact_verdicts_are_those_of_the_references(folder):
             assert case["grader"] in graders.BY_TRUTH, f"no adapter for {case['grader']}"
             continue
         replayed += 1
-        found = graders.differences(case)
-        if found and not graders.explain_verdict(case):
-            faults.append(f"{case['id']}: {'; '.join(found)}")
+        found = told(graders.differences, case)
+        if found and not told(graders.explain_verdict, case):
+            faults.append(f"{case['id']}: {found}")
     assert replayed
     assert not faults, "\n".join(faults)
 
@@ -80,15 +80,41 @@ def test_functions_give_what_the_references_give(folder, name):
         run = (graders.FUNCTIONS | graders_rlpr.FUNCTIONS).get(case["fn"])
         if run is None:  # an estimator or a loss
             continue
-        reason = graders.explain(case) or graders_rlpr.explain(case)
-        if reason:
+        if explained(case):
             continue
         replayed += 1
-        fault = difference(run, case | {"folder": folder})
+        fault = told(difference, run, case | {"folder": folder})
         if fault:
             faults.append(f"{case['id']} {case['fn']}@{case['variant']}: {fault}")
     assert replayed
     assert not faults, "\n".join(faults)
+
+
+def told(compare, *arguments):
+    """Return what a comparison finds; one that raises has found that, and hides no other case."""
+    try:
+        found = compare(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "; ".join(found) if isinstance(found, list) else found
+
+
+def explained(case):
+    """Return whether a difference has a reason; an explanation that expects another shape of case has none."""
+    for explain in (graders.explain, graders_rlpr.explain):
+        try:
+            if explain(case):
+                return True
+        except (KeyError, IndexError, TypeError):
+            continue
+    return False
+
+
+def test_a_case_that_raises_is_a_fault_of_its_own():
+    assert told(lambda: {}["query"]) == "KeyError: 'query'"
+    assert told(lambda: ["a", "b"]) == "a; b"
+    assert not explained({"fn": "math_verifier_http", "args": {}, "expected": 1.0})
+    assert explained({"fn": "math_verifier_http", "args": {"request": {"query": []}}, "expected": {"status": 200}})
 
 
 def difference(run, case):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from r1_cli.state.checkpoints import CheckpointStore, read_state
+from r1_cli.state.checkpoints import CheckpointError, CheckpointStore, read_state
 
 
 def save(store: CheckpointStore, step: int, score: float | None = None) -> None:
@@ -60,7 +60,7 @@ def test_a_failing_save_leaves_the_old_checkpoint_and_no_new_one(tmp_path: Path)
         (folder / "half").write_text("…")
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(CheckpointError, match="disk full"):
         store.write(2, fail, {"step": 2})
     assert store.steps() == [1]
     save(store, 3)
@@ -83,7 +83,7 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path, momen
         f"""
         import os, shutil, sys
         from pathlib import Path
-        from r1_cli.state.checkpoints import CheckpointStore
+        from r1_cli.state.checkpoints import CheckpointError, CheckpointStore
 
         calls = 0
         def dying(function):

@@ -19,7 +19,7 @@ from r1_cli.assembly.algorithm import (
     build_objective,
     build_shaping,
     gather_needs,
-    try_own,
+    try_algorithm,
 )
 from r1_cli.config import ConfigError, RunConfig, load_config, printable
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, find_options, refuse_clashes, settings_of
@@ -157,7 +157,7 @@ def test_the_readmes_own_estimator_and_loss_are_what_they_must_be(
     (shown,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     Path("mine.py").write_text(shown)
     config = config_of("algorithm.adv_estimator=mine.py:estimator", "worker.actor.loss_type=mine.py:loss")
-    try_own(config)
+    try_algorithm(config)
     assert build_objective(config).token_wise
     Path("mine.py").write_text(shown + "loss.needs = ['ref_logprobs']\n")
     with pytest.raises(ConfigError, match=r"loss_type=mine.py:loss needs the reference: set false"):
@@ -179,7 +179,7 @@ def test_a_file_of_ones_own_that_does_not_do_is_named_before_anything_is_loaded(
     Path("mine.py").write_text(text + "f = None\n" * text.startswith("import"))
     config = config_of("algorithm.adv_estimator=mine.py:f", "worker.actor.loss_type=mine.py:f")
     with pytest.raises(ConfigError) as caught:
-        try_own(config)
+        try_algorithm(config)
     assert [problem.key for problem in caught.value.problems] == ["algorithm.adv_estimator", "worker.actor.loss_type"]
     assert message in str(caught.value)
 

@@ -266,8 +266,13 @@ def test_the_adaptive_controller_moves_towards_its_target_within_bounds():
     assert controller.update(0.0, 100).coef == pytest.approx(0.1 * 0.98)
     assert controller.update(0.05, 100).coef == pytest.approx(0.1)
     assert FixedKL(0.3).update(9.0, 5).coef == 0.3
-    with pytest.raises(ValueError, match="mean KL is nan"):
-        controller.update(math.nan, 100)
+
+
+@pytest.mark.parametrize("divergence", [math.nan, math.inf, -math.inf])
+def test_a_divergence_that_is_not_finite_ends_no_run(divergence, caplog):
+    controller = AdaptiveKL(0.1, target=0.05, horizon=1000)
+    assert controller.update(divergence, 100) == controller
+    assert f"the mean KL is {divergence}, so its coefficient stays 0.1" in caplog.text
 
 
 @pytest.mark.parametrize("settings", [{"target": 0.0, "horizon": 5}, {"target": 1.0, "horizon": 0}])

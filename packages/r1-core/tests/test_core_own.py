@@ -10,7 +10,7 @@ import torch
 from r1_core.advantages import GRPO, OptimalTokenBaseline, assign
 from r1_core.losses import Correction, PPOClip
 from r1_core.objective import Objective
-from r1_core.own import as_estimator, as_loss, try_estimator, try_loss
+from r1_core.own import as_estimator, as_loss, try_own_estimator, try_own_loss
 from r1_core.types import Sample
 
 
@@ -58,13 +58,13 @@ def test_a_class_of_ones_own_is_made_with_its_defaults():
 
     assert as_loss(Own).function == Own()
     assert as_loss(Own).token_wise
-    try_loss(as_loss(Own), "mine.py:Own")
-    try_estimator(as_estimator(GRPO), "mine.py:GRPO")
+    try_own_loss(Own, "mine.py:Own")
+    try_own_estimator(GRPO, "mine.py:GRPO")
 
 
 def test_what_is_as_it_should_be_passes():
-    try_estimator(as_estimator(centred), "mine")
-    try_loss(as_loss(gradient), "mine")
+    try_own_estimator(centred, "mine")
+    try_own_loss(gradient, "mine")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_is_as_it_should_be_passes():
 )
 def test_an_estimator_that_is_none_is_named_with_what_it_gave(function, message):
     with pytest.raises(ValueError, match=message):
-        try_estimator(as_estimator(function), "m.py:f")
+        try_own_estimator(function, "m.py:f")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,23 @@ def test_an_estimator_that_is_none_is_named_with_what_it_gave(function, message)
 )
 def test_a_loss_that_is_none_is_named_with_what_it_gave(function, message):
     with pytest.raises(ValueError, match=message):
-        try_loss(as_loss(function), "m.py:f")
+        try_own_loss(function, "m.py:f")
+
+
+def test_a_class_that_needs_arguments_and_an_average_that_there_is_not_are_named():
+    class Own:
+        def __init__(self, width):
+            self.width = width
+
+    with pytest.raises(ValueError, match=r"m.py:Own is a class and cannot be made without arguments: .*'width'"):
+        try_own_loss(Own, "m.py:Own")
+
+    def sequence(inputs):
+        return gradient(inputs)
+
+    sequence.aggregation = "sequence"
+    with pytest.raises(ValueError, match="no aggregation is called 'sequence'"):
+        try_own_loss(sequence, "m.py:f")
 
 
 def samples(rewards, gaps=(0.0, 0.0)):
@@ -167,6 +183,6 @@ def test_a_loss_that_needs_the_full_kl_has_it_measured():
     objective = Objective(as_loss(held))
     assert objective.full_kl
     assert objective.needs == frozenset()
-    try_loss(as_loss(held), "mine.py:held")
+    try_own_loss(held, "mine.py:held")
     with pytest.raises(TypeError, match=r"make a loss of a function by r1_core.own.as_loss"):
         Objective(held)

@@ -1,6 +1,7 @@
 """What `from r1_rewards import …` gives: the names that users and their files build on."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import r1_rewards
+from r1_rewards.main import main
+from r1_rewards.spec import truth_problem
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 NAMES = [
@@ -58,3 +61,30 @@ def test_the_readme_lists_the_public_names():
 def test_looking_at_the_package_imports_no_verifier():
     code = "import sys, r1_rewards; print([name for name in sys.modules if name.endswith(('.math', '.code'))])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_file_is_scored_line_by_line_with_reasons(tmp_path, capsys):
+    rows = [{"response": r"\\boxed{18.0}", "ground_truth": "18", "level": 3}, {"response": "no", "ground_truth": "18"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["score", "gsm8k", str(file)]) == 0
+    told = capsys.readouterr()
+    right, wrong = map(json.loads, told.out.splitlines())
+    assert (right["value"], right["extracted"], wrong["value"], wrong["extracted"]) == (1.0, "18", 0.0, None)
+    assert "2 responses, mean 0.5, 0 failed" in told.err
+
+
+@pytest.mark.parametrize(("line", "message"), [("{", "line 1 is not JSON"), ("{}", "line 1 needs 'response'")])
+def test_a_line_that_cannot_be_scored_is_named(tmp_path, capsys, line, message):
+    (tmp_path / "rows.jsonl").write_text(line)
+    assert main(["score", "gsm8k", str(tmp_path / "rows.jsonl")]) == 2
+    assert message in capsys.readouterr().err
+
+
+UNUSABLE = [("math", ""), ("math", "9^{9^{9^9}}"), ("math", "1e9999"), ("gsm8k", "none")]
+
+
+@pytest.mark.parametrize(("name", "truth"), UNUSABLE)
+def test_a_truth_that_no_response_can_meet_is_named_before_a_run(name, truth):
+    assert truth_problem(name, truth)
+    assert truth_problem(name, "18") is None

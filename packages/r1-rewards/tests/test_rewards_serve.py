@@ -3,9 +3,12 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,8 +20,9 @@ from loopback import dead_url, faulty, serving
 
 from r1_rewards import RewardInput, Score, load
 from r1_rewards.main import main
+from r1_rewards.services import serve as serve_module
 from r1_rewards.services.remote import RemoteVerifier
-from r1_rewards.services.serve import Limits, build_app, is_loopback, response_of
+from r1_rewards.services.serve import Limits, build_app, impatient_protocol, is_loopback, response_of
 from r1_rewards.types import Failure
 
 TOKEN = "correct-horse-battery"
@@ -196,6 +200,60 @@ def test_the_command_serves_a_pool_that_no_answer_hangs(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+def test_silent_connections_keep_nobody_out_and_are_ended(monkeypatch):
+    monkeypatch.setattr(serve_module, "HEADER_SECONDS", 1.0)
+    with serving(build_app(number, token=TOKEN, limits=Limits(requests=4)), http=impatient_protocol()) as url:
+        host, port = url.removeprefix("http://").split(":")
+        silent = [socket.create_connection((host, int(port))) for _ in range(70)]
+        for half_open in silent[::2]:
+            half_open.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\n")
+        try:
+            assert httpx.get(f"{url}/health").status_code == 200
+            asked = {"inputs": [{"response": "3", "ground_truth": ""}]}
+            found = httpx.post(f"{url}/score", json=asked, headers={"authorization": f"Bearer {TOKEN}"})
+            assert found.json() == {"scores": [{"parts": {"overall": 3.0, "length": 0.0}}]}
+            for connection in silent:
+                connection.settimeout(30)
+                assert connection.recv(10) == b""
+        finally:
+            for connection in silent:
+                connection.close()
+
+
+def test_more_clients_than_places_wait_for_one_another_and_lose_nothing():
+    asked = [RewardInput(str(i), "") for i in range(512)]
+    with serving(build_app(number, limits=Limits(requests=2))) as url:
+
+        def ask():
+            with RemoteVerifier(url + REWARDS, batch_size=16, concurrency=8, backoff=0.01) as verifier:
+                return verifier(asked)
+
+        with ThreadPoolExecutor(8) as threads:
+            results = list(threads.map(lambda _: ask(), range(8)))
+    assert all([score.value for score in scores] == [float(i) for i in range(512)] for scores in results)
+    assert not any(score.error for scores in results for score in scores)
+
+
+def test_a_busy_server_says_when_to_come_back_and_is_waited_for(monkeypatch):
+    monkeypatch.setattr(serve_module, "BUSY_SECONDS", 0.05)
+    started = threading.Event()
+
+    def slow(inputs):
+        started.set()
+        time.sleep(1.5)
+        return number(inputs)
+
+    with serving(build_app(slow, limits=Limits(requests=1))) as url, ThreadPoolExecutor(1) as threads:
+        first = threads.submit(lambda: httpx.post(url + REWARDS, json=query("1"), timeout=30))
+        started.wait(30)
+        turned_away = httpx.post(url + REWARDS, json=query("2"))
+        assert (turned_away.status_code, turned_away.headers["retry-after"]) == (503, "1")
+        with RemoteVerifier(url + REWARDS, tries=1, backoff=0.01) as verifier:
+            [score] = verifier([RewardInput("3", "")])
+        assert score.value == 3.0
+        assert first.result().status_code == 200
 
 
 def wait_for(url):

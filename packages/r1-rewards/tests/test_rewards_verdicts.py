@@ -62,6 +62,8 @@ def test_verdicts_keep_the_errors_that_figures_were_published_with():
     assert search_r1.score("<answer>Nile</answer>" * 11, "nile").value == 0.25
     assert lmm_r1.score(r"<think>1+1</think><answer>$\boxed{2}$</answer>", "2").value == 1.5
     assert lmm_r1.score("", "2").value == 0.0
+    assert lmm_r1.score("so $2$", "2").value == 0.0
+    assert lmm_r1.score("the answer is $2$.", "2").value == 1.0
 
 
 @pytest.mark.parametrize("number", ["1e400", "9" * 310, "-1e999", "1e400, 2", "inf_3", r"1e400\\pi"])

@@ -6,11 +6,14 @@ arXiv 1909.08593 ("Fine-tuning language models from human preferences"). Assumes
 brings the KL down within about `horizon` samples.
 """
 
+import logging
 import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 MAX_ERROR = 0.2
+
+logger = logging.getLogger(__name__)
 
 
 class KLController(Protocol):
@@ -57,9 +60,13 @@ class AdaptiveKL:
             raise ValueError(f"horizon is {self.horizon}; it must be above 0 samples")
 
     def update(self, divergence: float, samples: int) -> "AdaptiveKL":
-        """Return the next controller. Raises ValueError on a divergence that is not finite."""
+        """Return the next controller. A divergence that is not finite is said, and leaves the coefficient as it is."""
         if not math.isfinite(divergence):
-            raise ValueError(f"the mean KL is {divergence}; look at the log-probs of the policy and of the reference")
+            logger.warning(
+                "the mean KL is %s, so its coefficient stays %g; look at the log-probs of policy and reference",
+                divergence, self.coef,
+            )  # fmt: skip
+            return self
         error = min(max(divergence / self.target - 1, -MAX_ERROR), MAX_ERROR)
         return replace(self, coef=self.coef * (1 + error * samples / self.horizon))
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
+from r1_core.losses.aggregation import AGGREGATIONS
 from r1_core.losses.policy import PolicyLoss
 from r1_core.needs import read_needs
 from r1_core.types import LossInputs, Totals
@@ -53,7 +54,11 @@ def _as(own: type[T], mine: Any, name: str) -> T:
     declared = {word: getattr(mine, word) for word in DECLARED if hasattr(mine, word)}
     if "needs" in declared:
         declared["needs"] = read_needs(declared["needs"], name)
-    entry: T = type(name, (own,), declared)(mine() if isinstance(mine, type) else mine)
+    try:
+        function = mine() if isinstance(mine, type) else mine
+    except Exception as error:
+        raise ValueError(f"{name} is a class and cannot be made without arguments: {error}") from error
+    entry: T = type(name, (own,), declared)(function)
     return entry
 
 
@@ -63,8 +68,8 @@ LENGTHS = (3, 1, 2, 3)  # trained tokens of the answers: two to one prompt, then
 REWARDS = (1.0, 0.0, 0.5, 0.5)
 
 
-def try_estimator(estimator: Estimator, name: str) -> None:
-    """Call an estimator on a made-up batch of two groups, one of equal rewards.
+def try_own_estimator(mine: Any, name: str) -> None:
+    """Call a user's estimator on a made-up batch of two groups, one of equal rewards.
 
     It must return a floating-point tensor [N, R] that is finite on trained tokens. One that needs parts is not tried:
     what they are called is the user's.
@@ -72,6 +77,7 @@ def try_estimator(estimator: Estimator, name: str) -> None:
     Raises:
         ValueError: it raises, or gives something else; the message names it and says what it must give.
     """
+    estimator = as_estimator(mine, name)
     if "parts" in estimator.needs:
         return
     mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
@@ -101,14 +107,16 @@ def try_estimator(estimator: Estimator, name: str) -> None:
         )
 
 
-def try_loss(loss: PolicyLoss, name: str) -> None:
-    """Call a policy loss on a made-up micro-batch of two answers, one better and one worse than expected.
+def try_own_loss(mine: Any, name: str) -> None:
+    """Call a user's policy loss on a made-up micro-batch of two answers, one better and one worse than expected.
 
     It must return losses [B, R] with a finite gradient in the log-probs, and metrics by name, each [B, R].
 
     Raises:
         ValueError: it raises, or gives something else; the message names it and says what it must give.
     """
+    loss = as_loss(mine, name)
+    AGGREGATIONS.get(loss.aggregation)
     mask = torch.tensor([[True, True, True], [True, False, False]])
     old = torch.where(mask, -0.5, 0.0)
     inputs = LossInputs(

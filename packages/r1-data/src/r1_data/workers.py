@@ -104,6 +104,14 @@ class Workers:
         return then(result) if then else result
 
 
+def start_early() -> None:
+    """Start the process that workers are forked from, which imports what they need, and do not wait for it."""
+    from multiprocessing import forkserver
+
+    get_context("forkserver").set_forkserver_preload(_PRELOAD)
+    forkserver.ensure_running()
+
+
 class _Process:
     """One worker, as its thread in the parent sees it."""
 

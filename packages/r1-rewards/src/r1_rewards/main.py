@@ -1,26 +1,34 @@
-"""The `r1-rewards` command: `r1-rewards serve SPEC` offers a verifier over HTTP."""
+"""The `r1-rewards` command: `serve SPEC` offers a verifier over HTTP, `score SPEC FILE` scores a file of responses."""
 
 import argparse
+import dataclasses
+import importlib.metadata
 import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from r1_rewards.load import load
 from r1_rewards.services.remote import TOKEN_VARIABLE
 from r1_rewards.services.serve import MARKERS, Limits, require_token, serve
 from r1_rewards.spec import BUILTINS, SERVICES, RewardSpecError
+from r1_rewards.types import RewardInput
 
 DESCRIPTION = f"""Offer a verifier over HTTP: POST /get_reward as OpenRLHF and LMM-R1 ask, POST /score, GET /health.
 
 SPEC is {", ".join((*BUILTINS, *SERVICES))} or path/file.py:function. Other addresses than loopback
 need a token of at least 16 characters in the environment variable {TOKEN_VARIABLE}."""
 
+SCORE = "Score each line of a JSON lines file; print it with its value, parts, what was extracted and why."
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code: 0 when stopped, 2 with one line on stderr for what cannot work."""
     options = _parser().parse_args(arguments)
+    if options.command == "score":
+        return score_file(options.spec, options.file, options.kwargs, options.timeout, options.workers)
     token = os.environ.get(TOKEN_VARIABLE) or None
     limits = Limits(options.max_bytes, options.max_answers, options.max_characters, options.max_requests)
     try:
@@ -47,9 +55,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def score_file(spec: str, file: str, kwargs: dict[str, Any], timeout: float, workers: int) -> int:
+    """Print each line of a JSON lines file with its score, and what all came to on stderr; return the exit code."""
+    try:
+        rows = [_read_row(number, line) for number, line in enumerate(Path(file).read_text("utf-8").splitlines(), 1)]
+        with load(spec, kwargs, timeout=timeout, workers=workers) as verifier:
+            scores = verifier(rows)
+    except (OSError, RewardSpecError, ValueError, TypeError) as error:
+        print(f"r1-rewards: {error}", file=sys.stderr)
+        return 2
+    for row, score in zip(rows, scores, strict=True):
+        told = {"value": score.value, "parts": dict(score.parts), "extracted": score.extracted, "reason": score.reason}
+        failed = {"error": f"{score.error.cause}: {score.error.message}"} if score.error else {}
+        print(json.dumps({"response": row.response, "ground_truth": row.ground_truth, **told, **failed}))
+    failures = sum(score.error is not None for score in scores)
+    mean = sum(score.value for score in scores) / len(scores) if scores else 0.0
+    print(f"r1-rewards: {len(scores)} responses, mean {mean:.4g}, {failures} failed", file=sys.stderr)
+    return 0
+
+
+def _read_row(number: int, line: str) -> RewardInput:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} is not JSON: {error}") from error
+    if not isinstance(row, dict) or not {"response", "ground_truth"} <= row.keys():
+        raise ValueError(f"line {number} needs 'response' and 'ground_truth', it is {line[:80]!r}")
+    known = {field.name for field in dataclasses.fields(RewardInput)}
+    others = {key: value for key, value in row.items() if key not in known}
+    return RewardInput(**{**{key: row[key] for key in row if key in known}, "metadata": others})
+
+
+def _add_score(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("spec", metavar="SPEC")
+    add("file", metavar="FILE", help="JSON lines with response and ground_truth; further keys are columns of the row")
+    add("--kwargs", type=json_object, default={}, metavar="JSON", help="keywords of the reward function")
+    add("--workers", type=int, default=1, help="worker processes; default: %(default)s")
+    add("--timeout", type=float, default=30.0, help="seconds per response; default: %(default)s")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("r1-rewards")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=importlib.metadata.version("r1-rewards"))
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    _add_score(commands.add_parser("score", help="score a file of responses", description=SCORE))
     command = commands.add_parser(
         "serve",
         help="offer a verifier over HTTP",

@@ -73,6 +73,14 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
         module.check(**options)
 
 
+def truth_problem(name: str, ground_truth: str) -> str | None:
+    """Return why no response could be right for a truth by the built-in verifier `name`, or None; runs no algebra."""
+    module = importlib.import_module(f"r1_rewards.verifiers.{name}")
+    find = getattr(module, "truth_problem", None)
+    found: str | None = find(ground_truth) if find else None
+    return found
+
+
 def describe(wanted: str, names: Iterable[str]) -> str:
     """Return the end of an error message: the name nearest to `wanted`, and all that exist."""
     names = sorted(names)

@@ -18,7 +18,7 @@ from r1_core.losses import Correction, Rejection
 from r1_core.losses.correction import Measure, Span
 from r1_core.needs import OF_POLICY
 from r1_core.objective import Objective
-from r1_core.own import as_estimator, as_loss, try_estimator, try_loss
+from r1_core.own import as_estimator, as_loss, try_own_estimator, try_own_loss
 from r1_core.reward_normalization import RewardNormalizer
 
 
@@ -28,22 +28,22 @@ def build_update(config: RunConfig, *, updates_per_step: int) -> Update:
     return Update(estimate, objective, gather_needs(estimate, objective, updates_per_step))
 
 
-def try_own(config: RunConfig) -> None:
-    """Try a user's own estimator and loss on a made-up batch, in copies of their own.
+def try_algorithm(config: RunConfig) -> None:
+    """Build the estimator and the objective; try a user's own on a made-up batch, in copies of their own.
 
     Raises:
-        ConfigError: one cannot be loaded or is not what it must be.
+        ConfigError: one cannot be loaded or built, or is not what it must be.
     """
-    estimator, loss = config.algorithm.adv_estimator, config.worker.actor.loss_type
     problems = []
-    for key, name, attempt in (
-        ("algorithm.adv_estimator", estimator, lambda mine: try_estimator(as_estimator(mine, estimator), estimator)),
-        ("worker.actor.loss_type", loss, lambda mine: try_loss(as_loss(mine, loss), loss)),
+    for key, name, build, attempt in (
+        ("algorithm.adv_estimator", config.algorithm.adv_estimator, build_estimate, try_own_estimator),
+        ("worker.actor.loss_type", config.worker.actor.loss_type, build_objective, try_own_loss),
     ):
         path, colon, function = name.rpartition(":")
         try:
             if colon:
-                attempt(load_function(Path(path), function))
+                attempt(load_function(Path(path), function), name)
+            build(config)
         except ValueError as error:
             problems.append(Problem(key, str(error)))
     if problems:

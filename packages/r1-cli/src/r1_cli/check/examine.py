@@ -14,7 +14,7 @@ from r1_data.check import Examined, Inspector, SourceRows, examine_all
 from r1_data.lengths import MANY, open_known
 from r1_data.workers import Workers
 from r1_rewards.forms import FORMS, write
-from r1_rewards.spec import BUILTINS
+from r1_rewards.spec import BUILTINS, truth_problem
 from r1_rewards.types import RewardInput, Verifier
 
 BATCH = 256  # answers that a reward is given at a time
@@ -74,12 +74,22 @@ def check_answers(config: RunConfig, opened: Sequence[OpenSource], report: Repor
     rows = [row for (index, _), row in report.ground_truths.items() if rewards[index]]
     if not judged or not rows:
         return
-    batches = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
+    readable = []
+    for row in rows:
+        reward = str(rewards[row.source])
+        if reward in BUILTINS and (problem := truth_problem(reward, row.ground_truth or "")):
+            reason = (
+                f"{row.id}: {reward} gives the ground truth {str(row.ground_truth)[:60]!r} itself no credit: {problem}"
+            )
+            report.add("reward", reason, row, "error")
+        else:
+            readable.append(row)
+    batches = [readable[start : start + BATCH] for start in range(0, len(readable), BATCH)]
     with ExitStack() as stack:
         verifier = open_verifier(config, judged, stack)
         for batch in progress(batches, "answers", len(batches)):
             for row in _refused(verifier, batch, [source.name for source in sources]):
-                reward = rewards[row.source]
+                reward = str(rewards[row.source])
                 reason = f"{row.id}: {reward} gives the ground truth {str(row.ground_truth)[:60]!r} itself no credit"
                 report.add("reward", reason, row, "error" if reward in BUILTINS else "warning")
 

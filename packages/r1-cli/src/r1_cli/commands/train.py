@@ -28,7 +28,9 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
     The keys, with their meaning and defaults, stand in examples/config.yaml. The same command, run again, resumes.
     """
     from r1_cli.config import ConfigError, UnavailableError, load_config, require_available
+    from r1_cli.config.files import reads_media
     from r1_data.types import DataError
+    from r1_data.workers import start_early
     from r1_rewards.spec import RewardSpecError
 
     with told_plainly(ConfigError, UnavailableError, DataError, RewardSpecError):
@@ -39,14 +41,19 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         require_available(config, provenance)
 
         share_processors()
+        if reads_media(config):
+            start_early()  # its imports take as long as ours, on another processor
         from r1_cli.groups.estimate import EstimateError
         from r1_cli.jobs.train import train as run_training
         from r1_cli.models.load import ModelError
+        from r1_cli.state.checkpoints import CheckpointError
         from r1_rewards.types import RewardFailure
         from r1_rollout.errors import RolloutError
 
-        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError, EstimateError):
-            run_training(config, provenance)
+        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError, EstimateError, CheckpointError):
+            code = run_training(config, provenance)
+    if code:
+        raise SystemExit(code)
 
 
 def _show(config: "RunConfig", provenance: "Provenance") -> None:

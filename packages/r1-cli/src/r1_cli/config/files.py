@@ -1,6 +1,8 @@
 """Whether the files that a configuration names are there: templates, reward functions, rows, models."""
 
 import ast
+import json
+import os
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -34,12 +36,58 @@ def file_problems(config: RunConfig, command: str) -> Iterator[tuple[str, str]]:
     checkpoint = config.trainer.load_checkpoint_path
     if checkpoint and not Path(checkpoint).is_dir():
         yield "trainer.load_checkpoint_path", f"no such folder{_hint(checkpoint)}"
+    if command == "train":
+        yield from _save_path(config.trainer.checkpoint_folder)
+    yield from _model(config)
     keys = "worker.reward.reward_function", "worker.reward.reward_function_kwargs"
     yield from _reward(keys, reward.reward_function, reward.reward_function_kwargs)
     if reward.reward_type == "sequential" and reward.reward_function:
         yield from _sequential(reward.reward_function)
     yield from _function("algorithm.adv_estimator", config.algorithm.adv_estimator)
     yield from _function("worker.actor.loss_type", config.worker.actor.loss_type)
+
+
+def _save_path(folder: Path) -> Iterator[tuple[str, str]]:
+    """Check that the nearest folder there is can be written to; nothing is created."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        yield "trainer.save_checkpoint_path", f"{folder} cannot be made: {there} is a file"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield "trainer.save_checkpoint_path", f"{folder} cannot be written: you may not write to {there}"
+
+
+def _model(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Check a local model's own configuration: that it is there, and that a response has room in its positions."""
+    folder = Path(config.worker.actor.model.model_path or "")
+    if not config.worker.actor.model.model_path or not folder.is_dir():
+        return
+    try:
+        found = json.loads((folder / "config.json").read_text("utf-8")) | config.worker.actor.model.override_config
+    except FileNotFoundError:
+        hint = " (a checkpoint's model is in its folder actor)" if (folder / "actor").is_dir() else ""
+        yield "worker.actor.model.model_path", f"the folder has no config.json{hint}"
+        return
+    except (OSError, ValueError, TypeError) as error:
+        yield "worker.actor.model.model_path", f"its config.json cannot be read ({error})"
+        return
+    text = found.get("text_config") or {}
+    positions = found.get("max_position_embeddings", text.get("max_position_embeddings"))
+    scaled = _stretches_positions(found) or _stretches_positions(text)
+    longest = config.data.max_response_length
+    if isinstance(positions, int) and not scaled and longest >= positions:
+        yield "data.max_response_length", f"has no room: the model has {positions} positions, the prompt's included"
+
+
+def _stretches_positions(part: Mapping[str, Any]) -> bool:
+    rope = part.get("rope_scaling") or part.get("rope_parameters") or {}
+    return rope.get("rope_type", rope.get("type", "default")) not in ("default", "mrope")
+
+
+def reads_media(config: RunConfig) -> bool:
+    """Whether worker processes are wanted and the model, if it is a local folder, has a vision part."""
+    file = Path(config.worker.actor.model.model_path or "") / "config.json"
+    wanted = config.data.filter_overlong_prompts_workers != 1 and file.is_file()
+    return wanted and "vision_config" in json.loads(file.read_text("utf-8"))
 
 
 def _function(key: str, name: str) -> Iterator[tuple[str, str]]:

@@ -85,9 +85,23 @@ def choices(annotation: Any) -> list[str]:
     return [word for part in get_args(annotation) for word in choices(part)]
 
 
+OTHER_WORDS = {  # what other frameworks call a key here
+    "learning_rate": "lr",
+    "num_generations": "n",
+    "max_completion_length": "max_response_length",
+    "max_new_tokens": "max_response_length",
+    "train_batch_size": "rollout_batch_size",
+    "model_name_or_path": "model_path",
+    "num_train_epochs": "total_epochs",
+    "beta": "kl_coef",
+}
+
+
 def nearest_key(key: str) -> str | None:
     """Return the existing key that was most likely meant: by its last word first, by its path second."""
     flat = schema()
+    *path, word = key.split(".")
+    key = ".".join([*path, OTHER_WORDS.get(word, word)])
     candidates = [*flat.values, *flat.open_mappings, *flat.sections]
     best = max(candidates, key=lambda known: _likeness(key, known))
     return best if _likeness(key, best) >= 0.62 else None

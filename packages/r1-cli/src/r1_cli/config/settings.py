@@ -55,7 +55,13 @@ def read_file(path: Path) -> list[Setting]:
         near = get_close_matches(str(path), [str(p) for p in path.parent.glob("*.y*ml")], n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else f" (working directory: {Path.cwd()})"
         raise ConfigError([Problem("config", f"no such file{hint}", str(path), COMMAND_LINE)])
-    loader = Loader(path.read_text(encoding="utf-8"))
+    try:
+        loader = Loader(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        where = f" (byte {error.start})" if isinstance(error, UnicodeDecodeError) else ""
+        raise ConfigError([Problem("config", f"is not YAML text in UTF-8{where}", str(path), COMMAND_LINE)]) from error
+    except OSError as error:
+        raise ConfigError([Problem("config", f"cannot be read ({error.strerror})", str(path), COMMAND_LINE)]) from error
     try:
         root = loader.get_single_node()
         if root is None:

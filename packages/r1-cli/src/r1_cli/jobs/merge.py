@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from r1_cli.models.load import ModelError, load_config, load_model
 
@@ -32,6 +33,7 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
     output = output or actor / "huggingface"
     if output.exists() and any(output.iterdir()) and not (output / "config.json").is_file():
         raise FileExistsError(f"--output {output} exists and is no model folder; name another one")
+    disable_progress_bar()
     model = load_model(str(actor), config=load_config(str(actor)), dtype=torch.float32, device=torch.device("cpu"))
     draft = output.with_name(f".draft_{output.name}")
     shutil.rmtree(draft, ignore_errors=True)

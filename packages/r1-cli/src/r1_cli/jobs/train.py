@@ -42,15 +42,18 @@ from r1_core.learner import Learner
 log = logging.getLogger("r1")
 
 
-def train(config: RunConfig, provenance: Provenance) -> None:
+def train(config: RunConfig, provenance: Provenance) -> int:
     """Train as configured: check the data, show the plan, resume if there is something to resume, run the loop.
+
+    Returns:
+        The exit code: 0, or 128 and the number of the signal that ended the run.
 
     Raises:
         ConfigError, DataError, ModelError, RewardSpecError: something cannot work; found before the first step.
     """
     console = Console()
     configure_logging(console)
-    algorithm.try_own(config)
+    algorithm.try_algorithm(config)
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     start = find_start(config, store)
     model, hardware = open_model(config), find_hardware()
@@ -118,9 +121,10 @@ def train(config: RunConfig, provenance: Provenance) -> None:
             if run.validation is None:
                 raise ValueError("there is nothing to validate on: data.val_files is null")
             tracker.log(at.step, *loop.validate(run, run.validation, at.step))
-            return
+            return 0
         last = loop.train(run, at)
     say_what_comes_next(console, store, last.step, schedule.total_steps)
+    return run.stop.exit_code
 
 
 def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:

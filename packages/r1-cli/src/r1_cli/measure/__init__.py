@@ -1,1 +1,1 @@
-"""What is reported of a step, and of a model's answers."""
+"""What is reported of a step, and of a model's responses."""

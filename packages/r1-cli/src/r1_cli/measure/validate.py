@@ -1,4 +1,4 @@
-"""Validation during a run, and the accuracy, avg@k, pass@k and maj@k of a model's answers."""
+"""Validation during a run, and the accuracy, avg@k, pass@k and maj@k of a model's responses."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -101,20 +101,20 @@ def average_at_k(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def is_correct(score: Score) -> bool:
-    """Whether an answer counts as right: by the verifier's `accuracy` if it reports one, else by its value."""
+    """Whether a response counts as right: by the verifier's `accuracy` if it reports one, else by its value."""
     return score.error is None and score.parts.get("accuracy", score.value) > 0.5
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, float]:
     """Return what is usually reported of a model, for k = 1, 2, 4, … and all n samples a prompt.
 
-    `accuracy` is the share of right first answers; `avg@n` that of all answers; `pass@k` the unbiased estimate of
+    `accuracy` is the share of right first responses; `avg@n` that of all; `pass@k` the unbiased estimate of
     at least one right in k (arXiv 2107.03374); `maj@n` counts a prompt if its most frequent final answer is
-    right. Where prompts have different numbers of answers, the first n of each count, n being the smallest. Raises
+    right. Where prompts have different numbers of responses, the first n of each count, n being the smallest. Raises
     ValueError on no groups.
     """
     if not groups:
-        raise ValueError("no answers to summarise")
+        raise ValueError("no responses to summarise")
     n = min(len(group.responses) for group in groups)
     groups = [replace(group, responses=group.responses[:n]) for group in groups]
     right = [[is_correct(score) for score in group.scores] for group in groups]
@@ -128,7 +128,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Return the chance that k answers drawn from n, `correct` of them right, hold a right one."""
+    """Return the chance that k responses drawn from n, `correct` of them right, hold a right one."""
     return 1.0 - comb(n - correct, k) / comb(n, k)
 
 

@@ -1,5 +1,6 @@
 """What a run says before it starts, and all that a dry run says: the table of its plan, and what to know about it."""
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,8 @@ def oddities(config: RunConfig) -> list[str]:
     notes = []
     if config.worker.actor.optim.lr == 0:
         notes.append("worker.actor.optim.lr=0: no step will change the weights")
+    if config.worker.rollout.servers.urls and not os.environ.get("R1_SERVERS_TOKEN"):
+        notes.append("worker.rollout.servers.urls: the servers' token is to be in the variable R1_SERVERS_TOKEN")
     if config.trainer.val_freq > 0 and not validation_sources(config.data):
         notes.append("there is nothing to validate on (data.val_files=null): no checkpoint will be known as the best")
     return notes

@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
 STATE_FILE = "trainer.json"
 TRACKER_FILE = "checkpoint_tracker.json"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that could not be written; those before it are as they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +54,26 @@ class CheckpointStore:
         return self.path(steps[-1]) if steps else None
 
     def write(self, step: int, save: Callable[[Path], None], state: dict[str, Any]) -> Draft:
-        """Let `save` fill a hidden folder, add `state` to it, and force it all to disk."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        self._remove_drafts()
+        """Let `save` fill a hidden folder, add `state` to it, and force it all to disk.
+
+        Raises:
+            CheckpointError: the disk is full or cannot be written; nothing of it is left there.
+        """
         folder = self.root / f".draft_{step}"
-        folder.mkdir()
-        save(folder)
-        write_json(folder / STATE_FILE, state)
-        for path in [*folder.rglob("*"), folder]:
-            _fsync(path)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._remove_drafts()
+            folder.mkdir()
+            save(folder)
+            write_json(folder / STATE_FILE, state)
+            for path in [*folder.rglob("*"), folder]:
+                _fsync(path)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            latest = self.latest()
+            message = f"the checkpoint of step {step} could not be written to {self.root}: {error}"
+            message += f"\n  make room, then run the same command again: it goes on from {latest}" if latest else ""
+            raise CheckpointError(message) from error
         return Draft(step, folder)
 
     def publish(self, draft: Draft) -> Path:

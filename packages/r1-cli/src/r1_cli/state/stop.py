@@ -25,6 +25,11 @@ class StopRequest:
     def requested(self) -> bool:
         return self.signal_name is not None
 
+    @property
+    def exit_code(self) -> int:
+        """What the process ends with, as a shell says it: 130 after Ctrl-C, 143 after SIGTERM, 0 without a signal."""
+        return 128 + signal.Signals[self.signal_name] if self.signal_name else 0
+
     def check(self) -> None:
         if self.requested:
             raise Stopped(self.signal_name)

@@ -48,11 +48,7 @@ def assign(
     """
     if not samples:
         return []
-    for i, sample in enumerate(samples):
-        if not math.isfinite(sample.reward):
-            raise ValueError(
-                f"sample {i} (group {sample.group_id}) has reward {sample.reward}; give failed rewards a number first"
-            )
+    _require_finite_rewards(samples)
     mask = trained(samples)
     rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
     last = (mask.sum(-1) - 1).clamp(min=0)
@@ -74,6 +70,14 @@ def assign(
     advantages = estimator(inputs)
     _warn_of_what_is_not_finite(samples, torch.where(mask, advantages, 0.0), type(estimator).__name__)
     return with_tokens(samples, advantages=advantages[mask].float())
+
+
+def _require_finite_rewards(samples: Sequence[Sample]) -> None:
+    for i, sample in enumerate(samples):
+        if not math.isfinite(sample.reward):
+            raise ValueError(
+                f"sample {i} (group {sample.group_id}) has reward {sample.reward}; give failed rewards a number first"
+            )
 
 
 def _warn_of_what_is_not_finite(samples: Sequence[Sample], advantages: Tensor, estimator: str) -> None:

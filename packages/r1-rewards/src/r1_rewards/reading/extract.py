@@ -27,6 +27,7 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 _LATEX_WORD = re.compile(r"[^\s$\\]{0,40}\\(?:[dt]?frac|sqrt|pi|infty)(?![A-Za-z])[^$]{0,200}$")
+_ANCHOR = re.compile(r"answer(?:[>:*\s]|is\b){0,9}$", re.IGNORECASE)
 _MATH = re.compile(r"(?<!\\)(\$\$?)((?:[^$\\]|\\.)+)\1", re.DOTALL)
 # Letters of scripts other than Latin and Greek are words, however few.
 _BARE_WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|[^\W\d_A-Za-zͰ-Ͽ]+)")
@@ -192,6 +193,15 @@ def formulas(text: str) -> str | None:
     text = text[-TAIL:]
     found = _formulas(text)
     return _joined(text, found) or (found[-1][1] if found else None)
+
+
+def anchored_formula(text: str) -> str | None:
+    """Return the last `$…$` that the word "answer" announces, as in "the answer is $5$" or `<answer>$5$</answer>`."""
+    text = text[-TAIL:]
+    found = [
+        match for match in _MATH.finditer(text) if _ANCHOR.search(text[max(0, match.start() - 30) : match.start()])
+    ]
+    return found[-1][2].strip() if found else None
 
 
 def _formulas(text: str) -> list[tuple[slice, str]]:

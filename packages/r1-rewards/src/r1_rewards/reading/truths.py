@@ -22,6 +22,15 @@ def read_truths(ground_truth: str | Sequence[str], *, blank: bool = False) -> li
     return found
 
 
+def blank_problem(ground_truth: str | Sequence[str]) -> str | None:
+    """Return what `read_truths` raises, as text, or None."""
+    try:
+        read_truths(ground_truth)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
+
+
 def _read_list(text: str) -> list[str] | None:
     """Return a JSON list of texts; any other brackets are mathematics."""
     if not text.lstrip().startswith('["') and not text.lstrip().startswith('[ "'):

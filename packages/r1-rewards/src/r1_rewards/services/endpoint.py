@@ -64,12 +64,22 @@ class Patience:
 class _TryFailed(Exception):
     """One try at one server came to nothing."""
 
-    def __init__(self, cause: Cause, message: str, *, refused: bool = False, final: bool = False, pause: float = 0):
+    def __init__(
+        self,
+        cause: Cause,
+        message: str,
+        *,
+        refused: bool = False,
+        final: bool = False,
+        pause: float = 0,
+        busy: bool = False,
+    ) -> None:
         super().__init__(message)
         self.cause: Cause = cause
         self.refused = refused
         self.final = final  # whether this server would say the same again
         self.pause = pause  # seconds that the server asked for
+        self.busy = busy  # whether it asked to be asked again: that is waited for, and is no failed try
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +95,8 @@ class Endpoint:
 
     A request goes to the least busy server that did not just fail; after a failure the others come first. Network
     errors, time-outs, 408, 425, 429, 5xx and unusable replies are tried again, other 4xx only elsewhere. Redirects are
-    not followed. When as many requests in a row have failed as run at once, and at least three, with none answered
+    not followed. A server that is busy and says when to come back (429 or 503 with Retry-After) is waited for until the
+    deadline. When as many requests in a row have failed as run at once, and at least three, with none answered
     between, the rest of that `run` fails untried: servers that are gone do not cost a deadline for every request. A
     request that was refused, which may be its own fault, counts an eighth.
     """
@@ -183,10 +194,11 @@ class Endpoint:
         end = now() + patience.deadline
         candidates, tried = list(self._servers), Counter[_Server]()
         failure = _TryFailed("timeout", "no time was left for a first try")
-        for attempt in range(patience.tries):
+        attempt = waits = 0
+        while attempt < patience.tries:
             server = min(candidates, key=lambda s: (tried[s], s.rests_until > now(), s.busy))
             if tried[server]:  # all have failed once: only now is it worth waiting
-                pause = min(patience.backoff * 2 ** (attempt - 1), MAX_PAUSE) * random.uniform(0.5, 1.0)
+                pause = min(patience.backoff * 2 ** min(attempt + waits - 1, 30), MAX_PAUSE) * random.uniform(0.5, 1.0)
                 await asyncio.sleep(min(max(pause, failure.pause), max(end - now(), 0)))
             limit = min(patience.timeout, end - now())
             if limit <= 0:
@@ -196,6 +208,7 @@ class Endpoint:
                 return await self._try(client, server, content, read, limit)
             except _TryFailed as error:
                 failure = error
+                attempt, waits = attempt + (not error.busy), waits + error.busy
                 if error.final:
                     candidates.remove(server)
                     if not candidates:
@@ -227,14 +240,15 @@ class Endpoint:
             failure = _TryFailed("wrong_shape", f"{server.url}: {error}", refused=True)
         except _TryFailed as error:
             failure = _TryFailed(
-                error.cause, f"{server.url}: {error}", refused=error.refused, final=error.final, pause=error.pause
-            )
+                error.cause, f"{server.url}: {error}",
+                refused=error.refused, final=error.final, pause=error.pause, busy=error.busy,
+            )  # fmt: skip
         else:
             server.failures = 0
             return result
         finally:
             server.busy -= 1
-        if not failure.refused:
+        if not failure.refused and not failure.busy:
             server.failures += 1
             server.rests_until = loop.time() + min(2.0**server.failures, MAX_PAUSE)
         raise failure
@@ -258,7 +272,8 @@ def _check_status(status: int, headers: Mapping[str, str], reply: bytes) -> None
     again = status in (408, 425, 429) or status >= 500
     asked = headers.get("retry-after", "")
     pause = min(float(asked), MAX_PAUSE) if asked.isascii() and asked.isdigit() else 0.0
-    raise _TryFailed("remote", message, refused=status in REFUSALS, final=not again, pause=pause)
+    busy = status in (429, 503) and bool(pause)
+    raise _TryFailed("remote", message, refused=status in REFUSALS, final=not again, pause=pause, busy=busy)
 
 
 def _excerpt(reply: bytes) -> str:

@@ -21,7 +21,10 @@ from r1_rewards.types import OpenVerifier, RewardInput, Score, Verifier
 
 DRAINED_BYTES = 1 << 20  # of a request that is turned away
 DRAIN_SECONDS = 5.0
+HEADER_SECONDS = 10.0  # for a connection to say what it wants
 BODY_SECONDS = 60.0  # for a request's body to arrive
+BUSY_SECONDS = 120.0  # that a request waits for others, before it is told to come back
+RETRY_AFTER = 1  # seconds, as told then
 STOP_SECONDS = 30  # for requests that are being served when the server is told to stop
 MIN_TOKEN = 16  # characters
 MARKERS = {  # after which a response begins, by chat format
@@ -57,7 +60,7 @@ class Limits:
     body_bytes: int = 32 * 2**20
     answers: int = 4096  # per request
     characters: int = 1_000_000  # per string
-    requests: int = 64  # at a time; further ones are told to come back (503)
+    requests: int = 64  # at a time; further ones wait, then are told to come back (503)
 
 
 def serve(
@@ -87,7 +90,7 @@ def serve(
             port=port,
             log_level="warning",
             server_header=False,
-            limit_concurrency=limits.requests,
+            http=impatient_protocol(),
             timeout_graceful_shutdown=STOP_SECONDS,
         )
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn raises it again when it is done
@@ -166,7 +169,7 @@ def build_app(
         return JSONResponse({"error": f"{where or 'body'}: {first['msg']}"}, 400)
 
     @app.get("/health")
-    def health() -> dict[str, str]:
+    async def health() -> dict[str, str]:
         return {"status": "ok"}
 
     @app.post("/score")
@@ -185,7 +188,43 @@ def build_app(
         ]
         return write_rewards(verifier(inputs))
 
-    return Guard(app, token=token, body_bytes=limits.body_bytes)
+    return Guard(app, token=token, body_bytes=limits.body_bytes, requests=limits.requests)
+
+
+def impatient_protocol() -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol, which ends connections that have not sent a request's head in HEADER_SECONDS.
+
+    They would otherwise be held for ever, without a token, by whoever can reach the port.
+    """
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class ImpatientProtocol(H11Protocol):
+        timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop()
+            elif self.timer is None:
+                self._wait()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(error)
+
+        def _wait(self) -> None:
+            self.timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+        def _stop(self) -> None:
+            if self.timer is not None:
+                self.timer.cancel()
+                self.timer = None
+
+    return ImpatientProtocol
 
 
 def response_of(query: str, prompt: str, marker: str | None) -> str:
@@ -215,21 +254,38 @@ def write_rewards(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 class Guard:
-    """ASGI middleware that turns requests away by token and size before anything looks at them."""
+    """ASGI middleware: it turns requests away by token and size before anything looks at them; others wait their turn.
 
-    def __init__(self, app: App, *, token: str | None, body_bytes: int) -> None:
+    Those without a token take nobody's place, and `/health` needs none.
+    """
+
+    def __init__(self, app: App, *, token: str | None, body_bytes: int, requests: int) -> None:
         self._app = app
+        self._places = asyncio.Semaphore(requests)
         self._expected = f"Bearer {token}".encode() if token else None
         self._body_bytes = body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] == "/health":
             await self._app(scope, receive, send)
             return
-        if scope["path"] != "/health" and not self._may_enter(dict(scope["headers"])):
+        if not self._may_enter(dict(scope["headers"])):
             await _drain(receive)
             await _refuse(send, 401, "a bearer token is needed")
             return
+        try:
+            async with asyncio.timeout(BUSY_SECONDS):
+                await self._places.acquire()
+        except TimeoutError:
+            await _drain(receive)
+            await _refuse(send, 503, f"busy for {BUSY_SECONDS:g} s")
+            return
+        try:
+            await self._serve(scope, receive, send)
+        finally:
+            self._places.release()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await self._read(receive)
@@ -275,5 +331,7 @@ async def _drain(receive: Receive) -> None:
 
 async def _refuse(send: Send, status: int, error: str) -> None:
     headers = [(b"content-type", b"application/json"), (b"connection", b"close"), (b"www-authenticate", b"Bearer")]
+    if status == 503:
+        headers.append((b"retry-after", b"%d" % RETRY_AFTER))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b'{"error": "%s"}' % error.encode("ascii")})

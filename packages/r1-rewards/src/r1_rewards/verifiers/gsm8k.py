@@ -23,6 +23,11 @@ def score(response: str, ground_truth: str) -> Score:
     return Score(accuracy, {"overall": accuracy, "accuracy": accuracy}, extracted=None if found is None else str(found))
 
 
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or None."""
+    return None if final_number(ground_truth) is not None else f"the truth {ground_truth[:80]!r} has no number"
+
+
 def final_number(text: str) -> Fraction | None:
     """Return the number that `text` ends with, or None."""
     for find in (extract.boxed, extract.hashed, extract.tagged, extract.stated):

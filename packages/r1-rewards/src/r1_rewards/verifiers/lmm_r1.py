@@ -8,14 +8,15 @@ from r1_rewards.verifiers import math
 def score(response: str, ground_truth: str) -> Score:
     r"""Return accuracy (1) plus format (0.5), at most 1.5.
 
-    `accuracy` needs the answer in a `\boxed{…}` or a formula; bare numbers do not count. `format` is 0.5 for nothing
-    but one think and one answer block, with no blank between or around them. An empty response scores 0.
+    `accuracy` needs the answer in a `\boxed{…}`, or in a `$…$` behind the word "answer"; bare numbers do not count.
+    `format` is 0.5 for nothing but one think and one answer block, with no blank between or around them. An empty
+    response scores 0.
 
     Example: `score(r"<think>1+1</think><answer>$\boxed{2}$</answer>", "2").value` is 1.5.
     """
     extracted = extract.boxed(response)
     if extracted is None:
-        extracted = extract.formulas(response)
+        extracted = extract.anchored_formula(response)
     truth = extract.boxed(ground_truth)
     accuracy = float(extracted is not None and math.equal(extracted, ground_truth if truth is None else truth))
     format_score = 0.5 * has_format(response)

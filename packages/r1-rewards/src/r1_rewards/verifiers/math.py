@@ -15,7 +15,7 @@ from r1_rewards.reading.amounts import close, equal_amounts
 from r1_rewards.reading.guards import refusal
 from r1_rewards.reading.hedges import hedge
 from r1_rewards.reading.notation import normalise, without_emphasis
-from r1_rewards.reading.truths import read_truths
+from r1_rewards.reading.truths import blank_problem, read_truths
 from r1_rewards.types import Score
 
 MISSING = "the math verifier needs Math-Verify: install it with `pip install 'r1-rewards[math]'`"
@@ -65,10 +65,9 @@ def score(response: str, ground_truth: str | Sequence[str], *, digits: int = 6, 
 
 def truth_problem(ground_truth: str) -> str | None:
     """Return why no response but the truth's own text can be right, or None: to be said before a run."""
-    try:
-        refused = [refusal(_truth(truth)) for truth in read_truths(ground_truth)]
-    except (TypeError, ValueError) as error:
-        return str(error)
+    if problem := blank_problem(ground_truth):
+        return problem
+    refused = [refusal(_truth(truth)) for truth in read_truths(ground_truth)]
     return f"it is not computed: {refused[0]}" if all(refused) else None
 
 

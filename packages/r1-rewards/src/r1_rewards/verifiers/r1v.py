@@ -9,7 +9,7 @@ def score(response: str, ground_truth: str) -> Score:
     """Return accuracy and format, equally weighted, in the manner of R1-V (Deep-Agent/R1-V, two summed rewards).
 
     `accuracy` is 1 if the body of the first `<answer>` equals that of the truth (`<answer> 3 </answer>`, or the bare
-    answer), as mathematics or as exact text; a response without any tag is compared whole. Numbers outside the tag
+    answer), as mathematics or as the same words; a response without any tag is compared whole. Numbers outside the tag
     never count, as they do in the original. `format` see `format.has_r1v`. `overall`, the value, is 0.5 of each.
 
     Example: `score("<think>1, 2, 3</think><answer>3</answer>", "<answer> 3 </answer>").value` is 1.0.

@@ -1,0 +1,108 @@
+"""What a dry run refuses in a second: files and folders that a run would trip over later."""
+
+import errno
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from r1_cli.config import ConfigError, load_config
+from r1_cli.config.files import reads_media
+from r1_cli.state.checkpoints import CheckpointError, CheckpointStore
+from r1_cli.state.stop import Stopped, StopRequest
+
+BASE = ["data.train_files=owner/rows@train", "worker.reward.reward_function=math", "data.max_response_length=64"]
+
+
+def model(folder: Path, **settings: object) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    return f"worker.actor.model.model_path={folder}"
+
+
+def problems(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config([*BASE, *words])
+    return str(caught.value)
+
+
+def test_a_configuration_that_is_not_text_is_named(tmp_path: Path) -> None:
+    for content in (b"data:\n  seed: 1 # gr\xfc\xdfe\n", b"PAR1\x00\x15\x04\xff", b"\x00\x01"):
+        (tmp_path / "run.yaml").write_bytes(content)
+        text = problems(f"config={tmp_path / 'run.yaml'}")
+        assert "not YAML text in UTF-8" in text
+        assert str(tmp_path / "run.yaml") in text
+
+
+def test_a_folder_that_cannot_be_made_is_named_before_anything_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    text = problems(model(tmp_path / "model"), f"trainer.save_checkpoint_path={tmp_path / 'file' / 'run'}")
+    assert f"trainer.save_checkpoint_path={tmp_path / 'file' / 'run'}" in text
+    assert f"{tmp_path / 'file'} is a file" in text
+
+
+def test_a_model_folder_without_a_readable_configuration_is_named(tmp_path: Path) -> None:
+    (tmp_path / "step" / "actor").mkdir(parents=True)
+    text = problems(f"worker.actor.model.model_path={tmp_path / 'step'}")
+    assert "no config.json (a checkpoint's model is in its folder actor)" in text
+    (tmp_path / "step" / "config.json").write_text("{")
+    assert "its config.json cannot be read" in problems(f"worker.actor.model.model_path={tmp_path / 'step'}")
+
+
+def test_a_response_longer_than_the_models_positions_is_refused(tmp_path: Path) -> None:
+    plain = {"max_position_embeddings": 64, "rope_parameters": {"rope_type": "default"}}
+    for settings in (plain, {"text_config": {"max_position_embeddings": 64}}):
+        text = problems(model(tmp_path, **settings))
+        assert "data.max_response_length=64" in text
+        assert "64 positions" in text
+    load_config([*BASE, model(tmp_path, max_position_embeddings=65)])
+    load_config([*BASE, model(tmp_path, max_position_embeddings=64, rope_scaling={"type": "yarn", "factor": 4})])
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("worker.actor.optim.learning_rate=1e-6", "worker.actor.optim.lr"),
+        ("worker.actor.learning_rate=1e-6", "worker.actor.optim.lr"),
+        ("worker.rollout.num_generations=8", "worker.rollout.n"),
+        ("data.max_new_tokens=8", "data.max_response_length"),
+    ],
+)
+def test_the_words_of_other_frameworks_lead_to_ours(typed: str, meant: str) -> None:
+    assert f"did you mean {meant}?" in problems("worker.actor.model.model_path=a/b", typed)
+
+
+def test_workers_start_early_only_where_rows_may_have_media(tmp_path: Path) -> None:
+    def asked(*words: str) -> bool:
+        return reads_media(load_config([*BASE, *words])[0])
+
+    assert asked(model(tmp_path / "sees", vision_config={}))
+    assert not asked(model(tmp_path / "sees", vision_config={}), "data.filter_overlong_prompts_workers=1")
+    assert not asked(model(tmp_path / "reads"))
+    assert not asked("worker.actor.model.model_path=owner/model")
+
+
+def test_a_full_disk_is_said_and_leaves_no_draft(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.publish(store.write(1, lambda folder: None, {"step": 1}))
+
+    def fail(folder: Path) -> None:
+        (folder / "half").touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(CheckpointError, match="step 2 could not be written") as caught:
+        store.write(2, fail, {})
+    assert "No space left" in str(caught.value)
+    assert f"goes on from {tmp_path / 'global_step_1'}" in str(caught.value)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint_tracker.json", "global_step_1"]
+
+
+def test_a_run_that_a_signal_ended_says_so_in_its_exit_code() -> None:
+    stop = StopRequest()
+    assert stop.exit_code == 0
+    with stop.listening():
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(Stopped):
+        stop.check()
+    assert stop.exit_code == 130
