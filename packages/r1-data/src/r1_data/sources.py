@@ -167,7 +167,9 @@ class ListTable:
 
 def as_rows(rows: Sequence[Any]) -> Sequence[tuple[str, dict[str, Any]]]:
     """Rows as `read_rows` gives them, of mappings called "row:1", "row:2", …; what has ids already is left as it is."""
-    in_memory = hasattr(rows, "with_format") or (len(rows) > 0 and isinstance(rows[0], Mapping))
+    in_memory = hasattr(rows, "with_format") or (
+        isinstance(rows, list | tuple) and bool(rows) and isinstance(rows[0], Mapping)
+    )
     return Rows([("row", ListTable(rows))]) if in_memory else rows
 
 
