@@ -9,10 +9,10 @@ from r1_data.lengths import MANY_TEXTS, KnownLengths
 from r1_data.references import digest_content, fetched, is_pil, pictures
 from r1_data.remarks import Remarks
 from r1_data.render import Renderer
-from r1_data.spread import spread
 from r1_data.types import DataError, Example, MediaError
 from r1_data.vision import Pixels
 from r1_data.workers import WorkerDied, Workers
+from r1_data.workers.spread import spread
 
 _MEDIA = 4  # pictures and videos that a worker decodes at a time
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from r1_data.ahead import Job, failed, rendered, start_rendering
 from r1_data.lengths import MANY, MANY_TEXTS, measure_all, open_known
 from r1_data.prompt_memory import PromptMemory
 from r1_data.reader import RowReader
@@ -20,6 +19,7 @@ from r1_data.sources import as_rows
 from r1_data.types import DataError, Example, MediaError, Prompt
 from r1_data.vision import Pixels
 from r1_data.workers import WorkerDied, Workers
+from r1_data.workers.ahead import Job, failed, rendered, start_rendering
 
 BadRows = Literal["refuse", "skip_media", "skip"]
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from r1_data.references import Video, is_pil
 from r1_data.render import Renderer
-from r1_data.spread import spread
 from r1_data.types import DataError, Example, MediaError
 from r1_data.workers import WorkerDied, Workers
+from r1_data.workers.spread import spread
 
 log = logging.getLogger("r1_data")
 

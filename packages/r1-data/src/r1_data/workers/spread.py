@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from r1_data.types import Example
-from r1_data.workers import WorkerDied, Workers
+from r1_data.workers.pool import WorkerDied, Workers
 
 Item = TypeVar("Item")
 Chunk = list[tuple[Item, Example | None]]
