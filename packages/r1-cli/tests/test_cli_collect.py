@@ -11,8 +11,10 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+import torch
 from cli_fakes import LONG, SHORT, DrainableEngine, Engine, Equality, Prompts, collector, prompt, start
 from cli_groups import change
+from safetensors.torch import load_file, save_file
 
 from r1_cli.groups.group import Group
 from r1_cli.groups.supply import Supply, load_surplus, save_surplus
@@ -213,6 +215,19 @@ def test_a_group_that_was_kept_comes_back_whole_from_a_checkpoint(tmp_path: Path
             assert getattr(after, name) == getattr(before, name)
         assert after.prompt.id == before.prompt.id
     assert load_surplus(tmp_path / "nowhere", prompt) == ()
+
+
+def test_a_surplus_keeps_the_form_that_older_versions_wrote(tmp_path: Path) -> None:
+    """Their keys, and tokens as int64."""
+    _, at = step(collector(Engine(room=8, rate=0.5), wanted=32), start())
+    save_surplus(at.supply.surplus, tmp_path)
+    (entry, *_) = json.loads((tmp_path / "surplus.json").read_text())
+    keys = {"row", "prompt", "completions", "responses", "scores", "rewards", "baseline", "dropped"}
+    assert (entry.keys(), entry["completions"][0].keys()) == (keys, {"tokens", "finish_reason", "weight_version"})
+    tensors = load_file(tmp_path / "surplus.safetensors")
+    save_file({**tensors, "token_ids": tensors["token_ids"].to(torch.int64)}, tmp_path / "surplus.safetensors")
+    back = load_surplus(tmp_path, Prompts().__getitem__)
+    assert [group.responses for group in back] == [group.responses for group in at.supply.surplus]
 
 
 def test_answers_to_a_prompt_that_has_changed_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from r1_cli.commands.eval import own_configuration
 from r1_cli.config import load_config
 from r1_cli.jobs.closing import closing_lines, typed_command
 from r1_cli.plan.announce import announce, show_table
@@ -169,3 +170,14 @@ def test_commands_are_named_as_this_one_was_called(tmp_path: Path) -> None:
     assert typed_command(str(program), {"PATH": str(tmp_path)}) == "r1"
     assert typed_command(str(program), {"PATH": "/nowhere"}) == str(program)
     assert typed_command("/packages/r1_cli/main.py", {}) == "python -m r1_cli.main"
+
+
+def test_a_checkpoint_is_evaluated_as_its_run_was_configured_unless_another_file_is_named(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "global_step_3"
+    (checkpoint / "actor").mkdir(parents=True)
+    assert own_configuration(str(checkpoint), ()) == []
+    (tmp_path / "experiment_config.json").write_text("{}")
+    words = ("worker.rollout.val_override_config.n=4",)
+    assert own_configuration(str(checkpoint), words) == [f"config={tmp_path / 'experiment_config.json'}"]
+    assert own_configuration(str(checkpoint), ("config=other.yaml",)) == []
+    assert own_configuration(str(tmp_path / "merged"), ()) == []

@@ -106,3 +106,17 @@ def test_a_run_that_a_signal_ended_says_so_in_its_exit_code() -> None:
     with pytest.raises(Stopped):
         stop.check()
     assert stop.exit_code == 130
+
+
+def test_a_keyword_that_the_reward_does_not_take_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def score(items, weight=1.0, *, form=0.1): ...\n"
+        "def anything(items, **more): ...\n"
+        "@print\ndef wrapped(items): ...\n"
+    )
+    base = [model(tmp_path / "model"), "+worker.reward.reward_function_kwargs.wieght=2"]
+    text = problems(*base, f"worker.reward.reward_function={file}:score")
+    assert f"{file}:score takes no 'wieght'; did you mean 'weight'?" in text
+    for open_ended in ("anything", "wrapped"):
+        load_config([*BASE, *base, f"worker.reward.reward_function={file}:{open_ended}"])

@@ -52,7 +52,7 @@ def test_log_probs_are_those_of_a_plain_forward(name: str, settings: dict[str, A
         ("Mistral", {}),  # its configuration has a window and no list of layers
         ("Phi3", {"pad_token_id": 0}),
         ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
-        ("Gemma2", {"head_dim": 12}),
+        ("Gemma2", {"head_dim": 12, "attn_logit_softcapping": None}),
         ("Gemma3Text", {"head_dim": 12}),
     ],
 )
@@ -102,6 +102,30 @@ def test_models_that_it_would_sample_from_wrongly_are_refused(
     name: str, settings: dict[str, Any], obstacle: str
 ) -> None:
     with pytest.raises(ValueError, match=f"{name}ForCausalLM has .*{obstacle}.* cannot sample from it, vLLM may"):
+        engine_for(model(name, **settings), banned_token_ids=())
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+FACTORS = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+LONG = {"max_position_embeddings": 256, "original_max_position_embeddings": 64, "rope_parameters": FACTORS}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("DiffLlama", TEXT, "would sample wrongly from DiffLlamaForCausalLM"),
+        ("Gemma2", {**TEXT, "head_dim": 12}, "caps its attention scores"),
+        # A neighbour far along changes the rotary embedding of the whole batch.
+        ("Llama", {**TEXT, "max_position_embeddings": 64, "rope_parameters": DYNAMIC}, "wrongly"),
+        ("Phi3", {**TEXT, "pad_token_id": 0, **LONG}, "wrongly"),
+        ("RecurrentGemma", {**TABLE, "hidden_size": 48, "num_hidden_layers": 3, "lru_width": 48}, "cannot decode"),
+        ("Doge", TEXT, "cannot decode with DogeForCausalLM"),
+    ],
+)
+def test_a_model_whose_own_forward_says_otherwise_is_refused_at_the_start(
+    name: str, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
         engine_for(model(name, **settings), banned_token_ids=())
 
 

@@ -191,8 +191,9 @@ def test_a_skipped_layer_of_a_vision_model_is_not_blamed_on_the_tower() -> None:
 def test_an_output_layer_that_was_packed_once_is_named(tied: bool) -> None:
     model = text_model(tied=tied)
     inner = type(model)(copy.deepcopy(model.config))
+    engine = EmbeddedEngine(inner, end_token_ids={7})
     pack_head(inner)
-    found = catch(canary_for(model), EmbeddedEngine(inner, end_token_ids={7}), ModelReference(model))
+    found = catch(canary_for(model), engine, ModelReference(model))
     assert found.group == "head"
 
 

@@ -167,6 +167,19 @@ def _reward(keys: tuple[str, str], name: str | None, kwargs: Mapping[str, Any]) 
             yield keys[0], f"names no function of {spec.path}, which has no main: write {spec.path}:NAME{there}"
             return
         yield keys[0], f"{spec.path} defines no {spec.function}" + describe(spec.function, functions)
+    takes = _keywords(tree, spec.function)
+    for word in kwargs:
+        if takes is not None and word not in takes:
+            yield keys[1], f"{spec.path}:{spec.function} takes no {word!r}" + describe(word, takes)
+
+
+def _keywords(tree: ast.Module, function: str) -> list[str] | None:
+    """Return what the function may be given by name; None where its text does not tell."""
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
+    if len(found) != 1 or found[0].decorator_list or found[0].args.kwarg:
+        return None
+    arguments = found[0].args
+    return [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
 
 
 def _sequential(name: str) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from r1_rollout.checksums import Expected, differing
+from r1_rollout.embedded.agreement import require_agreement
 from r1_rollout.embedded.architecture import Reach, prepare
 from r1_rollout.embedded.choices import Choices, replay_choices, sampling_choices
 from r1_rollout.embedded.decoding import Decoding
@@ -53,7 +54,8 @@ class EmbeddedEngine:
             version: of the weights in `model`, if they are to be sampled from; else `awake` or `update` bring some.
 
         Raises:
-            ValueError: the engine cannot decode with this model, an end token is banned, or nothing is allowed.
+            ValueError: the engine cannot decode with this model, or its log-probs would not be those of the model's
+                own forward; an end token is banned, or nothing is allowed.
         """
         self._reach = prepare(model)
         text = model.config.get_text_config()
@@ -63,7 +65,9 @@ class EmbeddedEngine:
         self._model = model.to(device).eval().requires_grad_(False)
         self._vocabulary: int = text.vocab_size
         self._banned = banned.to(device)
-        self._filler = next(token for token in range(text.vocab_size) if token not in frozenset(banned_token_ids))
+        allowed = sorted({*range(text.vocab_size)} - {*banned_token_ids})
+        self._filler = allowed[0]
+        require_agreement(self._model, self._reach, allowed, self._filler)
         self._end_token_ids, self._tokenizer = frozenset(end_token_ids), tokenizer
         self._max_sequences = max_sequences
         self._weights = WeightStore(self._model)

@@ -222,8 +222,11 @@ def decode_attention(
         [rows, 1, heads, size] and None for the attention weights.
 
     Raises:
-        RuntimeError: while decoding, the model attends to other keys than the cache gave it.
+        RuntimeError: the model caps its scores, which torch's attention cannot; or while decoding, it attends to other
+            keys than the cache gave it.
     """
+    if kwargs.get("softcap") is not None:
+        raise RuntimeError(f"{type(module).__name__} caps its attention scores (softcap)")
     cache = _decoding.get()
     if cache is None:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)

@@ -1,0 +1,96 @@
+"""Whether the embedded engine computes what the model does by itself: asked once, when it takes a model over."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from r1_rollout.canary import TOLERANCE, widest_gap
+from r1_rollout.embedded.architecture import Reach
+from r1_rollout.embedded.choices import replay_choices
+from r1_rollout.embedded.decoding import Decoding
+from r1_rollout.embedded.kv import ATTENTION
+from r1_rollout.embedded.prefill import rotary_axes, without_lone_axis
+from r1_rollout.errors import RolloutError
+from r1_rollout.probes import ProbePrompt, spread_tokens
+
+_LENGTHS = (48, 5)  # tokens of the two prompts; over the long one rotary embeddings that are off add up
+_RESPONSE = 2
+
+
+def require_agreement(model: Any, reach: Reach, allowed: Sequence[int], filler: int) -> None:
+    """Compare the log-probs of two short sequences, side by side in the engine, with the model's own of each alone.
+
+    The model's own forward attends by `eager`, which leaves out nothing that it asks for. One of the sequences stands
+    at the last positions that the model knows, so that rotary embeddings which depend on the batch show themselves.
+    Models whose weights are not there yet, or not finite, are not judged.
+
+    Raises:
+        ValueError: they differ by more than rounding, or one of the two forwards fails.
+    """
+    name = type(model).__name__
+    prompts = _prompts(model, reach, allowed)
+    responses = [spread_tokens(allowed, _RESPONSE, sum(_LENGTHS) + number) for number in range(len(prompts))]
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return
+    try:
+        model.set_attn_implementation("eager")
+        expected = [_own_logprobs(model, *pair) for pair in zip(prompts, responses, strict=True)]
+        model.set_attn_implementation(ATTENTION)
+        if not all(torch.tensor(one).isfinite().all() for one in expected):
+            return
+        found = _engine_logprobs(model, prompts, responses, filler)
+    except RolloutError:
+        raise
+    except Exception as error:  # whatever it is, the model is not one that the engine can decode with
+        raise ValueError(
+            f"the embedded engine cannot decode with {name} ({type(error).__name__}: {error}), vLLM may"
+        ) from error
+    gap, tolerance = widest_gap(found, expected), TOLERANCE.get(model.dtype, TOLERANCE[torch.float32])
+    if not gap <= tolerance:
+        raise ValueError(
+            f"the embedded engine would sample wrongly from {name}: its log-probs differ from those of the model's own "
+            f"forward by {gap:.3g} of their size (tolerance {tolerance:g}). Some kind of attention or position is "
+            "unknown to it; vLLM may know it"
+        )
+
+
+def _prompts(model: Any, reach: Reach, allowed: Sequence[int]) -> list[ProbePrompt]:
+    text = model.config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    known = reach.positions or 2 * (getattr(text, "max_position_embeddings", None) or 1024)
+    room = min(reach.window or known, known) - _RESPONSE
+    prompts = []
+    for number, wanted in enumerate(_LENGTHS):
+        length = max(1, min(wanted, room))
+        first = 0 if number == 0 else max(0, known - length - _RESPONSE)
+        positions = torch.arange(first, first + length).expand(4 if "mrope_section" in rope else 1, -1)
+        prompts.append(ProbePrompt(f"agreement:{number}", spread_tokens(allowed, length, number), positions))
+    return prompts
+
+
+@torch.inference_mode()
+def _own_logprobs(model: Any, prompt: ProbePrompt, response: list[int]) -> list[float]:
+    """Return the log-probs of a response by one plain forward of its sequence."""
+    rotary = rotary_axes(prompt.position_ids)
+    behind = int(rotary.max()) + 1 + torch.arange(len(response)).expand(len(rotary), -1)
+    positions: Tensor = without_lone_axis(torch.cat([rotary, behind], dim=1)[:, None])
+    logits = model(
+        input_ids=torch.tensor([[*prompt.token_ids, *response]], device=model.device),
+        position_ids=positions.to(model.device),
+        use_cache=False,
+    ).logits[0, len(prompt.token_ids) - 1 : -1]
+    chosen = torch.tensor(response, device=logits.device)[:, None]
+    logprobs: list[float] = logits.float().log_softmax(-1).gather(1, chosen)[:, 0].tolist()
+    return logprobs
+
+
+def _engine_logprobs(
+    model: Any, prompts: Sequence[ProbePrompt], responses: Sequence[list[int]], filler: int
+) -> list[list[float]]:
+    """Return the log-probs of responses by the forwards that sample."""
+    choices = replay_choices(responses, 1.0, model.device)
+    decoding = Decoding(model, prompts, choices, filler=filler, max_sequences=len(prompts), version=0)
+    groups = dict(decoding)
+    return [groups[index][0].logprobs.tolist() for index in range(len(prompts))]
