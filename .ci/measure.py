@@ -77,10 +77,12 @@ ASIDE = {
         r1_cli.measure r1_cli.track r1_cli.hardware r1_core.learner.facts r1_core.losses.correction
     """,
     "stops the run, proves the sync, judges the group": """
-        r1_cli.roles r1_cli.state r1_cli.sampling.proof r1_rollout.canary r1_core.filtering r1_core.kl_control
+        r1_cli.roles r1_cli.state r1_cli.sampling.proof r1_rollout.canary r1_rollout.checksums r1_core.filtering
+        r1_core.kl_control
     """,
     "finds, keeps and prepares what the walk takes": """
-        r1_data.ahead r1_data.files r1_data.formats r1_data.mixture r1_data.prompt_memory r1_data.references
+        r1_data.workers r1_data.files r1_data.parquet r1_data.formats r1_data.mixture r1_data.prompt_memory
+        r1_data.references
         r1_data.reader r1_data.positions r1_data.sources r1_core.registry r1_rollout.handover r1_rollout.names
         r1_rollout.lora
     """,
@@ -118,7 +120,7 @@ NOT_ON_THE_WAY = {
     "what is known of rows, names and the step": """
         r1_data.formats.Columns r1_data.formats.Detected r1_rollout.names.Place r1_core.types.Totals
         r1_core.learner.facts.Facts r1_cli.models.attention._Seen r1_cli.track.types.Generation
-        r1_rollout.handover.LocalWeights
+        r1_rollout.handover.LocalWeights r1_rollout.checksums.Expected r1_cli.sampling.proof.Expectation
     """,
 }
 

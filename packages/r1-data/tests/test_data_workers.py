@@ -10,13 +10,13 @@ import pytest
 import torch
 from data_targets import MEGABYTE, Frail, Target
 
-from r1_data.ahead import Ahead, Job
 from r1_data.dataset import PromptDataset
 from r1_data.prompt_memory import PromptMemory
 from r1_data.render import Renderer
-from r1_data.transfer import receive, send
 from r1_data.types import DataError, MediaError
 from r1_data.workers import WorkerDied, Workers
+from r1_data.workers.ahead import Ahead, Job
+from r1_data.workers.transfer import receive, send
 
 
 @pytest.fixture(scope="module")

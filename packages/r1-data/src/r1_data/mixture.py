@@ -13,11 +13,11 @@ from itertools import accumulate
 from math import ceil, floor
 from typing import Literal
 
-from r1_data.ahead import Job
 from r1_data.dataset import PromptDataset
 from r1_data.prompt_memory import PromptMemory
 from r1_data.stream import require_index, share, shuffled
 from r1_data.types import DataError, Prompt
+from r1_data.workers.ahead import Job
 
 Exhaustion = Literal["all_exhausted", "first_exhausted"]
 

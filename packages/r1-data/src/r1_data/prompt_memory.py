@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from r1_data.ahead import Ahead, Job
 from r1_data.types import Prompt
 from r1_data.vision import Pixels
+from r1_data.workers.ahead import Ahead, Job
 
 
 class PromptMemory:

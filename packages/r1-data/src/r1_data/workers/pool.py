@@ -16,7 +16,7 @@ from pathlib import Path
 from queue import LifoQueue
 from typing import Any
 
-from r1_data.transfer import receive, send
+from r1_data.workers.transfer import receive, send
 
 # What every worker needs and takes long to import; the server that workers are forked from has it ready.
 _PRELOAD = [

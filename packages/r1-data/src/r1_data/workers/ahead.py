@@ -10,7 +10,7 @@ from typing import Any
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example, Prompt
 from r1_data.vision import Pixels
-from r1_data.workers import Workers
+from r1_data.workers.pool import Workers
 
 _BYTES_PER_TOKEN = 25_000  # of a picture: 4 patches of 2 × 3 × 16 × 16 floats
 
