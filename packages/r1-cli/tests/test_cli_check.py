@@ -1,18 +1,21 @@
 """What a check of the data gathers: counts, comparisons, lengths, and the tokens of a step."""
 
+import json
+import re
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from r1_cli.assembly.rows import OpenSource
+from r1_cli.assembly.rows import OpenSource, open_sources
 from r1_cli.check.findings import Report
 from r1_cli.check.page import write_page
 from r1_cli.config import load_config
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_data.check import Examined
 from r1_data.formats import Columns, Detected
+from r1_data.types import DataError
 from r1_data.workers import WorkerDied
 
 WORDS = [
@@ -146,3 +149,23 @@ def test_media_that_break_a_worker_are_no_danger_to_the_page() -> None:
     assert page.count("<pre>it took longer than 120 seconds</pre>") == 4  # in the finding, and as a row of each source
     assert "rows on which a worker process died: left out (data.bad_rows=skip_media)" in page
     assert "<s>" not in page
+
+
+@pytest.mark.parametrize(
+    ("row", "words", "message"),
+    [
+        (
+            {"question": "?", "answer": "1"},
+            ("data.prompt_key=questions",),
+            "prompt_key=questions (did you mean 'question'?)",
+        ),
+        ({"prompt": "?", "answer": "1"}, ("data.answer_key=answers",), "answer_key=answers (did you mean 'answer'?)"),
+        ({"prompt": "<image>?", "answer": "1", "pictures": ["a.png"]}, (), "most prompts hold <image>, but no row has"),
+        ({"prompt": "?", "key": "1"}, (), "none of the first 3 rows has the column data.answer_key=answer"),
+    ],
+)
+def test_keys_that_no_row_has_are_refused_from_the_first_rows(tmp_path, row, words, message):  # type: ignore[no-untyped-def]
+    (tmp_path / "train.jsonl").write_text(f"{json.dumps(row)}\n" * 3)
+    config = load_config([*WORDS, f"data.train_files={tmp_path / 'train.jsonl'}", *words], command="data")[0]
+    with pytest.raises(DataError, match=re.escape(message)):
+        open_sources(training_sources(config.data))

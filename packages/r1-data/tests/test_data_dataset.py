@@ -1,6 +1,7 @@
 """Tests of the dataset: every row is checked before training, and rendered the same whenever asked for."""
 
 import json
+import pickle
 import runpy
 from pathlib import Path
 
@@ -181,3 +182,52 @@ def test_the_use_in_the_readme_runs(fresh_processor, picture, tmp_path, monkeypa
     assert (len(used["prompts"]), len(used["mine"])) == (32, 16)
     assert used["prompts"][0].position_ids.shape[0] == 4
     assert "Summary(read=40, kept=40, overlong=0" in capsys.readouterr().out
+
+
+def test_rows_may_be_a_list_of_mappings_or_a_hugging_face_data_set(processor, picture):
+    import datasets
+
+    rows = [{"problem": "<image>?", "answer": "1", "images": [{"bytes": picture(60, 40), "path": None}]}] * 2
+    features = datasets.Features(
+        {"problem": datasets.Value("string"), "answer": datasets.Value("string"), "images": [datasets.Image()]}
+    )
+    for given in (rows, datasets.Dataset.from_list(rows, features=features)):
+        prompt = PromptDataset(given, Renderer(processor), max_prompt_length=500)[1]
+        assert (prompt.id, prompt.ground_truth, len(prompt.images)) == ("row:2", "1", 1)
+
+
+def test_a_data_set_can_be_sent_to_another_process(processor, picture, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"problem": "?", "answer": "1"}\n{"problem": "", "answer": "1"}\n')
+    reader = RowReader(format_prompt="{{ content }}!")
+    rows = read_rows(str(tmp_path / "train.jsonl"))
+    dataset = PromptDataset(rows, Renderer(processor), max_prompt_length=500, reader=reader, bad_rows="skip")
+    sent = pickle.loads(pickle.dumps(dataset))
+    assert (sent.summary, sent[0].token_ids) == (dataset.summary, dataset[0].token_ids)
+
+
+def test_what_grew_or_changed_since_the_check_is_named_when_it_is_read(processor, picture, tmp_path):
+    path, image = tmp_path / "train.jsonl", tmp_path / "a.png"
+    image.write_bytes(picture(30, 30))
+    path.write_text(json.dumps({"problem": "?", "answer": "1", "images": [str(image)]}) + "\n")
+    dataset = PromptDataset(read_rows(str(path)), Renderer(processor), max_prompt_length=60)
+    image.write_bytes(picture(280, 280))
+    with pytest.raises(DataError, match=r"train.jsonl:1: the prompt has \d+ tokens, .* has changed since the check"):
+        dataset[0]
+    path.write_text(json.dumps({"problem": "other", "answer": "2"}) + "\n")
+    with pytest.raises(DataError, match="the file was changed after it was opened"):
+        dataset[0]
+    path.unlink()
+    with pytest.raises(DataError, match="cannot be read any more"):
+        dataset[0]
+
+
+def test_every_row_that_is_left_out_is_named_and_the_digest_tells_other_rows(processor):
+    rows = [(f"t:{n}", {"problem": "x" * n, "answer": "1"}) for n in range(120)]
+    settings = {"max_prompt_length": 100, "bad_rows": "skip"}
+    dataset = PromptDataset(rows, Renderer(processor), **settings)
+    left_out = list(dataset.left_out())
+    assert len(left_out) == 120 - len(dataset) > 20
+    assert left_out[0].startswith("t:0: the prompt is empty")
+    assert PromptDataset(rows, Renderer(processor), **settings).digest == dataset.digest
+    rows[7] = ("t:7", {"problem": "x" * 7, "answer": "2"})
+    assert PromptDataset(rows, Renderer(processor), **settings).digest != dataset.digest

@@ -26,6 +26,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.embedded.kv import GroupCache
+from r1_rollout.embedded.prefill import alike
 from r1_rollout.errors import WeightsError
 from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Drainable, Generator, SamplingParams
@@ -338,3 +339,10 @@ def test_a_drained_engine_finishes_what_it_has_begun_and_begins_no_more(text_mod
         assert found == {index: whole[index] for index in range(len(found))}
         engine.drain()  # over: nothing to do
         assert dict(engine.generate(prompts, params)) == whole
+
+
+def test_prompts_whose_inputs_cannot_be_concatenated_are_computed_apart() -> None:
+    small, large = {"pixel_values": torch.zeros(1, 3, 8, 8)}, {"pixel_values": torch.zeros(2, 3, 16, 8)}
+    nine, eight = {"token_type_ids": torch.zeros(1, 9)}, {"token_type_ids": torch.zeros(1, 8)}  # one number a token
+    inputs = [small | nine, large | nine, {}, large | eight, small | nine, large | eight]
+    assert alike(inputs) == [[0, 2, 4], [1], [3, 5]]

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from r1_rollout.errors import WeightsError
+from r1_rollout.vllm.sync import send
 from r1_rollout.weights import WeightStore, buckets, load_weights
 
 
@@ -146,3 +147,24 @@ def test_the_bound_counts_bytes_after_the_cast():
 def test_a_bucket_must_have_room():
     with pytest.raises(ValueError, match="max_bytes must be positive, got 0"):
         next(buckets([], max_bytes=0))
+
+
+def test_a_transfer_that_is_refused_in_its_middle_does_not_stay_open(text_model):
+    calls = []
+
+    class Refusing:
+        def init_weight_transfer_engine(self, init):
+            calls.append("init")
+
+        def start_weight_update(self):
+            calls.append("start")
+
+        def update_weights(self, update):
+            raise ValueError("there is no module named nonsense")
+
+        def finish_weight_update(self):
+            calls.append("finish")
+
+    with pytest.raises(ValueError, match="nonsense"):
+        send(Refusing(), text_model.state_dict().items(), torch.float32)
+    assert calls == ["init", "start", "finish"]

@@ -1,7 +1,7 @@
 """Examining rows without a model: what each one is, and everything that would make it unusable, named by row."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,17 +64,23 @@ class Inspector:
 
     def inspect(self, examples: Sequence[Example]) -> list[Look]:
         """Measure each example from its headers, then decode and resize its media."""
-        return list(map(self._inspect, examples))
+        fetched_examples = [_fetch(example) for example in examples]
+        sound = [example for example in fetched_examples if isinstance(example, Example)]
+        lengths = iter(self.renderer.measure(sound))
+        return [
+            Look(None, error=example) if isinstance(example, DataError) else self._look(example, next(lengths))
+            for example in fetched_examples
+        ]
 
     def load(self, example: Example) -> Pixels:
         """As `Renderer.load`."""
         return self.renderer.load(example)
 
-    def _inspect(self, example: Example) -> Look:
-        tokens, digest = None, b""
+    def _look(self, example: Example, tokens: int | DataError) -> Look:
+        if isinstance(tokens, DataError):
+            return Look(None, error=tokens)
+        digest = b""
         try:
-            example = _fetch(example)
-            tokens = self.renderer.prompt_length(example)
             digest = _digest(example)
             if example.media and tokens <= self.max_prompt_length:
                 self.renderer.load(example)
@@ -110,14 +116,15 @@ def examine_all(
             look = _recall(decoded_key, known, example)
             if look is not None:
                 key = decoded_key = None  # nothing new
-            elif workers is None or not (many or example.media):
-                (look,) = inspector.inspect([example])
             yield _Row(found, tuple(remarks.of(example)), key, decoded_key, look), None if look else example
 
-    answered: Iterable[tuple[_Row, Any]] = (
-        ((row, None) for row, _ in look_up())
-        if workers is None
-        else spread(look_up(), workers, "inspect", media=_MEDIA)
+    answered = spread(
+        look_up(),
+        workers,
+        "inspect",
+        inspector.inspect,
+        stays=lambda example: not (many or example.media),
+        media=_MEDIA,
     )
     for row, answer in answered:
         yield _conclude(row, row.look or answer, inspector.max_prompt_length, known)
@@ -193,11 +200,11 @@ def _conclude(row: _Row, look: Look | WorkerDied | None, limit: int, known: Know
     return found
 
 
-def _fetch(example: Example) -> Example:
+def _fetch(example: Example) -> Example | MediaError:
     try:
-        return replace(example, media=tuple(map(fetched, example.media)))
+        return replace(example, media=tuple(map(fetched, example.media))) if example.media else example
     except MediaError as error:
-        raise MediaError(f"{example.id}: {error}") from error
+        return MediaError(f"{example.id}: {error}")
 
 
 def _digest(example: Example) -> bytes:

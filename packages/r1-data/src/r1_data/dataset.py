@@ -1,7 +1,7 @@
 """The prompts of a run: every row is checked before training starts, and rendered when it is asked for or before."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ from r1_data.reader import RowReader
 from r1_data.references import describe
 from r1_data.remarks import Remarks
 from r1_data.render import Renderer
+from r1_data.sources import as_rows
 from r1_data.types import DataError, Example, MediaError, Prompt
 from r1_data.vision import Pixels
 from r1_data.workers import WorkerDied, Workers
@@ -42,7 +43,7 @@ class PromptDataset:
 
     def __init__(
         self,
-        rows: Sequence[tuple[str, dict[str, Any]]],
+        rows: Sequence[tuple[str, dict[str, Any]]] | Sequence[Mapping[str, Any]],
         renderer: Renderer,
         *,
         max_prompt_length: int,
@@ -57,7 +58,7 @@ class PromptDataset:
         """Check every row: its columns, its media's headers, its prompt's length.
 
         Args:
-            rows: (row id, row), as `read_rows` gives them.
+            rows: (row id, row), as `read_rows` gives them; or mappings: a list of dicts, a `datasets.Dataset`.
             max_prompt_length: tokens, media included; longer rows are left out with `filter_overlong`, else refused.
             bad_rows: what becomes of rows that cannot be used: all are refused ("refuse"), those whose pictures or
                 videos cannot be read are left out ("skip_media"), or all are ("skip").
@@ -70,7 +71,7 @@ class PromptDataset:
         Raises:
             DataError: rows that cannot be used (up to ten are listed, with reasons and the total), or no row is left.
         """
-        self._rows, self._renderer, self._workers = rows, renderer, workers
+        self._rows, self._renderer, self._workers = as_rows(rows), renderer, workers
         self._reader, self._limit = reader or RowReader(), max_prompt_length
         self._remarks: list[str] = []
         self._digest = hashlib.blake2b(digest_size=16)

@@ -127,14 +127,9 @@ def measure_all(
                 continue
             key = known.key(example) if known else None
             length: int | DataError | None = known.get(key) if known and key else None
-            if length is None and (workers is None or not (many or example.media)):
-                length = renderer.measure([example])[0]
-                _remember(known, key, length)
             yield _Measured(index, length, example.id, key), example if length is None else None
 
-    found: Iterable[tuple[_Measured, Any]] = (
-        ((item, None) for item, _ in look_up()) if workers is None else spread(look_up(), workers, "measure")
-    )
+    found = spread(look_up(), workers, "measure", renderer.measure, stays=lambda example: not (many or example.media))
     for item, result in found:
         if isinstance(result, WorkerDied):
             result = MediaError(f"{item.id}: {result}")

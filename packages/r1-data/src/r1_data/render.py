@@ -73,11 +73,41 @@ class Renderer:
 
     def prompt_length(self, example: Example) -> int:
         """The number of tokens of `render(example)`, from media headers alone. Raises DataError as `render` does."""
-        text, token_ids = self._tokenize(example)
-        pictures = [reference for reference in example.media if not isinstance(reference, Video)]
-        videos = [reference for reference in example.media if isinstance(reference, Video)]
+        (length,) = self.measure([example])
+        if isinstance(length, DataError):
+            raise length
+        return length
+
+    def measure(self, examples: Sequence[Example]) -> list[int | DataError]:
+        """The prompt length of each example, or why it has none; texts are tokenized together."""
+        found: list[str | DataError] = []
+        for example in examples:
+            try:
+                found.append(self._write(example))
+            except DataError as error:
+                found.append(error)
+        texts = [text for text in found if isinstance(text, str)]
+        try:
+            tokens = iter(self.tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else ())
+        except (TypeError, ValueError, OverflowError):  # one of them; which, shows when each goes alone
+            tokens = None
+        lengths: list[int | DataError] = []
+        for example, text in zip(examples, found, strict=True):
+            try:
+                if isinstance(text, DataError):
+                    raise text
+                token_ids = self._tokenize(example, text) if tokens is None else self._checked(example, next(tokens))
+                lengths.append(self._length(example, text, token_ids))
+            except DataError as error:
+                lengths.append(error)
+        return lengths
+
+    def _length(self, example: Example, text: str, token_ids: list[int]) -> int:
+        """The prompt's length, from the tokens that it has with one placeholder a picture or video."""
         if self._vision is None or not example.media:
             return len(token_ids)
+        pictures = [reference for reference in example.media if not isinstance(reference, Video)]
+        videos = [reference for reference in example.media if isinstance(reference, Video)]
         try:
             placeholders = [self._vision.video_text(video) for video in videos]
             added = sum(self._vision.picture_tokens(picture) - 1 for picture in pictures)
@@ -88,16 +118,6 @@ class Renderer:
             text = "".join(part for pair in zip(pieces, [*placeholders, ""], strict=True) for part in pair)
             token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return len(token_ids) + added
-
-    def measure(self, examples: Sequence[Example]) -> list[int | DataError]:
-        """The prompt length of each example, or why it has none."""
-        lengths: list[int | DataError] = []
-        for example in examples:
-            try:
-                lengths.append(self.prompt_length(example))
-            except DataError as error:
-                lengths.append(error)
-        return lengths
 
     def fingerprint(self) -> str:
         """A hash of everything that decides a prompt's length beside its example."""
@@ -126,7 +146,8 @@ class Renderer:
         """
         import torch
 
-        text, engine_token_ids = self._tokenize(example)
+        text = self._write(example)
+        engine_token_ids = self._tokenize(example, text)
         pixels = self.load(example) if pixels is None else pixels
         inputs = self._process(example, text, engine_token_ids, pixels)
         token_ids = inputs["input_ids"][0].tolist() if inputs else list(engine_token_ids)
@@ -151,12 +172,12 @@ class Renderer:
             source=example.source,
         )
 
-    def _tokenize(self, example: Example) -> tuple[str, list[int]]:
-        """The rendered chat, and its tokens with one placeholder a picture or video."""
+    def _write(self, example: Example) -> str:
+        """The rendered chat. Raises DataError."""
         if example.media and self._processor is None:
             raise DataError(f"{example.id}: the row has pictures or videos, but the model reads text only")
         try:
-            text = self.tokenizer.apply_chat_template(
+            text: str = self.tokenizer.apply_chat_template(
                 example.messages,
                 chat_template=self._template,
                 tokenize=False,
@@ -165,15 +186,23 @@ class Renderer:
             )
         except Exception as error:  # a template may call whatever the row's values have
             raise DataError(f"{example.id}: the chat template refuses these messages ({error})") from error
+        return text
+
+    def _tokenize(self, example: Example, text: str) -> list[int]:
+        """The tokens of a rendered chat, with one placeholder a picture or video. Raises DataError."""
         try:
-            token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            return self._checked(example, self.tokenizer(text, add_special_tokens=False)["input_ids"])
         except (TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, DataError):
+                raise
             raise DataError(f"{example.id}: the prompt cannot be tokenized ({error})") from error
+
+    def _checked(self, example: Example, token_ids: list[int]) -> list[int]:
         if not token_ids:
             raise DataError(f"{example.id}: the prompt is empty")
         if self._processor is not None:
             self._check_placeholders(example, token_ids)
-        return text, token_ids
+        return token_ids
 
     def _check_placeholders(self, example: Example, token_ids: list[int]) -> None:
         assert self._vision is not None

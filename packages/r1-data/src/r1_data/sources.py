@@ -12,7 +12,7 @@ import difflib
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -146,6 +146,31 @@ class Rows(Sequence[tuple[str, dict[str, Any]]]):
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         return (self[index] for index in range(len(self)))
+
+
+class ListTable:
+    """Rows that are in memory already: a list of mappings, or a `datasets.Dataset`, whose pictures stay encoded."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        given: Any = rows
+        self._arrow = hasattr(given, "with_format")
+        self._rows: Any = given.with_format("arrow") if self._arrow else given
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+        if self._arrow:
+            return index + 1, self._rows[index : index + 1].to_pylist()[0]
+        return index + 1, dict(self._rows[index])
+
+
+def as_rows(rows: Sequence[Any]) -> Sequence[tuple[str, dict[str, Any]]]:
+    """Rows as `read_rows` gives them, of mappings called "row:1", "row:2", …; what has ids already is left as it is."""
+    in_memory = hasattr(rows, "with_format") or (
+        isinstance(rows, list | tuple) and bool(rows) and isinstance(rows[0], Mapping)
+    )
+    return Rows([("row", ListTable(rows))]) if in_memory else rows
 
 
 class HubTable:

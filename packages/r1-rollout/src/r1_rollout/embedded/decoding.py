@@ -9,7 +9,7 @@ from torch import Tensor
 
 from r1_rollout.embedded.choices import Choices
 from r1_rollout.embedded.kv import GroupCache
-from r1_rollout.embedded.prefill import prefill, prefill_batches, rotary_axes, without_lone_axis
+from r1_rollout.embedded.prefill import alike, prefill, prefill_batches, rotary_axes, without_lone_axis
 from r1_rollout.embedded.rows import Rows
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
 from r1_rollout.types import Completion, PromptLike
@@ -116,16 +116,24 @@ class Decoding:
             entering.append(self._waiting.popleft())
         logits = []
         for batch in prefill_batches([len(self._prompts[index].token_ids) for index in entering]):
-            indices = [entering[position] for position in batch]
-            prefilled, behind = prefill(self._model, [self._prompts[index] for index in indices], self._filler)
-            cache.insert(prefilled, len(self._slots))
-            logits.append(behind.repeat_interleave(choices.samples, dim=0))
-            for index in indices:
-                position = int(rotary_axes(self._prompts[index].position_ids).max()) + 1
-                rows.add(index, choices.keys(index), choices.limits[index], position, slot=len(self._slots))
-                self._slots.append(index)
-                self._groups[index] = {}
+            together = [entering[position] for position in batch]
+            inputs = [dict(self._prompts[index].model_inputs) for index in together]
+            for part in alike(inputs):
+                indices = [together[place] for place in part]
+                prompts = [self._prompts[index] for index in indices]
+                prefilled, behind = prefill(self._model, prompts, [inputs[place] for place in part], self._filler)
+                cache.insert(prefilled, len(self._slots))
+                logits.append(behind.repeat_interleave(choices.samples, dim=0))
+                for index in indices:
+                    self._begin(index, rows)
         return torch.cat(logits)
+
+    def _begin(self, index: int, rows: Rows) -> None:
+        """Start the samples of a prompt whose keys and values are in the cache's next slot."""
+        choices, position = self._choices, int(rotary_axes(self._prompts[index].position_ids).max()) + 1
+        rows.add(index, choices.keys(index), choices.limits[index], position, slot=len(self._slots))
+        self._slots.append(index)
+        self._groups[index] = {}
 
     def _decode(self, rows: Rows, cache: GroupCache) -> Tensor:
         """Feed every row its last token; return the logits [rows, vocabulary] of the next."""

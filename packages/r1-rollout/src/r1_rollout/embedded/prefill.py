@@ -1,6 +1,6 @@
 """Prompts through the model: a batch of different lengths, with pictures, to keys, values and the next logits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,24 @@ def prefill_batches(lengths: Sequence[int]) -> list[list[int]]:
     return batches
 
 
-def prefill(model: Any, prompts: Sequence[PromptLike], filler: int) -> tuple[DynamicCache, Tensor]:
+def alike(inputs: Sequence[Mapping[str, Tensor]]) -> list[list[int]]:
+    """Return the indices of inputs that can be concatenated: those of one name agree in all but their first axis."""
+    parts: list[tuple[list[int], dict[str, tuple[int, ...]]]] = []
+    for index, one in enumerate(inputs):
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in one.items()}
+        for indices, kind in parts:
+            if all(kind.get(name, shape) == shape for name, shape in shapes.items()):
+                indices.append(index)
+                kind.update(shapes)
+                break
+        else:
+            parts.append(([index], shapes))
+    return [indices for indices, _ in parts]
+
+
+def prefill(
+    model: Any, prompts: Sequence[PromptLike], inputs: Sequence[Mapping[str, Tensor]], filler: int
+) -> tuple[DynamicCache, Tensor]:
     """Run prompts through the model.
 
     Prompts are padded on the right, where causal attention alone keeps the padding out of sight.
@@ -33,6 +50,7 @@ def prefill(model: Any, prompts: Sequence[PromptLike], filler: int) -> tuple[Dyn
     Args:
         model: the model.
         prompts: at least one.
+        inputs: further arguments of the forward for each prompt, see `alike`.
         filler: the token to pad with; a placeholder of media will not do, for those are counted.
 
     Returns:
@@ -46,8 +64,8 @@ def prefill(model: Any, prompts: Sequence[PromptLike], filler: int) -> tuple[Dyn
         token_ids[row, : lengths[row]] = torch.tensor(prompt.token_ids)
         position_ids[:, row, : lengths[row]] = positions
     media = {
-        name: torch.cat([p.model_inputs[name] for p in prompts if name in p.model_inputs]).to(device)
-        for name in sorted({name for prompt in prompts for name in prompt.model_inputs})
+        name: torch.cat([one[name] for one in inputs if name in one]).to(device)
+        for name in sorted({name for one in inputs for name in one})
     }
     ends, cache = sorted({length - 1 for length in lengths}), DynamicCache()
     logits = model(

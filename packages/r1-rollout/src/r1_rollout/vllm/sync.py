@@ -6,8 +6,6 @@ tensors are there, so the peak is the model plus one layer or one bucket.
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 
 from r1_rollout.fault import group_of
 from r1_rollout.names import FUSED, Directory, unwrapped
+from r1_rollout.vllm.private_folder import PrivateFolder
 from r1_rollout.vllm.shapes import Shapes
 from r1_rollout.vllm.shards import read_shards, write_shards
 from r1_rollout.weights import buckets
@@ -117,8 +116,8 @@ def push(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) ->
     Raises:
         ValueError: a name or shape is not the model's. The engine's weights are then a mixture.
     """
-    with TemporaryDirectory(prefix="r1-weights-") as place:
-        folder = Path(place) / "shards"
+    with PrivateFolder("r1-weights-") as place:
+        folder = place / "shards"
         write_shards(weights, folder, BUCKET, dtype)
         errors = llm.collective_rpc(load_folder, args=(str(folder),))
     for rank, error in enumerate(errors):
@@ -150,12 +149,17 @@ def send(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) ->
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     llm.init_weight_transfer_engine({"init_info": {"packed": False}})
     llm.start_weight_update()
-    for bucket in buckets(weights, BUCKET, dtype):
-        copies = [[tensor.to(device).contiguous() for _, tensor in bucket] for device in devices]
-        for device in devices:
-            torch.cuda.synchronize(device)
-        llm.update_weights({"update_info": describe(bucket, devices, copies)})
-        del copies  # the workers have read them
+    try:
+        for bucket in buckets(weights, BUCKET, dtype):
+            copies = [[tensor.to(device).contiguous() for _, tensor in bucket] for device in devices]
+            for device in devices:
+                torch.cuda.synchronize(device)
+            llm.update_weights({"update_info": describe(bucket, devices, copies)})
+            del copies  # the workers have read them
+    except BaseException:
+        with suppress(Exception):  # an update that is left open would be the end of the next one
+            llm.finish_weight_update()
+        raise
     llm.finish_weight_update()
 
 

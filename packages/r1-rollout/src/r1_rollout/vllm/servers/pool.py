@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, PromptLike, SamplingParams
 from r1_rollout.vllm.client import Call, Endpoint, NotThere, ServerFault, ask, stream
+from r1_rollout.vllm.private_folder import PrivateFolder
 from r1_rollout.vllm.servers.broadcast import Broadcast
 from r1_rollout.vllm.servers.dispatch import Dispatch, FinishedGroups
 from r1_rollout.vllm.servers.pooled_server import PooledServer, PushedWeights
@@ -99,7 +99,9 @@ class ServerPool:
         self._supervisor = Supervisor(pooled, deadlines or Deadlines(), max_restarts, broadcast)
         self._ends, self._banned = frozenset(end_token_ids), frozenset(banned_token_ids)
         self._max_sequences, self._max_attempts = max_sequences, max_attempts
-        self._root = Path(tempfile.mkdtemp(prefix="r1-weights-", dir=folder))  # mode 0700
+        self._folder = PrivateFolder("r1-weights-", folder)
+        self._root = self._folder.path / "pushes"
+        self._root.mkdir()
         self._bucket_bytes, self._dtype, self._broadcast = bucket_bytes, dtype, broadcast
         self._shapes: Shapes = {}  # of the first full weights that were taken
         self._base: PushedWeights | None = None
@@ -119,7 +121,7 @@ class ServerPool:
         """Stop the servers that were started here, and remove the weights from the disk."""
         self._end_dispatch()
         self._supervisor.close()
-        shutil.rmtree(self._root, ignore_errors=True)
+        self._folder.remove()
 
     @contextmanager
     def awake(self, source: WeightSource | None = None) -> Iterator[None]:

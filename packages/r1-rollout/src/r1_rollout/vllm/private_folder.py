@@ -1,0 +1,56 @@
+"""Folders for weights on their way, which nobody else can read, and which do not outlive a process that was killed."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+_LOCK = ".lock"
+_YOUNG = 60.0  # seconds; a folder may be without its lock for a moment when it is made
+
+
+class PrivateFolder:
+    """A folder of mode 0700, held by a lock that ends with this process; `remove` it, or leave its block.
+
+    Making one removes those of the same kind and user that dead processes have left in the same place.
+    """
+
+    def __init__(self, prefix: str, parent: Path | None = None) -> None:
+        """Make it in `parent`, by default the machine's folder for temporary files."""
+        place = Path(parent or tempfile.gettempdir())
+        _remove_abandoned(place, prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it. Doing so twice is allowed."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def _remove_abandoned(place: Path, prefix: str) -> None:
+    for folder in place.glob(f"{prefix}*"):
+        with suppress(OSError):  # it is another user's, still in use, or just being removed
+            state = folder.lstat()
+            if state.st_uid == os.getuid() and time.time() - state.st_mtime > _YOUNG and not folder.is_symlink():
+                lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(lock)
