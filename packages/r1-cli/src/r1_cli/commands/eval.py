@@ -30,7 +30,9 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
 
     with told_plainly(ConfigError, DataError, RewardSpecError):
         settings = (*own_configuration(model, settings), *settings)
-        config, _ = load_config([*settings, f"worker.actor.model.model_path={model}"], command="eval")
+        trained = Path(model) / "actor"  # of a checkpoint
+        path = trained if trained.is_dir() else model
+        config, _ = load_config([*settings, f"worker.actor.model.model_path={path}"], command="eval")
 
         share_processors()
         from r1_cli.jobs.evaluate import evaluate_model
