@@ -16,7 +16,7 @@ from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
 from r1_rollout.vllm.limits import Limits
-from r1_rollout.vllm.options import EngineOptions
+from r1_rollout.vllm.options import EngineOptions, why_not_started
 from r1_rollout.vllm.running import Running
 from r1_rollout.vllm.shapes import Shapes, known
 from r1_rollout.vllm.thread import EngineThread
@@ -107,7 +107,7 @@ class VllmEngine:
             llm.collective_rpc(silence_false_alarms)
         except Exception as error:
             end_workers(running_workers() - others)
-            raise EngineError(_why_not(path, error)) from error
+            raise EngineError(why_not_started(path, error)) from error
         engine = cls(llm, thread, chosen, on_cpu=on_cpu, version=None if chosen.dummy_weights else 0)
         if engine._media:
             llm.apply_model(follow_positions)
@@ -395,15 +395,3 @@ def _end_token_ids(path: str, trust_remote_code: bool) -> frozenset[int]:
         return tokens.end_token_ids(GenerationConfig.from_pretrained(path), config)
     except OSError:
         return tokens.end_token_ids(None, config)
-
-
-def _why_not(path: str, error: Exception) -> str:
-    """Say why vLLM did not start, with what to do where the cause is known."""
-    said = " ".join(str(error).split())[:800]
-    if "memory" in said.lower() or "KV cache" in said:
-        advice = "Lower max_model_len, or change gpu_memory_utilization"
-    elif "not supported" in said.lower() or "architectures" in said:
-        advice = "Use the embedded engine for this model"
-    else:
-        advice = "The embedded engine needs no vLLM"
-    return f"{path}: vLLM cannot start: {said} ({advice})"

@@ -103,3 +103,15 @@ class EngineOptions:
         """Whether there is a tokenizer; only stop strings and pictures need one. Hub names are taken to have one."""
         folder = Path(self.tokenizer or path)
         return not folder.is_dir() or (folder / "tokenizer_config.json").is_file()
+
+
+def why_not_started(path: str, error: Exception) -> str:
+    """Say why vLLM did not start, with what to do where the cause is known."""
+    said = " ".join(str(error).split())[:800]
+    if "memory" in said.lower() or "KV cache" in said:
+        advice = "Lower max_model_len, or change gpu_memory_utilization"
+    elif "not supported" in said.lower() or "architectures" in said:
+        advice = "Use the embedded engine for this model"
+    else:
+        advice = "The embedded engine needs no vLLM"
+    return f"{path}: vLLM cannot start: {said} ({advice})"

@@ -217,9 +217,7 @@ class ServerPool:
             shutil.rmtree(folder, ignore_errors=True)
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> FinishedGroups:
-        """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
-
-        A later call ends an earlier one.
+        """Yield (index into `prompts`, its `params.n` completions) as each group finishes; a later call ends it.
 
         Raises:
             RuntimeError: outside an awake block, or continued after the call was ended.
