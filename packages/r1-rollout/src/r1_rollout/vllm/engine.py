@@ -16,7 +16,7 @@ from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
 from r1_rollout.vllm.limits import Limits
-from r1_rollout.vllm.options import EngineOptions, why_not_started
+from r1_rollout.vllm.options import EngineOptions, explain_failed_start
 from r1_rollout.vllm.running import Running
 from r1_rollout.vllm.shapes import Shapes, known
 from r1_rollout.vllm.thread import EngineThread
@@ -74,7 +74,7 @@ class VllmEngine:
             EngineError: vLLM is not installed or cannot start: it does not serve this model, or memory is short.
         """
         trusted = options.get("trust_remote_code", False)
-        ends = _end_token_ids(path, trusted) if end_token_ids is None else end_token_ids
+        ends = tokens.read_end_token_ids(path, trusted) if end_token_ids is None else end_token_ids
         return cls.start(path, EngineOptions(end_token_ids=frozenset(ends), **options))
 
     @classmethod
@@ -107,7 +107,7 @@ class VllmEngine:
             llm.collective_rpc(silence_false_alarms)
         except Exception as error:
             end_workers(running_workers() - others)
-            raise EngineError(why_not_started(path, error)) from error
+            raise EngineError(explain_failed_start(path, error)) from error
         engine = cls(llm, thread, chosen, on_cpu=on_cpu, version=None if chosen.dummy_weights else 0)
         if engine._media:
             llm.apply_model(follow_positions)
@@ -385,13 +385,3 @@ class VllmEngine:
         self._llm.llm_engine.engine_core.shutdown()
         self._llm = self._running = None
         gc.collect()
-
-
-def _end_token_ids(path: str, trust_remote_code: bool) -> frozenset[int]:
-    from transformers import AutoConfig, GenerationConfig
-
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    try:
-        return tokens.end_token_ids(GenerationConfig.from_pretrained(path), config)
-    except OSError:
-        return tokens.end_token_ids(None, config)

@@ -105,7 +105,7 @@ class EngineOptions:
         return not folder.is_dir() or (folder / "tokenizer_config.json").is_file()
 
 
-def why_not_started(path: str, error: Exception) -> str:
+def explain_failed_start(path: str, error: Exception) -> str:
     """Say why vLLM did not start, with what to do where the cause is known."""
     said = " ".join(str(error).split())[:800]
     if "memory" in said.lower() or "KV cache" in said:

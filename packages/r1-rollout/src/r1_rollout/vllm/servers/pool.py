@@ -217,7 +217,9 @@ class ServerPool:
             shutil.rmtree(folder, ignore_errors=True)
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> FinishedGroups:
-        """Yield (index into `prompts`, its `params.n` completions) as each group finishes; a later call ends it.
+        """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
+
+        A later call ends an earlier one.
 
         Raises:
             RuntimeError: outside an awake block, or continued after the call was ended.
@@ -236,35 +238,43 @@ class ServerPool:
         if params.stop:
             self._require_tokenizers()
 
-        def ask_group(
-            server: PooledServer, prompt: PromptLike, call: Call, arrived: Callable[[int], None]
-        ) -> list[Completion]:
-            body = generate_body(prompt, params, self._ends) | current.address
-            events = stream(server.endpoint, GENERATE, body, timeout=self._supervisor.deadlines.stall, call=call)
-            try:
-                return read_group(
-                    events,
-                    prompt,
-                    params,
-                    end_token_ids=self._ends,
-                    banned=self._banned,
-                    label=current.label,
-                    version=version,
-                    arrived=arrived,
-                )
-            except NotThere as error:  # somebody has started it anew, so it does not know the adapter
-                raise ServerFault(f"{server.name}: {error}") from error
-
         self._end_dispatch()
         self._dispatch = Dispatch(
             self._supervisor,
             prompts,
             params,
-            ask_group,
+            partial(self._ask_group, params, version, current),
             max_sequences=self._max_sequences,
             max_attempts=self._max_attempts,
         )
         return self._dispatch.groups()
+
+    def _ask_group(
+        self,
+        params: SamplingParams,
+        version: int,
+        current: PushedWeights,
+        server: PooledServer,
+        prompt: PromptLike,
+        call: Call,
+        arrived: Callable[[int], None],
+    ) -> list[Completion]:
+        """Sample one group on one server. Raises ServerFault, too, where the server does not know the weights."""
+        body = generate_body(prompt, params, self._ends) | current.address
+        events = stream(server.endpoint, GENERATE, body, timeout=self._supervisor.deadlines.stall, call=call)
+        try:
+            return read_group(
+                events,
+                prompt,
+                params,
+                end_token_ids=self._ends,
+                banned=self._banned,
+                label=current.label,
+                version=version,
+                arrived=arrived,
+            )
+        except NotThere as error:  # somebody has started it anew, so it does not know the adapter
+            raise ServerFault(f"{server.name}: {error}") from error
 
     def _require_ready(self, what: str) -> tuple[int, PushedWeights]:
         """Return the version of the weights and where they are."""
