@@ -221,9 +221,9 @@ def test_a_prompt_that_a_server_would_refuse_or_die_of_is_named_and_not_sent(pol
             pool.logprobs_of([good], [[64]])
         assert len(dict(pool.generate([good], SamplingParams(max_tokens=16)))) == 1
         sent = dict(policy.state_dict())
-        assert pool.differing(expected_checksums(sent.items(), pool.precisions)) == []
+        assert [*pool.compare(expected_checksums(sent.items(), pool.precisions)).differing] == []
         sent["model.norm.weight"] = sent["model.norm.weight"] * 1.0001
-        assert pool.differing(expected_checksums(sent.items(), pool.precisions)) == ["model.norm.weight"]
+        assert [*pool.compare(expected_checksums(sent.items(), pool.precisions)).differing] == ["model.norm.weight"]
 
 
 def test_every_door_is_locked(policy: Any, pool: ServerPool, servers: list[LocalServer]) -> None:

@@ -4,8 +4,10 @@ Log-probs cannot prove it. In bfloat16 an engine that stays at its first weights
 less than rounding does.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,8 +16,10 @@ from r1_rollout.lora import Adapter
 from r1_rollout.names import Directory
 from r1_rollout.weights import Weights, named_tensors
 
-_BLOCK = 1 << 22  # elements that are summed at a time
-_STEP = 0x61C8864680B583EB  # odd, so that no two of 2^64 places weigh the same
+_BLOCK = 1 << 20  # elements that are summed at a time
+_STEP, _MIX = 0x61C8864680B583EB, 0x3C79AC492BA7B653  # odd, of irregular bits
+
+Pairs: TypeAlias = frozenset[tuple[int, int]]  # what a tensor's copies must come to, and what they come to
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +30,37 @@ class Expected:
     sums: Mapping[str, int]  # by the precision of the copy, such as `bfloat16`
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of comparing an engine's tensors with the learner's, by the learner's names."""
+
+    differing: Mapping[str, Pairs]  # those that are not the same bytes
+    unread: tuple[str, ...] = ()  # those that the engine has packed, sharded or keeps in a precision nobody asked about
+
+
 def checksum(tensor: Tensor) -> int:
     """Return a sum over a tensor's bytes in which every place has a weight of its own, modulo 2^64.
 
-    It differs for tensors that differ in one element, and but for chance, 1 in 2^64, for others.
+    It differs for tensors that differ in one element, and for others but for a chance of 1 in 2^32 or less.
     """
     flat = tensor.detach().contiguous().reshape(-1)
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    bits, total = flat.view(kind), 0
-    for first in range(0, len(bits), _BLOCK):
-        block = bits[first : first + _BLOCK].to(torch.int64)
-        places = torch.arange(first + 1, first + 1 + len(block), device=block.device)
-        total += int(((places * _STEP) * block).sum())
-    return total % (1 << 64)
+    bits = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.element_size(), torch.int32))
+    weights, total = _scattered(_BLOCK, flat.device), torch.zeros((), dtype=torch.int64, device=flat.device)
+    blocks = bits.split(_BLOCK)
+    for block, weight in zip(blocks, _scattered(len(blocks), flat.device), strict=True):
+        total += weight * (weights[: len(block)] * block).sum()
+    return int(total) % (1 << 64)
+
+
+@lru_cache(maxsize=8)
+def _scattered(count: int, device: torch.device) -> Tensor:
+    """Return an odd number for each place, int64 [count].
+
+    If they grew evenly from place to place, elements that move could balance each other.
+    """
+    places = torch.arange(1, 1 + count, device=device) * _STEP
+    places = (places ^ (places >> 31)) * _MIX
+    return (places ^ (places >> 29)) | 1
 
 
 def expected_checksums(weights: Weights, precisions: Iterable[str]) -> dict[str, Expected]:
@@ -57,21 +79,75 @@ def expected_checksums(weights: Weights, precisions: Iterable[str]) -> dict[str,
     return found
 
 
-def differing(own: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> list[str]:
-    """Return which tensors an engine's own do not equal, byte by byte.
+def compare(own: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> Comparison:
+    """Compare an engine's tensors with the learner's, byte by byte.
 
     Args:
-        own: the engine's tensors, by its own names, which may be fused. Passed over are those that it has packed or
-            emptied, and those in a precision that nobody has asked about.
+        own: the engine's tensors, by its own names, which may be fused.
         expected: by the learner's names.
     """
-    directory, wrong = Directory(own), []
+    directory, differing, unread = Directory(own), {}, []
     for name, one in expected.items():
         place = directory.find(name, one.rows)
         if place is None or not place.target.numel():
+            unread.append(name)
             continue
         view = place.target[place.first_row : place.first_row + one.rows] if place.target.ndim else place.target
         known = one.sums.get(str(view.dtype).removeprefix("torch."))
-        if known is not None and known != checksum(view):
-            wrong.append(name)
-    return wrong
+        if known is None:
+            unread.append(name)
+        elif known != (found := checksum(view)):
+            differing[name] = frozenset({(known, found)})
+    return Comparison(differing, tuple(unread))
+
+
+def merged(comparisons: Sequence[Comparison]) -> Comparison:
+    """Return what copies of one model come to together: a tensor that differs in one of them differs."""
+    unread = dict.fromkeys(name for one in comparisons for name in one.unread)
+    differing: dict[str, Pairs] = {}
+    for name in dict.fromkeys(name for one in comparisons for name in one.differing):
+        pairs = frozenset().union(*(one.differing.get(name, frozenset()) for one in comparisons))
+        if any(name not in one.differing and name not in one.unread for one in comparisons):
+            pairs |= {(wanted, wanted) for wanted, _ in pairs}
+        differing[name] = pairs
+    return Comparison(differing, tuple(unread))
+
+
+@dataclass(slots=True)
+class ByteProof:
+    """What an engine's bytes show from sync to sync, where it may keep some tensors in a layout of its own.
+
+    A layout of its own changes with the weights. So a tensor is stale whose copy stayed as it was while the learner's
+    changed, or is now what the learner's was before; and so is one that differed at no earlier sync.
+    """
+
+    keeps_layout: bool  # whether the engine keeps the learner's layout, so that no tensor may differ
+    apart: Mapping[str, Pairs] | None = None  # what differed at the last sync and was right; None before the first
+    unread: tuple[str, ...] = ()
+
+    def stale(self, found: Comparison) -> list[str]:
+        """Return which tensors are proven not to be the learner's."""
+        if self.keeps_layout:
+            return sorted(found.differing)
+        if self.apart is None:
+            return sorted(name for name, pairs in found.differing.items() if any(one == two for one, two in pairs))
+        return sorted(
+            name
+            for name, pairs in found.differing.items()
+            if name not in self.apart or _stayed(self.apart[name], pairs)
+        )
+
+    def take(self, found: Comparison) -> list[str]:
+        """Take a sync for right; return the tensors that bytes prove nothing about, if there are more than before."""
+        grown = self.apart is None or not {*found.unread} <= {*self.unread}
+        self.apart, self.unread = found.differing, found.unread
+        return [*found.unread, *found.differing] if grown else []
+
+    @property
+    def whole(self) -> bool:
+        """Whether at the last sync every tensor was compared, and equal."""
+        return self.apart is not None and not self.apart and not self.unread
+
+
+def _stayed(before: Pairs, now: Pairs) -> bool:
+    return any(new != old and own in (kept, old) for old, kept in before for new, own in now)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from r1_rollout.checksums import Expected
+    from r1_rollout.checksums import Comparison, Expected
     from r1_rollout.handover import WeightSource
 
     Tokens: TypeAlias = Sequence[int] | NDArray[np.int32]
@@ -184,8 +184,12 @@ class Checksummed(Protocol):
     def precisions(self) -> tuple[str, ...]:
         """Those that it keeps weights in, e.g. `("bfloat16",)`."""
 
-    def differing(self, expected: "Mapping[str, Expected]") -> list[str]:
-        """Return which of these tensors its copies do not equal; see `r1_rollout.checksums`."""
+    @property
+    def keeps_layout(self) -> bool:
+        """Whether it keeps every tensor in the learner's layout, so that none may differ."""
+
+    def compare(self, expected: "Mapping[str, Expected]") -> "Comparison":
+        """Compare its copies of these tensors with the learner's; see `r1_rollout.checksums`."""
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from r1_rollout.checksums import Expected, differing
+from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.embedded.agreement import require_agreement
 from r1_rollout.embedded.architecture import Reach, prepare
 from r1_rollout.embedded.choices import Choices, replay_choices, sampling_choices
@@ -74,6 +74,8 @@ class EmbeddedEngine:
         self._weights.version = version
         self._version, self._stays_ready, self._awake = version, version is not None, False
         self._decoding: weakref.ref[Decoding] | None = None
+
+    keeps_layout = True  # see `r1_rollout.types.Checksummed`
 
     @contextmanager
     def awake(self, source: WeightSource | None = None) -> Iterator[None]:
@@ -177,9 +179,9 @@ class EmbeddedEngine:
         """Those of the model's weights."""
         return tuple(sorted({str(one.dtype).removeprefix("torch.") for one in self._model.parameters()}))
 
-    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
-        """Return which tensors are not, byte by byte, what they are to be; see `r1_rollout.checksums`."""
-        return differing(self._model.state_dict(), expected)
+    def compare(self, expected: Mapping[str, Expected]) -> Comparison:
+        """Compare the model's tensors with what they are to be, byte by byte; see `r1_rollout.checksums`."""
+        return compare(self._model.state_dict(), expected)
 
     def _decode(self, name: str, prompts: Sequence[PromptLike], choices: Choices) -> Decoding:
         if self._version is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from r1_rollout import tokens
-from r1_rollout.checksums import Expected, differing
+from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
 from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
@@ -222,12 +222,14 @@ class VllmEngine:
         """That of the model, and float32, in which it keeps some weights of any model."""
         return tuple({str(self._dtype).removeprefix("torch."), "float32"})
 
-    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
-        """Return which tensors are not what they are to be; see `r1_rollout.checksums`. Shards are not compared."""
+    keeps_layout = False  # some kernels pack or transpose what came
+
+    def compare(self, expected: Mapping[str, Expected]) -> Comparison:
+        """Compare the weights with what they are to be; see `r1_rollout.checksums`. Shards are not compared."""
         if self._options.tensor_parallel_size > 1:
-            return []
-        names: list[str] = self._call(self._compare, expected)
-        return names
+            return Comparison({}, tuple(expected))
+        found: Comparison = self._call(self._compare, expected)
+        return found
 
     def close(self) -> None:
         """End vLLM with its workers and free what it holds. What hangs in this process is left to the process's end."""
@@ -368,11 +370,11 @@ class VllmEngine:
         self._llm.reset_prefix_cache()
         self._llm.llm_engine.reset_encoder_cache()
 
-    def _compare(self, expected: Mapping[str, Expected]) -> list[str]:
+    def _compare(self, expected: Mapping[str, Expected]) -> Comparison:
         from r1_rollout.vllm.sync import named_parameters
 
         (parameters,) = self._llm.apply_model(named_parameters)
-        return differing(parameters, expected)
+        return compare(parameters, expected)
 
     def _sleep(self) -> None:
         """Free cache and weights; an adapter's base weights are kept, in main memory. Processors free nothing."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
-from r1_rollout.checksums import Expected, differing
+from r1_rollout.checksums import Expected, compare
 from r1_rollout.vllm.adapter import adapted_modules, check_bound, written_names
 from r1_rollout.vllm.shards import read_shards
 from r1_rollout.vllm.sync import drop_unfinished, repack_heads
@@ -89,20 +89,22 @@ class WeightReceiver:
         """Return the versions of this worker's weights."""
         return {"base": self.r1_base, "version": self.r1_version}
 
-    def r1_differs(self, expected: dict[str, list[Any]]) -> dict[str, list[str]]:
-        """Return which tensors are not what they are to be; see `checksums`. Shards of them are not compared.
+    def r1_compare(self, expected: dict[str, list[Any]]) -> dict[str, Any]:
+        """Return a `checksums.Comparison` in JSON, its sums as text. Shards of tensors are not compared.
 
         Args:
             expected: by the learner's names, the rows and the sums by precision, as text.
         """
         worker: Any = self
         if worker.parallel_config.tensor_parallel_size > 1:
-            return {"names": []}
+            return {"differing": {}, "unread": list(expected)}
         sums = {
             name: Expected(rows, {kind: int(text) for kind, text in by_kind.items()})
             for name, (rows, by_kind) in expected.items()
         }
-        return {"names": differing(dict(worker.get_model().named_parameters()), sums)}
+        found = compare(dict(worker.get_model().named_parameters()), sums)
+        pairs = {name: [[str(total) for total in pair] for pair in one] for name, one in found.differing.items()}
+        return {"differing": pairs, "unread": list(found.unread)}
 
     def r1_limits(self) -> dict[str, int]:
         """Return what a request may hold; see `limits.Limits`."""

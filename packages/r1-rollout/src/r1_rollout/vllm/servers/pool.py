@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from r1_rollout.checksums import Expected
+from r1_rollout.checksums import Comparison, Expected, merged
 from r1_rollout.errors import WeightsError
 from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.lora import Adapter
@@ -327,15 +327,16 @@ class ServerPool:
         """That in which weights are sent, and float32, which is also what comes of it where none is set."""
         return tuple({str(self._dtype or torch.float32).removeprefix("torch."), "float32"})
 
-    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
-        """Return which tensors are not what they are to be on one server or another; see `r1_rollout.checksums`."""
-        self._require_ready("differing")
+    keeps_layout = False  # as for `VllmEngine`
+
+    def compare(self, expected: Mapping[str, Expected]) -> Comparison:
+        """Compare every server's weights with what they are to be; see `r1_rollout.checksums`."""
+        self._require_ready("compare")
         with self._supervisor.changed:
             ready = self._supervisor.ready()
         with ThreadPoolExecutor(len(ready)) as threads:
             load = self._supervisor.deadlines.load
-            found = list(threads.map(lambda server: server.differing(expected, load), ready))
-        return sorted({name for names in found for name in names})
+            return merged(list(threads.map(lambda server: server.compare(expected, load), ready)))
 
     def _replay(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from r1_rollout.checksums import Expected
+from r1_rollout.checksums import Comparison, Expected, merged
 from r1_rollout.vllm.client import (
     Endpoint,
     RequestRefused,
@@ -160,15 +160,25 @@ class PooledServer:
         except (KeyError, TypeError) as error:
             raise ServerFault(f"{self.name} does not say what a request may hold, but {workers}") from error
 
-    def differing(self, expected: Mapping[str, Expected], timeout: float) -> list[str]:
-        """Return which tensors are not, in one worker or another, what they are to be."""
+    def compare(self, expected: Mapping[str, Expected], timeout: float) -> Comparison:
+        """Compare every worker's weights with what they are to be."""
         sums = {name: [one.rows, {k: str(total) for k, total in one.sums.items()}] for name, one in expected.items()}
         workers = _workers(
-            self._post("/collective_rpc", {"method": "r1_differs", "kwargs": {"expected": sums}}, timeout)
+            self._post("/collective_rpc", {"method": "r1_compare", "kwargs": {"expected": sums}}, timeout)
         )
-        if not workers or not all(isinstance(one.get("names"), list) for one in workers):
-            raise ServerFault(f"{self.name} does not compare its weights, but says {workers}")
-        return sorted({name for one in workers for name in one["names"]})
+        try:
+            found = [
+                Comparison(
+                    {name: frozenset((int(a), int(b)) for a, b in pairs) for name, pairs in one["differing"].items()},
+                    tuple(one["unread"]),
+                )
+                for one in workers
+            ]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ServerFault(f"{self.name} does not compare its weights, but says {workers}") from error
+        if not found:
+            raise ServerFault(f"{self.name} has no worker that compares its weights")
+        return merged(found)
 
     def _held(self, timeout: float) -> list[dict[str, Any]]:
         """Return what each worker says of its weights."""

@@ -1,0 +1,98 @@
+"""An engine is trusted only for the weights whose bytes are the learner's, and a run says what it takes on trust."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from r1_cli.sampling.proof import LearnerReference, ProvenGenerator
+from r1_rollout.canary import Canary
+from r1_rollout.checksums import Comparison, Expected, compare
+from r1_rollout.errors import EngineError, StaleWeights
+from r1_rollout.handover import LocalWeights, WeightSource
+from r1_rollout.probes import text_probes
+
+PROBES = text_probes(range(60), longest_prompt=4, longest_response=2)
+CANARY = Canary(PROBES, PROBES, tolerance=0.06)
+SAME = [[-1.0] * len(response) for response in PROBES.responses]  # log-probs that hide every difference
+
+
+class Engine:
+    """Agrees by its log-probs whatever its weights are, as one in half precision that is a little behind does."""
+
+    precisions = ("float32",)
+
+    def __init__(self, *, keeps_layout: bool, deaf: Sequence[str] = (), turned: Sequence[str] = ()) -> None:
+        self.keeps_layout, self.deaf, self.turned = keeps_layout, deaf, turned
+        self.own: dict[str, Tensor] = {name: torch.zeros(4) for name in deaf}
+
+    @contextmanager
+    def awake(self, source: WeightSource) -> Iterator[None]:
+        for name, tensor in cast(Any, source.tensors()):
+            if name not in self.deaf:
+                self.own[name] = tensor.flip(0) if name in self.turned else tensor.clone()
+        yield
+
+    def compare(self, expected: Mapping[str, Expected]) -> Comparison:
+        return compare(self.own, expected)
+
+    def logprobs_of(self, *_: Any) -> list[list[float]]:
+        return SAME
+
+
+class Reference(LearnerReference):
+    def __init__(self) -> None: ...
+
+    def logprobs_of(self, *_: Any) -> list[list[float]]:
+        return SAME
+
+
+def weights(step: int) -> LocalWeights:
+    named = {f"model.layers.{layer}.mlp.up_proj.weight": torch.arange(4.0) + layer + step for layer in range(3)}
+    return LocalWeights(named.items(), step)
+
+
+def sync(proven: ProvenGenerator, *steps: int) -> None:
+    for step in steps:
+        with proven.awake(weights(step)):
+            pass
+
+
+def proven(engine: Engine) -> ProvenGenerator:
+    return ProvenGenerator(cast(Any, engine), Reference(), CANARY)
+
+
+LAYER_1 = ["model.layers.1.mlp.up_proj.weight"]
+
+
+def test_the_embedded_engine_stops_at_the_first_sync_that_leaves_a_tensor_behind() -> None:
+    with pytest.raises(StaleWeights, match=r"weight version 1 the bytes of 1 of the.*At fault: layer 1"):
+        sync(proven(Engine(keeps_layout=True, deaf=LAYER_1)), 1)
+
+
+def test_the_embedded_engine_must_show_every_tensor() -> None:
+    engine = Engine(keeps_layout=True, deaf=LAYER_1)
+    engine.own[LAYER_1[0]] = torch.zeros(0)
+    with pytest.raises(EngineError, match=r"1 of the engine's weights cannot be compared.*layers.1.mlp"):
+        sync(proven(engine), 1)
+
+
+def test_a_stale_tensor_does_not_pass_for_a_layout_of_the_engines_own() -> None:
+    engine = proven(Engine(keeps_layout=False, deaf=LAYER_1))
+    sync(engine, 1, 1)  # the same weights again prove nothing
+    with pytest.raises(StaleWeights, match=r"weight version 2 the bytes of 1 of the.*At fault: layer 1"):
+        sync(engine, 2)
+
+
+def test_what_bytes_cannot_prove_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "r1")
+    sync(proven(Engine(keeps_layout=False, turned=LAYER_1)), 1, 2, 3)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "1 of 3 weights in a layout of its own, model.layers.1.mlp.up_proj.weight first" in line
+    caplog.clear()
+    sync(proven(Engine(keeps_layout=False)), 1, 2)
+    assert not caplog.records
