@@ -133,7 +133,7 @@ def lengthen(table: list[dict]) -> None:  # type: ignore[type-arg]
     ("spoil", "settings", "said"),
     [
         (cut_picture, ["data.bad_rows=refuse"], ["rows.parquet:7", "picture"]),
-        (drop_answer, [], ["rows.parquet:1", "answer", "label"]),
+        (drop_answer, [], ["rows.parquet: none of the first 40 rows", "data.answer_key=answer", "label"]),
         (null_answer, [], ["rows.parquet:3", "answer"]),
         (lengthen, ["data.filter_overlong_prompts=false"], ["rows.parquet:5", "max_prompt_length"]),
         (lambda table: table.clear(), [], ["rows.parquet"]),

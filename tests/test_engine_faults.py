@@ -106,12 +106,11 @@ def poisoned(tensor: Tensor) -> Tensor:
 def test_weights_that_cannot_be_sampled_from_cost_no_step_whichever_engine_gets_them(
     r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: list[str], spoil: Any, said: str
 ) -> None:
-    whole, syncs = Learner.weights, []
+    whole = Learner.weights
 
     def weights(self: Learner) -> Iterator[tuple[str, Tensor]]:
-        syncs.append(len(syncs))
         for name, tensor in whole(self):
-            yield name, spoil(tensor) if len(syncs) > 1 and name.endswith(NORM) else tensor
+            yield name, spoil(tensor) if self.step > 0 and name.endswith(NORM) else tensor
 
     monkeypatch.setattr(Learner, "weights", weights)
     ended = r1(*words(tmp_path, "trainer.val_freq=-1", *engine), ok=False)

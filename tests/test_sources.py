@@ -99,7 +99,8 @@ def test_the_check_names_bad_rows_in_a_table_and_on_a_page(r1: R1, tmp_path: Pat
     pq.write_table(pa.Table.from_pylist(rows[:1], schema), tmp_path / "val.parquet")
     page = tmp_path / "report.html"
     files = f"data.train_files={tmp_path / 'bad.parquet'}", f"data.val_files={tmp_path / 'val.parquet'}"
-    result = r1("data", "check", QUICKSTART, *files, "worker.reward.reward_function=gsm8k", "--html", page, ok=False)
+    result = r1("data", "check", QUICKSTART, *files, "worker.reward.reward_function=gsm8k", "--html", page,
+                "--rows", tmp_path / "rows.jsonl", ok=False)  # fmt: skip
     assert result.exit_code == 1
     for said in (
         "bad.parquet:3: picture", "bad.parquet:4: the answer is empty", "bad.parquet:5: 2 <image> markers",
@@ -107,6 +108,9 @@ def test_the_check_names_bad_rows_in_a_table_and_on_a_page(r1: R1, tmp_path: Pat
         "val.parquet:1: is training row bad.parquet:1",
     ):  # fmt: skip
         assert said in result.output, said
+    bad = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert {"bad.parquet:3", "bad.parquet:4", "bad.parquet:5"} <= {found["row"] for found in bad}
+    assert all(found["reason"] for found in bad)
     html = page.read_text()
     assert "<script>" not in html
     assert "&lt;script&gt;alert(1)" in html

@@ -159,3 +159,11 @@ def test_positions_of_videos_are_the_models_own_here_and_in_a_worker(config, mod
     moments = own[0, 0][media["mm_token_type_ids"][0] == 2].unique()
     assert len(moments) == 2
     assert moments[1] - moments[0] == config.vision_config.tokens_per_second  # a second lies between them
+
+
+def test_a_model_whose_text_attends_in_both_directions_is_refused(tmp_path):
+    transformers.Gemma3TextConfig(use_bidirectional_attention=True).save_pretrained(tmp_path)
+    with pytest.raises(models.ModelError, match="gemma3_text attends in both directions"):
+        models.load_config(str(tmp_path))
+    transformers.Gemma3TextConfig().save_pretrained(tmp_path)
+    assert models.load_config(str(tmp_path)).model_type == "gemma3_text"

@@ -117,6 +117,7 @@ def write_model(folder: Path) -> None:
         | {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in tensors.items()}
     ).encode()
     folder.mkdir()
+    (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
 
 
@@ -144,6 +145,7 @@ def test_memory_is_read_off_the_headers_of_a_local_model(tmp_path: Path) -> None
 def test_memory_of_a_hub_model_or_a_broken_file_is_unknown(tmp_path: Path) -> None:
     assert make_plan(config_of(), 512).memory is None
     (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "model.safetensors").write_bytes(b"not safetensors")
     config = config_of(f"worker.actor.model.model_path={tmp_path / 'model'}")
     assert make_plan(config, 512).memory is None

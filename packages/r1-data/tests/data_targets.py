@@ -1,7 +1,9 @@
 """What worker processes are made to hold in the tests; a module of its own, because they have to import it."""
 
 import os
+import signal
 import time
+from pathlib import Path
 
 import torch
 
@@ -33,6 +35,11 @@ class Target:
             time.sleep(600)
         if "stall" in text:
             os.write = _write_half
+        if "slain" in text:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "unlucky" in text and not (mark := Path(text.split()[1])).exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         if "swell" in text:
             bytearray(600 * MEGABYTE)
 

@@ -26,7 +26,7 @@ ANSWERS = {
 
 @pytest.fixture(scope="module")
 def server():
-    """Answers `/name` with the bytes of that name; `/drip` with a byte every fifth of a second."""
+    """Answers `/name` with its bytes; `/drip` with a byte and `/headers` with a header every fifth of a second."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve():
@@ -37,10 +37,10 @@ def server():
                 return
             with connection, contextlib.suppress(OSError):
                 name = connection.recv(4096).split(b" ")[1].decode().lstrip("/")
-                if name == "drip":
-                    connection.sendall(OK + b"Content-Length: 1000\r\n\r\n")
+                if name in ("drip", "headers"):
+                    connection.sendall(OK + (b"Content-Length: 1000\r\n\r\n" if name == "drip" else b""))
                     for _ in range(20):
-                        connection.sendall(b"a")
+                        connection.sendall(b"a" if name == "drip" else b"X: 1\r\n")
                         time.sleep(0.2)
                 else:
                     connection.sendall(ANSWERS[name][0])
@@ -66,6 +66,9 @@ def test_an_address_that_is_none_is_a_media_error(address):
         Url(address, Downloads(timeout=3.0)).fetch()
 
 
-def test_a_body_that_drips_is_given_up_at_its_limit(server):
-    with pytest.raises(MediaError, match=r"over .* bytes or 0.5 seconds"):
-        Url(f"{server}/drip", Downloads(timeout=0.5)).fetch()
+@pytest.mark.parametrize(
+    ("name", "message"), [("drip", r"over .* bytes or 0.5 seconds|timed out"), ("headers", "timed out")]
+)
+def test_an_answer_that_drips_is_given_up_at_its_limit(server, name, message):
+    with pytest.raises(MediaError, match=f"/{name}: .*({message})"):
+        Url(f"{server}/{name}", Downloads(timeout=0.5)).fetch()

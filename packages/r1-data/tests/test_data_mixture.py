@@ -1,7 +1,7 @@
 """Tests of mixtures: shares, purity, readers in parallel, and what an epoch is."""
 
 from collections import Counter
-from math import ceil, floor
+from math import ceil, floor, inf, nan
 
 import pytest
 from hypothesis import given, settings
@@ -93,9 +93,16 @@ def test_an_epoch_ends_with_the_last_or_the_first_source(until, batches):
     assert stream.batches_per_epoch == batches
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_an_epoch_of_small_batches_reads_every_source_to_its_end(seed):
+    stream = WeightedStream([7, 5, 3], [3, 2, 1], 1, seed=seed, shuffle=True)
+    assert {row for index in range(stream.batches_per_epoch) for row in stream.batch(index)} == set(range(15))
+
+
 @pytest.mark.parametrize(
     ("sizes", "weights", "batch_size"),
-    [([], [], 2), ([3], [0], 2), ([0, 3], [1, 1], 2), ([3], [1, 1], 2), ([3], [1], 0)],
+    [([], [], 2), ([3], [0], 2), ([0, 3], [1, 1], 2), ([3], [1, 1], 2), ([3], [1], 0)]
+    + [([3, 3], pair, 2) for pair in ([inf, 1], [nan, 1], [1e308, 1e308], [1, 1e-300])],
 )
 def test_mixtures_that_cannot_be_drawn_are_refused(sizes, weights, batch_size):
     with pytest.raises(DataError):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from data_models import tiny_config
 from PIL import Image
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, Gemma3ImageProcessor, Gemma3Processor
 
 from r1_data.pictures import load_image
 from r1_data.positions import count_tokens
@@ -233,14 +233,29 @@ def test_model_without_chat_template_is_refused(fresh_processor):
         Renderer(tokenizer)
 
 
-def test_processor_of_an_unknown_family_is_refused(tokenizer):
+def test_pictures_of_an_unknown_family_are_refused_and_its_texts_are_rendered(tokenizer, picture):
     class Other:
         image_processor = object()
 
     other = Other()
     other.tokenizer = tokenizer
-    with pytest.raises(DataError, match="Other cannot be used: it has no image_token_id"):
-        Renderer(other)
+    renderer = Renderer(other, position_ids=count_tokens)
+    with pytest.raises(DataError, match="t:1: pictures of Other cannot be used: it has no image_token_id"):
+        renderer.render(make_example(picture(60, 40)))
+    assert renderer.render(make_example()).token_ids == Renderer(tokenizer).render(make_example()).token_ids
+
+
+def test_pictures_that_attend_in_both_directions_are_refused_by_name(fresh_processor, picture):
+    tokenizer = fresh_processor("qwen2_vl").tokenizer
+    for name in ("boi_token", "eoi_token", "image_token"):
+        setattr(tokenizer, name, "<|image_pad|>")
+        setattr(tokenizer, f"{name}_id", tokenizer.convert_tokens_to_ids("<|image_pad|>"))
+    renderer = Renderer(Gemma3Processor(Gemma3ImageProcessor(), tokenizer), position_ids=count_tokens)
+    with pytest.raises(DataError, match=r"t:1: pictures of Gemma3Processor .* both directions \(token_type_ids\)"):
+        renderer.render(make_example(picture(60, 40)))
+    (refused,) = renderer.measure([make_example(picture(60, 40))])
+    assert isinstance(refused, DataError)
+    assert renderer.render(make_example()).token_ids
 
 
 def test_an_argument_that_the_chat_template_never_reads_is_refused(tokenizer):

@@ -34,9 +34,10 @@ def test_every_row_comes_up_over_many_epochs():
     assert {row for i in range(40) for row in stream.batch(i)} == set(range(5))
 
 
-def test_without_shuffle_rows_come_in_order():
+def test_without_shuffle_rows_come_in_order_and_the_last_ones_begin_the_next_epoch():
     stream = Stream(5, 2, seed=9, shuffle=False)
-    assert [stream.batch(i) for i in range(3)] == [[0, 1], [2, 3], [0, 1]]
+    assert [stream.batch(i) for i in range(5)] == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4]]
+    assert stream.batch(2, 1, 2) == [0]
 
 
 @pytest.mark.parametrize(

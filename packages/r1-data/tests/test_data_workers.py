@@ -41,6 +41,7 @@ def test_results_and_errors_come_back_as_they_are(workers):
         ("crash", r"ended by itself \(exit code 7\)"),
         ("hang", "took longer than 3 seconds"),
         ("stall", "took longer than 3 seconds"),
+        ("slain", r"ended by itself \(exit code -9\)"),
         ("swell", "needs more than 314,572,800 bytes"),
     ],
 )
@@ -49,6 +50,11 @@ def test_a_death_costs_one_task_and_says_why(workers, act, message):
     with pytest.raises(WorkerDied, match=message):
         broken.result()
     assert sound.result() == 3
+
+
+def test_a_task_whose_worker_was_killed_from_outside_is_tried_again(workers, tmp_path):
+    assert workers.submit("act", f"unlucky {tmp_path / 'killed'}").result() is None
+    assert (tmp_path / "killed").exists()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0005, 0.02, 0.5, 0.999])

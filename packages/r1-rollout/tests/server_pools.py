@@ -1,6 +1,9 @@
 """Pools over fake servers, with what is pushed to them, asked of them and expected."""
 
+import multiprocessing
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +18,7 @@ from r1_rollout.vllm.seeds import sample_seed
 from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.server import LocalServer
 from r1_rollout.vllm.servers.supervisor import Deadlines
+from r1_rollout.weights import Weights
 
 QUICK = Deadlines(stall=60.0, load=60.0, probe=0.01, recovery=120.0)
 PARAMS = SamplingParams(max_tokens=6, n=2, seed=5)
@@ -22,6 +26,23 @@ PARAMS = SamplingParams(max_tokens=6, n=2, seed=5)
 
 def weights(count: int = 3) -> list[tuple[str, torch.Tensor]]:
     return [(f"w{i}", torch.full((4,), float(i))) for i in range(count)]
+
+
+def weights_over_there(task: Callable[[Weights], Any]) -> Any:
+    return task(weights(3))
+
+
+class WeightsElsewhere:
+    """A `WeightSource` whose tensors never leave a process of their own."""
+
+    version = 3
+
+    def tensors(self) -> Weights:
+        raise AssertionError("a tensor was asked for here")
+
+    def hand_over(self, task: Callable[[Weights], Any]) -> Any:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            return process.submit(weights_over_there, task).result()
 
 
 def prompts(count: int) -> list[Any]:

@@ -1,21 +1,16 @@
 """A pool pushes full weights and adapters: no server answers with others, and what none can load is refused."""
 
-import multiprocessing
 import re
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any
 
 import pytest
 import torch
 from fake_vllm import FakeServer
-from server_pools import PARAMS, Pools, adapter, all_ready, prompts, take, wait_for, weights
+from server_pools import PARAMS, Pools, WeightsElsewhere, adapter, all_ready, prompts, take, wait_for, weights
 
 from r1_rollout.errors import WeightsError
 from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
-from r1_rollout.weights import Weights
 
 
 def test_every_server_holds_the_new_weights_before_it_serves(pools: Pools) -> None:
@@ -28,23 +23,6 @@ def test_every_server_holds_the_new_weights_before_it_serves(pools: Pools) -> No
         assert [label.partition("-")[0] for label in fake.loads] == ["0", "1", "2"]
         assert set(fake.served) <= set(fake.loads)
     assert not list(pool._root.glob("[01]-*"))  # older weights have left the disk
-
-
-def weights_over_there(task: Callable[[Weights], Any]) -> Any:
-    return task(weights(3))
-
-
-class WeightsElsewhere:
-    """A `WeightSource` whose tensors never leave a process of their own."""
-
-    version = 3
-
-    def tensors(self) -> Weights:
-        raise AssertionError("a tensor was asked for here")
-
-    def hand_over(self, task: Callable[[Weights], Any]) -> Any:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            return process.submit(weights_over_there, task).result()
 
 
 def test_weights_are_pushed_from_the_process_that_has_them(pools: Pools) -> None:

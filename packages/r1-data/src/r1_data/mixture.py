@@ -10,7 +10,8 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from math import ceil, floor
+from math import ceil, floor, isfinite
+from operator import lt
 from typing import Literal
 
 from r1_data.dataset import PromptDataset
@@ -20,6 +21,9 @@ from r1_data.types import DataError, Prompt
 from r1_data.workers.ahead import Job
 
 Exhaustion = Literal["all_exhausted", "first_exhausted"]
+
+_COUNTED = 10**6  # batches: the end of a longer epoch is told by the mean of its draws
+_SMALLEST = 1e-9  # share of a batch: below it, rounding decides whether a source is ever drawn
 
 
 class Mixture:
@@ -71,19 +75,21 @@ class WeightedStream:
         shuffle: bool,
         until: Exhaustion = "all_exhausted",
     ) -> None:
-        """`sizes` rows and `weights` of the sources. Raises DataError for an empty source or a weight not above 0."""
+        """`sizes` rows and `weights` of the sources. Raises DataError: no rows in one, or no share of a batch."""
         if batch_size < 1:
             raise DataError(f"batch_size must be at least 1, got {batch_size}")
         if not sizes or len(sizes) != len(weights) or min(sizes) < 1 or not all(weight > 0 for weight in weights):
             raise DataError(f"each source needs rows and a weight above 0, got sizes {sizes} and weights {weights}")
+        if not isfinite(batch_size * sum(weights)) or min(weights) / sum(weights) < _SMALLEST:
+            raise DataError(f"weights must be finite, each at least {_SMALLEST:g} of their sum, got {weights}")
         self.sizes, self.batch_size, self.seed, self.shuffle = list(sizes), batch_size, seed, shuffle
         self.size = sum(sizes)
         self._starts = [0, *accumulate(sizes)]
         self._bounds = [batch_size * part / sum(weights) for part in accumulate(weights)]
         self._bounds[-1] = batch_size  # whatever the rounding
-        self.batches_per_epoch = self._epoch(until)
         self._drawn: tuple[int, list[int]] = (0, [0] * len(self.sizes))  # (batch, rows drawn of each source before it)
         self._orders: dict[int, tuple[int, list[int]]] = {}  # source -> (epoch, its order): the latest
+        self.batches_per_epoch = self._epoch(until)
 
     def batch(self, index: int, rank: int = 0, world: int = 1) -> list[int]:
         """The row indices of batch `index`, counted from 0; [batch_size], or one of `world` readers' share of them."""
@@ -100,7 +106,12 @@ class WeightedStream:
     def _epoch(self, until: Exhaustion) -> int:
         shares = [high - low for low, high in zip([0.0, *self._bounds], self._bounds, strict=False)]
         needed = [size / portion for size, portion in zip(self.sizes, shares, strict=True)]
-        return ceil(max(needed) - 1e-9) if until == "all_exhausted" else max(1, floor(min(needed) + 1e-9))
+        if until == "first_exhausted":
+            return max(1, floor(min(needed) + 1e-9))
+        batches = ceil(max(needed) - 1e-9)
+        while batches < _COUNTED and any(map(lt, self._drawn_before(batches), self.sizes)):
+            batches += 1  # draws may have given a source less than its share so far
+        return batches
 
     def _counts(self, index: int) -> list[int]:
         """How many rows batch `index` takes of each source."""

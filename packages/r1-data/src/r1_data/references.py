@@ -50,24 +50,15 @@ class Url:
         return self.address
 
     def fetch(self) -> Downloaded:
-        """Download it. Raises MediaError: no answer, too many bytes, too slow, or a redirect away from http and https.
-
-        The network module is imported here because it takes long and few rows need it.
-        """
+        """Download it. Raises MediaError: no answer, too many bytes, too slow, or redirected away from http(s)."""
         from http.client import HTTPException
-        from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-        class WebOnly(HTTPRedirectHandler):
-            def redirect_request(self, *args: Any) -> Any:
-                if urlsplit(args[-1]).scheme not in ("http", "https"):
-                    raise MediaError(f"{address}: redirected to {args[-1][:80]!r}, which is not http or https")
-                return super().redirect_request(*args)
+        from r1_data.downloads import open_url
 
         address, limits = self.address, self.downloads
         end, data = time.monotonic() + limits.timeout, bytearray()
         try:
-            request = Request(address, headers={"User-Agent": "r1-data"})
-            with build_opener(WebOnly).open(request, timeout=limits.timeout) as response:
+            with open_url(address, limits.timeout) as response:
                 while block := response.read1(_BLOCK):  # what has come: a body that drips is looked at, too
                     data += block
                     if len(data) > limits.max_bytes or time.monotonic() > end:

@@ -9,7 +9,7 @@ from r1_data.positions import PositionIds, count_tokens, find_rule
 from r1_data.references import Video
 from r1_data.types import DataError, Example, MediaError, Prompt
 from r1_data.videos import FrameRules
-from r1_data.vision import Pixels, Vision
+from r1_data.vision import Pixels, Vision, why_unread
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,8 +40,9 @@ class Renderer:
         frames: FrameRules | None = None,
         cache: MediaCache | None = None,
     ) -> None:
-        """Raises DataError for a processor of an unknown family, a missing chat template, an argument that it does not
-        read, or a pixel range upside down.
+        """Raises DataError: no chat template, an argument that it does not read, or a pixel range upside down.
+
+        Of a processor whose family is unknown texts are rendered, and rows with media refused.
 
         Args:
             processor: a Hugging Face tokenizer, or a processor with an image processor.
@@ -58,7 +59,10 @@ class Renderer:
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self._processor: Any = processor if hasattr(processor, "image_processor") else None
         self._vision: Vision | None = None
+        self._refusal: str | None = "the row has pictures or videos, but the model reads text only"
         if self._processor is not None:
+            self._refusal = why_unread(processor)
+        if self._refusal is None:
             pixels = {"min_pixels": min_pixels, "max_pixels": max_pixels}
             video_pixels = {"video_min_pixels": video_min_pixels, "video_max_pixels": video_max_pixels}
             self._vision = Vision(processor, **pixels, **video_pixels, frames=frames, cache=cache)
@@ -174,8 +178,8 @@ class Renderer:
 
     def _write(self, example: Example) -> str:
         """The rendered chat. Raises DataError."""
-        if example.media and self._processor is None:
-            raise DataError(f"{example.id}: the row has pictures or videos, but the model reads text only")
+        if example.media and self._refusal:
+            raise DataError(f"{example.id}: {self._refusal}")
         try:
             text: str = self.tokenizer.apply_chat_template(
                 example.messages,
@@ -200,7 +204,7 @@ class Renderer:
     def _checked(self, example: Example, token_ids: list[int]) -> list[int]:
         if not token_ids:
             raise DataError(f"{example.id}: the prompt is empty")
-        if self._processor is not None:
+        if self._vision is not None:
             self._check_placeholders(example, token_ids)
         return token_ids
 

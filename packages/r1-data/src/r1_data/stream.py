@@ -9,7 +9,8 @@ class Stream:
     """Endless batches of row indices, epoch after epoch; nothing needs saving to resume.
 
     The order of an epoch sorts the rows by a hash of (seed, epoch, row), so it is the same on every machine and with
-    every version of every library. The last partial batch of an epoch is dropped.
+    every version of every library; the last partial batch of an epoch is dropped, and another order gives its rows
+    their turn. Without shuffling one epoch goes on where the one before it ended, so that no row is left out for ever.
     """
 
     def __init__(self, size: int, batch_size: int, *, seed: int, shuffle: bool) -> None:
@@ -28,13 +29,17 @@ class Stream:
         Of `world` readers the one of `rank` gets its share, see `share`.
         """
         epoch, position = divmod(require_index(index), self.batches_per_epoch)
-        start = position * self.batch_size
-        return share(self._epoch_order(epoch)[start : start + self.batch_size], rank, world)
+        if self.shuffle:
+            start = position * self.batch_size
+            rows = self._epoch_order(epoch)[start : start + self.batch_size]
+        else:
+            start = index * self.batch_size
+            rows = [place % self.size for place in range(start, start + self.batch_size)]
+        return share(rows, rank, world)
 
     def _epoch_order(self, epoch: int) -> list[int]:
         if self._order is None or self._order[0] != epoch:
-            rows = shuffled(self.size, f"{self.seed}:{epoch}") if self.shuffle else list(range(self.size))
-            self._order = (epoch, rows)
+            self._order = (epoch, shuffled(self.size, f"{self.seed}:{epoch}"))
         return self._order[1]
 
 

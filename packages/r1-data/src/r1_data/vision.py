@@ -31,6 +31,26 @@ class Pixels:
     clips: list[Clip]  # one a video
 
 
+def why_unread(processor: Any) -> str | None:
+    """Why media of this processor's family cannot be used, its texts being what they are; None where they can.
+
+    Families whose pictures attend in both directions (Gemma 3, PaliGemma) tell the model's forward so by
+    `token_type_ids`. Prompts here carry none, and the pictures would be seen causally in silence.
+    """
+    family, known = type(processor).__name__, "Qwen2-VL, Qwen2.5-VL and Qwen3-VL have"
+    tokenizer = getattr(getattr(processor, "tokenizer", None), "model_input_names", ())
+    own = [*getattr(processor, "model_input_names", ())]
+    for name in tokenizer:
+        if name in own:
+            own.remove(name)
+    if "token_type_ids" in own:
+        return f"pictures of {family} cannot be used: they attend in both directions (token_type_ids)"
+    for owner, name in ((processor, "image_token_id"), (processor.image_processor, "get_number_of_image_patches")):
+        if not hasattr(owner, name):
+            return f"pictures of {family} cannot be used: it has no {name}; {known}"
+    return None
+
+
 class Vision:
     """Resizes and counts media as one processor does.
 
@@ -52,12 +72,10 @@ class Vision:
     ) -> None:
         """None stands for what the processor is configured to. Raises DataError: unknown family, range upside down."""
         self._processor, self._cache = processor, cache
+        if why := why_unread(processor):
+            raise DataError(why)
         self._image: Any = processor.image_processor
         self._video: Any = getattr(processor, "video_processor", None)
-        for owner, name in ((processor, "image_token_id"), (self._image, "get_number_of_image_patches")):
-            if not hasattr(owner, name):
-                known = "Qwen2-VL, Qwen2.5-VL and Qwen3-VL have"
-                raise DataError(f"{type(processor).__name__} cannot be used: it has no {name}; {known}")
         self.budget = _budget(self._image, min_pixels, max_pixels, "")
         if self._video is not None:
             self.video_budget = _budget(self._video, video_min_pixels, video_max_pixels, "video_")

@@ -69,7 +69,7 @@ def media_settings(config: RunConfig, processor: Any) -> dict[str, Any]:
         "video_min_pixels": data.video_min_pixels,
         "video_max_pixels": data.video_max_pixels,
     }
-    if limits is not None:
+    if limits is not None and hasattr(limits, "max_frames"):  # other families' videos are refused row by row
         most = data.video_max_frames or limits.max_frames
         settings["frames"] = FrameRules(data.video_fps, min_frames=min(limits.min_frames, most), max_frames=most)
     if data.media_cache_gb and data.cache_dir:

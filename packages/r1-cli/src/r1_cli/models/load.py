@@ -29,18 +29,25 @@ def load_config(path: str, *, trust_remote_code: bool = False, overrides: Mappin
     """Return the model's configuration from a folder or the hub.
 
     Raises:
-        ModelError: neither a folder with a `config.json` nor a hub name that can be reached.
+        ModelError: neither a folder with a `config.json` nor a hub name that can be reached, or a model whose text
+            attends in both directions (PaliGemma, EmbeddingGemma), of which tokens have no log-probs.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(f"worker.actor.model.model_path={path}: the folder has no config.json")
     try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **(overrides or {}))
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **(overrides or {}))
     except OSError as error:
         raise ModelError(
             f"worker.actor.model.model_path={path}: no such folder here, and the hub did not give it "
             f"({str(error).splitlines()[0]})"
         ) from error
+    if getattr(config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
+        raise ModelError(
+            f"worker.actor.model.model_path={path}: text of {config.model_type} attends in both directions "
+            "(use_bidirectional_attention), r1 trains causal language models"
+        )
+    return config
 
 
 def is_vision_language(config: Any) -> bool:
