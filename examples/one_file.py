@@ -43,7 +43,7 @@ CLIP_LOW, CLIP_HIGH = 0.2, 0.3  # how far a token's probability may move before 
 def grpo_advantages(rewards: Tensor) -> Tensor:
     """Return how much better each response is than its group's mean, in standard deviations of the group.
 
-    arXiv 2402.03300 (DeepSeekMath), section 4.1.2. Where all are equally good there is nothing to learn: zero.
+    arXiv 2402.03300 (DeepSeekMath). Where all are equally good there is nothing to learn: zero.
 
     Args:
         rewards: float [groups, responses].
@@ -58,7 +58,7 @@ def grpo_advantages(rewards: Tensor) -> Tensor:
 class ClippedLoss:
     """max(−A·ratio, −A·clip(ratio)) of each token, with ratio = π(token) / π_old(token).
 
-    arXiv 1707.06347 (PPO), eq. 7, with the higher upper bound of arXiv 2503.14476 (DAPO). `Objective` takes the mean
+    arXiv 1707.06347 (PPO), with the higher upper bound of arXiv 2503.14476 (DAPO). `Objective` takes the mean
     over all tokens of the step. There is no KL term, and so no reference model.
     """
 
@@ -145,13 +145,7 @@ def open_trainer(prompts: int = PROMPTS, learning_rate: float = 1e-4) -> Iterato
     processor = AutoProcessor.from_pretrained(HERE / "model")
     policy = AutoModelForImageTextToText.from_pretrained(HERE / "model", dtype=torch.float32)
 
-    def positions(token_ids: Tensor, media: dict[str, Tensor]) -> Tensor:
-        rotary, _ = policy.model.get_rope_index(  # the model's own rule: a picture's tokens stand in a grid
-            token_ids[None], mm_token_type_ids=media["mm_token_type_ids"], image_grid_thw=media["image_grid_thw"]
-        )
-        return torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
-
-    renderer = Renderer(processor, min_pixels=3136, max_pixels=50176, position_ids=positions)
+    renderer = Renderer(processor, min_pixels=3136, max_pixels=50176)
     dataset = PromptDataset(read_rows(str(HERE / "train.parquet")), renderer, max_prompt_length=64)
     engine = EmbeddedEngine(
         copy.deepcopy(policy),
