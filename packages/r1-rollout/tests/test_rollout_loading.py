@@ -2,14 +2,17 @@
 
 import subprocess
 import sys
+from inspect import signature
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from embedded_cases import END, copy_of, picture_prompt, plain_logprobs, text_prompt
+from rollout_models import make_tokenizer
 
 from r1_rollout import LoadedEngine, SamplingParams, load
+from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.handover import LocalWeights
 from r1_rollout.tokens import media_token_ids
 
@@ -166,6 +169,29 @@ def test_placeholders_are_found_by_whatever_name_a_configuration_has_for_them(co
     found = media_token_ids(getattr(transformers, config)(**banned))
     assert {*banned.values()} <= found
     assert media_token_ids(transformers.Qwen2Config(pad_token_id=3, bos_token_id=4, eos_token_id=5)) == frozenset()
+
+
+@pytest.mark.parametrize("kind", ["text", "pictures"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_both_engines_are_loaded_with_the_same_defaults(request, monkeypatch, tmp_path, kind, device):
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = "k"  # not the model's
+    tokenizer.save_pretrained(tmp_path)
+    model = request.getfixturevalue("text_model" if kind == "text" else "vision_model")
+    model.generation_config.eos_token_id = END
+    model.save_pretrained(tmp_path)
+    taken: dict[str, Any] = {}
+    monkeypatch.setattr("r1_rollout.loading.find_spec", lambda name: object())
+    monkeypatch.setattr("r1_rollout.vllm.engine.VllmEngine.start", lambda path, options: taken.update(vllm=options))
+    monkeypatch.setattr("r1_rollout.embedded.EmbeddedEngine", lambda model, **said: taken.update(model=model, **said))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: device == "cuda")
+    load(str(tmp_path), engine="vllm")
+    load(str(tmp_path), engine="embedded", device="cpu" if device == "cpu" else "meta")
+    assert taken["vllm"].end_token_ids == taken["end_token_ids"] == {END, tokenizer.eos_token_id}
+    assert taken["vllm"].banned_token_ids == taken["banned_token_ids"]
+    assert bool(taken["banned_token_ids"]) == (kind == "pictures")
+    assert taken["vllm"].dtype == str(taken["model"].dtype).removeprefix("torch.") == "float32"
+    assert taken["vllm"].max_sequences == signature(EmbeddedEngine).parameters["max_sequences"].default
 
 
 def test_vllm_is_asked_for_by_name_where_it_is_not_installed(checkpoint, monkeypatch):

@@ -4,23 +4,32 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import pytest
+import torch
+
+from r1_rollout.lora import Adapter
+from r1_rollout.vllm.adapter import load_adapter
 from r1_rollout.vllm.private_folder import PrivateFolder
+from r1_rollout.vllm.servers.server import LocalServer, ServerFailed
 
 HOLD = """
 import sys, time
 from pathlib import Path
 from r1_rollout.vllm.private_folder import PrivateFolder
-folder = PrivateFolder("r1-weights-", Path(sys.argv[1]))
+folder = PrivateFolder(sys.argv[2], Path(sys.argv[1]))
 (folder.path / "0.safetensors").write_bytes(b"weights")
 print(folder.path, flush=True)
 time.sleep(60)
 """
 
 
-def hold(place: Path) -> tuple["subprocess.Popen[str]", Path]:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(place)], stdout=subprocess.PIPE, text=True)
+def hold(place: Path, kind: str = "r1-weights-") -> tuple["subprocess.Popen[str]", Path]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(place), kind], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     folder = Path(process.stdout.readline().strip())
     os.utime(folder, (0, 0))  # made long ago
@@ -44,3 +53,32 @@ def test_what_a_killed_process_left_goes_with_the_next_and_what_is_in_use_stays(
     finally:
         alive.kill()
         alive.wait()
+
+
+def start_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ServerFailed):
+        LocalServer(lambda path: ["false"], name="server 0").start()
+
+
+def take_up_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = ModuleType("vllm.lora.request")
+    vars(request)["LoRARequest"] = lambda name, number, path: path
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", request)
+    monkeypatch.setattr("r1_rollout.vllm.adapter.adapted_modules", None)
+    engine = SimpleNamespace(list_loras=list, add_lora=lambda path: Path(path, "adapter_config.json").read_text())
+    llm = SimpleNamespace(llm_engine=engine, apply_model=lambda task: [["model.layers.0.self_attn.q_proj"]])
+    name = "model.layers.0.self_attn.q_proj.lora_A.weight"
+    load_adapter(llm, Adapter(2, 4.0, ("q_proj",), [(name, torch.ones(2, 8))]), 0)
+
+
+@pytest.mark.parametrize(("kind", "use"), [("r1-vllm-", start_server), ("r1-adapter-", take_up_adapter)])
+def test_logs_and_adapters_of_killed_runs_go_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, use: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    dead, left = hold(tmp_path, kind)
+    dead.kill()
+    dead.wait()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    use(monkeypatch)
+    assert not left.exists()
+    assert not [*tmp_path.glob(f"{kind}*")]

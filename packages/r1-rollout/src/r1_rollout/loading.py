@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from r1_rollout.tokens import end_token_ids, media_token_ids
+from r1_rollout.tokens import end_token_ids, media_token_ids, read_end_token_ids
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
 
 if TYPE_CHECKING:
@@ -204,12 +204,19 @@ def _vllm(path: str, tokenizer: Any, options: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(path, trust_remote_code=options.get("trust_remote_code", False))
+    trusted = options.get("trust_remote_code", False)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
+    # vLLM's "auto" would halve the precision of a float32 checkpoint.
+    own = str(getattr(config, "dtype", None) or "auto").removeprefix("torch.")
     defaults = {
-        "dtype": "auto" if torch.cuda.is_available() else "float32",
+        "dtype": own if torch.cuda.is_available() else "float32",
+        "end_token_ids": read_end_token_ids(path, trusted, tokenizer),
         "banned_token_ids": media_token_ids(config, tokenizer),
     }
-    return import_module("r1_rollout.vllm.engine").VllmEngine.load(path, **(defaults | options))
+    chosen = defaults | {name: value for name, value in options.items() if value is not None}
+    if not chosen["end_token_ids"]:
+        raise ValueError(f"{path} names no end token: load(model, end_token_ids=…)")
+    return import_module("r1_rollout.vllm.engine").VllmEngine.load(path, **chosen)
 
 
 def _embedded(model: Any, is_path: bool, tokenizer: Any, options: dict[str, Any]) -> Any:

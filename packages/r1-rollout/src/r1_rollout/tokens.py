@@ -19,15 +19,15 @@ def end_token_ids(generation_config: Any, config: Any, tokenizer: Any = None) ->
     return named | _named(tokenizer)
 
 
-def read_end_token_ids(path: str, trust_remote_code: bool = False) -> frozenset[int]:
-    """Return the tokens that end a response of the model in a Hugging Face folder, or of a hub name."""
+def read_end_token_ids(path: str, trust_remote_code: bool = False, tokenizer: Any = None) -> frozenset[int]:
+    """Return `end_token_ids` of the model in a Hugging Face folder, or of a hub name."""
     from transformers import AutoConfig, GenerationConfig
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     try:
-        return end_token_ids(GenerationConfig.from_pretrained(path), config)
+        return end_token_ids(GenerationConfig.from_pretrained(path), config, tokenizer)
     except OSError:
-        return end_token_ids(None, config)
+        return end_token_ids(None, config, tokenizer)
 
 
 def media_token_ids(config: Any, tokenizer: Any = None) -> frozenset[int]:

@@ -4,12 +4,12 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import nn
 
 from r1_rollout.lora import Adapter
+from r1_rollout.vllm.private_folder import PrivateFolder
 from r1_rollout.vllm.shapes import Shapes
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -26,9 +26,9 @@ def load_adapter(llm: Any, adapter: Adapter, version: int) -> Any:
 
     for old in llm.llm_engine.list_loras():
         llm.llm_engine.remove_lora(old)
-    with TemporaryDirectory(prefix="r1-adapter-") as folder:
-        names = write_adapter(adapter, Path(folder))
-        request = LoRARequest(f"version-{version}", version + 1, folder)
+    with PrivateFolder("r1-adapter-") as folder:
+        names = write_adapter(adapter, folder)
+        request = LoRARequest(f"version-{version}", version + 1, str(folder))
         llm.llm_engine.add_lora(request)
     check_bound(names, llm.apply_model(adapted_modules)[0])
     return request

@@ -3,20 +3,18 @@
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from r1_rollout.errors import ServerError
 from r1_rollout.vllm.client import Endpoint, ServerFault, ask
 from r1_rollout.vllm.guard import TOKEN_VARIABLE
+from r1_rollout.vllm.private_folder import PrivateFolder
 from r1_rollout.vllm.servers import watchdog
 
 GUARD = "r1_rollout.vllm.guard.TokenGuard"
@@ -85,7 +83,7 @@ class LocalServer:
         self._environment = dict(environment or {})
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
-        self._folder: Path | None = None
+        self._folder: PrivateFolder | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._endpoint: Endpoint | None = None
 
@@ -113,11 +111,11 @@ class LocalServer:
             ServerFailed: it ended, or was not healthy within `start_timeout`, or `cancelled` came true.
         """
         self.stop()
-        self._folder = Path(tempfile.mkdtemp(prefix="r1-vllm-"))  # mode 0700
-        path, token = str(self._folder / "socket"), secrets.token_urlsafe(32)
+        self._folder = PrivateFolder("r1-vllm-")
+        path, token = str(self._folder.path / "socket"), secrets.token_urlsafe(32)
         self._endpoint = Endpoint(f"unix:{path}", token)
         environment = os.environ | REQUIRED_ENVIRONMENT | self._environment | {TOKEN_VARIABLE: token}
-        with open(self._folder / "log", "wb") as log:
+        with open(self._folder.path / "log", "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", watchdog.__file__, *self._command(path)],
                 stdin=subprocess.PIPE,  # the lifeline: it closes with this process
@@ -153,7 +151,7 @@ class LocalServer:
         """Return the last lines that the server wrote."""
         if self._folder is None:
             return ""
-        return (self._folder / "log").read_text(errors="replace")[-_TAIL:]
+        return (self._folder.path / "log").read_text(errors="replace")[-_TAIL:]
 
     def stop(self) -> None:
         """End the server and its helpers, gently first, and remove its folder. Does nothing if there is none."""
@@ -166,7 +164,7 @@ class LocalServer:
             kill_group(process.pid)
             process.wait()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
 
 
