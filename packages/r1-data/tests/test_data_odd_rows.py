@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from odd_rows import CASES, Named, Read
+from odd_cases import Named, Read
+from odd_rows import CASES
 
 from r1_data.check import Inspector, SourceRows, examine_all
 from r1_data.dataset import PromptDataset
