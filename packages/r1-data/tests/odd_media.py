@@ -1,4 +1,4 @@
-"""Pictures and films as bytes, sound, odd and broken."""
+"""Pictures and films as bytes: sound ones, odd ones and broken ones."""
 
 import base64
 import io

@@ -274,6 +274,40 @@ def test_the_search_makes_one_sync_a_group_and_two_more(make_engine: MakeEngine)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_one_wrong_row_of_the_embedding_is_not_blamed_on_a_cache() -> None:
+    model = text_model(tied=False)
+    canary = canary_for(model, longest_prompt=9)
+    token = min(canary.probes.inputs - canary.fresh.inputs)
+
+    def shift_row(engine: FaultyEngine, name: str, tensor: Any) -> Any:
+        if engine.syncs > 1 and "embed_tokens" in name:
+            tensor = tensor.clone()
+            tensor[token] += 1.0
+        return tensor
+
+    found = catch(canary, FaultyEngine(embedded_engine(model), shift_row), ModelReference(model))
+    assert found.group == "embedding"
+    assert "rows of tokens that these sequences have" in str(found)
+
+
+def test_distant_layers_in_each_others_place_are_left_open_and_with_equal_bytes_it_is_the_computation() -> None:
+    """No group that is set to zero closes such a gap, so none is named for certain."""
+    other = {"layers.0.": "layers.2.", "layers.2.": "layers.0."}
+
+    def swap(engine: FaultyEngine, name: str, tensor: Any) -> Any:
+        part = next((part for part in other if part in name), None)
+        return engine.latest[name.replace(part, other[part])] if part and engine.syncs > 1 else tensor
+
+    model = text_model(tied=False)
+    engine, canary, reference = FaultyEngine(embedded_engine(model), swap), canary_for(model), ModelReference(model)
+    found = catch(canary, engine, reference)
+    assert found.group == "embedding, final norm or head"
+    assert "or what no weight can explain: positions or precision" in str(found)
+    told = find_fault(canary, engine, reference, 2, 1.0, same_bytes=True)
+    assert told.group == "the engine's computation, not its weights"
+    assert "their bytes are the learner's" in str(told)
+
+
 def adapter_of(model: Any, size: float) -> Adapter:
     """Rank 2 on two projections of every layer, with PEFT's names."""
     generator = torch.Generator().manual_seed(3)
