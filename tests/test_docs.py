@@ -51,6 +51,7 @@ def test_the_readme_links_every_page() -> None:
     assert not [page.name for page in DOCS if f"](docs/{page.name})" not in readme]
 
 
+@pytest.mark.slow
 def test_the_numbers_of_one_step_are_those_of_the_page() -> None:
     """Words to the letter; numbers to 0.02, as processors round differently."""
     page = (ROOT / "docs/one-step.md").read_text().split("```text\n")[1].split("\n```")[0]

@@ -96,6 +96,7 @@ def test_the_configuration_has_their_keys_with_defaults_ranges_and_needs(copy: C
     assert "only tempered uses it" in unread
 
 
+@pytest.mark.slow
 def test_they_take_a_step_with_what_they_need(copy: Copy, tmp_path: Path) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text(

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from one_new_file import copy_repository
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_copy_imports_itself_and_takes_only_new_files(tmp_path: Path) -> None:
     copy = copy_repository(tmp_path)

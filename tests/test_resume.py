@@ -143,6 +143,7 @@ def wait_for_growth(path: Path, process: subprocess.Popen[bytes], limit: float =
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_says_so_in_the_exit_code_and_resumes(tmp_path: Path, uninterrupted: Path) -> None:
     process = subprocess.Popen(
         command(tmp_path), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -157,6 +158,7 @@ def test_sigterm_saves_says_so_in_the_exit_code_and_resumes(tmp_path: Path, unin
     assert_same_run(tmp_path, uninterrupted)
 
 
+@pytest.mark.slow
 def test_load_checkpoint_path_goes_on_from_the_checkpoint_that_is_named(tmp_path: Path, uninterrupted: Path) -> None:
     named = uninterrupted / "run" / f"global_step_{STEPS - 2}"
     subprocess.run(
@@ -167,6 +169,7 @@ def test_load_checkpoint_path_goes_on_from_the_checkpoint_that_is_named(tmp_path
     assert log_of(tmp_path)[-1] == log_of(uninterrupted)[-1]
 
 
+@pytest.mark.slow
 def test_starting_anew_never_mixes_with_an_older_run(tmp_path: Path, uninterrupted: Path) -> None:
     process = subprocess.run(
         command(uninterrupted, "trainer.find_last_checkpoint=false"), cwd=ROOT, env=environment(), check=False,

@@ -9,6 +9,8 @@ from fsdp_rank import MODELS, learner_for, step
 from safetensors.torch import load_file
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 
+pytestmark = pytest.mark.slow
+
 RANK = Path(__file__).with_name("fsdp_rank.py")
 
 

@@ -86,6 +86,7 @@ def test_rows_that_ask_the_same_have_one_digest(processor, picture):
     assert len(set(digests)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("act", "reason"),
     [

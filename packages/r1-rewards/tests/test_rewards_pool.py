@@ -141,6 +141,7 @@ def test_a_function_that_never_returns_does_not_cost_a_timeout_per_sample(write,
     assert sum("not tried" in score.error.message for score in scores) >= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_sample_fails_untried_while_half_of_the_batch_hangs(write, workers):
     spec = write(

@@ -159,6 +159,7 @@ def test_the_response_is_found_in_a_query(query, prompt, marker, response):
     assert response_of(query, prompt, marker) == response
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["openrlhf", "r1"])
 def test_a_soak_with_faults_loses_no_sample_and_scores_none_twice(protocol):
     asked = [RewardInput(str(i), "") for i in range(10_000)]
@@ -236,6 +237,7 @@ def test_more_clients_than_places_wait_for_one_another_and_lose_nothing():
     assert not any(score.error for scores in results for score in scores)
 
 
+@pytest.mark.slow
 def test_a_busy_server_says_when_to_come_back_and_is_waited_for(monkeypatch):
     monkeypatch.setattr(serve_module, "BUSY_SECONDS", 0.05)
     started = threading.Event()

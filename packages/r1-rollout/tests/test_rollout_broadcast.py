@@ -81,6 +81,7 @@ def test_one_bucket_exists_at_a_time_and_each_tensor_is_made_once(pools: Pools) 
         assert made == NAMES
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_in_a_push_gets_the_weights_from_the_folder_and_the_others_go_on(pools: Pools) -> None:
     good, mortal = FakeServer(), local(FAKE_UPDATE_DIES_AT="1")
     pool = pools.open(good, mortal, **BY_TWOS)
@@ -92,6 +93,7 @@ def test_a_server_that_dies_in_a_push_gets_the_weights_from_the_folder_and_the_o
     assert good.loads == [good.label]
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_in_a_push_is_left_after_the_deadline_and_the_others_serve(
     pools: Pools, caplog: pytest.LogCaptureFixture
 ) -> None:

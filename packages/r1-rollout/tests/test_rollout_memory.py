@@ -78,6 +78,7 @@ asks_the_kernel = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @asks_the_kernel
 def test_the_peak_of_a_sync_is_the_model_and_one_bucket() -> None:
     found = run("peak")

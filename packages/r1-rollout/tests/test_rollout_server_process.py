@@ -24,6 +24,8 @@ from r1_rollout.vllm.servers.server import LocalServer, ServerFailed, vllm_comma
 from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
 from r1_rollout.vllm.shards import read_shards, write_shards
 
+pytestmark = pytest.mark.slow
+
 FAKE = Path(__file__).with_name("fake_vllm.py")
 SOURCES = str(Path(r1_rollout.__file__).parents[1])
 PARAMS = SamplingParams(max_tokens=6, n=2, seed=5)
