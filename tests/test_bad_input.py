@@ -20,11 +20,11 @@ ONE_STEP = [
 FOUR_ANSWERS = ["data.rollout_batch_size=2", "worker.rollout.n=2"]  # each of which a worker may have to die for
 
 UNRELIABLE = """
-import os, random, time
+import os, zlib
 REWARD_TYPE = "sequential"
 
 def compute_score(reward_input):
-    match random.randrange(8):
+    match zlib.crc32((reward_input["response"] + reward_input["ground_truth"]).encode()) % 6:
         case 0: raise ValueError("no such answer")
         case 1: return {"overall": float("nan")}
         case 2: return {"accuracy": 1.0}
