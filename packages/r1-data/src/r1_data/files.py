@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from r1_data.arrow import SavedTable
+from r1_data.runs import BLOCK, Runs
 from r1_data.types import DataError
 
 KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}  # suffix -> kind
@@ -27,7 +29,6 @@ _NO_TEXT = {  # first bytes -> what a file is that is no UTF-8 text, and what to
     b"\x28\xb5\x2f\xfd": "packed by zstd; let its name end in .zst",
     b"PAR1": "a parquet file; let its name end in .parquet",
 }
-_BLOCK = 2**22  # bytes unpacked at a time
 
 
 class Table(Protocol):
@@ -45,11 +46,16 @@ def kind_of(path: Path) -> str | None:
 
 
 def open_table(path: Path, kind: str) -> Table:
-    """Open a file of `kind` (a value of `KINDS`). Raises DataError that names the file, and the line where it can."""
+    """Open a file of `kind`: a value of `KINDS`, or "arrow", the folder of a saved data set.
+
+    Raises DataError that names the file, and the line where it can.
+    """
     if kind == "parquet":
         from r1_data.parquet import ParquetTable
 
         return ParquetTable(path)
+    if kind == "arrow":
+        return SavedTable(path)
     text = TextFile(path)
     if kind == "csv":
         return CsvTable(text)
@@ -106,6 +112,7 @@ class JsonLinesFile:
 
     def __init__(self, text: TextFile) -> None:
         self._text, self.path = text, text.path
+        self._lines = Runs(self._read)
         self._numbers, self._offsets, self._lengths = array("Q"), array("Q"), array("Q")  # of lines that are not blank
         offset = 0
         with text.open() as file:
@@ -121,13 +128,22 @@ class JsonLinesFile:
 
     def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
         number = self._numbers[index]
-        line = self._text.read(self._offsets[index], self._lengths[index]).removeprefix(_BOM)
         try:
-            row = _parse(line)
+            row = _parse(self._lines[index].removeprefix(_BOM))
         except (ValueError, RecursionError) as error:
             why = "nested too deep" if isinstance(error, RecursionError) else error
             raise DataError(f"{self.path}:{number}: not a JSON row ({why}); mend or delete this line") from error
         return number, _require_mapping(row, self.path, number)
+
+    def _read(self, start: int, most: int) -> list[bytes]:
+        """The lines from `start` on, as many as are few bytes together."""
+        first = self._offsets[start]
+        stop = min(start + most, len(self))
+        while stop > start + 1 and self._offsets[stop - 1] + self._lengths[stop - 1] - first > BLOCK:
+            stop = (start + stop) // 2
+        data = self._text.read(first, self._offsets[stop - 1] + self._lengths[stop - 1] - first)
+        places = zip(self._offsets[start:stop], self._lengths[start:stop], strict=True)
+        return [data[offset - first : offset - first + length] for offset, length in places]
 
 
 class JsonArrayFile:
@@ -198,7 +214,7 @@ def _unpack(path: Path) -> BinaryIO:
     unpacked: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
     try:
         with pyarrow.input_stream(str(path), compression=PACKED[path.suffix.lower()]) as stream:
-            while block := stream.read(_BLOCK):
+            while block := stream.read(BLOCK):
                 unpacked.write(block)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be unpacked, it may be cut off or no {path.suffix} file ({error})") from error
