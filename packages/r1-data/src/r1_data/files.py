@@ -76,7 +76,7 @@ class TextFile:
         try:
             self._unpacked = _unpack(path) if path.suffix.lower() in PACKED else None
             with self.open() as file:
-                self._stamp, head = _stamp(file), file.read(4)
+                self._stamp, head = _stamp(os.fstat(file.fileno())), file.read(4)
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error})") from error
         for start, what in _NO_TEXT.items():
@@ -97,11 +97,22 @@ class TextFile:
             return os.pread(self._unpacked.fileno(), length, offset)
         try:
             with self.path.open("rb", buffering=0) as file:
-                if _stamp(file) != self._stamp:
-                    raise DataError(f"{self.path}: the file was changed after it was opened; start again")
+                self._require_same(os.fstat(file.fileno()))
                 return os.pread(file.fileno(), length, offset)
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read any more ({error})") from error
+
+    def check(self) -> None:
+        """Raise DataError if the file is not what it was."""
+        if self._unpacked is None:
+            try:
+                self._require_same(os.stat(self.path))
+            except OSError as error:
+                raise DataError(f"{self.path}: cannot be read any more ({error})") from error
+
+    def _require_same(self, status: os.stat_result) -> None:
+        if _stamp(status) != self._stamp:
+            raise DataError(f"{self.path}: the file was changed after it was opened; start again")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TextFile, (self.path,)
@@ -128,8 +139,10 @@ class JsonLinesFile:
 
     def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
         number = self._numbers[index]
+        self._text.check()
+        line = self._lines[index].removeprefix(_BOM)
         try:
-            row = _parse(self._lines[index].removeprefix(_BOM))
+            row = _parse(line)
         except (ValueError, RecursionError) as error:
             why = "nested too deep" if isinstance(error, RecursionError) else error
             raise DataError(f"{self.path}:{number}: not a JSON row ({why}); mend or delete this line") from error
@@ -202,8 +215,7 @@ class CsvTable:
         return index + 1, dict(zip(self._header, cells, strict=True))
 
 
-def _stamp(file: Any) -> tuple[int, int, int]:
-    status = os.fstat(file.fileno())
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
