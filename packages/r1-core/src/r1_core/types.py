@@ -32,7 +32,7 @@ class Sample:
     position_ids=[[0, 1, 2, 3]], group_id=0, reward=1.0)` with tensors in place of the lists.
     """
 
-    token_ids: Tensor  # int64 [L]
+    token_ids: Tensor  # int64 or int32 [L]
     loss_mask: Tensor  # bool [L], true on tokens the policy chose
     position_ids: Tensor  # int64 [axes, L]
     group_id: int  # samples of one prompt share it
