@@ -204,10 +204,10 @@ def read_tensors(stored: Mapping[str, Stored], targets: Mapping[str, Tensor], so
 def read_slices(files: Iterable[Path], targets: dict[str, Tensor], source: Path) -> None:
     """Let torch's distributed checkpoints fill `targets` from `files`; each rank reads what it needs, by itself."""
     # Most runs never load a checkpoint, and this takes a second to import.
-    from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystem
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     class Listed(FileSystem):
         """Shows the files of one part, of all that lie in the folder."""
@@ -221,6 +221,6 @@ def read_slices(files: Iterable[Path], targets: dict[str, Tensor], source: Path)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             # Alone, because to agree on who reads what it would send pickles, and they would all ask for their own.
-            dcp.load(targets, storage_reader=reader, no_dist=True)
+            load(targets, storage_reader=reader, no_dist=True)
         except CheckpointException as error:  # no subclass of Exception
             raise OSError(f"{source} could not be read: {error}") from error
