@@ -22,7 +22,7 @@ from r1_core.learner.parallel import Parallel, reshard, total_norm, whole
 from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
-from r1_core.rows import TokenTable, not_finite
+from r1_core.rows import TokenTable, not_finite, with_tokens
 from r1_core.types import LossInputs, LossOutput, Sample, Totals
 
 logger = logging.getLogger(__name__)
@@ -116,22 +116,28 @@ class Learner:
         training as in evaluation, and the micro-batches are the same; where only one of the two takes the full KL,
         they are to rounding.
         """
-        samples, reference = list(samples), self._reference_tokens
+        return with_tokens(samples, **self.measure(samples, needs))
+
+    def measure(self, samples: Sequence[Sample], needs: Needs) -> dict[str, Tensor]:
+        """Return what `annotate` adds to the samples, by field, flat: float32 [T] for their T trained tokens."""
+        found: dict[str, Tensor] = {}
         if OF_POLICY & set(needs):
             fields = {"old_logprobs": "logprobs"}
             fields |= {need: need for need in ("squared_probs", "full_kl") if need in needs}
-            if reference is None:
+            if self._reference_tokens is None:
                 fields.pop("full_kl", None)
-            samples = self._annotate(self._policy_tokens, samples, fields)
-        if OF_REFERENCE & set(needs) and reference is not None:
-            samples = self._annotate(reference, samples, {"ref_logprobs": "logprobs"})
-        return samples
+            found |= self._measure(self._policy_tokens, samples, fields)
+        if OF_REFERENCE & set(needs) and self._reference_tokens is not None:
+            found |= self._measure(self._reference_tokens, samples, {"ref_logprobs": "logprobs"})
+        return found
 
     @torch.no_grad()
-    def _annotate(self, token_model: TokenModel, samples: Sequence[Sample], fields: Mapping[str, str]) -> list[Sample]:
-        """Set fields of the samples to the `TokenStats` given for each: float32 [L], 0 on untrained tokens."""
+    def _measure(
+        self, token_model: TokenModel, samples: Sequence[Sample], fields: Mapping[str, str]
+    ) -> dict[str, Tensor]:
+        """Return fields of the samples, for each of which the name in `TokenStats` is given: float32 [T]."""
         if not samples:
-            return []
+            return {}
         token_model.model.eval()
         table = TokenTable(samples, tuple(fields), self.device)
         for indices, batch in self._microbatches(samples, self.batching.experience):
@@ -144,7 +150,7 @@ class Learner:
         reshard(token_model.model)
         if self.reference is not None:
             reshard(self.reference)
-        return table.added(self.parallel.sum)
+        return table.columns(self.parallel.sum)
 
     @torch.no_grad()
     def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
@@ -194,12 +200,19 @@ class Learner:
 
         Raises ValueError on samples without advantages, and if the objective needs their old log-probs before.
         """
+        found, metrics = self.measure_on_policy(samples, objective)
+        return with_tokens(samples, **found), metrics
+
+    def measure_on_policy(
+        self, samples: Sequence[Sample], objective: Loss
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Do what `forward_backward_on_policy` does, and return the old log-probs as `measure` would."""
         if samples and not self._policy_tokens.seen:
             # How the head is computed must not depend on where a run was begun.
-            self.annotate(samples[:1], ["old_logprobs"])
+            self.measure(samples[:1], ["old_logprobs"])
         table = TokenTable(samples, ("old_logprobs",), self.device)
         metrics = self._forward_backward(samples, objective, table)
-        return table.added(self.parallel.sum), metrics
+        return table.columns(self.parallel.sum), metrics
 
     def _forward_backward(
         self, samples: Sequence[Sample], objective: Loss, table: TokenTable | None
