@@ -1,6 +1,5 @@
 """The learner: old log-probs, gradients, optimizer steps, weights, save and load, as separate verbs."""
 
-import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from r1_core.learner.facts import Facts, describe
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.parallel import Parallel, reshard, total_norm, whole
+from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
 from r1_core.rows import TokenTable, not_finite, with_tokens
@@ -331,23 +331,16 @@ class Learner:
         """Return what a driver asks about model and device."""
         return describe(self.model, self.device)
 
-    def save(self, folder: Path, *, model_only: bool = False) -> None:
+    def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
         """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.
 
-        `model_only` leaves the optimizer out. Nothing here is atomic: the caller writes beside, then renames.
+        Above `file_bytes` they are cut into numbered files with an index, the same for any number of ranks, each
+        written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
+        caller writes beside, then renames. Raises OSError on all ranks if one could not write.
         """
-        first = self.parallel.rank == 0
-        if first:
-            folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_tensors(folder, "model", dict(checkpoint.named_state(self.model)), write=first)
-        state: dict[str, object] = {"step": self.step, "skipped_steps": self.skipped_steps}
-        if not model_only:
-            tensors, numbers = checkpoint.optimizer_state(self.model, self.optimizer)
-            checkpoint.write_tensors(folder, "optimizer", tensors, write=first)
-            state["optimizer"] = numbers
-        if first:
-            (folder / "learner.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
-        self.parallel.barrier()
+        numbers = {"step": self.step, "skipped_steps": self.skipped_steps}
+        optimizer = None if model_only else self.optimizer
+        checkpoint.save(folder, self.model, optimizer, numbers, self.parallel, file_bytes)
 
     def load(self, folder: Path, *, model_only: bool = False) -> None:
         """Take up what any number of ranks saved; the next step is then, to the bit, the one that would have come.
@@ -355,15 +348,11 @@ class Learner:
         `model_only` reads the weights alone and starts the optimizer and the schedule afresh. Raises
         FileNotFoundError or ValueError, naming file and tensor, if the folder does not fit this model.
         """
-        checkpoint.restore(self.model, checkpoint.read_tensors(folder, "model"), folder)
-        if model_only:
-            return
-        state = json.loads((folder / "learner.json").read_text(encoding="utf-8"))
-        if "optimizer" not in state:
-            raise ValueError(f"{folder} holds no optimizer state (it was saved with model_only); load it so, too")
-        tensors = checkpoint.read_tensors(folder, "optimizer")
-        checkpoint.restore_optimizer(self.model, self.optimizer, tensors, state["optimizer"], folder)
-        self.step, self.skipped_steps = state["step"], state["skipped_steps"]
+        state = {} if model_only else checkpoint.load_numbers(folder)
+        checkpoint.load_model(folder, self.model)
+        if not model_only:
+            checkpoint.load_optimizer(folder, self.model, self.optimizer, state["optimizer"])
+            self.step, self.skipped_steps = state["step"], state["skipped_steps"]
 
     # --- forward passes --------------------------------------------------------------------------------------------
 
