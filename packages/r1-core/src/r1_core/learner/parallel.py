@@ -67,6 +67,39 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def gather(tensor: Tensor, owner: int) -> Tensor | None:
+    """The full tensor behind a shard for the rank `owner` alone, which has one copy of it; None on others.
+
+    All ranks must call it, though only those take part that share a copy of the weights with `owner`. A tensor that
+    is not sharded is returned as it is.
+    """
+    tensor = tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return tensor
+    local = tensor.to_local()
+    for dimension, placement in enumerate(tensor.placements):
+        if placement.is_shard():
+            group = tensor.device_mesh.get_group(dimension)
+            return _gather_rows(local, len(tensor), owner, group)
+    return local
+
+
+def _gather_rows(local: Tensor, rows: int, owner: int, group: dist.ProcessGroup) -> Tensor | None:
+    """The `rows` of which each rank of `group` has its part, cut as `torch.chunk` does, if this rank is `owner`."""
+    ranks = dist.get_process_group_ranks(group)
+    if owner not in ranks:
+        return None
+    share = -(-rows // len(ranks))
+    if len(local) < share:  # all must send the same shape
+        local = torch.cat([local, local.new_empty(share - len(local), *local.shape[1:])])
+    if dist.get_rank() != owner:
+        dist.gather(local.contiguous(), dst=owner, group=group)
+        return None
+    full = local.new_empty(share * len(ranks), *local.shape[1:])
+    dist.gather(local.contiguous(), list(full.split(share)), dst=owner, group=group)
+    return full[:rows]
+
+
 def like(tensor: Tensor, target: Tensor) -> Tensor:
     """Place a full tensor, which every rank has, as `target` is placed: same device, dtype and sharding."""
     tensor = tensor.to(device=target.device, dtype=target.dtype)
