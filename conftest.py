@@ -1,4 +1,4 @@
-"""Holds for every test: one thread a process, and the same random numbers in every run, whatever ran before."""
+"""Holds for every test: one thread a process, the whole suite in two, and the same random numbers in every run."""
 
 import os
 import random
@@ -34,3 +34,8 @@ def seed(name: str) -> None:
         torch.manual_seed(number)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(number)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return how many processes share the tests: two for the whole suite, none for files that are named."""
+    return 2 if config.args_source is pytest.Config.ArgsSource.TESTPATHS else 0
