@@ -13,10 +13,16 @@ from r1_cli.roles import Schedule
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
+from r1_core.learner.parallel import Parallel, shard_model
 
 
-def build_learner(config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule) -> Learner:
-    """Load the policy, and the frozen reference if there is a KL term, and make the optimizer."""
+def build_learner(
+    config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, parallel: Parallel | None = None
+) -> Learner:
+    """Load the policy, and the frozen reference if there is a KL term, and make the optimizer.
+
+    With `parallel` these are this rank's shares of them.
+    """
     actor = config.worker.actor
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
     policy = load_weights(config, model, dtype(actor.kept_dtype), hardware.device, computing)
@@ -24,6 +30,12 @@ def build_learner(config: RunConfig, hardware: Hardware, model: ModelFiles, sche
         models.freeze_vision(policy)
     if actor.model.enable_gradient_checkpointing:
         models.enable_gradient_checkpointing(policy)
+    # Never trained, so it needs no more digits than it computes with.
+    reference = None if config.algorithm.disable_kl else load_weights(config, model, computing, hardware.device)
+    if parallel is not None and parallel.mesh is not None:
+        for whole in (policy, reference):
+            if whole is not None:
+                shard_model(whole, [], parallel.mesh)
     optimizer = build_optimizer(
         policy.named_parameters(),
         lr=actor.optim.lr,
@@ -35,11 +47,11 @@ def build_learner(config: RunConfig, hardware: Hardware, model: ModelFiles, sche
         policy,
         optimizer,
         build_learning_rate(config, schedule),
-        # Never trained, so it needs no more digits than it computes with.
-        reference=None if config.algorithm.disable_kl else load_weights(config, model, computing, hardware.device),
+        reference=reference,
         batching=build_batching(config),
         temperature=config.worker.rollout.temperature,
         max_grad_norm=actor.max_grad_norm,
+        parallel=parallel,
         # Mixed precision is a matter of GPUs: processors of today's CPUs are slower in half precision than in single.
         autocast=torch.bfloat16 if hardware.on_gpu and actor.fsdp.mp_param_dtype == "bf16" else None,
         device=hardware.device,
