@@ -157,7 +157,10 @@ def message_of(*words: str) -> str:
         ("trainer.load_checkpoint_path=no", "trainer.load_checkpoint_path", "no such folder"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(words: str, key: str, message: str) -> None:
+def test_what_cannot_run_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, words: str, key: str, message: str
+) -> None:
+    monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
     text = message_of(*words.split())
     assert text.startswith(key)
     assert message in text

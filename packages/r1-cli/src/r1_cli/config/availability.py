@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from r1_cli.config.engines import engine_module
+from r1_cli.config.errors import ConfigError, Problem
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, needs_of
 from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup
@@ -30,14 +31,6 @@ class Limit:
 def wants_critic(config: RunConfig) -> bool:
     """Whether the estimator needs a critic's values."""
     return "values" in needs_of(catalogue.estimators(), config.algorithm.adv_estimator)
-
-
-class UnavailableError(ValueError):
-    """A correct configuration that asks for what this version cannot do; the message names each option."""
-
-    def __init__(self, limits: list[Limit]) -> None:
-        self.limits = tuple(limits)
-        super().__init__("\n".join(f"{limit} is not available in this version ({limit.reason})" for limit in limits))
 
 
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
@@ -149,7 +142,7 @@ def _only(option: Option) -> str:
 
 
 def unavailable(config: RunConfig, provenance: Provenance) -> list[Limit]:
-    """Return what the configuration asks for and this version cannot do; a run refuses it, a dry run lists it."""
+    """Return what the configuration asks for and this version cannot do."""
     asked = [rule for rule in NOT_YET_WHEN_SET if provenance.is_set(rule[0])]
     missing = engine_module(config.worker.rollout.engine).missing()
     absent = [Limit("worker.rollout.name", config.worker.rollout.name, missing)] if missing else []
@@ -164,11 +157,19 @@ def require_available(config: RunConfig, provenance: Provenance) -> None:
     """Refuse a run that this version cannot do as it is written.
 
     Raises:
-        UnavailableError: names every such option at once.
+        ConfigError: names every such option at once.
     """
-    limits = unavailable(config, provenance)
-    if limits:
-        raise UnavailableError(limits)
+    problems = [
+        Problem(
+            limit.key,
+            f"is not available in this version: {limit.reason}",
+            str(limit.value),
+            provenance.origins.get(limit.key, "default"),
+        )
+        for limit in unavailable(config, provenance)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def without_effect(config: RunConfig, provenance: Provenance) -> list[Limit]:
