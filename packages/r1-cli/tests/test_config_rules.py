@@ -226,7 +226,6 @@ def test_an_old_sequential_reward_must_say_so_in_its_file(tmp_path: Path) -> Non
     "word",
     [
         "algorithm.adv_estimator=gae",
-        "worker.actor.fsdp.enable_cpu_offload=True",
         "worker.actor.fsdp.torch_dtype=fp16",
         "worker.actor.fsdp.mp_param_dtype=fp16",
         "worker.actor.model.lora.rank=8",

@@ -11,6 +11,7 @@ from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup
 from r1_cli.config.schema import schema
 from r1_cli.config.sources import training_sources
+from r1_cli.config.worker import FSDPConfig
 from r1_core import catalogue
 
 Applies = Callable[[Any, RunConfig], bool]  # (the key's value, the configuration)
@@ -36,7 +37,6 @@ def wants_critic(config: RunConfig) -> bool:
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("algorithm.adv_estimator", lambda v, c: wants_critic(c), "there is no critic, set another estimator"),
     ("worker.actor.ulysses_size", lambda v, c: v > 1, "one device, set 1"),
-    ("worker.actor.fsdp.enable_cpu_offload", lambda v, c: v, "one device, set false"),
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
     ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
@@ -54,14 +54,18 @@ NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
 )
 NO_EFFECT: dict[str, str] = {
     "worker.hybrid_engine": "one process both samples and trains",
-    "worker.actor.strategy": "one device, nothing to shard",
-    "worker.actor.fsdp.enable_full_shard": "one device, nothing to shard",
+    "worker.actor.strategy": "both names mean FSDP2",
     "worker.actor.fsdp.enable_rank0_init": "one device, nothing to shard",
     "worker.actor.fsdp.fsdp_size": "one device, nothing to shard",
     "worker.actor.fsdp.use_orig_params": "one device, nothing to shard",
-    "worker.actor.fsdp.mp_reduce_dtype": "one device, nothing to reduce",
     "worker.actor.fsdp.mp_buffer_dtype": "buffers keep the model's own precision",
-    "worker.ref": "the reference computes in what the actor does",
+    "worker.ref.strategy": "both names mean FSDP2",
+    "worker.ref.offload": "it is worker.ref.fsdp.enable_cpu_offload that keeps the reference off the device",
+    **{
+        f"worker.ref.fsdp.{key}": "the reference computes in what the actor does, on the ranks that it has"
+        for key in FSDPConfig.model_fields
+        if key not in ("enable_cpu_offload", "enable_full_shard")
+    },
     "worker.rollout.disable_tqdm": "the progress bar is r1's own",
 }
 # On by default, so shown only where the user asks for them.

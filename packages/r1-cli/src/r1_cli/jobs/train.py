@@ -13,7 +13,7 @@ from r1_cli import loop
 from r1_cli.assembly import algorithm
 from r1_cli.assembly.canary import build_canary
 from r1_cli.assembly.engines import build_sampling, build_scorer
-from r1_cli.assembly.learner import build_learner
+from r1_cli.assembly.learner import build_learner, joined_alone
 from r1_cli.assembly.packing import settle_packing
 from r1_cli.assembly.prompts import build_prompts, build_stream, build_validation
 from r1_cli.assembly.rendering import build_renderer, open_rendering
@@ -72,7 +72,8 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         summaries = [part.summary for part in (*prompts.parts, *val_prompts.parts)]
         show_table(console, render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
         schedule = build_schedule(config, plan)
-        learner = build_learner(config, hardware, model, schedule)
+        parallel = stack.enter_context(joined_alone(hardware))
+        learner = build_learner(config, hardware, model, schedule, parallel)
         settle_packing(config, hardware, model, rendering.renderer, learner)
         at = load_start(learner, prompts, start, algorithm.build_start(config))
         reporter.begin(at.step, schedule.total_steps)
