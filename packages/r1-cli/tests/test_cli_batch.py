@@ -9,10 +9,12 @@ from core_models import Fetched, text_samples
 from torch import Tensor
 
 from r1_cli.cluster.batch import apply_changes, find_changes, from_columns, in_place, to_array, to_columns, to_tensor
-from r1_cli.groups.group import to_sample
+from r1_cli.groups.group import Group, Response, to_samples
 from r1_core.types import PER_TOKEN, Sample
 from r1_data.model_inputs import LazyInputs
 from r1_data.types import Prompt
+from r1_rewards.types import Score
+from r1_rollout.types import Completion
 
 
 def same(one: Sample, other: Sample) -> bool:
@@ -60,15 +62,15 @@ def test_no_samples_are_no_samples() -> None:
 
 def rollouts(prompts: int, answers: int, prompt: int, response: int, axes: int = 1) -> list[Sample]:
     """A step's samples as `to_samples` makes them."""
-    made = []
+    groups = []
     for row in range(prompts):
         positions = torch.arange(prompt).repeat(axes, 1)
         if axes > 1:
             positions[1:, 5:40] = 5  # a picture
         one = Prompt(str(row), "", list(range(prompt)), [], positions, "")
-        answer = list(range(response))
-        made += [to_sample(one, answer, -torch.ones(response).numpy(), 0.0, row) for _ in range(answers)]
-    return made
+        said = Completion([*range(response)], [-1.0] * response, "stop", 0)
+        groups.append(Group(one, [Response(said, "", Score(0.0), 0.0)] * answers))
+    return to_samples(groups)
 
 
 @pytest.mark.parametrize("axes", [1, 4])
