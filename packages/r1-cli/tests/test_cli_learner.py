@@ -49,8 +49,8 @@ def test_the_reference_is_kept_in_the_precision_that_it_computes_in(
 ) -> None:
     loaded = []
 
-    def load(config: Any, model: Any, dtype: torch.dtype, device: torch.device, computing: Any = None) -> Any:
-        loaded.append((dtype, computing or dtype))
+    def load(config: Any, model: Any, dtype: torch.dtype, device: Any, computing: Any, parallel: Any) -> Any:
+        loaded.append((dtype, computing))
         return torch.nn.Linear(2, 2, dtype=dtype)
 
     monkeypatch.setattr(assembly, "load_weights", load)

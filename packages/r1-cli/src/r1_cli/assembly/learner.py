@@ -13,7 +13,7 @@ from r1_cli.roles import Schedule
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
-from r1_core.learner.parallel import Parallel, shard_model
+from r1_core.learner.parallel import Parallel
 
 
 def build_learner(
@@ -25,17 +25,15 @@ def build_learner(
     """
     actor = config.worker.actor
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
-    policy = load_weights(config, model, dtype(actor.kept_dtype), hardware.device, computing)
+    policy = load_weights(config, model, dtype(actor.kept_dtype), hardware.device, computing, parallel)
     if actor.model.freeze_vision_tower:
         models.freeze_vision(policy)
     if actor.model.enable_gradient_checkpointing:
         models.enable_gradient_checkpointing(policy)
-    # Never trained, so it needs no more digits than it computes with.
-    reference = None if config.algorithm.disable_kl else load_weights(config, model, computing, hardware.device)
-    if parallel is not None and parallel.mesh is not None:
-        for whole in (policy, reference):
-            if whole is not None:
-                shard_model(whole, [], parallel.mesh)
+    reference = None
+    if not config.algorithm.disable_kl:
+        # Never trained, so it needs no more digits than it computes with.
+        reference = load_weights(config, model, computing, hardware.device, computing, parallel)
     optimizer = build_optimizer(
         policy.named_parameters(),
         lr=actor.optim.lr,

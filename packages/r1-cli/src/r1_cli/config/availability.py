@@ -63,7 +63,7 @@ NO_EFFECT: dict[str, str] = {
     "worker.hybrid_engine": "one process both samples and trains",
     "worker.actor.strategy": "one device, nothing to shard",
     "worker.actor.fsdp.enable_full_shard": "one device, nothing to shard",
-    "worker.actor.fsdp.enable_rank0_init": "one device, nothing to shard",
+    "worker.actor.fsdp.enable_rank0_init": "each rank reads its own rows of the model's files",
     "worker.actor.fsdp.fsdp_size": "one device, nothing to shard",
     "worker.actor.fsdp.use_orig_params": "one device, nothing to shard",
     "worker.actor.fsdp.mp_reduce_dtype": "one device, nothing to reduce",
