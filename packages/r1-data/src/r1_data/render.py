@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from r1_data.media_cache import MediaCache
 from r1_data.positions import PositionIds, count_tokens, find_rule
 from r1_data.references import Video
+from r1_data.tokens import encode_all
 from r1_data.types import DataError, Example, MediaError, Prompt
 from r1_data.videos import FrameRules
 from r1_data.vision import Pixels, Vision, why_unread
@@ -92,7 +93,7 @@ class Renderer:
                 found.append(error)
         texts = [text for text in found if isinstance(text, str)]
         try:
-            tokens = iter(self.tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else ())
+            tokens = iter(encode_all(self.tokenizer, texts))
         except (TypeError, ValueError, OverflowError):  # one of them; which, shows when each goes alone
             tokens = None
         lengths: list[int | DataError] = []

@@ -34,6 +34,8 @@ def load_in_parts(
     Raises:
         PartsError: this transformers cannot do it, or a rank would have no part of what the family merges.
     """
+    if parallel.world == 1:  # its rows are all there are
+        return _load_whole(family, path, parallel, shard, choices)
     require_parts()
     from transformers.distributed import DistributedConfig
 
@@ -41,9 +43,7 @@ def load_in_parts(
         empty = family.from_config(choices["config"], trust_remote_code=choices["trust_remote_code"])
     if odd := mixes_rows(empty):
         logger.warning("%s: every rank reads all of it, since its family mixes rows on loading (%s)", path, odd)
-        model, info = family.from_pretrained(path, **choices)
-        _shard(model, parallel, shard)
-        return model, info
+        return _load_whole(family, path, parallel, shard, choices)
     try:
         model, info = _sharding(type(empty), parallel, shard).from_pretrained(
             path, distributed_config=DistributedConfig(), **choices
@@ -59,6 +59,14 @@ def load_in_parts(
             f"{path}: its configuration ties weights of which the files hold different values; set "
             "worker.actor.model.override_config={tie_word_embeddings: false} to train them apart"
         )
+    return model, info
+
+
+def _load_whole(
+    family: Any, path: str, parallel: Parallel, shard: Shard, choices: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    model, info = family.from_pretrained(path, **choices)
+    _shard(model, parallel, shard)
     return model, info
 
 
