@@ -204,9 +204,13 @@ def _servers(config: RunConfig, command: Command) -> Iterator[Finding]:
 
 
 def _pixels(config: RunConfig) -> Iterator[Finding]:
-    least, most = config.data.min_pixels, config.data.max_pixels
-    if least is not None and most is not None and least > most:
-        yield "data.min_pixels", f"must be at most data.max_pixels ({most})"
+    data = config.data
+    ranges = {"data.": (data.min_pixels, data.max_pixels)}
+    if data.video_min_pixels or data.video_max_pixels:
+        ranges["data.video_"] = (data.video_min_pixels or data.min_pixels, data.video_max_pixels or data.max_pixels)
+    for key, (least, most) in ranges.items():
+        if least is not None and most is not None and least > most:
+            yield f"{key}min_pixels", f"must be at most {key}max_pixels ({most})"
 
 
 def _algorithm(config: RunConfig) -> Iterator[Finding]:
