@@ -47,7 +47,8 @@ class Renderer:
 
         Args:
             processor: a Hugging Face tokenizer, or a processor with an image processor.
-            min_pixels, max_pixels: height × width of a resized picture; None: as the processor is configured.
+            min_pixels, max_pixels: height × width of a resized picture, and of a video's frame by the rule of
+                qwen-vl-utils; None: as the processor is configured.
             chat_template: Jinja text that replaces the model's own chat template.
             chat_template_kwargs: further arguments of the template, e.g. `enable_thinking`.
             video_min_pixels, video_max_pixels: as `Vision` says.
