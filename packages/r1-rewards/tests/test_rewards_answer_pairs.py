@@ -22,7 +22,9 @@ def test_no_wrong_answer_is_taken_and_hardly_a_right_one_missed(name):
 
 
 @pytest.mark.parametrize("name", MOST_MISSED)
-@pytest.mark.parametrize("text", ["1" * 1_000_000, "x" * 1_000_000, "\\boxed{" * 100_000, "<answer>" * 100_000, "1e400"])
+@pytest.mark.parametrize(
+    "text", ["1" * 1_000_000, "x" * 1_000_000, "\\boxed{" * 100_000, "<answer>" * 100_000, "1e400"]
+)
 def test_a_megabyte_is_a_wrong_answer_and_no_failure(name, text):
     verifier = importlib.import_module(f"r1_rewards.verifiers.{name}")
     assert verifier.score(text, "B" if name == "choice" else "5").value == 0.0

@@ -34,10 +34,10 @@ def score(
 
     Example: `score("The answer is (B) Paris.", "B").value` is 1.0.
     """
-    options = dict(choices) if isinstance(choices, Mapping) else dict(zip(ascii_uppercase, choices or (), strict=False))
+    options = _options(choices)
     right = read_letters(ground_truth, options)
     if not right:
-        raise ValueError(f"the truth {ground_truth[:80]!r} is no letter, no list of letters and no text of a choice")
+        raise ValueError(truth_problem(ground_truth, choices=choices))
     if said := _LETTER_WITH_TEXT.fullmatch(ground_truth.strip()):
         options.setdefault(said[1], said[2] or said[1])  # "Paris" is right for "B. Paris"
     chosen = chosen_letters(response, options)
@@ -46,6 +46,17 @@ def score(
     reason = "there is no choice" if not chosen else "the right choice" if accuracy else "another choice"
     extracted = ", ".join(sorted(chosen)) or None
     return Score(value, {"overall": value, "accuracy": accuracy}, extracted=extracted, reason=reason)
+
+
+def truth_problem(ground_truth: str, *, choices: Sequence[str] | Mapping[str, str] | None = None) -> str | None:
+    """Return why no response can be right for a truth, or None."""
+    if read_letters(ground_truth, _options(choices)):
+        return None
+    return f"the truth {ground_truth[:80]!r} is no letter, no list of letters and no text of a choice"
+
+
+def _options(choices: Sequence[str] | Mapping[str, str] | None) -> dict[str, str]:
+    return dict(choices) if isinstance(choices, Mapping) else dict(zip(ascii_uppercase, choices or (), strict=False))
 
 
 def chosen_letters(response: str, options: Mapping[str, str]) -> set[str]:

@@ -70,7 +70,7 @@ def truth_problem(ground_truth: str) -> str | None:
     if problem := blank_problem(ground_truth):
         return problem
     refused = [refusal(_truth(truth)) for truth in read_truths(ground_truth)]
-    return f"it is not computed: {refused[0]}" if all(refused) else None
+    return f"the truth {ground_truth[:80]!r} is not computed: {refused[0]}" if all(refused) else None
 
 
 def equal(extracted: str, truth: str, *, digits: int = 6, strict: bool = True) -> bool:
