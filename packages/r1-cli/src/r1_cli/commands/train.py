@@ -46,12 +46,15 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
             start_early()  # its imports take as long as ours, on another processor
         from r1_cli.groups.estimate import EstimateError
         from r1_cli.jobs.train import train as run_training
+        from r1_cli.loop import BrokenStepError
         from r1_cli.models.load import ModelError
         from r1_cli.state.checkpoints import CheckpointError
+        from r1_core.own import OwnCodeError
         from r1_rewards.types import RewardFailure
         from r1_rollout.errors import RolloutError
 
-        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError, EstimateError, CheckpointError):
+        own = EstimateError, OwnCodeError, BrokenStepError
+        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError, CheckpointError, *own):
             code = run_training(config, provenance)
     if code:
         raise SystemExit(code)
