@@ -65,6 +65,7 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     from rich.console import Console
 
     from r1_cli.assembly.rows import open_local
+    from r1_cli.assembly.truths import TruthReader, first_problems
     from r1_cli.assembly.verifiers import try_rewards
     from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources
@@ -85,3 +86,5 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     console = Console()
     announce(console, config, provenance, plan)
     show_table(console, render_sources([*sources, *val_sources], opened))
+    for line in first_problems(TruthReader(config, [*sources, *val_sources]), opened):
+        console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
