@@ -154,7 +154,7 @@ def step(model: Any, samples: list[Sample], batching: Batching) -> tuple[Tensor,
 @pytest.mark.parametrize(("name", "rows"), CASES)
 def test_packed_is_padded_is_one_by_one(name: str, rows: str) -> None:
     model, plain = build(name, packed=True), build(name, packed=False)
-    samples = make_samples(name, ROWS.get(rows, [()] * 5), model.config)
+    samples = make_samples(name, ROWS.get(rows, [()] * 5), plain.config)
     with torch.no_grad():
         expected_logprobs = torch.cat([logprobs_alone(plain, sample) for sample in samples])
     _, expected = step(plain, samples, Batching(False, MicroLimit(1), MicroLimit(1)))
@@ -172,9 +172,9 @@ def test_packed_is_padded_is_one_by_one(name: str, rows: str) -> None:
 
 def test_a_sample_in_a_pack_does_not_see_its_neighbours_picture() -> None:
     name = "qwen3-vl"
-    model = build(name, packed=True)
-    samples = make_samples(name, [(SMALL,), (SMALL,), ()], model.config)
-    other = make_samples(name, [(SMALL,), (SMALL,), ()], model.config)
+    model, config = build(name, packed=True), VISION_FAMILIES[name][1]()
+    samples = make_samples(name, [(SMALL,), (SMALL,), ()], config)
+    other = make_samples(name, [(SMALL,), (SMALL,), ()], config)
     other[0].model_inputs["pixel_values"].mul_(-3)
     batching = Batching(True, MicroLimit(3), MicroLimit(3))
     (before, _), (after, _) = step(model, samples, batching), step(model, other, batching)
