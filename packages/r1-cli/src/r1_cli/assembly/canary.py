@@ -50,14 +50,15 @@ def picture_probes(
     """Return a sequence for each (text, picture), which are numbers; None if the model or the limits allow none."""
     if not model.vision_language:
         return None
-    data, missing = config.data, "the weights' canary goes without a picture, a stale vision tower would not be seen"
+    data = config.data
     try:
         prompts = tuple(renderer.render(draw_example(text, picture)) for text, picture in asked)
     except DataError as error:
-        log.warning("%s: %s", missing, error)
+        log.warning("the weights' canary goes without a picture, a stale vision tower would not be seen: %s", error)
         return None
     if (longest := max(len(prompt.token_ids) for prompt in prompts)) > data.max_prompt_length:
-        log.warning("%s: it takes %d tokens, data.max_prompt_length is %d", missing, longest, data.max_prompt_length)
+        message = "the weights' canary goes without a picture: it takes %d tokens, data.max_prompt_length is %d"
+        log.warning(message, longest, data.max_prompt_length)
         return None
     length = min(RESPONSE, data.max_response_length)
     return Probes(prompts, tuple(spread_tokens(allowed_tokens(model), length, first=text) for text, _ in asked))
