@@ -8,15 +8,17 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from core_models import picture_samples, qwen2, qwen25_vl, text_samples
 from safetensors.torch import load_file
 
 from r1_core.advantages import GRPO, assign
-from r1_core.learner import Learner, checkpoint
+from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.learner import Loss
 from r1_core.learner.logprobs import token_logprobs
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
+from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model
 from r1_core.losses import POLICY_LOSSES
 from r1_core.objective import Objective
 from r1_core.own import as_estimator
@@ -206,43 +208,19 @@ def test_a_model_only_checkpoint_gives_the_weights_and_a_fresh_optimizer(tmp_pat
     assert all(torch.equal(tensor, dict(other.weights())[name]) for name, tensor in learner.weights())
 
 
-def test_large_checkpoints_are_written_in_shards_and_read_back(tmp_path):
-    tensors = {f"t{i}": torch.full((10,), float(i)) for i in range(5)}
-    checkpoint.write_tensors(tmp_path, "model", tensors, write=True, shard_bytes=80)
-    names = sorted(file.name for file in tmp_path.iterdir())
-    assert names == [*(f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)), "model.safetensors.index.json"]
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == 200
-    assert index["weight_map"]["t4"] == "model-00003-of-00003.safetensors"
-    read = dict(checkpoint.read_tensors(tmp_path, "model"))
-    assert read.keys() == tensors.keys()
-    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
-
-
-def test_a_folder_that_does_not_fit_is_refused_by_tensor(tmp_path):
-    learner = learner_for(qwen2())
-    with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors"):
-        learner.load(tmp_path)
-    weights = dict(learner.weights())
-    checkpoint.write_tensors(tmp_path, "model", {"other": torch.zeros(1)}, write=True)
-    with pytest.raises(ValueError, match="'other' is not in the model"):
-        learner.load(tmp_path)
-    checkpoint.write_tensors(tmp_path, "model", {"lm_head.weight": torch.zeros(1)}, write=True)
-    with pytest.raises(ValueError, match=r"'lm_head\.weight' has shape \[1\]"):
-        learner.load(tmp_path)
-    del weights["lm_head.weight"]
-    checkpoint.write_tensors(tmp_path, "model", weights, write=True)
-    with pytest.raises(ValueError, match=r"'lm_head\.weight' is missing"):
-        learner.load(tmp_path)
-
-
-def test_autocast_computes_in_bfloat16_and_keeps_float32_parameters():
-    exact, rough = learner_for(qwen2()), learner_for(qwen2(), autocast=torch.bfloat16)
-    first, second = (learner.annotate(text_samples())[0].old_logprobs for learner in (exact, rough))
-    assert not torch.equal(first, second)
-    torch.testing.assert_close(first, second, atol=0.05, rtol=0)
-    step(rough, text_samples())
-    assert {tensor.dtype for _, tensor in rough.weights()} == {torch.float32}
+def test_mixed_precision_computes_in_bfloat16_and_keeps_float32_parameters():
+    exact, rough = learner_for(qwen2()), qwen2()
+    parallel = Parallel.alone("cpu")
+    try:
+        shard_model(rough, find_blocks(rough), parallel.mesh, Shard(torch.bfloat16, torch.float32))
+        rough = learner_for(rough, parallel=parallel)
+        first, second = (learner.annotate(text_samples())[0].old_logprobs for learner in (exact, rough))
+        assert not torch.equal(first, second)
+        torch.testing.assert_close(first, second, atol=0.05, rtol=0)
+        step(rough, text_samples())
+        assert {tensor.dtype for _, tensor in rough.weights()} == {torch.float32}
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

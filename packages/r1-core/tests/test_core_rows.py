@@ -1,5 +1,7 @@
 """Fields of samples, flat tokens and rows are the same numbers in three layouts, and mixtures are refused."""
 
+import copy
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -60,6 +62,16 @@ def test_a_table_takes_micro_batches_in_any_order_and_adds_up_ranks() -> None:
     table = TokenTable(SAMPLES, ("old_logprobs", "squared_probs"), torch.device("cpu"))
     table.put([1, 2], torch.tensor([[7.0, 8.0]]))
     table.put([0], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    found = table.added(lambda values: 2 * values)
+    columns = table.columns(lambda values: 2 * values)
+    assert {name: column.tolist() for name, column in columns.items()} == {
+        "old_logprobs": [2, 6, 14], "squared_probs": [4, 8, 16],
+    }  # fmt: skip
+    found = with_tokens(SAMPLES, **columns)
     assert [one.old_logprobs.tolist() for one in found] == [[0, 0, 2, 6], [0, 14], [0, 0, 0]]
     assert [one.squared_probs.tolist() for one in found] == [[0, 0, 4, 8], [0, 16], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("attempt", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_sample_refuses_to_be_pickled_with_the_tensors_of_its_whole_step(attempt) -> None:
+    with pytest.raises(TypeError, match="send the fields of all samples together"):
+        attempt(SAMPLES[0])

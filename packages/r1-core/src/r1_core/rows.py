@@ -66,7 +66,7 @@ def not_finite(samples: Sequence[Sample], name: str) -> list[int]:
 
 def flatten(columns: Sequence[Tensor], samples: Sequence[Sample]) -> Tensor:
     """Return per-token values, one [L] for each sample, flat [T]."""
-    return torch.cat(list(columns))[torch.cat([sample.loss_mask for sample in samples])]
+    return torch.cat(list(columns)).masked_select(torch.cat([sample.loss_mask for sample in samples]))
 
 
 def with_tokens(samples: Sequence[Sample], **flat: Tensor) -> list[Sample]:
@@ -74,8 +74,8 @@ def with_tokens(samples: Sequence[Sample], **flat: Tensor) -> list[Sample]:
 
     Example: `with_tokens(samples, advantages=table[trained(samples)])`.
     """
-    if not samples:
-        return []
+    if not samples or not flat:
+        return list(samples)
     mask = torch.cat([sample.loss_mask for sample in samples])
     lengths = [len(sample.token_ids) for sample in samples]
     columns = {name: to_rows(values, mask).split(lengths) for name, values in flat.items()}
@@ -85,14 +85,14 @@ def with_tokens(samples: Sequence[Sample], **flat: Tensor) -> list[Sample]:
 
 
 class TokenTable:
-    """What forward passes find of trained tokens, put down by micro-batch: a column for each of some fields."""
+    """What forward passes find of trained tokens, put down by micro-batch: a row [T] for each of some fields."""
 
     def __init__(self, samples: Sequence[Sample], fields: Sequence[str], device: torch.device) -> None:
         """Make room; every trained token must be put once, on one rank."""
-        self._samples, self._fields = samples, fields
+        self._fields = fields
         self._lengths = [sample.response_length for sample in samples]
         self._ends = torch.tensor(self._lengths).cumsum(0).tolist()
-        self._values = torch.zeros(sum(self._lengths), len(fields), dtype=torch.float32, device=device)
+        self._values = torch.zeros(len(fields), sum(self._lengths), dtype=torch.float32, device=device)
 
     def put(self, indices: Sequence[int], values: Tensor) -> None:
         """Put down a micro-batch's values [T, fields].
@@ -100,14 +100,11 @@ class TokenTable:
         `indices` are those of its samples; fillers, which come last, have no trained tokens and so no values.
         """
         for i, own in zip(indices, values.split([self._lengths[i] for i in indices]), strict=True):
-            self._values[self._ends[i] - self._lengths[i] : self._ends[i]] = own
+            self._values[:, self._ends[i] - self._lengths[i] : self._ends[i]] = own.T
 
-    def added(self, total: Callable[[Tensor], Tensor]) -> list[Sample]:
-        """Return the samples, in order, with the fields set: float32 [L] on the CPU, 0 on untrained tokens.
+    def columns(self, total: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Return the fields flat, each float32 [T] on the CPU, as `with_tokens` sets them.
 
         `total` adds up the tables of all ranks, all of which must call this.
         """
-        if not self._samples:
-            return []
-        columns = total(self._values).cpu().unbind(-1)
-        return with_tokens(self._samples, **dict(zip(self._fields, columns, strict=True)))
+        return dict(zip(self._fields, total(self._values).cpu(), strict=True))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -31,7 +32,7 @@ class Sample:
     position_ids=[[0, 1, 2, 3]], group_id=0, reward=1.0)` with tensors in place of the lists.
     """
 
-    token_ids: Tensor  # int64 [L]
+    token_ids: Tensor  # int64 or int32 [L]
     loss_mask: Tensor  # bool [L], true on tokens the policy chose
     position_ids: Tensor  # int64 [axes, L]
     group_id: int  # samples of one prompt share it
@@ -52,6 +53,13 @@ class Sample:
             value = getattr(self, name)
             if value is not None and value.shape[-1] != length:
                 raise ValueError(f"sample of group {self.group_id}: {name} has length {value.shape[-1]}, not {length}")
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: a field is often a view of the whole step's tensor, and a pickle of it holds all."""
+        raise TypeError(
+            "a Sample is not pickled, because its fields share the tensors of a whole step, all of which would go with "
+            "each; send the fields of all samples together, as r1_core.rows.tokens gives them, and make samples there"
+        )
 
     @property
     def response_length(self) -> int:

@@ -1,91 +1,80 @@
-"""Tensors on disk: safetensors files, in shards when they are large, the same for every world size."""
+"""A learner on disk: weights, the optimizer's state and its numbers, the same for every number of ranks."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from r1_core.learner.parallel import like, whole
+from r1_core.learner.parallel import Parallel
+from r1_core.learner.tensor_files import find_tensors, raise_together, read_tensors, write_tensors, write_text
 
-SHARD_BYTES = 5_000_000_000
+NUMBERS_FILE = "learner.json"
 
 
-def write_tensors(
-    folder: Path, stem: str, tensors: Mapping[str, Tensor], *, write: bool, shard_bytes: int = SHARD_BYTES
+def save(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    numbers: Mapping[str, Any],
+    parallel: Parallel,
+    file_bytes: int,
 ) -> None:
-    """Write `stem.safetensors`, or `stem-00001-of-0000N.safetensors` and `stem.safetensors.index.json` if large.
+    """Write `model…safetensors`, `optimizer…safetensors` (not without an optimizer) and `learner.json`.
 
-    Holds one shard in memory at a time. Sharded tensors are gathered, so every rank must call this; only the one with
-    `write` keeps and writes them.
+    All ranks must call this. What is written is on its disk when it returns, and nothing of it is pickle. Nothing is
+    atomic: the caller writes beside, then renames.
+
+    Args:
+        numbers: what else `learner.json` is to hold.
+        file_bytes: where tensors are cut into several files.
+
+    Raises:
+        OSError, SafetensorError: the disk is full, or the folder cannot be written to; on all ranks.
     """
-    shards: list[list[str]] = [[]]
-    size = total = 0
-    for name, tensor in tensors.items():
-        num_bytes = tensor.numel() * tensor.element_size()
-        if shards[-1] and size + num_bytes > shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += num_bytes
-        total += num_bytes
-    files = [f"{stem}.safetensors"]
-    if len(shards) > 1:
-        files = [f"{stem}-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
-    for file, names in zip(files, shards, strict=True):
-        full = {}
-        for name in names:
-            tensor = whole(tensors[name])
-            if write:
-                full[name] = tensor.cpu().contiguous()
-        if write:
-            save_file(full, folder / file, metadata={"format": "pt"})
-    if write and len(shards) > 1:
-        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    parts = {"model": dict(named_state(model))}
+    state = dict(numbers)
+    if optimizer is not None:
+        parts["optimizer"], state["optimizer"] = optimizer_state(model, optimizer)
+    failure: OSError | None = None
+    if parallel.rank == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / NUMBERS_FILE, json.dumps(state) + "\n")
+        except OSError as error:
+            failure = error
+    raise_together(failure, parallel, folder)
+    write_tensors(folder, parts, parallel, file_bytes)
 
 
-def read_tensors(folder: Path, stem: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and CPU tensors that `write_tensors` wrote, one at a time.
+def load_model(folder: Path, model: nn.Module) -> None:
+    """Copy the weights that `save` wrote into the model's parameters and persistent buffers, sharded or not.
 
-    Raises FileNotFoundError if there is neither a single file nor an index.
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a tensor is missing, unknown or of another shape, or a file is cut off; names it.
     """
-    index = folder / f"{stem}.safetensors.index.json"
-    if index.exists():
-        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    elif (folder / f"{stem}.safetensors").exists():
-        files = [f"{stem}.safetensors"]
-    else:
-        raise FileNotFoundError(f"{folder} has neither {stem}.safetensors nor {index.name}; is it a checkpoint?")
-    for file in files:
-        with safe_open(folder / file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                yield name, tensors.get_tensor(name)
+    read_tensors(find_tensors(folder, "model"), dict(named_state(model)), folder)
 
 
-def restore(model: nn.Module, tensors: Iterable[tuple[str, Tensor]], source: Path) -> None:
-    """Copy named full tensors into the model's parameters and persistent buffers, sharded or not.
+def load_numbers(folder: Path) -> dict[str, Any]:
+    """Return what `learner.json` holds.
 
-    Raises ValueError that names the tensor if one is missing, unknown or of another shape.
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is cut off, or was written without an optimizer.
     """
-    targets = dict(named_state(model))
-    missing = set(targets)
-    for name, tensor in tensors:
-        if name not in targets:
-            raise ValueError(f"{source}: tensor {name!r} is not in the model; is this a checkpoint of another model?")
-        if tensor.shape != targets[name].shape:
-            raise ValueError(
-                f"{source}: {name!r} has shape {[*tensor.shape]}, the model's has {[*targets[name].shape]}"
-            )
-        targets[name].detach().copy_(like(tensor, targets[name]))
-        missing.discard(name)
-    if missing:
-        raise ValueError(f"{source}: the model's tensor {min(missing)!r} is missing ({len(missing)} in all)")
+    path = folder / NUMBERS_FILE
+    try:
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is cut off or no JSON ({error}); take another checkpoint") from error
+    if "optimizer" not in state:
+        raise ValueError(f"{folder} holds no optimizer state (it was saved with model_only); load it so, too")
+    return state
 
 
 def named_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -110,27 +99,35 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, T
     return tensors, numbers
 
 
-def restore_optimizer(
-    model: nn.Module,
-    optimizer: Optimizer,
-    tensors: Iterable[tuple[str, Tensor]],
-    numbers: Mapping[str, Mapping[str, float]],
-    source: Path,
+def load_optimizer(
+    folder: Path, model: nn.Module, optimizer: Optimizer, numbers: Mapping[str, Mapping[str, float]]
 ) -> None:
-    """Put back what `optimizer_state` gave. Raises ValueError if a tensor belongs to no trained parameter."""
+    """Put back what `optimizer_state` gave; `numbers` are from `learner.json`.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a tensor belongs to no trained parameter, is missing or of another shape, or a file is cut off.
+    """
     params = dict(model.named_parameters())
-    trained = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    order = [param for group in optimizer.param_groups for param in group["params"]]
+    trained = {id(param) for param in order}
+    stored = find_tensors(folder, "optimizer")
     state: dict[str, dict[str, Tensor]] = {}
-    for full_name, tensor in tensors:
+    for full_name in stored:
         key, _, name = full_name.partition(".")
         if name not in params or id(params[name]) not in trained:
-            raise ValueError(f"{source}: optimizer tensor {full_name!r} belongs to no trained parameter of this model")
-        state.setdefault(name, {})[key] = like(tensor, params[name])
+            raise ValueError(f"{folder}: optimizer tensor {full_name!r} belongs to no trained parameter of this model")
+        state.setdefault(name, {})[key] = torch.empty_like(params[name].detach())
+    stepped = {name for values in numbers.values() for name in values} | set(state)
+    keys = {key for values in state.values() for key in values}
+    targets = {f"{key}.{name}": tensor for name, values in state.items() for key, tensor in values.items()}
+    if missing := sorted({f"{key}.{name}" for key in keys for name in stepped} - set(targets)):
+        raise ValueError(f"{folder}: the optimizer's tensor {missing[0]!r} is missing ({len(missing)} in all)")
+    read_tensors(stored, targets, folder)
     for key, values in numbers.items():
         for name, number in values.items():
             state.setdefault(name, {})[key] = torch.tensor(number)
     # The optimizer's own dict counts parameters; names make it independent of their order.
-    order = [param for group in optimizer.param_groups for param in group["params"]]
     names = {id(param): name for name, param in params.items()}
     own = optimizer.state_dict()
     own["state"] = {i: state[names[id(param)]] for i, param in enumerate(order) if names[id(param)] in state}

@@ -1,10 +1,8 @@
 """The learner: old log-probs, gradients, optimizer steps, weights, save and load, as separate verbs."""
 
-import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -20,9 +18,10 @@ from r1_core.learner.facts import Facts, describe
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.parallel import Parallel, reshard, total_norm, whole
+from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
-from r1_core.rows import TokenTable, not_finite
+from r1_core.rows import TokenTable, not_finite, with_tokens
 from r1_core.types import LossInputs, LossOutput, Sample, Totals
 
 logger = logging.getLogger(__name__)
@@ -67,8 +66,9 @@ class Learner:
     have gone through `parallel.shard_model` before.
 
     `learning_rate` gives the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
-    `temperature` is the one that the answers were sampled at. `autocast` is a dtype to compute in (bfloat16), while
-    the parameters keep theirs. `device` is where it computes, by default where the first parameter lies.
+    `temperature` is the one that the answers were sampled at. `device` is where it computes, by default where the
+    first parameter lies. In which precision is a matter of the model: of its weights, or of how it is sharded
+    (`parallel.Shard`).
     """
 
     def __init__(
@@ -82,7 +82,6 @@ class Learner:
         temperature: float = 1.0,
         max_grad_norm: float = 1.0,
         parallel: Parallel | None = None,
-        autocast: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.model = model
@@ -93,7 +92,6 @@ class Learner:
         self.temperature = temperature
         self.max_grad_norm = max_grad_norm
         self.parallel = parallel or Parallel()
-        self.autocast = autocast
         self.step = 0  # calls of optim_step, skipped ones too
         self.skipped_steps = 0
         self.device = device or next(model.parameters()).device
@@ -116,35 +114,38 @@ class Learner:
         training as in evaluation, and the micro-batches are the same; where only one of the two takes the full KL,
         they are to rounding.
         """
-        samples, reference = list(samples), self._reference_tokens
+        return with_tokens(samples, **self.measure(samples, needs))
+
+    def measure(self, samples: Sequence[Sample], needs: Needs) -> dict[str, Tensor]:
+        """Return what `annotate` adds to the samples, by field, flat: float32 [T] for their T trained tokens."""
+        found: dict[str, Tensor] = {}
         if OF_POLICY & set(needs):
             fields = {"old_logprobs": "logprobs"}
             fields |= {need: need for need in ("squared_probs", "full_kl") if need in needs}
-            if reference is None:
+            if self._reference_tokens is None:
                 fields.pop("full_kl", None)
-            samples = self._annotate(self._policy_tokens, samples, fields)
-        if OF_REFERENCE & set(needs) and reference is not None:
-            samples = self._annotate(reference, samples, {"ref_logprobs": "logprobs"})
-        return samples
+            found |= self._measure(self._policy_tokens, samples, fields)
+        if OF_REFERENCE & set(needs) and self._reference_tokens is not None:
+            found |= self._measure(self._reference_tokens, samples, {"ref_logprobs": "logprobs"})
+        return found
 
     @torch.no_grad()
-    def _annotate(self, token_model: TokenModel, samples: Sequence[Sample], fields: Mapping[str, str]) -> list[Sample]:
-        """Set fields of the samples to the `TokenStats` given for each: float32 [L], 0 on untrained tokens."""
+    def _measure(
+        self, token_model: TokenModel, samples: Sequence[Sample], fields: Mapping[str, str]
+    ) -> dict[str, Tensor]:
+        """Return fields of the samples, for each of which the name in `TokenStats` is given: float32 [T]."""
         if not samples:
-            return []
+            return {}
         token_model.model.eval()
         table = TokenTable(samples, tuple(fields), self.device)
         for indices, batch in self._microbatches(samples, self.batching.experience):
-            with self._precision():
-                reference = self._reference_logits(batch) if "full_kl" in fields else None
-                stats = token_model(
-                    batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference
-                )
+            reference = self._reference_logits(batch) if "full_kl" in fields else None
+            stats = token_model(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
             table.put(indices, torch.stack([getattr(stats, name) for name in fields.values()], dim=-1))
         reshard(token_model.model)
         if self.reference is not None:
             reshard(self.reference)
-        return table.added(self.parallel.sum)
+        return table.columns(self.parallel.sum)
 
     @torch.no_grad()
     def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
@@ -154,8 +155,7 @@ class Learner:
         """
         self.model.eval()
         batch = collate(samples, padding_free=padding_free, device=self.device)
-        with self._precision():
-            found = self._policy_tokens(batch, self.temperature).logprobs
+        found = self._policy_tokens(batch, self.temperature).logprobs
         reshard(self.model)
         lengths = [sample.response_length for sample in samples]
         return [own.tolist() for own in found.float().cpu().split(lengths)]
@@ -194,12 +194,19 @@ class Learner:
 
         Raises ValueError on samples without advantages, and if the objective needs their old log-probs before.
         """
+        found, metrics = self.measure_on_policy(samples, objective)
+        return with_tokens(samples, **found), metrics
+
+    def measure_on_policy(
+        self, samples: Sequence[Sample], objective: Loss
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Do what `forward_backward_on_policy` does, and return the old log-probs as `measure` would."""
         if samples and not self._policy_tokens.seen:
             # How the head is computed must not depend on where a run was begun.
-            self.annotate(samples[:1], ["old_logprobs"])
+            self.measure(samples[:1], ["old_logprobs"])
         table = TokenTable(samples, ("old_logprobs",), self.device)
         metrics = self._forward_backward(samples, objective, table)
-        return table.added(self.parallel.sum), metrics
+        return table.columns(self.parallel.sum), metrics
 
     def _forward_backward(
         self, samples: Sequence[Sample], objective: Loss, table: TokenTable | None
@@ -240,14 +247,13 @@ class Learner:
                 loss = objective(batch.loss_inputs(logprobs, entropy, totals)).loss
             return torch.autograd.grad(loss, stats)[0]
 
-        with self._precision():
-            return self._policy_tokens(
-                batch,
-                self.temperature,
-                entropy_gradient=objective.entropy_gradient,
-                loss_gradient=loss_gradient if objective.token_wise else None,
-                reference=self._reference_logits(batch) if objective.full_kl else None,
-            )
+        return self._policy_tokens(
+            batch,
+            self.temperature,
+            entropy_gradient=objective.entropy_gradient,
+            loss_gradient=loss_gradient if objective.token_wise else None,
+            reference=self._reference_logits(batch) if objective.full_kl else None,
+        )
 
     def _reference_logits(self, batch: MicroBatch) -> LazyLogits | None:
         return None if self._reference_tokens is None else self._reference_tokens.lazy_logits(batch)
@@ -318,23 +324,16 @@ class Learner:
         """Return what a driver asks about model and device."""
         return describe(self.model, self.device)
 
-    def save(self, folder: Path, *, model_only: bool = False) -> None:
+    def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
         """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.
 
-        `model_only` leaves the optimizer out. Nothing here is atomic: the caller writes beside, then renames.
+        Above `file_bytes` they are cut into numbered files with an index, the same for any number of ranks, each
+        written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
+        caller writes beside, then renames. Raises OSError on all ranks if one could not write.
         """
-        first = self.parallel.rank == 0
-        if first:
-            folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_tensors(folder, "model", dict(checkpoint.named_state(self.model)), write=first)
-        state: dict[str, object] = {"step": self.step, "skipped_steps": self.skipped_steps}
-        if not model_only:
-            tensors, numbers = checkpoint.optimizer_state(self.model, self.optimizer)
-            checkpoint.write_tensors(folder, "optimizer", tensors, write=first)
-            state["optimizer"] = numbers
-        if first:
-            (folder / "learner.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
-        self.parallel.barrier()
+        numbers = {"step": self.step, "skipped_steps": self.skipped_steps}
+        optimizer = None if model_only else self.optimizer
+        checkpoint.save(folder, self.model, optimizer, numbers, self.parallel, file_bytes)
 
     def load(self, folder: Path, *, model_only: bool = False) -> None:
         """Take up what any number of ranks saved; the next step is then, to the bit, the one that would have come.
@@ -342,26 +341,19 @@ class Learner:
         `model_only` reads the weights alone and starts the optimizer and the schedule afresh. Raises
         FileNotFoundError or ValueError, naming file and tensor, if the folder does not fit this model.
         """
-        checkpoint.restore(self.model, checkpoint.read_tensors(folder, "model"), folder)
-        if model_only:
-            return
-        state = json.loads((folder / "learner.json").read_text(encoding="utf-8"))
-        if "optimizer" not in state:
-            raise ValueError(f"{folder} holds no optimizer state (it was saved with model_only); load it so, too")
-        tensors = checkpoint.read_tensors(folder, "optimizer")
-        checkpoint.restore_optimizer(self.model, self.optimizer, tensors, state["optimizer"], folder)
-        self.step, self.skipped_steps = state["step"], state["skipped_steps"]
+        state = {} if model_only else checkpoint.load_numbers(folder)
+        checkpoint.load_model(folder, self.model)
+        if not model_only:
+            checkpoint.load_optimizer(folder, self.model, self.optimizer, state["optimizer"])
+            self.step, self.skipped_steps = state["step"], state["skipped_steps"]
 
     # --- forward passes --------------------------------------------------------------------------------------------
 
     def _microbatches(self, samples: Sequence[Sample], limit: MicroLimit) -> Iterator[tuple[list[int], MicroBatch]]:
         """This rank's micro-batches with the indices of their samples; as many on every rank."""
         padded = not self.batching.padding_free
-        for indices in schedule(samples, limit, self.parallel.rank, self.parallel.world, padded=padded):
+        for indices in schedule(samples, limit, self.parallel.data_rank, self.parallel.data_world, padded=padded):
             own = [samples[i] for i in indices]
-            if self.parallel.world > 1:
+            if self.parallel.data_world > 1:
                 own += fillers(own, samples)
             yield indices, collate(own, padding_free=self.batching.padding_free, device=self.device)
-
-    def _precision(self) -> AbstractContextManager[object]:
-        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)

@@ -70,7 +70,7 @@ def collate(samples: Sequence[Sample], *, padding_free: bool, device: torch.devi
         forward={name: value.to(device) for name, value in arguments.items()},
         packed=padding_free,
         predictors=(torch.cat(where) - 1).to(device),
-        targets=tokens(samples, "token_ids").to(device),
+        targets=tokens(samples, "token_ids").to(device, torch.int64),
         loss_mask=trained(samples).to(device),
         values={name: rows(samples, name).to(device) for name in LOSS_FIELDS if known(samples, name)},
     )
@@ -92,7 +92,7 @@ def pack(samples: Sequence[Sample]) -> dict[str, Tensor]:
             )
     position_ids = torch.cat([sample.position_ids for sample in samples], dim=-1)
     return {
-        "input_ids": torch.cat([sample.token_ids for sample in samples])[None],
+        "input_ids": torch.cat([sample.token_ids for sample in samples])[None].long(),
         "position_ids": position_ids if position_ids.shape[0] == 1 else position_ids[:, None],
         **_model_inputs(samples),
     }
@@ -113,7 +113,7 @@ def pad(samples: Sequence[Sample]) -> dict[str, Tensor]:
         attention.append(torch.arange(length) < own)
     position_ids = torch.stack(positions, dim=1)
     return {
-        "input_ids": torch.stack(rows),
+        "input_ids": torch.stack(rows).long(),
         "position_ids": position_ids[0] if position_ids.shape[0] == 1 else position_ids[1:],
         "attention_mask": torch.stack(attention).long(),
         **_model_inputs(samples),

@@ -15,6 +15,7 @@ Ask = Callable[[PooledServer, PromptLike, Call, Callable[[int], None]], list[Com
 
 FinishedGroups = Generator[tuple[int, list[Completion]], None, None]
 Outcome = tuple[int, list[Completion]] | BaseException
+ENDED = "this generate() call was ended: by a later one, or by the end of its awake block"
 
 
 class Dispatch:
@@ -54,6 +55,8 @@ class Dispatch:
                 result = self._done.get()
                 if isinstance(result, BaseException):
                     raise result
+                if self._closed:  # even if all groups had arrived: what a call gives must not depend on the clock
+                    raise RuntimeError(ENDED)
                 yield result
         finally:
             self.close()
@@ -66,7 +69,7 @@ class Dispatch:
             self._closed = True
             calls = list(self._calls.values())
             self._supervisor.changed.notify_all()
-        self._done.put(RuntimeError("this generate() call was ended: by a later one, or by the end of its awake block"))
+        self._done.put(RuntimeError(ENDED))
         for call in calls:
             call.cancel()
 

@@ -1,0 +1,202 @@
+"""Samples as columns of numpy, which cross from the driver to the ranks once and are read there where they lie."""
+
+import secrets
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from r1_core.types import PER_TOKEN, Sample
+from r1_data.model_inputs import LazyInputs
+
+Array: TypeAlias = NDArray[Any]
+# A per-token field, rows of the batch, and their new values one after the other, [tokens]; None: they have it no more.
+Change: TypeAlias = tuple[str, NDArray[np.int32], Array | None]
+
+
+class Reference(Protocol):
+    """A value that was put down once for all ranks. It pickles, without the value."""
+
+    def load(self) -> Any:
+        """Return the value where this is a rank; its arrays may be read-only and shared with other ranks."""
+
+
+Put: TypeAlias = Callable[[Any], Reference]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """N samples without their per-token fields, 4⅛ bytes a text token.
+
+    Positions cross up to the last that does not follow the one before it by 1: those of text by their first, those of
+    pictures once for all samples of a prompt.
+
+    Example: two samples [7, 8, 4] and [7, 8, 5, 2] of text, of one prompt of two tokens: `token_ids` [7, 8, 4, 7, 8, 5,
+    2], `lengths` [3, 4], `loss_masks` the bits 0010011, `positions` [[[0]]], `position` [0, 0], `group_ids` [0, 0],
+    `inputs` [] and `input` [-1, -1].
+    """
+
+    token_ids: NDArray[np.int32]  # [tokens], sample after sample
+    lengths: NDArray[np.int32]  # [N]
+    loss_masks: NDArray[np.uint8]  # [tokens / 8], a bit a token
+    positions: tuple[NDArray[np.int32], ...]  # beginnings of position ids, each once: [axes, 1 to longest]
+    position: NDArray[np.int32]  # [N], which of them a sample has
+    group_ids: NDArray[np.int64]  # [N]
+    inputs: tuple[LazyInputs, ...]  # model inputs of the prompts, each once
+    input: NDArray[np.int32]  # [N], which of them a sample has; -1: none
+
+
+def to_columns(samples: Sequence[Sample], put: Put, dtype: torch.dtype | None = None) -> Columns:
+    """Return the samples as columns.
+
+    Model inputs are put down by `put`, each mapping once however many samples share it; those that are references
+    already (`LazyInputs`) cross as they are.
+
+    Args:
+        dtype: what floating-point model inputs are cast to, such as pixels to what the model computes in.
+    """
+    lengths = [len(sample.token_ids) for sample in samples]
+    token_ids, start = np.empty(sum(lengths), np.int32), 0
+    heads: dict[tuple[int, bytes], int] = {}  # axes and values of a beginning, and its place
+    inputs: dict[int, LazyInputs] = {}
+    position = []
+    for sample, length in zip(samples, lengths, strict=True):
+        token_ids[start : start + length] = sample.token_ids
+        start += length
+        head = _irregular(sample.position_ids)
+        position.append(heads.setdefault((len(head), head.tobytes()), len(heads)))
+        if sample.model_inputs and id(sample.model_inputs) not in inputs:
+            inputs[id(sample.model_inputs)] = _put_inputs(sample.model_inputs, put, dtype)
+    places = {key: place for place, key in enumerate(inputs)}
+    return Columns(
+        token_ids,
+        np.array(lengths, np.int32),
+        np.packbits(np.concatenate([sample.loss_mask.numpy() for sample in samples])),
+        tuple(np.frombuffer(values, np.int32).reshape(axes, -1) for axes, values in heads),
+        np.array(position, np.int32),
+        np.array([sample.group_id for sample in samples], np.int64),
+        tuple(inputs.values()),
+        np.array([places.get(id(sample.model_inputs), -1) for sample in samples], np.int32),
+    )
+
+
+def from_columns(columns: Columns) -> list[Sample]:
+    """Return the samples, without per-token fields and rewards.
+
+    Their tensors are views of the columns, token ids in int32, or of positions that samples share: read, never write.
+    """
+    lengths: list[int] = columns.lengths.tolist()
+    if not lengths:
+        return []
+    masks = torch.from_numpy(np.unpackbits(columns.loss_masks, count=len(columns.token_ids)).view(np.bool_))
+    longest = [0] * len(columns.positions)
+    for which, length in zip(columns.position.tolist(), lengths, strict=True):
+        longest[which] = max(longest[which], length)
+    positions = [_continued(head, length) for head, length in zip(columns.positions, longest, strict=True)]
+    return [
+        Sample(
+            token_ids=token_ids,
+            loss_mask=mask,
+            position_ids=positions[position][:, : len(mask)],
+            group_id=group_id,
+            reward=0.0,
+            model_inputs={} if chosen < 0 else columns.inputs[chosen],
+        )
+        for token_ids, mask, position, group_id, chosen in zip(
+            in_place(columns.token_ids).split(lengths),
+            masks.split(lengths),
+            columns.position.tolist(),
+            columns.group_ids.tolist(),
+            columns.input.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def find_changes(before: Sequence[Sample], after: Sequence[Sample], rows: Sequence[int]) -> list[Change]:
+    """Return what per-token fields `after` has and the samples `before[rows]` have not, and the other way round.
+
+    Fields are told apart as objects, not by their values.
+    """
+    changes: list[Change] = []
+    for name in PER_TOKEN:
+        pairs = [(row, getattr(sample, name)) for row, sample in zip(rows, after, strict=True)]
+        other = [(row, value) for row, value in pairs if value is not getattr(before[row], name)]
+        new = [row for row, value in other if value is not None]
+        gone = [row for row, value in other if value is None]
+        if new:
+            values = torch.cat([value for _, value in other if value is not None]).detach().cpu()
+            changes.append((name, np.array(new, np.int32), values.numpy()))
+        if gone:
+            changes.append((name, np.array(gone, np.int32), None))
+    return changes
+
+
+def apply_changes(samples: list[Sample], changes: Sequence[Change]) -> None:
+    """Bring the samples of a batch up to date, in place."""
+    fields: dict[int, dict[str, Any]] = defaultdict(dict)
+    for name, rows, values in changes:
+        lengths = [len(samples[row].token_ids) for row in rows]
+        parts = [None] * len(rows) if values is None else in_place(values).split(lengths)
+        for row, part in zip(rows.tolist(), parts, strict=True):
+            fields[row][name] = part
+    for row, own in fields.items():
+        samples[row] = replace(samples[row], **own)
+
+
+# --- tensors and arrays ----------------------------------------------------------------------------------------------
+
+
+def to_array(tensor: Tensor) -> tuple[Array, str]:
+    """Return a tensor as an array and the name of its dtype; numpy has no bfloat16, whose bits go as int16."""
+    tensor = tensor.detach().cpu().contiguous()
+    bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+    return bits.numpy(), str(tensor.dtype).removeprefix("torch.")
+
+
+def to_tensor(array: Array, dtype: str) -> Tensor:
+    """Return the tensor of `to_array`, in the array's own memory."""
+    return in_place(array).view(getattr(torch, dtype))
+
+
+def in_place(array: Array) -> Tensor:
+    """Return a tensor in the array's own memory, which may be read-only: it must not be written to."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+# --- positions and model inputs --------------------------------------------------------------------------------------
+
+
+def _irregular(position_ids: Tensor) -> NDArray[np.int32]:
+    """The beginning of positions [axes, L] up to the last that does not follow the one before it by 1."""
+    positions = position_ids.numpy()
+    jumps = (np.diff(positions) != 1).any(0).nonzero()[0]
+    return positions[:, : int(jumps[-1]) + 2 if len(jumps) else 1].astype(np.int32)
+
+
+def _continued(head: NDArray[np.int32], length: int) -> Tensor:
+    """Positions [axes, length] that begin so."""
+    start = torch.from_numpy(head.astype(np.int64))
+    return torch.cat([start, start[:, -1:] + torch.arange(1, length - start.shape[1] + 1)], dim=1)
+
+
+def _put_inputs(inputs: Mapping[str, Tensor], put: Put, dtype: torch.dtype | None) -> LazyInputs:
+    if isinstance(inputs, LazyInputs):
+        return inputs
+    arrays = {}
+    for name, tensor in inputs.items():
+        arrays[name] = to_array(tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor)
+    return LazyInputs(tuple(inputs), secrets.token_bytes(8), partial(_load_inputs, put(arrays)))
+
+
+def _load_inputs(reference: Reference) -> dict[str, Tensor]:
+    return {name: to_tensor(*packed) for name, packed in reference.load().items()}

@@ -1,0 +1,206 @@
+"""A rank of the learner: the learner's verbs as a driver elsewhere calls them. Knows nothing of Ray.
+
+Only rows, new per-token fields and flags arrive with a verb, after `take` has brought the batch once; only numbers and,
+from rank 0, what was found of trained tokens go back.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+
+from r1_cli.assembly.algorithm import build_objective
+from r1_cli.assembly.learner import build_learner
+from r1_cli.cluster.batch import Array, Reference, apply_changes, from_columns, to_array
+from r1_cli.config import RunConfig
+from r1_cli.hardware import Hardware
+from r1_cli.models.files import open_model
+from r1_cli.roles import Schedule
+from r1_core.learner import Learner
+from r1_core.learner.facts import Facts
+from r1_core.learner.parallel import Parallel
+from r1_core.needs import Needs
+from r1_core.objective import Objective
+from r1_core.rows import with_tokens
+from r1_core.types import Sample
+from r1_rollout.weights import Weights, buckets
+
+Rows = NDArray[np.int32]  # which samples of the batch
+Found = dict[str, Array]  # per-token fields, each float32 [T] for the T trained tokens of the samples asked about
+Build = Callable[[Parallel], tuple[Learner, Objective]]  # a user's own loss does not pickle, so a rank makes it itself
+Result = TypeVar("Result")
+
+BUCKET = 256 * 2**20  # bytes of weights that are under way at once
+# What a model says that cannot read a packed row (`assembly.packing`): the same on all ranks, so that none waits.
+REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)
+
+
+def build_policy(
+    config: RunConfig, hardware: Hardware, schedule: Schedule, parallel: Parallel
+) -> tuple[Learner, Objective]:
+    """Build this rank's share of the learner, and the objective, from a run's configuration."""
+    learner = build_learner(config, hardware, open_model(config), schedule, parallel)
+    return learner, build_objective(config)
+
+
+class Rank:
+    """One of the processes that train a policy together. All are called alike, but for `open_store`.
+
+    `build` makes the learner once the ranks have met, `partial(build_policy, config, hardware, schedule)` for a run.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        rank: int = 0,
+        world: int = 1,
+        device: str = "cpu",
+        timeout: float = 1800.0,
+        shard_size: int = -1,
+    ) -> None:
+        """Begin without touching the device.
+
+        Args:
+            timeout: how many seconds ranks wait for one another.
+            shard_size: how many ranks share a copy of the weights, `fsdp.fsdp_size`.
+        """
+        self._build, self._rank, self._world, self._device = build, rank, world, device
+        self._shard_size = shard_size
+        self._timeout = timedelta(seconds=timeout)
+        self._store: TCPStore | None = None
+        self._batch: list[Sample] = []
+        self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
+
+    # --- beginning ---------------------------------------------------------------------------------------------------
+
+    def open_store(self, host: str) -> tuple[str, int]:
+        """Open, on rank 0, the place where ranks meet; return its address, whose port nobody had to guess."""
+        self._store = TCPStore(host, 0, is_master=True, timeout=self._timeout, wait_for_workers=False)
+        return host, self._store.port
+
+    def join(self, address: tuple[str, int] | None = None) -> None:
+        """Meet the other ranks at the address that `open_store` gave, and build the learner; alone, build it."""
+        parallel = Parallel.alone(self._device) if self._device == "cuda" else Parallel()
+        if address is not None:
+            store = self._store or TCPStore(*address, is_master=False, timeout=self._timeout)
+            dist.init_process_group(
+                "gloo" if self._device == "cpu" else "cpu:gloo,cuda:nccl",
+                store=store, rank=self._rank, world_size=self._world, timeout=self._timeout,
+            )  # fmt: skip
+            parallel = Parallel.join(self._device, shard_size=self._shard_size, timeout=self._timeout)
+        self.learner, self.objective = self._build(parallel)
+
+    def close(self) -> None:
+        """Leave the group of ranks."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    # --- samples -----------------------------------------------------------------------------------------------------
+
+    def take(self, columns: Reference) -> None:
+        """Take a batch in the place of the last: rows and changes are of this one from now on."""
+        self._batch = from_columns(columns.load())
+
+    def _shown(self, rows: Rows, changes: Reference | None) -> list[Sample]:
+        if changes is not None:
+            apply_changes(self._batch, changes.load())
+        return [self._batch[row] for row in rows]
+
+    def _keep(self, rows: Rows, samples: Sequence[Sample], found: Mapping[str, Tensor]) -> Found | None:
+        """Give the batch what was found of some samples, as the driver does with what rank 0 returns."""
+        for row, sample in zip(rows, with_tokens(samples, **found), strict=True):
+            self._batch[row] = sample
+        return {name: values.numpy() for name, values in found.items()} if self._rank == 0 else None
+
+    # --- the learner's verbs -----------------------------------------------------------------------------------------
+
+    def annotate(self, rows: Rows, changes: Reference | None, needs: Needs) -> Found | None:
+        """Do what the learner's does; return what it adds."""
+        samples = self._shown(rows, changes)
+        return self._keep(rows, samples, self.learner.measure(samples, needs))
+
+    def logprobs_together(
+        self, rows: Rows, changes: Reference | None, padding_free: bool
+    ) -> list[list[float]] | Exception:
+        """Do what the learner's does. What the model refuses is returned, as no rank has to end for it."""
+        try:
+            return self.learner.logprobs_together(self._shown(rows, changes), padding_free=padding_free)
+        except REFUSALS as refusal:
+            return refusal
+
+    def pad(self) -> None:
+        """Do what the learner's does."""
+        self.learner.pad()
+
+    def forward_backward(self, rows: Rows, changes: Reference | None, kl_coef: float) -> dict[str, float]:
+        """Do what the learner's does, by the configuration's objective with this KL coefficient."""
+        return self.learner.forward_backward(self._shown(rows, changes), self._objective(kl_coef))
+
+    def forward_backward_on_policy(
+        self, rows: Rows, changes: Reference | None, kl_coef: float
+    ) -> tuple[Found | None, dict[str, float]]:
+        """Do what the learner's does; return what it adds, and the metrics."""
+        samples = self._shown(rows, changes)
+        found, metrics = self.learner.measure_on_policy(samples, self._objective(kl_coef))
+        return self._keep(rows, samples, found), metrics
+
+    def _objective(self, kl_coef: float) -> Objective:
+        return replace(self.objective, kl_coef=kl_coef)
+
+    def optim_step(self) -> dict[str, float]:
+        """Do what the learner's does."""
+        return self.learner.optim_step()
+
+    def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
+        """Do what the learner's does."""
+        self.learner.ablate(rows)
+
+    def restore(self) -> None:
+        """Do what the learner's does."""
+        self.learner.restore()
+
+    def describe(self) -> Facts:
+        """Return the facts of the whole model, and of this rank's device."""
+        return self.learner.describe()
+
+    def save(self, folder: Path, model_only: bool) -> None:
+        """Do what the learner's does."""
+        self.learner.save(folder, model_only=model_only)
+
+    def load(self, folder: Path, model_only: bool) -> None:
+        """Do what the learner's does."""
+        self.learner.load(folder, model_only=model_only)
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def hand_over(self, task: Callable[[Weights], Result]) -> Result | None:
+        """Run a task on the whole weights, on rank 0; the others only gather with it, to the end whatever it does."""
+        weights = self.learner.weights()
+        try:
+            return task(weights) if self._rank == 0 else None
+        finally:
+            for _ in weights:
+                pass
+
+    def begin_weights(self) -> None:
+        """Begin a pass over the whole weights, which `next_weights` takes in steps."""
+        self._weights = buckets(self.learner.weights(), BUCKET)
+
+    def next_weights(self) -> list[tuple[str, tuple[Array, str]]] | None:
+        """Return the next whole tensors by name, as `batch.to_array` gives them, from rank 0; None at the end."""
+        bucket = next(self._weights, None)
+        if bucket is None:
+            return None
+        return [(name, to_array(tensor)) for name, tensor in bucket] if self._rank == 0 else []
+
+    def end_weights(self) -> None:
+        """Go to the end of a pass that was broken off: ranks that gather have to do so together."""
+        for _ in self._weights:
+            pass

@@ -1,0 +1,171 @@
+"""Ranks without processes: verbs and values cross as pickles, as they would to other machines, and are counted."""
+
+import pickle
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from core_models import IMAGE_TOKEN, in_float64, picture_samples, qwen2, qwen25_vl, text_samples
+from torch import Tensor
+
+from r1_cli.cluster.rank import Rank
+from r1_core.advantages import GRPO, assign
+from r1_core.learner import Learner
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.optim import build_optimizer
+from r1_core.learner.parallel import Parallel, shard_model
+from r1_core.objective import Objective
+from r1_core.own import as_loss
+from r1_core.types import LossInputs, Sample
+
+VIDEO_TOKEN = 59
+
+
+# --- what crosses ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A value as a pickle of which the arrays' bytes stand aside, read in place."""
+
+    place: int
+
+    @staticmethod
+    def put(value: Any) -> "Stored":
+        buffers: list[pickle.PickleBuffer] = []
+        head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        STORE.append((head, [bytes(buffer.raw()) for buffer in buffers]))
+        return Stored(len(STORE) - 1)
+
+    def load(self) -> Any:
+        LOADS.append(self.place)
+        head, buffers = STORE[self.place]
+        return pickle.loads(head, buffers=buffers)
+
+    @property
+    def num_bytes(self) -> int:
+        head, buffers = STORE[self.place]
+        return len(head) + sum(map(len, buffers))
+
+
+STORE: list[tuple[bytes, list[bytes]]] = []  # what was put down, by place
+LOADS: list[int] = []  # places, in the order in which they were read
+
+
+def crossed(value: Any) -> Any:
+    """What arrives of a value elsewhere."""
+    return pickle.loads(pickle.dumps(value, protocol=5))
+
+
+@dataclass
+class OneRank:
+    """`Ranks` of one rank, in this process."""
+
+    rank: Rank
+    asked: list[tuple[str, int]] = field(default_factory=list)  # verbs, and how many bytes went to and fro with each
+    stored: list[Stored] = field(default_factory=list)
+
+    def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        sent = pickle.dumps((args, kwargs), protocol=5)
+        arrived, named = pickle.loads(sent)
+        answer = pickle.dumps(getattr(self.rank, verb)(*arrived, **named), protocol=5)
+        self.asked.append((verb, len(sent) + len(answer)))
+        return pickle.loads(answer)
+
+    def ask_all(self, verb: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return [self.ask(verb, *args, **kwargs)]
+
+    def put(self, value: Any) -> Stored:
+        self.stored.append(Stored.put(value))
+        return self.stored[-1]
+
+    def close(self) -> None:
+        self.rank.close()
+
+
+# --- what is trained -------------------------------------------------------------------------------------------------
+
+
+def my_loss(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """A user's own, which is off policy and looks at the reference."""
+    ratio = (inputs.logprobs - inputs.old_logprobs).exp()
+    assert inputs.ref_logprobs is not None
+    return -ratio * inputs.advantages, {"gap": (inputs.logprobs - inputs.ref_logprobs).detach()}
+
+
+OBJECTIVES = {
+    "KL": Objective(kl_penalty="low_var_kl", kl_coef=0.1),
+    "full KL": Objective(kl_penalty="full", kl_coef=0.1),
+    "own loss": Objective(as_loss(lambda inputs: my_loss(inputs), "mine"), "seq", entropy_coef=0.01),
+}
+
+
+def build(name: str, objective: str, parallel: Parallel) -> tuple[Learner, Objective]:
+    """A learner in float64 with a reference, of text or of what else is in `SAMPLES`; its objective has no KL yet."""
+    models = [(qwen2 if name == "text" else qwen25_vl)(seed) for seed in (0, 1)]
+    for model in models:
+        in_float64(model, pytest.MonkeyPatch())
+        if name != "text":
+            model.config.video_token_id = VIDEO_TOKEN
+        if parallel.mesh is not None:
+            shard_model(model, [], parallel.mesh)
+    optimizer = build_optimizer(models[0].named_parameters(), lr=1e-2)
+    batching = Batching(True, MicroLimit(1), MicroLimit(2))
+    learner = Learner(
+        models[0], optimizer, lambda step: 1.0, reference=models[1], batching=batching, max_grad_norm=0.5,
+        parallel=parallel, device=torch.device("cpu"),
+    )  # fmt: skip
+    return learner, replace(OBJECTIVES[objective], kl_coef=0.0)
+
+
+def video_samples() -> list[Sample]:
+    """The samples with pictures, the third's two of which are frames of a video."""
+    samples = picture_samples()
+    clip = samples[2]
+    names = {"pixel_values": "pixel_values_videos", "image_grid_thw": "video_grid_thw"}
+    samples[2] = replace(
+        clip,
+        token_ids=torch.where(clip.token_ids == IMAGE_TOKEN, VIDEO_TOKEN, clip.token_ids),
+        model_inputs={names[name]: tensor for name, tensor in clip.model_inputs.items()},
+    )
+    return samples
+
+
+def step_samples(name: str) -> list[Sample]:
+    """A step's samples as they come from an engine: with its log-probs, and of unequal groups."""
+    samples = {"text": text_samples, "pictures": picture_samples, "video": video_samples}[name]()
+    generator = torch.Generator().manual_seed(3)
+    return [
+        replace(sample, rollout_logprobs=-torch.rand(len(sample.token_ids), generator=generator) * sample.loss_mask)
+        for sample in samples
+    ]
+
+
+def go_through(learner: Any, samples: list[Sample], objective: Objective) -> list[Any]:
+    """Call the verbs as a run does, and some as no run does; return all that comes back."""
+    seen: list[Any] = []
+
+    def note(annotated: list[Sample]) -> list[Sample]:
+        seen.append([(s.old_logprobs, s.ref_logprobs, s.full_kl, s.squared_probs) for s in annotated])
+        return annotated
+
+    for needs in (["squared_probs"], ["full_kl"], ["ref_logprobs"], [], ["groups", "old_logprobs"]):
+        note(learner.annotate(samples, needs))
+    samples = note(learner.annotate(samples, {"old_logprobs", "full_kl", "squared_probs"}))
+    samples = assign(note(learner.annotate(samples, ["ref_logprobs"])), GRPO())
+    for minibatch in (samples[:2], samples[2:], samples[:1]):  # of the third, the second epoch's, nothing is new
+        seen.append({**learner.forward_backward(minibatch, objective), **learner.optim_step()})
+    bare = [replace(sample, old_logprobs=None, full_kl=None) for sample in samples]
+    once, metrics = learner.forward_backward_on_policy(bare, replace(objective, kl_coef=0.2))
+    note(once)
+    seen.append({**metrics, **learner.optim_step()})
+    learner.ablate({name: None for name, _ in learner.weights() if name.endswith("norm.weight")})
+    note(learner.annotate(samples[:1], ["old_logprobs"]))
+    learner.restore()
+    seen.append(learner.logprobs_together(samples[::-1], padding_free=True))
+    learner.pad()
+    note(learner.annotate(samples, ["old_logprobs"]))
+    seen.append([learner.describe().parameters, learner.describe().flops_per_token])
+    seen.append({name: tensor.clone() for name, tensor in learner.weights()})
+    return seen

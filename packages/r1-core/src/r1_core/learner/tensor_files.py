@@ -1,0 +1,226 @@
+"""Tensors on disk: safetensors files cut by bytes, each written by one rank, each read by rows; never pickle."""
+
+import json
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from r1_core.learner.parallel import Parallel, gather
+
+FILE_BYTES = 2_000_000_000  # of a large checkpoint's files: the most that a rank holds beside its shards
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """A file and what belongs into it.
+
+    Example: `TensorFile("model-00001-of-00003.safetensors", ("embed.weight",), 1_090_519_040)`.
+    """
+
+    name: str
+    tensors: tuple[str, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a tensor lies on disk, and its shape there."""
+
+    file: Path
+    shape: tuple[int, ...]
+
+
+def cut(stem: str, tensors: Mapping[str, Tensor], file_bytes: int = FILE_BYTES) -> list[TensorFile]:
+    """Cut tensors, in order, into files of at most `file_bytes`, or of one tensor that is larger.
+
+    What fits into one file is `stem.safetensors`, more are `stem-00001-of-0000N.safetensors`. The cut depends on the
+    full tensors alone, so it is the same for any number of ranks.
+    """
+    files: list[list[str]] = [[]]
+    sizes = [0]
+    for name, tensor in tensors.items():
+        num_bytes = tensor.numel() * tensor.element_size()
+        if files[-1] and sizes[-1] + num_bytes > file_bytes:
+            files.append([])
+            sizes.append(0)
+        files[-1].append(name)
+        sizes[-1] += num_bytes
+    numbered = [f"{stem}-{i:05d}-of-{len(files):05d}.safetensors" for i in range(1, len(files) + 1)]
+    names = numbered if len(files) > 1 else [f"{stem}.safetensors"]
+    return [TensorFile(*file) for file in zip(names, map(tuple, files), sizes, strict=True)]
+
+
+def owners(files: Sequence[TensorFile], world: int) -> list[int]:
+    """Return the rank that writes each file: the one with the fewest bytes so far."""
+    loads, ranks = [0] * world, []
+    for file in files:
+        ranks.append(min(range(world), key=loads.__getitem__))
+        loads[ranks[-1]] += file.num_bytes
+    return ranks
+
+
+def write_tensors(
+    folder: Path, parts: Mapping[str, Mapping[str, Tensor]], parallel: Parallel, file_bytes: int = FILE_BYTES
+) -> None:
+    """Write each part, tensors by name, into files that `cut` names, with an index beside them where they are several.
+
+    All ranks must call this with the same parts. A file's tensors are gathered to its owner alone, which forces it to
+    disk; no rank holds more than its shards and one file. A file that cannot be written leaves nobody waiting: the
+    other files are finished, then every rank raises.
+
+    Raises:
+        OSError, SafetensorError: the disk is full, or the folder cannot be written to.
+    """
+    plan = {stem: cut(stem, tensors, file_bytes) for stem, tensors in parts.items()}
+    work = [(file, tensors) for stem, tensors in parts.items() for file in plan[stem]]
+    failure: Exception | None = None
+    for (file, tensors), owner in zip(work, owners([file for file, _ in work], parallel.world), strict=True):
+        mine = parallel.rank == owner and failure is None
+        whole = {}
+        for name in file.tensors:
+            tensor = gather(tensors[name], owner)
+            if mine and tensor is not None:
+                whole[name] = tensor.cpu().contiguous()
+        if mine:
+            try:
+                save_file(whole, folder / file.name, metadata={"format": "pt"})
+                force_to_disk(folder / file.name)
+            except (OSError, SafetensorError) as error:
+                failure = error
+    if parallel.rank == 0 and failure is None:
+        try:
+            for stem, files in plan.items():
+                write_index(folder, stem, files)
+        except OSError as error:
+            failure = error
+    raise_together(failure, parallel, folder)
+
+
+def write_index(folder: Path, stem: str, files: Sequence[TensorFile]) -> None:
+    """Write `stem.safetensors.index.json`, as Hugging Face has it, where there are several files."""
+    if len(files) < 2:
+        return
+    weight_map = {name: file.name for file in files for name in file.tensors}
+    index = {"metadata": {"total_size": sum(file.num_bytes for file in files)}, "weight_map": weight_map}
+    write_text(folder / f"{stem}.safetensors.index.json", json.dumps(index, indent=2) + "\n")
+
+
+def raise_together(failure: Exception | None, parallel: Parallel, folder: Path) -> None:
+    """Wait for all ranks; raise on all of them if one has failed, its own error where it did.
+
+    Raises:
+        OSError: another rank could not write.
+    """
+    device = "cpu" if parallel.mesh is None else parallel.mesh.device_type
+    failed = parallel.sum(torch.tensor(float(failure is not None), device=device)).item()
+    if failure is not None:
+        raise failure
+    if failed:
+        raise OSError(f"{int(failed)} of {parallel.world} ranks could not write to {folder}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file and force it to disk."""
+    path.write_text(text, encoding="utf-8")
+    force_to_disk(path)
+
+
+def force_to_disk(path: Path) -> None:
+    """Wait until a file is on its disk. Whoever wrote it must do so: no other machine can for this one."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def find_tensors(folder: Path, stem: str) -> dict[str, Stored]:
+    """Return what the files of a part hold, by tensor; reads their headers only.
+
+    Raises:
+        FileNotFoundError: there is neither a single file nor an index, or a file of the index is missing.
+        ValueError: a file is cut off, or files and index disagree; names file and tensor.
+    """
+    index, single = folder / f"{stem}.safetensors.index.json", folder / f"{stem}.safetensors"
+    if not index.exists():
+        if not single.exists():
+            raise FileNotFoundError(f"{folder} has neither {single.name} nor {index.name}; is it a checkpoint?")
+        return {name: Stored(single, shape) for name, shape in read_shapes(single).items()}
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{index} is no index of safetensors files: {error}") from error
+    stored: dict[str, Stored] = {}
+    for file in sorted(set(weight_map.values())):
+        for name, shape in read_shapes(folder / file).items():
+            if weight_map.get(name) != file:
+                raise ValueError(f"{folder / file} holds {name!r}, but {index.name} does not say so")
+            stored[name] = Stored(folder / file, shape)
+    if lost := sorted(set(weight_map) - set(stored)):
+        raise ValueError(f"{folder / weight_map[lost[0]]} does not hold {lost[0]!r}, but {index.name} says so")
+    return stored
+
+
+def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a file's tensors. Raises FileNotFoundError, or ValueError if it is cut off."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing")
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{file} is cut off or no safetensors file ({error}); take another checkpoint") from error
+
+
+def read_tensors(stored: Mapping[str, Stored], targets: Mapping[str, Tensor], source: Path) -> None:
+    """Copy tensors into those of the same names; a sharded one takes its own rows and reads no others.
+
+    Args:
+        stored: what `find_tensors` found.
+        targets: where to; their devices, dtypes and shards stay as they are.
+        source: the folder, for messages.
+
+    Raises:
+        ValueError: a tensor is missing, unknown or of another shape; names it.
+        OSError: the disk failed while it was read.
+    """
+    for name, entry in stored.items():
+        if name not in targets:
+            raise ValueError(f"{source}: tensor {name!r} is not in the model; is this a checkpoint of another model?")
+        if entry.shape != tuple(targets[name].shape):
+            raise ValueError(f"{source}: {name!r} has shape {[*entry.shape]}, the model's has {[*targets[name].shape]}")
+    if missing := sorted(set(targets) - set(stored)):
+        raise ValueError(f"{source}: the model's tensor {missing[0]!r} is missing ({len(missing)} in all)")
+    read_slices({entry.file for entry in stored.values()}, {n: t.detach() for n, t in targets.items()}, source)
+
+
+def read_slices(files: Iterable[Path], targets: dict[str, Tensor], source: Path) -> None:
+    """Let torch's distributed checkpoints fill `targets` from `files`; each rank reads what it needs, by itself."""
+    # Most runs never load a checkpoint, and this takes a second to import.
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystem
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    class Listed(FileSystem):
+        """Shows the files of one part, of all that lie in the folder."""
+
+        def ls(self, path: str | os.PathLike[str]) -> list[str]:
+            return sorted(map(str, files))
+
+    reader = HuggingFaceStorageReader(str(source))
+    reader.fs = Listed()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        try:
+            # Alone, because to agree on who reads what it would send pickles, and they would all ask for their own.
+            load(targets, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:  # no subclass of Exception
+            raise OSError(f"{source} could not be read: {error}") from error
