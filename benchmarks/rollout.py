@@ -1,13 +1,13 @@
 """Group sampling: the embedded engine against `transformers` generate, its continuous batching, and vLLM.
 
-uv run python benchmarks/rollout.py [--model tiny|small|vision] [--lengths fixed|tailed] [--tokens 64] [--long N] [--rounds 3]
+uv run python benchmarks/rollout.py [--model tiny|small|vision] [--lengths fixed|tailed] [--tokens 64] [--long N]
 
 Random weights in float32, 64 prompts of 32 to 96 tokens × 8 samples, temperature 1, and the same number of tokens of
 each sample in every way: `--tokens` of each (fixed), or a long-tailed mixture with `--tokens` for its longest, of which
-four fifths are at most 3/16 of that and one in twenty more than half (tailed). With `--long`, one of the prompts has so many
-tokens: what it adds must be its own cost, not that of so long a row for everybody. Each way has a process of its own, and
-they take turns; the ratio is of the best turns, once by the clock and once by the processor time of the process, which
-other work on the machine disturbs less. The ways:
+four fifths are at most 3/16 of that and one in twenty more than half (tailed). With `--long`, one of the prompts has so
+many tokens: what it adds must be its own cost, not that of so long a row for everybody. Each way has a process of its
+own, and they take turns; the ratio is of the best turns, once by the clock and once by the processor time of the
+process, which other work on the machine disturbs less. The ways:
 
 - `r1`: the embedded engine, which like `vllm` reports log-probs, too;
 - `generate`: all 512 rows in one left-padded batch, a stopping criterion of its own for each row;

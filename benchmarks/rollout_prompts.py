@@ -84,7 +84,7 @@ def make_picture(generator: torch.Generator) -> Any:
 
 
 def make_prompts(model: Any, name: str, count: int, long: int = 0) -> list[Prompt]:
-    """Prompts of 32 to 96 tokens, the first of `long` if that is given; of a vision model, 18 are a picture of noise."""
+    """Prompts of 32 to 96 tokens, the first of `long` if given; of a vision model, 18 of them are a picture."""
     generator, prompts = torch.Generator().manual_seed(1), []
     processor = make_processor() if name == "vision" else None
     for index in range(count):
