@@ -70,7 +70,7 @@ def allowed_tokens(model: ModelFiles) -> list[int]:
     return [token for token in range(len(model.tokenizer)) if token not in media]
 
 
-def draw_example(text: int, picture: int) -> Example:
+def draw_example(text: int, picture: int = 0) -> Example:
     """Return a question about a picture of noise, the same on every machine."""
     content = [{"type": "image"}, {"type": "text", "text": str(text)}]
     return Example(f"canary:{text}:{picture}", [{"role": "user", "content": content}], draw_pictures(picture), "")
