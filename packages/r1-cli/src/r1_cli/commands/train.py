@@ -46,12 +46,15 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
             start_early()  # its imports take as long as ours, on another processor
         from r1_cli.groups.estimate import EstimateError
         from r1_cli.jobs.train import train as run_training
+        from r1_cli.loop import BrokenStepError
         from r1_cli.models.load import ModelError
         from r1_cli.state.checkpoints import CheckpointError
+        from r1_core.own import OwnCodeError
         from r1_rewards.types import RewardFailure
         from r1_rollout.errors import RolloutError
 
-        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError, EstimateError, CheckpointError):
+        own = EstimateError, OwnCodeError, BrokenStepError
+        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError, CheckpointError, *own):
             code = run_training(config, provenance)
     if code:
         raise SystemExit(code)
@@ -62,6 +65,7 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     from rich.console import Console
 
     from r1_cli.assembly.rows import open_local
+    from r1_cli.assembly.truths import TruthReader, first_problems
     from r1_cli.assembly.verifiers import try_rewards
     from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources
@@ -82,3 +86,5 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     console = Console()
     announce(console, config, provenance, plan)
     show_table(console, render_sources([*sources, *val_sources], opened))
+    for line in first_problems(TruthReader(config, [*sources, *val_sources]), opened):
+        console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
