@@ -43,6 +43,7 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         share_processors()
         if reads_media(config):
             start_early()  # its imports take as long as ours, on another processor
+        from r1_cli.cluster.errors import ClusterError
         from r1_cli.groups.estimate import EstimateError
         from r1_cli.jobs.train import train as run_training
         from r1_cli.models.load import ModelError
@@ -50,7 +51,9 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         from r1_rewards.types import RewardFailure
         from r1_rollout.errors import RolloutError
 
-        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError, EstimateError, CheckpointError):
+        with told_plainly(
+            ModelError, RewardSpecError, RewardFailure, RolloutError, EstimateError, CheckpointError, ClusterError
+        ):
             code = run_training(config, provenance)
     if code:
         raise SystemExit(code)
@@ -61,6 +64,7 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     from rich.console import Console
 
     from r1_cli.assembly.rows import open_local
+    from r1_cli.cluster.placement import imagine_nodes, seat_ranks
     from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources
     from r1_cli.plan.announce import announce, render_sources, show_table
@@ -71,5 +75,7 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     opened = open_local(sources) + open_local(val_sources)
     click.echo(yaml.safe_dump(printable(config), sort_keys=False, allow_unicode=True))
     console = Console()
-    announce(console, config, provenance, plan)
+    trainer = config.trainer
+    seats = seat_ranks(imagine_nodes(trainer.nnodes, trainer.n_gpus_per_node)) if trainer.devices > 1 else ()
+    announce(console, config, provenance, plan, seats)
     show_table(console, render_sources([*sources, *val_sources], opened))

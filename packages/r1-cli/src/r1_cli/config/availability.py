@@ -47,8 +47,6 @@ NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
     ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
-    ("trainer.nnodes", lambda v, c: v > 1, "one device, set 1"),
-    ("trainer.n_gpus_per_node", lambda v, c: v > 1, "one device, set 1"),
     ("trainer.ray_timeline", lambda v, c: v is not None, "runs in one process, set null"),
 )
 # Refused where the user asks for it; as a mere default it means nothing on one device.
