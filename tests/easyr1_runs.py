@@ -16,8 +16,6 @@ from families import save_model
 ROOT = Path(__file__).resolve().parents[1]
 WRITTEN = ROOT / "packages/r1-cli/tests/easyr1_commands.json"
 COMMANDS: dict[str, list[str]] = json.loads(WRITTEN.read_text())["commands"]
-    "commands"
-]
 REFUSED = ("worker.actor.model.lora.rank", "worker.actor.ulysses_size")
 NAMES = [name for name, words in COMMANDS.items() if not any(word.startswith(REFUSED) for word in words)]
 # The family of each model that the commands name, by how its path begins.

@@ -1,11 +1,14 @@
 """The commands of EasyR1's users on two ranks."""
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from easyr1_runs import COMMANDS, NAMES, family_of, main, words_of
-from endtoend import R1
+from endtoend import R1, ROOT
+
+from r1_cli.config import load_config, unavailable
 
 
 def test_all_commands_but_those_with_what_is_refused_are_run() -> None:
@@ -15,10 +18,18 @@ def test_all_commands_but_those_with_what_is_refused_are_run() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_dry_run_accepts_each_command_with_two_ranks(name: str, r1: R1, tmp_path: Path) -> None:
-    result = r1("train", *words_of(name, "owner/model", tmp_path), "--dry-run")
-    assert "learner-0 … learner-1" in result.output
-    assert "not available" not in result.output
+def test_nothing_of_a_command_is_refused_with_two_ranks(name: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    config, provenance = load_config(words_of(name, "owner/model", tmp_path))
+    assert config.trainer.devices == 2
+    assert unavailable(config, provenance) == []
+
+
+def test_a_dry_run_shows_where_ranks_would_be(r1: R1, tmp_path: Path) -> None:
+    words = words_of("qwen2_5_vl_3b_android_gui_grpo", "owner/model", tmp_path)
+    shown = r1("train", *words, "trainer.nnodes=2", "--dry-run").output
+    assert re.search(r"learner-0 … learner-1 +node 0 +0, 1", shown)
+    assert re.search(r"learner-2 … learner-3 +node 1 +0, 1", shown)
 
 
 @pytest.mark.slow

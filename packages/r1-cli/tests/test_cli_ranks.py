@@ -1,5 +1,6 @@
 """A learner whose ranks are elsewhere gives what the learner itself gives, and little crosses."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,9 @@ from r1_cli.cluster.rank import Rank
 from r1_core.advantages import GRPO, assign
 from r1_core.learner.parallel import Parallel
 from r1_core.types import Sample
+from r1_rollout.weights import Weights
+
+KL = OBJECTIVES["KL"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +37,12 @@ def ranked(name: str = "text", objective: str = "KL") -> tuple[RankedLearner, On
     return RankedLearner(ranks), ranks
 
 
-def advantaged(samples: list[Sample]) -> list[Sample]:
-    return assign([replace(s, old_logprobs=-torch.ones(len(s.token_ids))) for s in samples], GRPO())
+def ready(samples: list[Sample]) -> list[Sample]:
+    """Samples with all that an update by `KL` asks for."""
+    known = [
+        replace(s, **dict.fromkeys(("old_logprobs", "ref_logprobs"), -torch.ones(len(s.token_ids)))) for s in samples
+    ]
+    return assign(known, GRPO())
 
 
 @pytest.mark.parametrize(
@@ -46,3 +54,153 @@ def test_verb_by_verb_it_gives_what_the_learner_gives(name: str, objective: str)
     expected = go_through(learner, step_samples(name), OBJECTIVES[objective])
     found = go_through(ranked(name, objective)[0], step_samples(name), OBJECTIVES[objective])
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+
+
+def test_a_batch_crosses_once_and_a_field_once() -> None:
+    learner, ranks = ranked()
+    samples = step_samples("text")
+    rows = 4 * len(samples) + 1000  # row numbers, and what else a small pickle has
+    for _ in range(2):
+        samples = learner.annotate(samples, ["old_logprobs", "full_kl"])
+    samples = assign(learner.annotate(samples, ["ref_logprobs"]), GRPO())
+    for minibatch in (samples[:3], samples[3:], samples[:3], samples[3:]):
+        learner.forward_backward(minibatch, KL)
+        learner.optim_step()
+    assert Counter(verb for verb, _ in ranks.asked)["take"] == 1
+    tokens = sum(len(sample.token_ids) for sample in samples)
+    trained = sum(sample.response_length for sample in samples)
+    # Columns, the engine's log-probs, and the advantages of either minibatch.
+    columns, rollout, *advantages = [stored.num_bytes for stored in ranks.stored]
+    assert len(advantages) == 2
+    assert columns < 4.2 * tokens + 4000
+    assert rollout < 4 * tokens + rows
+    assert sum(advantages) < 4 * tokens + 2 * rows
+    assert max(size for verb, size in ranks.asked if verb == "annotate") < 2 * 4 * trained + rows
+    assert max(size for verb, size in ranks.asked if verb != "annotate") < rows
+
+
+def test_pictures_cross_once_a_prompt_and_are_fetched_once() -> None:
+    learner, ranks = ranked("pictures")
+    samples = step_samples("pictures")  # the first two share theirs, the fourth has none
+    learner.annotate(samples[3:4], ["old_logprobs"])
+    assert len(ranks.stored) == 2  # columns, and the engine's log-probs
+    learner.annotate(samples, ["old_logprobs"])
+    assert len(ranks.stored) == 7
+    pictures = ranks.stored[2:5]
+    for stored, sample in zip(pictures, (samples[0], samples[2], samples[4]), strict=True):
+        assert stored.num_bytes < sum(tensor.nbytes for tensor in sample.model_inputs.values()) + 500
+    assert Counter(LOADS)[pictures[0].place] == 1
+
+
+def test_samples_with_other_tokens_masks_positions_or_pictures_are_another_batch() -> None:
+    learner, ranks = ranked("pictures")
+    samples = step_samples("pictures")
+    learner.annotate(samples, ["old_logprobs"])
+    for count, changed in enumerate(
+        [
+            replace(samples[0], token_ids=samples[0].token_ids.clone()),
+            replace(samples[0], loss_mask=samples[0].loss_mask.clone()),
+            replace(samples[0], position_ids=samples[0].position_ids.clone()),
+            replace(samples[0], model_inputs=dict(samples[0].model_inputs)),
+        ],
+        start=2,
+    ):
+        learner.annotate([changed], ["old_logprobs"])
+        assert Counter(verb for verb, _ in ranks.asked)["take"] == count
+
+
+def test_a_sample_twice_with_other_fields_counts_twice() -> None:
+    samples = ready(step_samples("text"))
+    one, other = samples[0], replace(samples[0], advantages=-2 * samples[0].advantages)
+    learner, _ = build("text", "KL", Parallel())
+    expected = learner.forward_backward([one, other, *samples[1:]], KL)
+    far, _ = ranked()
+    far.annotate(samples, ["old_logprobs"])
+    assert far.forward_backward([one, other, *samples[1:]], KL) == pytest.approx(expected, abs=1e-12)
+    assert far.forward_backward([other, one, *samples[1:]], KL) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_field_that_is_taken_away_or_replaced_is_so_on_the_ranks() -> None:
+    samples = ready(step_samples("text"))
+    (learner, _), (far, _) = build("text", "KL", Parallel()), ranked()
+    far.forward_backward(samples, KL)
+    for changed in (
+        [replace(s, old_logprobs=-2 * torch.ones(len(s.token_ids))) for s in samples],
+        [replace(s, weights=torch.full((len(s.token_ids),), 0.5)) for s in samples],
+        samples,  # without weights again
+    ):
+        assert far.forward_backward(changed, KL) == pytest.approx(learner.forward_backward(changed, KL), abs=1e-12)
+    mixed = [replace(samples[0], ref_logprobs=None), *samples[1:]]
+    with pytest.raises(ValueError, match="the samples have no ref_logprobs"):
+        far.forward_backward(mixed, KL)
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], "was given no samples"),
+        (step_samples("text"), "a sample has no old_logprobs; call annotate first"),
+        ([replace(s, advantages=None) for s in ready(step_samples("text"))], "a sample has no advantages"),
+    ],
+    ids=["no samples", "no old log-probs", "no advantages"],
+)
+def test_what_a_learner_refuses_a_ranked_one_does_with_the_same_words(samples: list[Sample], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ranked()[0].forward_backward(samples, KL)
+
+
+def test_steps_of_nothing_one_sample_or_none_that_trains_are_what_they_are_to_a_learner() -> None:
+    (learner, _), (far, ranks) = build("text", "KL", Parallel()), ranked()
+    assert far.annotate([], ["old_logprobs"]) == []
+    assert not ranks.asked
+    samples = ready(step_samples("text"))
+    for few in (samples[:1], samples[-1:]):  # the last has no trained token
+        assert far.annotate(few, ["old_logprobs"])[0].old_logprobs.tolist() == pytest.approx(
+            learner.annotate(few, ["old_logprobs"])[0].old_logprobs.tolist(), abs=1e-9
+        )
+        assert far.forward_backward(few, KL) == pytest.approx(learner.forward_backward(few, KL), abs=1e-9)
+
+
+def test_what_a_model_cannot_read_in_one_row_is_raised_and_the_ranks_go_on() -> None:
+    far, _ = ranked("pictures")
+    samples = step_samples("pictures")
+    wrong = [replace(samples[0], position_ids=samples[0].position_ids + 1)]
+    with pytest.raises(ValueError, match="must count 0, 1, 2"):
+        far.logprobs_together(wrong, padding_free=True)
+    assert len(far.logprobs_together(samples, padding_free=True)) == 5
+
+
+def test_weights_come_in_buckets_and_a_pass_that_is_broken_off_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("r1_cli.cluster.rank.BUCKET", 1000)
+    far, ranks = ranked()
+    whole = {name: tensor.clone() for name, tensor in far.weights()}
+    assert whole.keys() == {name for name, _ in ranks.rank.learner.weights()}
+    assert sum(verb == "next_weights" for verb, _ in ranks.asked) > 5
+    some = far.weights()
+    next(some)
+    some.close()
+    assert ranks.asked[-1][0] == "end_weights"
+    assert {name: tensor.sum() for name, tensor in far.weights()} == {n: t.sum() for n, t in whole.items()}
+
+
+def count_first(weights: Weights) -> int:
+    """A task that looks at one tensor and leaves the others."""
+    return next(iter(weights))[1].numel()
+
+
+def test_a_task_on_the_weights_runs_on_the_first_rank_alone_and_all_gather_to_the_end() -> None:
+    _, ranks = ranked()
+    rank, gathered = ranks.rank, Counter[str]()
+    own = rank.learner.weights
+
+    def watched() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in own():
+            gathered[name] += 1
+            yield name, tensor
+
+    rank.learner.weights = watched
+    assert ranks.ask("hand_over", count_first) > 0
+    rank._rank = 1
+    assert ranks.ask("hand_over", count_first) is None
+    assert {*gathered.values()} == {2}
+    assert len(gathered) == len(dict(own()))

@@ -69,10 +69,11 @@ def to_example(
         if system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system_prompt})
         media = _find_media(row, columns, embedded)
-        pattern = _markers(row, columns, media, embedded[_PLACED])
-        _match_markers(messages, media, pattern, columns)
-        references = tuple(_resolve(messages, media, pattern, image_dir, downloads))
-        messages = [_split_markers(message, pattern) for message in messages]
+        references: tuple[Any, ...] = ()
+        if pattern := _markers(row, columns, media, embedded[_PLACED]):
+            _match_markers(messages, media, pattern, columns)
+            references = tuple(_resolve(messages, media, pattern, image_dir, downloads))
+            messages = [_split_markers(message, pattern) for message in messages]
         _require_text(messages)
     except DataError as error:
         raise type(error)(f"{row_id}: {error}") from error
@@ -222,11 +223,11 @@ def _find_media(row: Mapping[str, Any], columns: Columns, embedded: Cells) -> Ce
     return found
 
 
-def _markers(row: Mapping[str, Any], columns: Columns, media: Cells, placed: list[str]) -> "re.Pattern[str]":
+def _markers(row: Mapping[str, Any], columns: Columns, media: Cells, placed: list[str]) -> "re.Pattern[str] | None":
     """What marks a place of media in this row: `<image>` is a word of HTML where a row has no pictures to show."""
     named = {IMAGE_MARKER: columns.images, VIDEO_MARKER: columns.videos}
     markers = [marker for marker, column in named.items() if media[marker] or column in row or marker in placed]
-    return re.compile(f"({'|'.join(markers)})" if markers else r"(?!)()")
+    return re.compile(f"({'|'.join(markers)})") if markers else None
 
 
 def _match_markers(messages: list[dict[str, Any]], media: Cells, pattern: "re.Pattern[str]", columns: Columns) -> None:

@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
-from r1_cli.roles import Dataset
 from r1_rewards.load import load
 from r1_rewards.service import Service
+from r1_rewards.spec import parse_spec
 from r1_rewards.types import RewardInput, Score, Verifier
 from r1_rewards.workers.arguments import check_columns
 from r1_rewards.workers.pool import PooledVerifier
+
+if TYPE_CHECKING:
+    from r1_cli.roles import Dataset
 
 
 class DispatchingVerifier:
@@ -42,6 +45,20 @@ class DispatchingVerifier:
         for verifier, indices in shares.values():
             scores |= zip(indices, verifier([inputs[index] for index in indices]), strict=True)
         return [scores[index] for index in range(len(inputs))]
+
+
+def try_rewards(config: RunConfig, sources: Sequence[Source]) -> None:
+    """Load the rewards that are files of the user's, each in a process of its own that then ends.
+
+    Raises:
+        RewardSpecError: one cannot be imported, is no function, or cannot be called with its keywords.
+    """
+    reward = config.worker.reward
+    named = [(source.reward_function, source.reward_function_kwargs) for source in sources]
+    named.append((reward.reward_function, reward.reward_function_kwargs))
+    files = {(name, repr(kwargs)): (name, kwargs) for name, kwargs in named if name and parse_spec(name).path}
+    for name, kwargs in files.values():
+        load(name, kwargs).close()
 
 
 def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack) -> DispatchingVerifier:
@@ -75,7 +92,7 @@ def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack
     return DispatchingVerifier(open_once(reward.reward_function or "", reward.reward_function_kwargs), own)
 
 
-def require_columns(verifier: DispatchingVerifier, sources: Sequence[Source], datasets: Sequence[Dataset]) -> None:
+def require_columns(verifier: DispatchingVerifier, sources: Sequence[Source], datasets: "Sequence[Dataset]") -> None:
     """Raise RewardSpecError if a reward asks for a column that the rows of one of its sources do not have."""
     for source, dataset in zip(sources, datasets, strict=True):
         judge = verifier.of(source.name)

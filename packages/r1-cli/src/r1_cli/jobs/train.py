@@ -28,6 +28,7 @@ from r1_cli.measure.validate import Validation
 from r1_cli.models.files import open_model, save_assets
 from r1_cli.plan.announce import announce, render_sources, show_table
 from r1_cli.plan.batches import Plan, make_plan
+from r1_cli.plan.disk import require_room
 from r1_cli.roles import Dataset, Learner, Position, Schedule
 from r1_cli.sampling.collect import DynamicSampling
 from r1_cli.sampling.proof import prove
@@ -54,6 +55,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
     console = Console()
     configure_logging(console)
     algorithm.try_algorithm(config)
+    require_room(config)
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     start = find_start(config, store)
     model, hardware = open_model(config), find_hardware()
@@ -62,6 +64,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         seats = stack.enter_context(open_seats(config.trainer, hardware))
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
+        verifier = open_verifier(config, [*sources, *val_sources], stack)
         opened, val_opened = open_sources(sources), open_sources(val_sources)
         rendering = stack.enter_context(open_rendering(config, build_renderer(config, model)))
         prompts = build_prompts(config, opened, rendering, reporter.counter)
@@ -84,7 +87,6 @@ def train(config: RunConfig, provenance: Provenance) -> int:
             report_changes(read_settings(store.root), info.config)
         tracker = Tracker(config.trainer.logger, info, reporter)
         stack.callback(tracker.close)
-        verifier = open_verifier(config, [*sources, *val_sources], stack)
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
         scorer = build_scorer(config, hardware, model, verifier, stack)
         if config.worker.rollout.canary:

@@ -1,6 +1,7 @@
 """What a user sees on the terminal: progress bars, one line a step, validation lines."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ STAGES = {
     "validation": "validation",
     "save_checkpoint": "saving",
 }
+SHOWN_EVERY = 0.1  # seconds between two states of a bar
 LINES_SHOWN, WIDTH_SHOWN = 6, 100  # of a prompt or response
 
 
@@ -69,10 +71,13 @@ class ConsoleReporter:
     def progress(self, items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
         """Yield `items` unchanged under a bar that goes away when they end."""
         task = self._bars.add_task(what, total=total, note="")
+        shown = 0.0
         try:
-            for item in items:
+            for done, item in enumerate(items, start=1):
                 yield item
-                self._bars.advance(task)
+                if (now := time.monotonic()) - shown > SHOWN_EVERY:  # a bar costs more than a row of text
+                    self._bars.update(task, completed=done)
+                    shown = now
         finally:
             self._bars.remove_task(task)
 
