@@ -2,19 +2,22 @@
 
 import pickle
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from core_models import IMAGE_TOKEN, in_float64, picture_samples, qwen2, qwen25_vl, text_samples
 from torch import Tensor
 
-from r1_cli.cluster.rank import Rank
+from r1_cli.cluster.learner import RankedLearner
+from r1_cli.cluster.rank import Build, Rank
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer
-from r1_core.learner.parallel import Parallel, shard_model
+from r1_core.learner.parallel import Parallel, find_blocks, shard_model
 from r1_core.objective import Objective
 from r1_core.own import as_loss
 from r1_core.types import LossInputs, Sample
@@ -84,6 +87,47 @@ class OneRank:
         self.rank.close()
 
 
+class Together:
+    """`Ranks` of which this process is one: all of them make the same calls, and rank 0's answers are what all get."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+
+    def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        return self.ask_all(verb, *args, **kwargs)[0]
+
+    def ask_all(self, verb: str, *args: Any, **kwargs: Any) -> list[Any]:
+        arrived, named = crossed((args, kwargs))
+        answers: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(answers, getattr(self.rank, verb)(*arrived, **named))
+        return answers
+
+    def put(self, value: Any) -> Stored:
+        return Stored.put(value)
+
+    def close(self) -> None:
+        self.rank.close()
+
+
+def meet(build: Build) -> Rank:
+    """This process's rank, which has met the others at the place that rank 0 has opened."""
+    number, world = dist.get_rank(), dist.get_world_size()
+    rank, addresses = Rank(build, number, world, timeout=60), [None] * world
+    dist.all_gather_object(addresses, rank.open_store("127.0.0.1") if number == 0 else None)
+    dist.destroy_process_group()
+    rank.join(addresses[0])
+    return rank
+
+
+def verb_by_verb(name: str, objective: str) -> tuple[list[Any], int]:
+    """A case for ranks: what comes back of all verbs, and how many prompts' pictures this rank has fetched first."""
+    learner = RankedLearner(Together(meet(partial(build, name, objective))))
+    samples = step_samples(name)
+    learner.annotate(samples, ["squared_probs"])
+    fetched = {place for place in LOADS if b"pixel_values" in STORE[place][0] and len(STORE[place][1]) == 2}
+    return go_through(learner, samples, OBJECTIVES[objective]), len(fetched)
+
+
 # --- what is trained -------------------------------------------------------------------------------------------------
 
 
@@ -109,7 +153,7 @@ def build(name: str, objective: str, parallel: Parallel) -> tuple[Learner, Objec
         if name != "text":
             model.config.video_token_id = VIDEO_TOKEN
         if parallel.mesh is not None:
-            shard_model(model, [], parallel.mesh)
+            shard_model(model, find_blocks(model), parallel.mesh)
     optimizer = build_optimizer(models[0].named_parameters(), lr=1e-2)
     batching = Batching(True, MicroLimit(1), MicroLimit(2))
     learner = Learner(

@@ -1,6 +1,7 @@
 """What a run's learner is given: weights and reference in their precisions, and a learning rate."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.train import build_schedule
 from r1_cli.plan.batches import make_plan
-from r1_core.learner.parallel import Parallel, Shard
+from r1_core.learner.parallel import Parallel, Shard, shard_model
 
 BASE = [
     "data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model", "trainer.n_gpus_per_node=1",
@@ -65,9 +66,14 @@ def test_weights_are_kept_in_one_precision_and_computed_with_in_another(
 ) -> None:
     loaded = []
 
-    def load(config: Any, model: Any, dtype: torch.dtype, device: torch.device, computing: Any = None) -> Any:
-        loaded.append((dtype, computing or dtype))
-        return torch.nn.Linear(2, 2, dtype=dtype)
+    def load(
+        config: Any, model: Any, dtype: torch.dtype, device: Any, computing: Any, parallel: Parallel, shard: Shard
+    ) -> Any:
+        loaded.append((dtype, computing))
+        linear = torch.nn.Linear(2, 2, dtype=dtype)
+        if parallel.mesh is not None:
+            shard_model(linear, [], parallel.mesh, replace(shard, offload=False))
+        return linear
 
     monkeypatch.setattr(assembly, "load_weights", load)
     more = [f"worker.actor.fsdp.{word}" for word in words] + ["worker.actor.model.enable_gradient_checkpointing=false"]

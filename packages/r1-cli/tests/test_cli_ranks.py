@@ -1,11 +1,15 @@
 """A learner whose ranks are elsewhere gives what the learner itself gives, and little crosses."""
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+import cli_ranks
 import pytest
+import ranks
 import torch
 from cli_ranks import LOADS, OBJECTIVES, STORE, OneRank, build, go_through, step_samples
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
@@ -33,8 +37,8 @@ def nothing_stays() -> Iterator[None]:
 def ranked(name: str = "text", objective: str = "KL") -> tuple[RankedLearner, OneRank]:
     rank = Rank(partial(build, name, objective))
     rank.join()
-    ranks = OneRank(rank)
-    return RankedLearner(ranks), ranks
+    crossing = OneRank(rank)
+    return RankedLearner(crossing), crossing
 
 
 def ready(samples: list[Sample]) -> list[Sample]:
@@ -56,8 +60,20 @@ def test_verb_by_verb_it_gives_what_the_learner_gives(name: str, objective: str)
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "objective"), [("text", "own loss"), ("pictures", "full KL"), ("video", "KL")])
+def test_two_ranks_give_verb_by_verb_what_the_learner_gives(name: str, objective: str) -> None:
+    learner, _ = build(name, objective, Parallel())
+    expected = go_through(learner, step_samples(name), OBJECTIVES[objective])
+    answers = ranks.run(cli_ranks.verb_by_verb, name, objective)
+    for found, _ in answers:
+        torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+    if name == "pictures":
+        assert all(0 < fetched < 3 for _, fetched in answers), "a rank has fetched pictures that it did not compute"
+
+
 def test_a_batch_crosses_once_and_a_field_once() -> None:
-    learner, ranks = ranked()
+    learner, crossing = ranked()
     samples = step_samples("text")
     rows = 4 * len(samples) + 1000  # row numbers, and what else a small pickle has
     for _ in range(2):
@@ -66,34 +82,46 @@ def test_a_batch_crosses_once_and_a_field_once() -> None:
     for minibatch in (samples[:3], samples[3:], samples[:3], samples[3:]):
         learner.forward_backward(minibatch, KL)
         learner.optim_step()
-    assert Counter(verb for verb, _ in ranks.asked)["take"] == 1
+    assert Counter(verb for verb, _ in crossing.asked)["take"] == 1
     tokens = sum(len(sample.token_ids) for sample in samples)
     trained = sum(sample.response_length for sample in samples)
     # Columns, the engine's log-probs, and the advantages of either minibatch.
-    columns, rollout, *advantages = [stored.num_bytes for stored in ranks.stored]
+    columns, rollout, *advantages = [stored.num_bytes for stored in crossing.stored]
     assert len(advantages) == 2
     assert columns < 4.2 * tokens + 4000
     assert rollout < 4 * tokens + rows
     assert sum(advantages) < 4 * tokens + 2 * rows
-    assert max(size for verb, size in ranks.asked if verb == "annotate") < 2 * 4 * trained + rows
-    assert max(size for verb, size in ranks.asked if verb != "annotate") < rows
+    assert max(size for verb, size in crossing.asked if verb == "annotate") < 2 * 4 * trained + rows
+    assert max(size for verb, size in crossing.asked if verb != "annotate") < rows
 
 
 def test_pictures_cross_once_a_prompt_and_are_fetched_once() -> None:
-    learner, ranks = ranked("pictures")
+    learner, crossing = ranked("pictures")
     samples = step_samples("pictures")  # the first two share theirs, the fourth has none
     learner.annotate(samples[3:4], ["old_logprobs"])
-    assert len(ranks.stored) == 2  # columns, and the engine's log-probs
+    assert len(crossing.stored) == 2  # columns, and the engine's log-probs
     learner.annotate(samples, ["old_logprobs"])
-    assert len(ranks.stored) == 7
-    pictures = ranks.stored[2:5]
+    assert len(crossing.stored) == 7
+    pictures = crossing.stored[2:5]
     for stored, sample in zip(pictures, (samples[0], samples[2], samples[4]), strict=True):
         assert stored.num_bytes < sum(tensor.nbytes for tensor in sample.model_inputs.values()) + 500
     assert Counter(LOADS)[pictures[0].place] == 1
 
 
+def test_a_new_batch_lets_go_of_the_last_one_here_and_there() -> None:
+    learner, crossing = ranked("pictures")
+    samples = step_samples("pictures")
+    learner.annotate(samples, ["old_logprobs"])
+    there = crossing.rank._batch[0]
+    kept = [weakref.ref(one) for one in (samples[2].token_ids, there.token_ids, there.model_inputs)]
+    del samples, there
+    learner.annotate(step_samples("pictures")[:1], ["old_logprobs"])
+    gc.collect()
+    assert [one() for one in kept] == [None, None, None]
+
+
 def test_samples_with_other_tokens_masks_positions_or_pictures_are_another_batch() -> None:
-    learner, ranks = ranked("pictures")
+    learner, crossing = ranked("pictures")
     samples = step_samples("pictures")
     learner.annotate(samples, ["old_logprobs"])
     for count, changed in enumerate(
@@ -106,7 +134,7 @@ def test_samples_with_other_tokens_masks_positions_or_pictures_are_another_batch
         start=2,
     ):
         learner.annotate([changed], ["old_logprobs"])
-        assert Counter(verb for verb, _ in ranks.asked)["take"] == count
+        assert Counter(verb for verb, _ in crossing.asked)["take"] == count
 
 
 def test_a_sample_twice_with_other_fields_counts_twice() -> None:
@@ -150,9 +178,9 @@ def test_what_a_learner_refuses_a_ranked_one_does_with_the_same_words(samples: l
 
 
 def test_steps_of_nothing_one_sample_or_none_that_trains_are_what_they_are_to_a_learner() -> None:
-    (learner, _), (far, ranks) = build("text", "KL", Parallel()), ranked()
+    (learner, _), (far, crossing) = build("text", "KL", Parallel()), ranked()
     assert far.annotate([], ["old_logprobs"]) == []
-    assert not ranks.asked
+    assert not crossing.asked
     samples = ready(step_samples("text"))
     for few in (samples[:1], samples[-1:]):  # the last has no trained token
         assert far.annotate(few, ["old_logprobs"])[0].old_logprobs.tolist() == pytest.approx(
@@ -172,14 +200,14 @@ def test_what_a_model_cannot_read_in_one_row_is_raised_and_the_ranks_go_on() -> 
 
 def test_weights_come_in_buckets_and_a_pass_that_is_broken_off_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("r1_cli.cluster.rank.BUCKET", 1000)
-    far, ranks = ranked()
+    far, crossing = ranked()
     whole = {name: tensor.clone() for name, tensor in far.weights()}
-    assert whole.keys() == {name for name, _ in ranks.rank.learner.weights()}
-    assert sum(verb == "next_weights" for verb, _ in ranks.asked) > 5
+    assert whole.keys() == {name for name, _ in crossing.rank.learner.weights()}
+    assert sum(verb == "next_weights" for verb, _ in crossing.asked) > 5
     some = far.weights()
     next(some)
     some.close()
-    assert ranks.asked[-1][0] == "end_weights"
+    assert crossing.asked[-1][0] == "end_weights"
     assert {name: tensor.sum() for name, tensor in far.weights()} == {n: t.sum() for n, t in whole.items()}
 
 
@@ -189,8 +217,8 @@ def count_first(weights: Weights) -> int:
 
 
 def test_a_task_on_the_weights_runs_on_the_first_rank_alone_and_all_gather_to_the_end() -> None:
-    _, ranks = ranked()
-    rank, gathered = ranks.rank, Counter[str]()
+    _, crossing = ranked()
+    rank, gathered = crossing.rank, Counter[str]()
     own = rank.learner.weights
 
     def watched() -> Iterator[tuple[str, torch.Tensor]]:
@@ -199,8 +227,8 @@ def test_a_task_on_the_weights_runs_on_the_first_rank_alone_and_all_gather_to_th
             yield name, tensor
 
     rank.learner.weights = watched
-    assert ranks.ask("hand_over", count_first) > 0
+    assert crossing.ask("hand_over", count_first) > 0
     rank._rank = 1
-    assert ranks.ask("hand_over", count_first) is None
+    assert crossing.ask("hand_over", count_first) is None
     assert {*gathered.values()} == {2}
     assert len(gathered) == len(dict(own()))

@@ -101,6 +101,7 @@ def message_of(*words: str) -> str:
             "at most data.max_response_length (2048)",
         ),
         ("data.min_pixels=5000000", "data.min_pixels", "must be at most data.max_pixels (4194304)"),
+        ("data.video_min_pixels=5000000", "data.video_min_pixels", "must be at most data.video_max_pixels (4194304)"),
         ("algorithm.online_filtering=true algorithm.filter_low=0.99", "algorithm.filter_low", "filter_high (0.99)"),
         (
             "algorithm.online_filtering=true algorithm.filter_mode=ema_std algorithm.filter_start_step=6",

@@ -57,10 +57,19 @@ def build_probes(config: RunConfig, model: ModelFiles, renderer: Renderer, *, va
 
 def draw_example(variant: int) -> Example:
     """Return a question about a picture of noise, the same on every machine."""
+    content = [{"type": "image"}, {"type": "text", "text": str(variant)}]
+    return Example(f"canary:picture:{variant}", [{"role": "user", "content": content}], draw_pictures(variant), "")
+
+
+def draw_pictures(*variants: int) -> tuple[bytes, ...]:
+    """Return encoded pictures of noise, each the same for its number."""
+    return tuple(map(_draw_picture, variants))
+
+
+def _draw_picture(variant: int) -> bytes:
     from PIL import Image
 
     noise = random.Random(variant).randbytes(PICTURE_SIDE * PICTURE_SIDE * 3)
     file = io.BytesIO()
     Image.frombytes("RGB", (PICTURE_SIDE, PICTURE_SIDE), noise).save(file, format="PNG")
-    content = [{"type": "image"}, {"type": "text", "text": str(variant)}]
-    return Example(f"canary:picture:{variant}", [{"role": "user", "content": content}], (file.getvalue(),), "")
+    return file.getvalue()

@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 import torch.distributed as dist
-from torch import nn
 
+from r1_cli.assembly.fillers import build_fillers
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
@@ -16,7 +16,7 @@ from r1_cli.roles import Schedule
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
-from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model
+from r1_core.learner.parallel import Parallel, Shard
 
 
 @contextmanager
@@ -45,15 +45,16 @@ def build_learner(
     """
     actor = config.worker.actor
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
-    policy = load_weights(config, model, dtype(actor.kept_dtype), hardware.device, computing)
+    kept, (policy_shard, reference_shard) = dtype(actor.kept_dtype), build_shards(config, hardware)
+    policy = load_weights(config, model, kept, hardware.device, computing, parallel, policy_shard)
     if actor.model.freeze_vision_tower:
         models.freeze_vision(policy)
     if actor.model.enable_gradient_checkpointing:
         models.enable_gradient_checkpointing(policy)
-    # Never trained, so it needs no more digits than it computes with.
-    reference = None if config.algorithm.disable_kl else load_weights(config, model, computing, hardware.device)
-    for whole, shard in zip((policy, reference), build_shards(config, hardware), strict=True):
-        share(whole, parallel, shard)
+    reference = None
+    if not config.algorithm.disable_kl:
+        # Never trained, so it needs no more digits than it computes with.
+        reference = load_weights(config, model, computing, hardware.device, computing, parallel, reference_shard)
     optimizer = build_optimizer(
         policy.named_parameters(),
         lr=actor.optim.lr,
@@ -70,6 +71,7 @@ def build_learner(
         temperature=config.worker.rollout.temperature,
         max_grad_norm=actor.max_grad_norm,
         parallel=parallel,
+        fillers=build_fillers(config, model) if parallel.data_world > 1 else (),
         device=hardware.device,
     )
 
@@ -86,12 +88,6 @@ def build_shards(config: RunConfig, hardware: Hardware) -> tuple[Shard, Shard]:
         offload=fsdp.enable_cpu_offload and hardware.on_gpu,
     )
     return policy, replace(policy, reshard=ref.enable_full_shard, offload=ref.enable_cpu_offload and hardware.on_gpu)
-
-
-def share(model: nn.Module | None, parallel: Parallel, shard: Shard) -> None:
-    """Shard a model over the ranks, if there is one and there are some."""
-    if model is not None and parallel.mesh is not None:
-        shard_model(model, find_blocks(model), parallel.mesh, shard)
 
 
 def build_learning_rate(config: RunConfig, schedule: Schedule) -> Callable[[int], float]:

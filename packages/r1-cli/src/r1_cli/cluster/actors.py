@@ -127,6 +127,7 @@ class Actors:
         self.places = tuple(places)
         environment = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON) and not SECRET.search(k)}
         self._turn = Lock()  # whose call is next must be the same for every actor
+        self._end: BaseException | None = None  # why there are none any more
         self._handles: list[Any] = [
             ray.remote(max_restarts=0, num_cpus=0)(type(place.name, (Host,), {}))
             .options(name=place.name, scheduling_strategy=NodeAffinitySchedulingStrategy(place.node.id, soft=False))
@@ -176,6 +177,8 @@ class Actors:
             ray.kill(handle)
 
     def _call(self, wanted: list[bool], verb: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Any]:
+        if self._end:
+            raise ClusterError(f"{self.places[0].name} and those beside it have ended: {self._end}") from self._end
         with self._turn:
             calls = [one.ask.remote(w, verb, *args, **kwargs) for one, w in zip(self._handles, wanted, strict=True)]
         return self._collect(calls, verb)
@@ -200,9 +203,11 @@ class Actors:
                     errors[index] = error
         if len(answers) == len(calls):
             return [answers[index] for index in range(len(calls))]
-        if waiting:
+        error = self._explain(verb, errors, [self.places[index].name for index in waiting.values()])
+        if waiting or isinstance(error, ClusterError):
+            self._end = error
             self.close()
-        raise self._explain(verb, errors, [self.places[index].name for index in waiting.values()])
+        raise error
 
     def _explain(self, verb: str, errors: Mapping[int, BaseException], silent: Sequence[str]) -> BaseException:
         """Return the error to raise: a death before all others, which it may have caused; else the first."""

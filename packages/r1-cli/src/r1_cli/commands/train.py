@@ -47,14 +47,15 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         from r1_cli.cluster.errors import ClusterError
         from r1_cli.groups.estimate import EstimateError
         from r1_cli.jobs.train import train as run_training
+        from r1_cli.loop import BrokenStepError
         from r1_cli.models.load import ModelError
         from r1_cli.state.checkpoints import CheckpointError
+        from r1_core.own import OwnCodeError
         from r1_rewards.types import RewardFailure
         from r1_rollout.errors import RolloutError
 
-        with told_plainly(
-            ModelError, RewardSpecError, RewardFailure, RolloutError, EstimateError, CheckpointError, ClusterError
-        ):
+        own = EstimateError, OwnCodeError, BrokenStepError, ClusterError
+        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError, CheckpointError, *own):
             code = run_training(config, provenance)
     if code:
         raise SystemExit(code)
@@ -65,6 +66,7 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     from rich.console import Console
 
     from r1_cli.assembly.rows import open_local
+    from r1_cli.assembly.truths import TruthReader, first_problems
     from r1_cli.assembly.verifiers import try_rewards
     from r1_cli.cluster.placement import imagine_nodes, seat_ranks
     from r1_cli.config import printable
@@ -88,3 +90,5 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     seats = seat_ranks(imagine_nodes(trainer.nnodes, trainer.n_gpus_per_node)) if trainer.devices > 1 else ()
     announce(console, config, provenance, plan, seats)
     show_table(console, render_sources([*sources, *val_sources], opened))
+    for line in first_problems(TruthReader(config, [*sources, *val_sources]), opened):
+        console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)

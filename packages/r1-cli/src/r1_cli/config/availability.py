@@ -53,7 +53,7 @@ NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
 NO_EFFECT: dict[str, str] = {
     "worker.hybrid_engine": "one process both samples and trains",
     "worker.actor.strategy": "both names mean FSDP2",
-    "worker.actor.fsdp.enable_rank0_init": "one device, nothing to shard",
+    "worker.actor.fsdp.enable_rank0_init": "each rank reads its own rows of the model's files",
     "worker.actor.fsdp.use_orig_params": "FSDP2 always does",
     "worker.actor.fsdp.mp_buffer_dtype": "buffers keep the model's own precision",
     "worker.ref.strategy": "both names mean FSDP2",

@@ -11,7 +11,7 @@ from r1_cli.config.errors import Problem
 from r1_cli.config.files import file_problems
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of
 from r1_cli.config.provenance import Provenance
-from r1_cli.config.root import RunConfig, lookup
+from r1_cli.config.root import RunConfig, lookup, masked, masked_keys
 from r1_cli.config.sources import Source, training_sources, validation_sources
 from r1_cli.config.worker import TOKEN_VARIABLE
 from r1_core import catalogue
@@ -51,11 +51,12 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
             *_optimizer(config),
             *_trainer(config),
         ]
-    return [_problem(config, provenance, key, message) for key, message in findings]
+    secrets = _secrets(config) if command != "data" else []
+    return [_problem(config, provenance, key, message) for key, message in findings] + [*secrets]
 
 
 def _problem(config: RunConfig, provenance: Provenance, key: str, message: str) -> Problem:
-    value = lookup(config, key)
+    value = masked(lookup(config, key))
     if value is None or key.endswith("sources"):  # sections, whose message names the entry
         return Problem(key, message)
     return Problem(key, message, str(value), provenance.origins.get(key, "default"))
@@ -208,6 +209,12 @@ def _servers(config: RunConfig, command: Command) -> Iterator[Finding]:
         yield "worker.rollout.servers.urls", f"needs the servers' token in the environment variable {TOKEN_VARIABLE}"
     if (folder := rollout.servers.weights_folder) and not Path(folder).is_dir():
         yield "worker.rollout.servers.weights_folder", "is no folder"
+
+
+def _secrets(config: RunConfig) -> Iterator[Problem]:
+    for key in masked_keys(config):
+        again = "name a configuration file that has it, as config=FILE" if "[" in key else f"give it again, as +{key}=…"
+        yield Problem(key, f"a secret, which is masked in what a run saves of its configuration: {again}")
 
 
 def _pixels(config: RunConfig) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from r1_cli.assembly.packing import settle_packing
 from r1_cli.assembly.prompts import build_prompts, build_stream, build_validation
 from r1_cli.assembly.rendering import build_renderer, open_rendering
 from r1_cli.assembly.rows import open_sources
+from r1_cli.assembly.truths import TruthReader, first_problems
 from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
 from r1_cli.config.sources import training_sources, validation_sources
@@ -73,6 +74,8 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         announce(console, config, provenance, plan, seats)
         summaries = [part.summary for part in (*prompts.parts, *val_prompts.parts)]
         show_table(console, render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
+        for line in first_problems(TruthReader(config, [*sources, *val_sources]), [*opened, *val_opened]):
+            log.warning("%s", line)
         schedule = build_schedule(config, plan)
         learner = open_learner(config, hardware, model, schedule, seats, stack)
         settle_packing(config, hardware, model, rendering.renderer, learner)

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 PER_TOKEN = (
     "old_logprobs",
+    "rollout_logprobs",
     "squared_probs",
     "ref_logprobs",
     "full_kl",

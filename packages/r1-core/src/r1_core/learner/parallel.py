@@ -188,7 +188,7 @@ def gather(tensor: Tensor, owner: int) -> Tensor | None:
         return tensor
     local = tensor.to_local()
     for dimension, placement in enumerate(tensor.placements):
-        if placement.is_shard():
+        if placement.is_shard() and tensor.device_mesh.size(dimension) > 1:
             group = tensor.device_mesh.get_group(dimension)
             return _gather_rows(local, len(tensor), owner, group)
     return local
