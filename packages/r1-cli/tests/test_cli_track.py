@@ -17,7 +17,8 @@ from r1_cli.track.loggers.wandb import choose_mode
 
 SEEN = Generation(
     split="val", id="row:1", sample=0, prompt="How many?", response="2", ground_truth="2", score=1.0,
-    parts={"accuracy": 1.0}, failure=None, reward=1.0, tokens=2, finish_reason="stop", pictures=1,
+    parts={"accuracy": 1.0}, extracted="2", reason="the same text", failure=None, reward=1.0, tokens=2,
+    finish_reason="stop", pictures=1,
 )  # fmt: skip
 
 

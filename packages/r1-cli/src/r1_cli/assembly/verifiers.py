@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from r1_cli.assembly.truths import TruthReader
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
 from r1_rewards.load import load
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 class DispatchingVerifier:
     """Hands each answer to the verifier of its prompt's source."""
 
-    def __init__(self, default: Verifier | None, by_source: Mapping[str, Verifier]) -> None:
-        self._default, self._by_source = default, by_source
+    def __init__(
+        self, default: Verifier | None, by_source: Mapping[str, Verifier], truths: TruthReader | None = None
+    ) -> None:
+        self._default, self._by_source, self._truths = default, by_source, truths
 
     def of(self, source: str) -> Verifier:
         """Return the verifier that judges rows of a source. Raises ValueError if none does."""
@@ -34,6 +37,10 @@ class DispatchingVerifier:
         """Whether responses to a source's prompts may be scored as they come: no score depends on another response."""
         verifier = self.of(source)
         return isinstance(verifier, PooledVerifier | Service) and verifier.per_sample
+
+    def truth_problem(self, source: str, ground_truth: str, columns: Mapping[str, Any]) -> str | None:
+        """Return why no response to a row of a source can be right, where that is known."""
+        return self._truths.problem(source, ground_truth, columns) if self._truths else None
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
         """Return one score per input, in order. Every verifier is called once, with all answers that are its own."""
@@ -87,9 +94,11 @@ def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack
         return found
 
     own = {s.name: open_once(s.reward_function, s.reward_function_kwargs) for s in sources if s.reward_function}
+    truths = TruthReader(config, sources)
     if own and all(source.name in own for source in sources):
-        return DispatchingVerifier(None, own)
-    return DispatchingVerifier(open_once(reward.reward_function or "", reward.reward_function_kwargs), own)
+        return DispatchingVerifier(None, own, truths)
+    default = open_once(reward.reward_function or "", reward.reward_function_kwargs)
+    return DispatchingVerifier(default, own, truths)
 
 
 def require_columns(verifier: DispatchingVerifier, sources: Sequence[Source], datasets: "Sequence[Dataset]") -> None:

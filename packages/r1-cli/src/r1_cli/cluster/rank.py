@@ -4,6 +4,7 @@ Only rows, new per-token fields and flags arrive with a verb, after `take` has b
 from rank 0, what was found of trained tokens go back.
 """
 
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -84,8 +85,14 @@ class Rank:
 
     def open_store(self, host: str) -> tuple[str, int]:
         """Open, on rank 0, the place where ranks meet; return its address, whose port nobody had to guess."""
-        self._store = TCPStore(host, 0, is_master=True, timeout=self._timeout, wait_for_workers=False)
-        return host, self._store.port
+        # By itself a store would listen on every address of the machine.
+        listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        port: int = listening.getsockname()[1]
+        self._store = TCPStore(
+            host, port, is_master=True, timeout=self._timeout, wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )  # fmt: skip
+        return host, port
 
     def join(self, address: tuple[str, int] | None = None) -> None:
         """Meet the other ranks at the address that `open_store` gave, and build the learner; alone, build it."""

@@ -40,6 +40,7 @@ class Group:
     responses: Sequence[Response]
     baseline: float | None = None  # the reward of the prompt's greedy response, where one was sampled
     dropped: tuple[Score, ...] = ()  # of responses that could not be scored and have left the group
+    truth_problem: str | None = None  # why no response to the prompt can be right, where that is known
     row: int = -1  # of the dataset, which renders the prompt again after a resume
 
     @property
@@ -102,7 +103,11 @@ def reward_inputs(
 
 
 def to_group(
-    prompt: Prompt, completions: Sequence[Completion], inputs: Sequence[RewardInput], scores: Sequence[Score]
+    prompt: Prompt,
+    completions: Sequence[Completion],
+    inputs: Sequence[RewardInput],
+    scores: Sequence[Score],
+    truth_problem: str | None = None,
 ) -> Group:
     """Return the group of a prompt whose completions have been scored; rewards are the scores' values."""
     return Group(
@@ -111,6 +116,7 @@ def to_group(
             Response(completion, given.response, score, score.value)
             for completion, given, score in zip(completions, inputs, scores, strict=True)
         ],
+        truth_problem=truth_problem,
     )
 
 

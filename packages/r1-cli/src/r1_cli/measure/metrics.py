@@ -57,7 +57,8 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str = "") -> dict[str, float]:
-    """Return the mean of each part of the rewards, and how many responses could not be scored, by cause.
+    """Return the mean of each part of the rewards, how many responses could not be scored, by cause, and of how many
+    prompts the ground truth is of no use.
 
     Every prompt counts the same, however many responses it has.
     """
@@ -67,7 +68,8 @@ def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str
     scores += [score for group in groups for score in group.dropped]
     failures = Counter(score.error.cause for score in scores if score.error)
     record |= {f"{prefix}failures/{cause}": float(count) for cause, count in failures.items()}
-    return record | {f"{prefix}failures": float(failures.total())}
+    unusable = sum(group.truth_problem is not None for group in groups)
+    return record | {f"{prefix}failures": float(failures.total()), f"{prefix}unusable_truths": float(unusable)}
 
 
 def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
