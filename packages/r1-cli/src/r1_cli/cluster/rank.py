@@ -152,16 +152,17 @@ class Rank:
     def forward_backward(self, rows: Rows, changes: Reference | None, kl_coef: float) -> dict[str, float]:
         """Do what the learner's does, by the configuration's objective with this KL coefficient."""
         samples = self._shown(rows, changes)
+        metrics = self.learner.forward_backward(samples, self._objective(kl_coef))
         self._weigh(samples)
-        return self.learner.forward_backward(samples, self._objective(kl_coef))
+        return metrics
 
     def forward_backward_on_policy(
         self, rows: Rows, changes: Reference | None, kl_coef: float
     ) -> tuple[Found | None, dict[str, float]]:
         """Do what the learner's does; return what it adds, and the metrics."""
         samples = self._shown(rows, changes)
-        self._weigh(samples)
         found, metrics = self.learner.measure_on_policy(samples, self._objective(kl_coef))
+        self._weigh(samples)
         return self._keep(rows, samples, found), metrics
 
     def _weigh(self, samples: Sequence[Sample]) -> None:
