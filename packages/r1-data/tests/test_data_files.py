@@ -193,6 +193,14 @@ def test_folder_of_mixed_kinds_asks_which(tmp_path):
         read_rows(str(tmp_path))
 
 
+def test_files_of_a_folder_that_no_split_is_named_in_are_named_once(tmp_path, caplog):
+    for name in ("train-0.jsonl", "test-0.jsonl", "more.jsonl", "old.jsonl"):
+        write(tmp_path / name)
+    for _ in range(2):
+        assert len(read_rows(str(tmp_path))) == 3
+    assert caplog.messages == [f"{tmp_path}: 2 files that no split is named in are not read: more.jsonl, old.jsonl"]
+
+
 def test_no_source_at_all_is_refused():
     with pytest.raises(DataError, match="no data source"):
         read_rows([])

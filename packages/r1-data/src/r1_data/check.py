@@ -78,14 +78,12 @@ class Inspector:
     def _look(self, example: Example, tokens: int | DataError) -> Look:
         if isinstance(tokens, DataError):
             return Look(None, error=tokens)
-        digest = b""
         try:
-            digest = _digest(example)
             if example.media and tokens <= self.max_prompt_length:
                 self.renderer.load(example)
+            return Look(tokens, _digest(example))
         except DataError as error:
-            return Look(tokens, digest, error)
-        return Look(tokens, digest)
+            return Look(tokens, error=error)
 
 
 def examine_all(
@@ -213,5 +211,8 @@ def _fetch(example: Example) -> Example | MediaError:
 
 
 def _digest(example: Example) -> bytes:
-    media = b"".join(map(digest_content, example.media))
+    try:
+        media = b"".join(map(digest_content, example.media))
+    except MediaError as error:
+        raise MediaError(f"{example.id}: {error}") from error
     return hashlib.blake2b(repr(example.messages).encode() + media, digest_size=16).digest()

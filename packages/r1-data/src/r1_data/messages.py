@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from r1_data.formats import Columns
@@ -100,16 +101,37 @@ def _require(row: Mapping[str, Any], column: str, role: str) -> Any:
 
 
 def _answer_text(value: Any, column: str) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise EmptyCell(f"the answer column {column!r} holds {value}, which is not a number")
-    if isinstance(value, list | dict) and not value:
-        raise EmptyCell(f"the answer column {column!r} is empty: {value}")
-    if isinstance(value, list | dict):
-        text = json.dumps(value, ensure_ascii=False, default=str)
+    what = f"the answer column {column!r}"
+    value = value if isinstance(value, str) else _unwrapped(value)
+    if value is None:
+        raise EmptyCell(f"{what} is empty")
+    if isinstance(value, list | tuple | dict):
+        text = _as_json(value, what)
+    elif (isinstance(value, float | Decimal) and not math.isfinite(value)) or value != value:  # NaT, too
+        raise EmptyCell(f"{what} holds {value}, which is not a number")
     else:
-        text = _decoded(value, f"the answer column {column!r}")
-    _encode(text, f"the answer column {column!r}")
+        text = _decoded(value, what)
+    _encode(text, what)
     return text
+
+
+def _as_json(value: Any, what: str) -> str:
+    """A list or mapping as JSON text, its bytes read as UTF-8. Raises DataError."""
+    if not value:
+        raise EmptyCell(f"{what} is empty: {value}")
+    try:
+        return json.dumps(
+            value, ensure_ascii=False, allow_nan=False, default=lambda part: _decoded(_unwrapped(part), what)
+        )
+    except DataError:
+        raise
+    except ValueError as error:
+        raise EmptyCell(f"{what} holds {_brief(value)}, in which something is not a number ({error})") from error
+
+
+def _unwrapped(value: Any) -> Any:
+    """What numpy wraps, as Python's own."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _decoded(value: Any, what: str) -> str:

@@ -10,11 +10,13 @@ A source is written as
 """
 
 import difflib
+import logging
 import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from r1_data.arrow import ArrowTable, open_hub, saved_splits
 from r1_data.files import KINDS, Table, count_table, kind_of, open_table
 from r1_data.slices import Slice, split_slice
 from r1_data.types import DataError
+
+log = logging.getLogger("r1_data")
 
 _SUPPORTED = ", ".join(suffix[1:] for suffix in KINDS)
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?::([\w.-]+))?(?:#([\w./-]+))?")
@@ -207,10 +211,15 @@ def _resolve_all(specs: list[str]) -> list[_Source]:
 
 
 def _resolve(spec: str) -> _Source:
-    if Path(spec).expanduser().exists():  # a name may end in brackets
-        return _Source(spec, tuple(_parts(spec)), None)
-    source, cut = split_slice(spec)
-    return _Source(spec, tuple(_parts(source)), cut)
+    if not spec.strip():
+        raise DataError("a data source without a name is given; name a file, a folder or a hub dataset")
+    try:
+        if Path(spec).expanduser().exists():  # a name may end in brackets
+            return _Source(spec, tuple(_parts(spec)), None)
+        source, cut = split_slice(spec)
+        return _Source(spec, tuple(_parts(source)), cut)
+    except (OSError, RuntimeError) as error:  # a name that is too long, a home of nobody's, a folder that is closed
+        raise DataError(f"{spec!r} cannot be opened ({error})") from error
 
 
 def _parts(spec: str) -> list[_File] | list[_Hub]:
@@ -219,6 +228,8 @@ def _parts(spec: str) -> list[_File] | list[_Hub]:
         return [_as_file(path)]
     if path.is_dir():
         return _split_files(path, "train")
+    if path.exists():
+        raise DataError(f"{path}: not a file or a folder, but a pipe or a device")
     head, at, tail = spec.rpartition("@")
     if not at:
         head, tail = spec, "train"
@@ -278,11 +289,20 @@ def _split_files(folder: Path, split: str) -> list[_File]:
     splits = {file: _split_of(file.path.relative_to(folder), split) for file in files}
     chosen = [file for file in files if splits[file] == split]
     if chosen:
+        _say_unread(folder, tuple(file.path.name for file in files if splits[file] is None))
         return chosen
     found = sorted({name for name in splits.values() if name})
     if not found and split == "train":
         return files
     raise DataError(f"{folder}: no file of split {split!r}; splits found: {', '.join(found) or 'none'}")
+
+
+@cache
+def _say_unread(folder: Path, names: tuple[str, ...]) -> None:
+    """Once for each folder: files beside those of splits may have been meant."""
+    if names:
+        shown = ", ".join(names[:3]) + (", …" if names[3:] else "")
+        log.warning("%s: %d files that no split is named in are not read: %s", folder, len(names), shown)
 
 
 def _saved(folder: Path, saved: Mapping[str, Path], split: str) -> _File:

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch.distributed as dist
 
+from r1_cli.assembly.fillers import build_fillers
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
@@ -70,6 +71,7 @@ def build_learner(
         temperature=config.worker.rollout.temperature,
         max_grad_norm=actor.max_grad_norm,
         parallel=parallel,
+        fillers=build_fillers(config, model) if parallel.data_world > 1 else (),
         device=hardware.device,
     )
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from r1_core.learner import checkpoint
 from r1_core.learner.ablation import ablate, restore
-from r1_core.learner.batching import Batching, MicroLimit, count, fillers, schedule
+from r1_core.learner.batching import Batching, MicroLimit, count, fillers, rounds
 from r1_core.learner.facts import Facts, describe
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import MicroBatch, collate
@@ -68,7 +68,8 @@ class Learner:
     `learning_rate` gives the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
     `temperature` is the one that the answers were sampled at. `device` is where it computes, by default where the
     first parameter lies. In which precision is a matter of the model: of its weights, or of how it is sharded
-    (`parallel.Shard`).
+    (`parallel.Shard`). `fillers`, of use to several ranks only, are tiny samples, one of each kind of media, for those
+    that have none of it while others do.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Learner:
         temperature: float = 1.0,
         max_grad_norm: float = 1.0,
         parallel: Parallel | None = None,
+        fillers: Sequence[Sample] = (),
         device: torch.device | None = None,
     ) -> None:
         self.model = model
@@ -92,6 +94,7 @@ class Learner:
         self.temperature = temperature
         self.max_grad_norm = max_grad_norm
         self.parallel = parallel or Parallel()
+        self.fillers = fillers
         self.step = 0  # calls of optim_step, skipped ones too
         self.skipped_steps = 0
         self.device = device or next(model.parameters()).device
@@ -331,6 +334,7 @@ class Learner:
         written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
         caller writes beside, then renames. Raises OSError on all ranks if one could not write.
         """
+        reshard(self.model)  # what a verb that failed has left whole
         numbers = {"step": self.step, "skipped_steps": self.skipped_steps}
         optimizer = None if model_only else self.optimizer
         checkpoint.save(folder, self.model, optimizer, numbers, self.parallel, file_bytes)
@@ -352,8 +356,9 @@ class Learner:
     def _microbatches(self, samples: Sequence[Sample], limit: MicroLimit) -> Iterator[tuple[list[int], MicroBatch]]:
         """This rank's micro-batches with the indices of their samples; as many on every rank."""
         padded = not self.batching.padding_free
-        for indices in schedule(samples, limit, self.parallel.data_rank, self.parallel.data_world, padded=padded):
-            own = [samples[i] for i in indices]
-            if self.parallel.data_world > 1:
-                own += fillers(own, samples)
-            yield indices, collate(own, padding_free=self.batching.padding_free, device=self.device)
+        rank, world = self.parallel.data_rank, self.parallel.data_world
+        for parts in rounds(samples, limit, world, padded=padded):
+            own = [samples[i] for i in parts[rank]]
+            if world > 1:
+                own += fillers(own, [samples[i] for part in parts for i in part], self.fillers)
+            yield parts[rank], collate(own, padding_free=self.batching.padding_free, device=self.device)
