@@ -174,6 +174,7 @@ def test_a_dead_engine_ends_the_call_with_its_name_and_nobody_waits_for_the_othe
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_weights_of_two_ranks_reach_two_engines_to_the_bit(dtype: torch.dtype | None) -> None:
     assert ranks.run(weights_reach_engines, dtype) == [[], []]

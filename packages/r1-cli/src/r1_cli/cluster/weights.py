@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from r1_cli.cluster.batch import Put, Reference, to_array, to_tensor
-from r1_cli.cluster.ranks import Ranks
 from r1_rollout.errors import WeightsError
 from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
@@ -27,12 +26,13 @@ class RankedWeights:
     ranks put down and the engines read, and the driver never sees.
     """
 
-    ranks: Ranks
+    ask: Callable[..., Any]  # calls a verb of every rank, and returns rank 0's answer
+    putter: Put  # what puts a value down on a rank
     version: int
 
     def names(self) -> list[tuple[str, Tensor]]:
         """Return what there is, as tensors without values: nothing is gathered."""
-        found: list[tuple[str, tuple[int, ...]]] = self.ranks.ask("weight_shapes")
+        found: list[tuple[str, tuple[int, ...]]] = self.ask("weight_shapes")
         return [(name, torch.empty(shape, device="meta")) for name, shape in found]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -46,22 +46,22 @@ class RankedWeights:
 
         The next one is made when it is asked for: who lets go of a bucket before has two of them alive at most.
         """
-        yield from self._buckets(dtype, self.ranks.putter)
+        yield from self._buckets(dtype, self.putter)
 
-    def _buckets(self, dtype: torch.dtype | None, put: Put | None) -> Iterator:
-        self.ranks.ask("begin_weights", dtype)
+    def _buckets(self, dtype: torch.dtype | None, put: Put | None) -> Iterator[Any]:
+        self.ask("begin_weights", dtype)
         whole = False
         try:
-            while (bucket := self.ranks.ask("next_weights", put)) is not None:
+            while (bucket := self.ask("next_weights", put)) is not None:
                 yield bucket
             whole = True
         finally:
             if not whole:  # they gather together, so all of them have to end the pass
-                self.ranks.ask("end_weights")
+                self.ask("end_weights")
 
     def hand_over(self, task: Callable[[Weights], Result]) -> Result:
         """Run `task` on the weights in rank 0's process."""
-        result: Result = self.ranks.ask("hand_over", task)
+        result: Result = self.ask("hand_over", task)
         return result
 
 
