@@ -3,6 +3,7 @@
 import pickle
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from r1_cli.cluster.rank import Build, Rank
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.facts import Facts
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, find_blocks, shard_model
 from r1_core.objective import Objective
-from r1_core.own import as_loss
+from r1_core.own import OwnCodeError, as_loss
 from r1_core.types import LossInputs, Sample
 
 VIDEO_TOKEN = 59
@@ -119,13 +121,23 @@ def meet(build: Build) -> Rank:
     return rank
 
 
-def verb_by_verb(name: str, objective: str) -> tuple[list[Any], int]:
-    """A case for ranks: what comes back of all verbs, and how many prompts' pictures this rank has fetched first."""
+def verb_by_verb(name: str, objective: str) -> tuple[list[Any], int, Facts]:
+    """A case for ranks: what comes back of all verbs, of how many prompts this rank has fetched pictures, facts."""
     learner = RankedLearner(Together(meet(partial(build, name, objective))))
     samples = step_samples(name)
     learner.annotate(samples, ["squared_probs"])
     fetched = {place for place in LOADS if b"pixel_values" in STORE[place][0] and len(STORE[place][1]) == 2}
-    return go_through(learner, samples, OBJECTIVES[objective]), len(fetched)
+    return go_through(learner, samples, OBJECTIVES[objective]), len(fetched), learner.describe()
+
+
+def fail_and_save(folder: Path) -> dict[str, Tensor]:
+    """A case for ranks: the weights before a user's loss has failed on all of them, which then still write them."""
+    learner = RankedLearner(Together(meet(partial(build, "text", "failing"))))
+    before = {name: tensor.clone() for name, tensor in learner.weights()}
+    with pytest.raises(OwnCodeError, match="ValueError: this is mine"):
+        learner.forward_backward(ready(step_samples("text")), OBJECTIVES["failing"])
+    learner.save(folder)
+    return before
 
 
 # --- what is trained -------------------------------------------------------------------------------------------------
@@ -138,7 +150,13 @@ def my_loss(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     return -ratio * inputs.advantages, {"gap": (inputs.logprobs - inputs.ref_logprobs).detach()}
 
 
+def my_fault(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """A user's own that does not work."""
+    raise ValueError("this is mine")
+
+
 OBJECTIVES = {
+    "failing": Objective(as_loss(lambda inputs: my_fault(inputs), "mine")),
     "KL": Objective(kl_penalty="low_var_kl", kl_coef=0.1),
     "full KL": Objective(kl_penalty="full", kl_coef=0.1),
     "own loss": Objective(as_loss(lambda inputs: my_loss(inputs), "mine"), "seq", entropy_coef=0.01),
@@ -184,6 +202,14 @@ def step_samples(name: str) -> list[Sample]:
         replace(sample, rollout_logprobs=-torch.rand(len(sample.token_ids), generator=generator) * sample.loss_mask)
         for sample in samples
     ]
+
+
+def ready(samples: list[Sample]) -> list[Sample]:
+    """Samples with all that an update asks for."""
+    known = [
+        replace(s, **dict.fromkeys(("old_logprobs", "ref_logprobs"), -torch.ones(len(s.token_ids)))) for s in samples
+    ]
+    return assign(known, GRPO())
 
 
 def go_through(learner: Any, samples: list[Sample], objective: Objective) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,7 +88,9 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
     watch = Stopwatch(run.tracker.stage)
     update = run.update
     with watch("step"):
-        with run.stop.interruptible(), run.engine.awake(LocalWeights(run.learner.weights, at.step)):
+        with run.stop.interruptible(), ExitStack() as awake:
+            with watch("sync"):
+                awake.enter_context(run.engine.awake(LocalWeights(run.learner.weights, at.step)))
             groups, after, collected = run.collector.collect(at, watch)
         samples = to_samples(groups)
         with watch("old"):  # log π_old of each token, unless the update's own forward pass gives it

@@ -25,6 +25,7 @@ from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_cli.roles import Schedule
 from r1_core.learner import Learner
+from r1_core.learner.batching import split
 from r1_core.learner.facts import Facts
 from r1_core.learner.parallel import Parallel
 from r1_core.needs import Needs
@@ -77,6 +78,7 @@ class Rank:
         self._timeout = timedelta(seconds=timeout)
         self._store: TCPStore | None = None
         self._batch: list[Sample] = []
+        self._fullest = self._mean = 0.0  # tokens of the batch's updates: the fullest rank's by rounds, and the mean's
         self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
 
     # --- beginning ---------------------------------------------------------------------------------------------------
@@ -114,6 +116,7 @@ class Rank:
     def take(self, columns: Reference) -> None:
         """Take a batch in the place of the last: rows and changes are of this one from now on."""
         self._batch = from_columns(columns.load())
+        self._fullest = self._mean = 0.0
 
     def _shown(self, rows: Rows, changes: Reference | None) -> list[Sample]:
         if changes is not None:
@@ -148,7 +151,10 @@ class Rank:
 
     def forward_backward(self, rows: Rows, changes: Reference | None, kl_coef: float) -> dict[str, float]:
         """Do what the learner's does, by the configuration's objective with this KL coefficient."""
-        return self.learner.forward_backward(self._shown(rows, changes), self._objective(kl_coef))
+        samples = self._shown(rows, changes)
+        metrics = self.learner.forward_backward(samples, self._objective(kl_coef))
+        self._weigh(samples)
+        return metrics
 
     def forward_backward_on_policy(
         self, rows: Rows, changes: Reference | None, kl_coef: float
@@ -156,7 +162,16 @@ class Rank:
         """Do what the learner's does; return what it adds, and the metrics."""
         samples = self._shown(rows, changes)
         found, metrics = self.learner.measure_on_policy(samples, self._objective(kl_coef))
+        self._weigh(samples)
         return self._keep(rows, samples, found), metrics
+
+    def _weigh(self, samples: Sequence[Sample]) -> None:
+        """Note how evenly an update's tokens are spread: in each round of micro-batches all wait for the fullest."""
+        lengths, batching = [len(sample.token_ids) for sample in samples], self.learner.batching
+        parts = split(lengths, batching.update, self._world, padded=not batching.padding_free)
+        loads = [sum(lengths[i] for i in part) for part in parts]
+        self._fullest += sum(max(loads[first : first + self._world]) for first in range(0, len(loads), self._world))
+        self._mean += sum(loads) / self._world
 
     def _objective(self, kl_coef: float) -> Objective:
         return replace(self.objective, kl_coef=kl_coef)
@@ -175,7 +190,8 @@ class Rank:
 
     def describe(self) -> Facts:
         """Return the facts of the whole model, and of this rank's device."""
-        return self.learner.describe()
+        facts = self.learner.describe()
+        return replace(facts, straggler=self._fullest / self._mean) if self._mean else facts
 
     def save(self, folder: Path, model_only: bool) -> None:
         """Do what the learner's does."""

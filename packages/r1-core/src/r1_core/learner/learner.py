@@ -334,6 +334,7 @@ class Learner:
         written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
         caller writes beside, then renames. Raises OSError on all ranks if one could not write.
         """
+        reshard(self.model)  # what a verb that failed has left whole
         numbers = {"step": self.step, "skipped_steps": self.skipped_steps}
         optimizer = None if model_only else self.optimizer
         checkpoint.save(folder, self.model, optimizer, numbers, self.parallel, file_bytes)
