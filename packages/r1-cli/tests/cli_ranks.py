@@ -3,8 +3,10 @@
 import pickle
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,10 +18,11 @@ from r1_cli.cluster.rank import Build, Rank
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.facts import Facts
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, find_blocks, shard_model
 from r1_core.objective import Objective
-from r1_core.own import as_loss
+from r1_core.own import OwnCodeError, as_loss
 from r1_core.types import LossInputs, Sample
 
 VIDEO_TOKEN = 59
@@ -68,6 +71,7 @@ class OneRank:
     rank: Rank
     asked: list[tuple[str, int]] = field(default_factory=list)  # verbs, and how many bytes went to and fro with each
     stored: list[Stored] = field(default_factory=list)
+    putter: Any = Stored.put
 
     def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         sent = pickle.dumps((args, kwargs), protocol=5)
@@ -89,6 +93,8 @@ class OneRank:
 
 class Together:
     """`Ranks` of which this process is one: all of them make the same calls, and rank 0's answers are what all get."""
+
+    putter = Stored.put
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
@@ -119,13 +125,38 @@ def meet(build: Build) -> Rank:
     return rank
 
 
-def verb_by_verb(name: str, objective: str) -> tuple[list[Any], int]:
-    """A case for ranks: what comes back of all verbs, and how many prompts' pictures this rank has fetched first."""
+def verb_by_verb(name: str, objective: str) -> tuple[list[Any], int, Facts]:
+    """A case for ranks: what comes back of all verbs, of how many prompts this rank has fetched pictures, facts."""
     learner = RankedLearner(Together(meet(partial(build, name, objective))))
     samples = step_samples(name)
     learner.annotate(samples, ["squared_probs"])
     fetched = {place for place in LOADS if b"pixel_values" in STORE[place][0] and len(STORE[place][1]) == 2}
-    return go_through(learner, samples, OBJECTIVES[objective]), len(fetched)
+    return go_through(learner, samples, OBJECTIVES[objective]), len(fetched), learner.describe()
+
+
+def fail_and_save(folder: Path) -> dict[str, Tensor]:
+    """A case for ranks: the weights before a user's loss has failed on all of them, which then still write them."""
+    learner = RankedLearner(Together(meet(partial(build, "text", "failing"))))
+    before = {name: tensor.clone() for name, tensor in learner.weights()}
+    with pytest.raises(OwnCodeError, match="ValueError: this is mine"):
+        learner.forward_backward(ready(step_samples("text")), OBJECTIVES["failing"])
+    learner.save(folder)
+    return before
+
+
+def take_many_steps(steps: int) -> list[int]:
+    """A case for ranks: the bytes of this process, driver and rank in one, after each step with pictures."""
+    learner = RankedLearner(Together(meet(partial(build, "pictures", "KL"))))
+    taken = []
+    for step in range(steps):
+        samples = learner.annotate(step_samples("pictures", seed=step), ["old_logprobs"])
+        samples = assign(learner.annotate(samples, ["ref_logprobs"]), GRPO())
+        learner.forward_backward(samples, OBJECTIVES["KL"])
+        learner.optim_step()
+        for store in (STORE, LOADS):  # what an object store lets go of by itself
+            store.clear()
+        taken.append(psutil.Process().memory_info().rss)
+    return taken
 
 
 # --- what is trained -------------------------------------------------------------------------------------------------
@@ -138,7 +169,13 @@ def my_loss(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     return -ratio * inputs.advantages, {"gap": (inputs.logprobs - inputs.ref_logprobs).detach()}
 
 
+def my_fault(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """A user's own that does not work."""
+    raise ValueError("this is mine")
+
+
 OBJECTIVES = {
+    "failing": Objective(as_loss(lambda inputs: my_fault(inputs), "mine")),
     "KL": Objective(kl_penalty="low_var_kl", kl_coef=0.1),
     "full KL": Objective(kl_penalty="full", kl_coef=0.1),
     "own loss": Objective(as_loss(lambda inputs: my_loss(inputs), "mine"), "seq", entropy_coef=0.01),
@@ -163,9 +200,9 @@ def build(name: str, objective: str, parallel: Parallel) -> tuple[Learner, Objec
     return learner, replace(OBJECTIVES[objective], kl_coef=0.0)
 
 
-def video_samples() -> list[Sample]:
+def video_samples(seed: int) -> list[Sample]:
     """The samples with pictures, the third's two of which are frames of a video."""
-    samples = picture_samples()
+    samples = picture_samples(seed=seed)
     clip = samples[2]
     names = {"pixel_values": "pixel_values_videos", "image_grid_thw": "video_grid_thw"}
     samples[2] = replace(
@@ -176,14 +213,22 @@ def video_samples() -> list[Sample]:
     return samples
 
 
-def step_samples(name: str) -> list[Sample]:
+def step_samples(name: str, seed: int = 1) -> list[Sample]:
     """A step's samples as they come from an engine: with its log-probs, and of unequal groups."""
-    samples = {"text": text_samples, "pictures": picture_samples, "video": video_samples}[name]()
+    samples = {"text": text_samples, "pictures": picture_samples, "video": video_samples}[name](seed=seed)
     generator = torch.Generator().manual_seed(3)
     return [
         replace(sample, rollout_logprobs=-torch.rand(len(sample.token_ids), generator=generator) * sample.loss_mask)
         for sample in samples
     ]
+
+
+def ready(samples: list[Sample]) -> list[Sample]:
+    """Samples with all that an update asks for."""
+    known = [
+        replace(s, **dict.fromkeys(("old_logprobs", "ref_logprobs"), -torch.ones(len(s.token_ids)))) for s in samples
+    ]
+    return assign(known, GRPO())
 
 
 def go_through(learner: Any, samples: list[Sample], objective: Objective) -> list[Any]:

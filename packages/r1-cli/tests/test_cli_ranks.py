@@ -6,18 +6,21 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import cli_ranks
 import pytest
 import ranks
 import torch
-from cli_ranks import LOADS, OBJECTIVES, STORE, OneRank, build, go_through, step_samples
+from cli_ranks import LOADS, OBJECTIVES, STORE, OneRank, build, go_through, ready, step_samples
+from safetensors.torch import load_file
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 
 from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.rank import Rank
 from r1_core.advantages import GRPO, assign
 from r1_core.learner.parallel import Parallel
+from r1_core.own import OwnCodeError
 from r1_core.types import Sample
 from r1_rollout.weights import Weights
 
@@ -41,14 +44,6 @@ def ranked(name: str = "text", objective: str = "KL") -> tuple[RankedLearner, On
     return RankedLearner(crossing), crossing
 
 
-def ready(samples: list[Sample]) -> list[Sample]:
-    """Samples with all that an update by `KL` asks for."""
-    known = [
-        replace(s, **dict.fromkeys(("old_logprobs", "ref_logprobs"), -torch.ones(len(s.token_ids)))) for s in samples
-    ]
-    return assign(known, GRPO())
-
-
 @pytest.mark.parametrize(
     ("name", "objective"),
     [("text", "KL"), ("text", "full KL"), ("text", "own loss"), ("pictures", "KL"), ("video", "KL")],
@@ -66,10 +61,43 @@ def test_two_ranks_give_verb_by_verb_what_the_learner_gives(name: str, objective
     learner, _ = build(name, objective, Parallel())
     expected = go_through(learner, step_samples(name), OBJECTIVES[objective])
     answers = ranks.run(cli_ranks.verb_by_verb, name, objective)
-    for found, _ in answers:
+    for found, fetched, facts in answers:
+        assert facts == replace(learner.describe(), devices=2, straggler=facts.straggler)
+        assert 1 < facts.straggler < 2
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
-    if name == "pictures":
-        assert all(0 < fetched < 3 for _, fetched in answers), "a rank has fetched pictures that it did not compute"
+        if name == "pictures":
+            assert 0 < fetched < 3, "a rank has fetched pictures that it did not compute"
+
+
+@pytest.mark.slow
+def test_memory_of_driver_and_ranks_is_flat_over_200_steps_with_pictures() -> None:
+    for taken in ranks.run(cli_ranks.take_many_steps, 200):
+        assert max(taken[20:]) < 1.02 * taken[20]
+
+
+@pytest.mark.slow
+def test_ranks_that_have_all_met_a_users_fault_still_save(tmp_path: Path) -> None:
+    before, _ = ranks.run(cli_ranks.fail_and_save, tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == before.keys()
+    assert all(torch.equal(saved[name], before[name]) for name in before)
+
+
+def gone(*args: object) -> None:
+    raise RuntimeError("learner-0 is gone")
+
+
+def test_what_fails_after_ranks_are_gone_is_told_by_why_they_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    far, crossing = ranked(objective="failing")
+    samples = ready(step_samples("text"))
+    with pytest.raises(OwnCodeError, match="this is mine") as first:
+        far.forward_backward(samples, KL)
+    far.restore()  # they are still there
+    monkeypatch.setattr(crossing.rank, "save", gone)
+    with pytest.raises(OwnCodeError) as second:
+        far.save(Path("nowhere"))
+    assert second.value is first.value
+    assert "learner-0 is gone" in str(second.value.__cause__)
 
 
 def test_a_batch_crosses_once_and_a_field_once() -> None:

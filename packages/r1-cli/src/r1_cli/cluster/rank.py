@@ -4,6 +4,7 @@ Only rows, new per-token fields and flags arrive with a verb, after `take` has b
 from rank 0, what was found of trained tokens go back.
 """
 
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,12 +20,14 @@ from torch._C._distributed_c10d import TCPStore
 
 from r1_cli.assembly.algorithm import build_objective
 from r1_cli.assembly.learner import build_learner
-from r1_cli.cluster.batch import Array, Reference, apply_changes, from_columns, to_array
+from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_cli.roles import Schedule
 from r1_core.learner import Learner
+from r1_core.learner.batching import split
+from r1_core.learner.checkpoint import named_state
 from r1_core.learner.facts import Facts
 from r1_core.learner.parallel import Parallel
 from r1_core.needs import Needs
@@ -33,6 +37,7 @@ from r1_core.types import Sample
 from r1_rollout.weights import Weights, buckets
 
 Rows = NDArray[np.int32]  # which samples of the batch
+Packed = tuple[str, tuple[Array, str]]  # a tensor by name, as `batch.to_array` gives it
 Found = dict[str, Array]  # per-token fields, each float32 [T] for the T trained tokens of the samples asked about
 Build = Callable[[Parallel], tuple[Learner, Objective]]  # a user's own loss does not pickle, so a rank makes it itself
 Result = TypeVar("Result")
@@ -76,14 +81,21 @@ class Rank:
         self._timeout = timedelta(seconds=timeout)
         self._store: TCPStore | None = None
         self._batch: list[Sample] = []
+        self._fullest = self._mean = 0.0  # tokens of the batch's updates: the fullest rank's by rounds, and the mean's
         self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
     def open_store(self, host: str) -> tuple[str, int]:
         """Open, on rank 0, the place where ranks meet; return its address, whose port nobody had to guess."""
-        self._store = TCPStore(host, 0, is_master=True, timeout=self._timeout, wait_for_workers=False)
-        return host, self._store.port
+        # By itself a store would listen on every address of the machine.
+        listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        port: int = listening.getsockname()[1]
+        self._store = TCPStore(
+            host, port, is_master=True, timeout=self._timeout, wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )  # fmt: skip
+        return host, port
 
     def join(self, address: tuple[str, int] | None = None) -> None:
         """Meet the other ranks at the address that `open_store` gave, and build the learner; alone, build it."""
@@ -107,6 +119,7 @@ class Rank:
     def take(self, columns: Reference) -> None:
         """Take a batch in the place of the last: rows and changes are of this one from now on."""
         self._batch = from_columns(columns.load())
+        self._fullest = self._mean = 0.0
 
     def _shown(self, rows: Rows, changes: Reference | None) -> list[Sample]:
         if changes is not None:
@@ -141,7 +154,10 @@ class Rank:
 
     def forward_backward(self, rows: Rows, changes: Reference | None, kl_coef: float) -> dict[str, float]:
         """Do what the learner's does, by the configuration's objective with this KL coefficient."""
-        return self.learner.forward_backward(self._shown(rows, changes), self._objective(kl_coef))
+        samples = self._shown(rows, changes)
+        metrics = self.learner.forward_backward(samples, self._objective(kl_coef))
+        self._weigh(samples)
+        return metrics
 
     def forward_backward_on_policy(
         self, rows: Rows, changes: Reference | None, kl_coef: float
@@ -149,7 +165,16 @@ class Rank:
         """Do what the learner's does; return what it adds, and the metrics."""
         samples = self._shown(rows, changes)
         found, metrics = self.learner.measure_on_policy(samples, self._objective(kl_coef))
+        self._weigh(samples)
         return self._keep(rows, samples, found), metrics
+
+    def _weigh(self, samples: Sequence[Sample]) -> None:
+        """Note how evenly an update's tokens are spread: in each round of micro-batches all wait for the fullest."""
+        lengths, batching = [len(sample.token_ids) for sample in samples], self.learner.batching
+        parts = split(lengths, batching.update, self._world, padded=not batching.padding_free)
+        loads = [sum(lengths[i] for i in part) for part in parts]
+        self._fullest += sum(max(loads[first : first + self._world]) for first in range(0, len(loads), self._world))
+        self._mean += sum(loads) / self._world
 
     def _objective(self, kl_coef: float) -> Objective:
         return replace(self.objective, kl_coef=kl_coef)
@@ -168,7 +193,8 @@ class Rank:
 
     def describe(self) -> Facts:
         """Return the facts of the whole model, and of this rank's device."""
-        return self.learner.describe()
+        facts = self.learner.describe()
+        return replace(facts, straggler=self._fullest / self._mean) if self._mean else facts
 
     def save(self, folder: Path, model_only: bool) -> None:
         """Do what the learner's does."""
@@ -189,16 +215,21 @@ class Rank:
             for _ in weights:
                 pass
 
-    def begin_weights(self) -> None:
-        """Begin a pass over the whole weights, which `next_weights` takes in steps."""
-        self._weights = buckets(self.learner.weights(), BUCKET)
+    def weight_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Return names and shapes of the whole weights, without gathering them."""
+        return [(name, tuple(tensor.shape)) for name, tensor in named_state(self.learner.model)]
 
-    def next_weights(self) -> list[tuple[str, tuple[Array, str]]] | None:
-        """Return the next whole tensors by name, as `batch.to_array` gives them, from rank 0; None at the end."""
+    def begin_weights(self, dtype: torch.dtype | None) -> None:
+        """Begin a pass over the whole weights, cast to `dtype`, which `next_weights` takes in steps."""
+        self._weights = buckets(self.learner.weights(dtype), BUCKET)
+
+    def next_weights(self, put: Put | None) -> list[Packed] | Reference | None:
+        """Return the next whole tensors from rank 0, or where they were put down there; None at the end."""
         bucket = next(self._weights, None)
-        if bucket is None:
-            return None
-        return [(name, to_array(tensor)) for name, tensor in bucket] if self._rank == 0 else []
+        if bucket is None or self._rank > 0:
+            return None if bucket is None else []
+        packed = [(name, to_array(tensor)) for name, tensor in bucket]
+        return put(packed) if put else packed
 
     def end_weights(self) -> None:
         """Go to the end of a pass that was broken off: ranks that gather have to do so together."""

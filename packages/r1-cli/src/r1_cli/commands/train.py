@@ -44,6 +44,7 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         share_processors()
         if reads_media(config):
             start_early()  # its imports take as long as ours, on another processor
+        from r1_cli.cluster.errors import ClusterError
         from r1_cli.groups.estimate import EstimateError
         from r1_cli.jobs.train import train as run_training
         from r1_cli.loop import BrokenStepError
@@ -53,7 +54,7 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         from r1_rewards.types import RewardFailure
         from r1_rollout.errors import RolloutError
 
-        own = EstimateError, OwnCodeError, BrokenStepError
+        own = EstimateError, OwnCodeError, BrokenStepError, ClusterError
         with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError, CheckpointError, *own):
             code = run_training(config, provenance)
     if code:
@@ -67,6 +68,7 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     from r1_cli.assembly.rows import open_local
     from r1_cli.assembly.truths import TruthReader, first_problems
     from r1_cli.assembly.verifiers import try_rewards
+    from r1_cli.cluster.placement import imagine_nodes, seat_ranks
     from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources
     from r1_cli.plan.announce import announce, render_sources, show_table
@@ -84,7 +86,9 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
         try_algorithm(config)
     click.echo(yaml.safe_dump(printable(config), sort_keys=False, allow_unicode=True))
     console = Console()
-    announce(console, config, provenance, plan)
+    trainer = config.trainer
+    seats = seat_ranks(imagine_nodes(trainer.nnodes, trainer.n_gpus_per_node)) if trainer.devices > 1 else ()
+    announce(console, config, provenance, plan, seats)
     show_table(console, render_sources([*sources, *val_sources], opened))
     for line in first_problems(TruthReader(config, [*sources, *val_sources]), opened):
         console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)

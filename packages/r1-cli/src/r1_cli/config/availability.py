@@ -36,13 +36,11 @@ def wants_critic(config: RunConfig) -> bool:
 
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("algorithm.adv_estimator", lambda v, c: wants_critic(c), "there is no critic, set another estimator"),
-    ("worker.actor.ulysses_size", lambda v, c: v > 1, "one device, set 1"),
+    ("worker.actor.ulysses_size", lambda v, c: v > 1, "sequences are not cut over devices, set 1"),
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
     ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
-    ("trainer.nnodes", lambda v, c: v > 1, "one device, set 1"),
-    ("trainer.n_gpus_per_node", lambda v, c: v > 1, "one device, set 1"),
-    ("trainer.ray_timeline", lambda v, c: v is not None, "runs in one process, set null"),
+    ("trainer.ray_timeline", lambda v, c: v is not None, "Ray's timeline is not written, set null"),
 )
 # Refused where the user asks for it; as a mere default it means nothing on one device.
 NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
@@ -56,8 +54,7 @@ NO_EFFECT: dict[str, str] = {
     "worker.hybrid_engine": "one process both samples and trains",
     "worker.actor.strategy": "both names mean FSDP2",
     "worker.actor.fsdp.enable_rank0_init": "each rank reads its own rows of the model's files",
-    "worker.actor.fsdp.fsdp_size": "one device, nothing to shard",
-    "worker.actor.fsdp.use_orig_params": "one device, nothing to shard",
+    "worker.actor.fsdp.use_orig_params": "FSDP2 always does",
     "worker.actor.fsdp.mp_buffer_dtype": "buffers keep the model's own precision",
     "worker.ref.strategy": "both names mean FSDP2",
     "worker.ref.offload": "it is worker.ref.fsdp.enable_cpu_offload that keeps the reference off the device",
@@ -90,6 +87,8 @@ def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
 # Keys that are read in some configurations only: when, and the reason to give otherwise.
 READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("data.stopping_strategy", lambda c: any(s.weight for s in training_sources(c.data)), "no source has a weight"),
+    ("worker.actor.fsdp.fsdp_size", lambda c: c.trainer.devices > 1, "one device, nothing to shard"),
+    ("trainer.collective_timeout", lambda c: c.trainer.devices > 1, "one device, nobody to wait for"),
     ("worker.critic", wants_critic, "the estimator needs no critic"),
     ("trainer.critic_warmup", wants_critic, "the estimator needs no critic"),
     ("algorithm.kl_horizon", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),

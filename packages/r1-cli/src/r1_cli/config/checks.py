@@ -159,9 +159,16 @@ def _parallel(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
     shown = f"(trainer.nnodes × trainer.n_gpus_per_node = {devices})"
     if devices % actor.ulysses_size:
         yield "worker.actor.ulysses_size", f"must divide the number of devices {shown}"
+    size = actor.fsdp.fsdp_size
+    if devices > 1 and size != -1 and (size < 1 or devices % size):
+        yield "worker.actor.fsdp.fsdp_size", f"must divide the number of devices {shown}, or be -1 for all of them"
     # EasyR1's default of 2 is not held against a run on one device.
-    if provenance.is_set("worker.rollout.tensor_parallel_size") and devices % rollout.tensor_parallel_size:
-        yield "worker.rollout.tensor_parallel_size", f"must divide the number of devices {shown}"
+    asked = provenance.is_set("worker.rollout.tensor_parallel_size") or (devices > 1 and rollout.engine == "vllm")
+    if asked and not rollout.servers.used and config.trainer.n_gpus_per_node % rollout.tensor_parallel_size:
+        yield (
+            "worker.rollout.tensor_parallel_size",
+            f"must divide trainer.n_gpus_per_node = {config.trainer.n_gpus_per_node}: an engine is on one node",
+        )
     longest = config.data.max_prompt_length + config.data.max_response_length
     lengths = f"data.max_prompt_length + data.max_response_length ({longest})"
     if rollout.name == "vllm" and not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < longest:

@@ -208,13 +208,15 @@ def performance(
         },
         "perf/total_num_tokens": float(total),
         "perf/time_per_step": seconds["step"],
-        "perf/throughput": total / seconds["step"],
+        "perf/throughput": total / (seconds["step"] * facts.devices),
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
     peak = peak_flops(facts.device)
     if peak is not None:
         flops = total * ppo_epochs * facts.flops_per_token
-        record["perf/mfu_actor"] = flops / (seconds["update_actor"] * peak)
+        record["perf/mfu_actor"] = flops / (seconds["update_actor"] * peak * facts.devices)
+    if facts.devices > 1:
+        record["perf/straggler"] = facts.straggler
     if facts.peak_allocated is not None and facts.peak_reserved is not None:
         record["perf/max_memory_allocated_gb"] = facts.peak_allocated / 2**30
         record["perf/max_memory_reserved_gb"] = facts.peak_reserved / 2**30

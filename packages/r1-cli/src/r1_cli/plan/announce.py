@@ -1,6 +1,7 @@
 """What a run says before it starts, and all that a dry run says: the table of its plan, and what to know about it."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -9,6 +10,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Column, Table
 
+from r1_cli.cluster.placement import Seat
 from r1_cli.config import Provenance, RunConfig, without_effect
 from r1_cli.config.sources import Source, validation_sources
 from r1_cli.plan.batches import Plan
@@ -23,9 +25,13 @@ WIDEST = 1000  # characters of a table that is not on a terminal
 NOTHING_SAVED = "nothing will be saved: trainer.save_freq is not above 0, so the run ends without a model"
 
 
-def announce(console: Console, config: RunConfig, provenance: Provenance, plan: Plan) -> None:
-    """Print the plan, what has no effect, what is odd, and notices about older keys."""
+def announce(
+    console: Console, config: RunConfig, provenance: Provenance, plan: Plan, seats: Sequence[Seat] = ()
+) -> None:
+    """Print the plan, where ranks are, what has no effect, what is odd, and notices about older keys."""
     show_table(console, render(plan))
+    if seats:
+        show_table(console, render_placement(seats))
     lines = [f"checkpoints go to {plan.checkpoint_folder}" if config.trainer.save_freq > 0 else NOTHING_SAVED]
     limits = without_effect(config, provenance)
     lines += ["no effect here:", *(f"  {limit}: {limit.reason}" for limit in limits)] if limits else []
@@ -125,6 +131,16 @@ def found_format(one: "OpenSource") -> tuple[str, str]:
     """Return the row format of a source and the columns of its prompts and answers, as a table shows them."""
     columns = one.detected.columns
     return one.detected.format or "columns as set", escape(f"{columns.prompt}, {columns.ground_truth}")
+
+
+def render_placement(seats: Sequence[Seat]) -> Table:
+    """Return which ranks are on which machine, and their devices there."""
+    table = Table("placement", "node", "devices", box=box.SIMPLE_HEAD, pad_edge=False)
+    for _, group in groupby(seats, key=lambda seat: seat.node.id):
+        own = list(group)
+        names = own[0].name if len(own) == 1 else f"{own[0].name} … {own[-1].name}"
+        table.add_row(names, own[0].node.address, ", ".join(seat.device for seat in own))
+    return table
 
 
 def _memory_rows(memory: Memory | None) -> list[tuple[str, str, str]]:

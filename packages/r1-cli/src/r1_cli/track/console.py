@@ -22,9 +22,10 @@ STEP_COLUMNS = (
     ("timing_s/step", "seconds", 0),
 )
 ONLY_IF_ANY = ("reward/failures",)
-# The stages of a step, as `Stopwatch` knows them, in words. A step begins by handing the weights to the engine.
+# The stages of a step, as `Stopwatch` knows them, in words.
 STAGES = {
-    "step": "sync",
+    "step": "sync",  # which it begins with
+    "sync": "sync",
     "gen": "sampling",
     "reward": "rewards",
     "old": "old log-probs",

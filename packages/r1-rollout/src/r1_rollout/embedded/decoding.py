@@ -1,7 +1,7 @@
 """One call of the embedded engine while it runs: prompts waiting, rows decoding, groups finished."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,8 @@ from r1_rollout.types import Completion, PromptLike
 class Decoding:
     """Continuous batching: whole groups enter as room allows, finished rows make room at once.
 
-    An iterator of (index of the prompt, its completions), which does the work as it is asked for more.
+    An iterator of (index of the prompt, its completions), which does the work as it is asked for more. The prompts may
+    grow as long as some are unfinished.
     """
 
     def __init__(
@@ -30,18 +31,20 @@ class Decoding:
         filler: int,
         max_sequences: int,
         version: int,
+        require: Callable[[PromptLike, int], None] = lambda prompt, limit: None,
     ) -> None:
+        """Begin nothing yet; `require` is asked to refuse prompts, with their answers' limit, that come later."""
         self._model, self._prompts, self._choices, self._version = model, prompts, choices, version
-        self._filler, self._capacity = filler, min(max_sequences, len(prompts) * choices.samples)
+        self._filler, self._capacity, self._require = filler, max_sequences, require
+        self._known, self._drained = len(prompts), False
         self._waiting = deque(range(len(prompts)))
         self._slots: list[int] = []  # the prompt in each slot of the cache
         self._groups: dict[int, dict[int, Completion]] = {}  # prompts that are running
         self._finished: deque[tuple[int, list[Completion]]] = deque()
         self._over = ""  # why there are no more groups, if somebody else decided so
-        columns, longest = max(choices.limits, default=1), max((len(p.token_ids) for p in prompts), default=1)
         self._running: tuple[Rows, GroupCache] | None = (
-            Rows(self._capacity, columns, model.device),
-            GroupCache(self._capacity, columns, longest),
+            Rows(self._capacity, max(choices.longest, 1), model.device),
+            GroupCache(self._capacity, choices.longest),
         )
 
     def __iter__(self) -> Iterator[tuple[int, list[Completion]]]:
@@ -56,6 +59,7 @@ class Decoding:
             EngineMemoryError: there is too little memory on the GPU.
         """
         while not self._finished:
+            self._take_up()
             if self._running is None or not (self._waiting or self._running[0]):
                 self.close()
                 if self._over:
@@ -75,8 +79,20 @@ class Decoding:
                 raise
         return self._finished.popleft()
 
+    def _take_up(self) -> None:
+        """Let those prompts wait, too, that have been appended."""
+        while self._running is not None and not self._drained and self._known < len(self._prompts):
+            try:
+                self._require(self._prompts[self._known], self._choices.limit(self._known))
+            except BaseException:
+                self.close()
+                raise
+            self._waiting.append(self._known)
+            self._known += 1
+
     def drain(self) -> None:
         """Let no waiting prompt in."""
+        self._drained = True
         self._waiting.clear()
 
     def close(self) -> None:
@@ -122,7 +138,7 @@ class Decoding:
                 indices = [together[place] for place in part]
                 prompts = [self._prompts[index] for index in indices]
                 prefilled, behind = prefill(self._model, prompts, [inputs[place] for place in part], self._filler)
-                cache.insert(prefilled, len(self._slots))
+                cache.insert(prefilled, [len(prompt.token_ids) for prompt in prompts], len(self._slots))
                 logits.append(behind.repeat_interleave(choices.samples, dim=0))
                 for index in indices:
                     self._begin(index, rows)
@@ -131,7 +147,7 @@ class Decoding:
     def _begin(self, index: int, rows: Rows) -> None:
         """Start the samples of a prompt whose keys and values are in the cache's next slot."""
         choices, position = self._choices, int(rotary_axes(self._prompts[index].position_ids).max()) + 1
-        rows.add(index, choices.keys(index), choices.limits[index], position, slot=len(self._slots))
+        rows.add(index, choices.keys(index), choices.limit(index), position, slot=len(self._slots))
         self._slots.append(index)
         self._groups[index] = {}
 
@@ -139,12 +155,12 @@ class Decoding:
         """Feed every row its last token; return the logits [rows, vocabulary] of the next."""
         axes = len(rotary_axes(self._prompts[rows.owners[0][0]].position_ids))
         before = rows.ages - 1  # tokens in the cache
-        mask = cache.aim(before)
+        cache.aim(before)
         with cache.decoding():
             logits: Tensor = self._model(
                 input_ids=rows.last[:, None],
                 position_ids=without_lone_axis((rows.positions + before)[None, :, None].expand(axes, -1, -1)),
-                attention_mask=mask,
+                attention_mask=torch.zeros(len(rows), 1, 1, 1, device=before.device),  # none but the cache's
                 past_key_values=cache,
                 use_cache=True,
             ).logits
@@ -160,8 +176,8 @@ class Decoding:
             reason: Literal["stop", "length"] = "stop" if stopped[row] else "length"
             self._groups[prompt][sample] = Completion(tokens.numpy(), logprobs.numpy(), reason, self._version)
         sources, targets = rows.remove(finished)
-        if sources:
-            cache.move_rows(sources, targets)
+        if finished:
+            cache.remove_rows(finished, sources, targets)
         for prompt in [prompt for prompt, group in self._groups.items() if len(group) == self._choices.samples]:
             group = self._groups.pop(prompt)
             self._finished.append((prompt, [group[sample] for sample in range(self._choices.samples)]))
@@ -171,13 +187,12 @@ class Decoding:
     def _vacate(self, slot: int, rows: Rows, cache: GroupCache) -> None:
         """Give a slot to the prompt in the last one."""
         last = len(self._slots) - 1
+        cache.remove_slot(slot, last)
         if slot != last:
-            cache.move_slot(last, slot)
             rows.slots[rows.slots == last] = slot
         self._slots[slot] = self._slots[last]
         del self._slots[last]
 
     def _arrange(self, rows: Rows, cache: GroupCache) -> None:
         if rows:
-            lengths = torch.tensor([len(self._prompts[prompt].token_ids) for prompt in self._slots])
-            cache.arrange(rows.slots, lengths.to(rows.slots.device))
+            cache.arrange(rows.slots, [len(self._prompts[prompt].token_ids) for prompt in self._slots])
