@@ -299,14 +299,16 @@ class Learner:
 
     # --- weights and state -----------------------------------------------------------------------------------------
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter and persistent buffer, frozen ones too, as (state-dict name, full tensor).
 
         Tied parameters come once, under their first name. The tensors may share memory with the model's: copy what
-        you keep. Under several ranks all must exhaust the iterator.
+        you keep. Under several ranks all must exhaust the iterator; floating-point shards are cast to `dtype` before
+        they are gathered.
         """
         for name, tensor in checkpoint.named_state(self.model):
-            yield name, whole(tensor)
+            own = tensor.detach()
+            yield name, whole(own if dtype is None or not own.is_floating_point() else own.to(dtype))
 
     def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
         """Set rows of the weights (None: all of a tensor) to zero until `restore`; see `ablation.ablate`.
