@@ -62,10 +62,6 @@ class Host:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.devices)
         return os.getpid()
 
-    def run(self, function: Callable[..., object], *args: object) -> object:
-        """Call a function here."""
-        return _call(function, args, {})
-
     def make(self, maker: Callable[..., object], *args: object, **kwargs: object) -> None:
         """Make what this process holds from now on."""
         self.held = _call(maker, args, kwargs)
@@ -150,10 +146,6 @@ class Actors:
         except BaseException:
             self.close()
             raise
-
-    def run(self, function: Callable[..., object], *args: object) -> list[Any]:
-        """Call a function in every process; return what each returns. Raises as `ask_all` does."""
-        return self._collect([one.run.remote(function, *args) for one in self._handles], function.__name__)
 
     def make(self, maker: Callable[..., object], each: Sequence[tuple[object, ...]]) -> None:
         """Let each make what it holds, by `maker` with arguments of its own. Raises as `ask_all` does."""

@@ -4,20 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from r1_cli.assembly.learner import build_learner, joined_alone
-from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.placement import Seat, seat_ranks
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.roles import Learner, Schedule
-from r1_cli.state.sight import find_unseen, shown_folders
-
-if TYPE_CHECKING:
-    from r1_cli.cluster.actors import Actors
 
 
 def settle_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
@@ -52,21 +46,6 @@ def _refuse_gpus(on_gpu: bool, trainer: TrainerConfig) -> None:
         raise ConfigError([Problem(key, message, str(getattr(trainer, key.rpartition(".")[2])))])
 
 
-def require_same_folders(config: RunConfig, ranks: "Actors") -> None:
-    """Check that every rank's machine has the run's folders.
-
-    Raises:
-        ClusterError: names each rank, folder and key where it does not.
-    """
-    settings = config.worker.actor.model
-    read = {"model_path": settings.model_path, "tokenizer_path": settings.tokenizer_path}
-    read_folders = {f"worker.actor.model.{key}": Path(path) for key, path in read.items() if path}
-    with shown_folders(("trainer.save_checkpoint_path", config.trainer.checkpoint_folder), read_folders) as proof:
-        unseen = zip(ranks.places, ranks.run(find_unseen, proof), strict=True)
-    if lines := [f"{place}: {line}" for place, found in unseen for line in found]:
-        raise ClusterError("\n".join(lines))
-
-
 def open_learner(
     config: RunConfig,
     hardware: Hardware,
@@ -78,7 +57,7 @@ def open_learner(
     """Load the policy and what trains it, here or, where there are seats, in an actor at each; these end with `stack`.
 
     Raises:
-        ClusterError: a rank has died, or its machine has other folders.
+        ClusterError: a rank has died.
         ModelError: the model cannot be loaded.
     """
     if not seats:
@@ -101,7 +80,6 @@ def open_learner(
         ]
     )
     stack.callback(ranks.close)
-    require_same_folders(config, ranks)
     actor = config.worker.actor
     build = partial(build_policy, config, hardware, schedule)
     alike = len(seats), hardware.kind, trainer.collective_timeout, actor.fsdp.fsdp_size
