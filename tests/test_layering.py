@@ -16,8 +16,8 @@ LEAVES = PACKAGES[:-1]
 # What users import from the packages themselves. It stays importable, whichever module has it.
 PUBLIC = {
     "r1_core": """
-        AdvantageInputs Batching Learner LossInputs MicroLimit Objective Parallel Sample build_optimizer
-        learning_rate_scale shard_model token_logprobs
+        AdvantageInputs Batching Learner LossInputs MicroLimit Objective Parallel Sample Shard build_optimizer
+        find_blocks learning_rate_scale shard_model token_logprobs
     """,
     "r1_rollout": """
         Canary Completion Deadlines EmbeddedEngine Endpoint LoadedEngine LocalServer LocalWeights SamplingParams

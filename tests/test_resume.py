@@ -59,10 +59,13 @@ def environment() -> dict[str, str]:
     return {**inherited, "OMP_NUM_THREADS": "1"}
 
 
+def whole_log_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run" / "experiment_log.jsonl").read_text().splitlines()]
+
+
 def log_of(folder: Path) -> list[dict[str, Any]]:
     """Return the records without the values that a clock or the machine's memory decides."""
-    rows = [json.loads(line) for line in (folder / "run" / "experiment_log.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("timing_", "perf/"))} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(("timing_", "perf/"))} for row in whole_log_of(folder)]
 
 
 def sampled_of(folder: Path) -> dict[int, list[list[int]]]:
@@ -97,6 +100,7 @@ def assert_same_run(folder: Path, other: Path) -> None:
 def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted: Path) -> None:
     moments = random.Random(os.environ.get("R1_KILL_SEED", "3"))
     with_workers = command(tmp_path, "data.filter_overlong_prompts_workers=2")
+    seconds_of_a_step = max(row.get("perf/time_per_step", 0.0) for row in whole_log_of(uninterrupted))
     kills = 0
     for _ in range(3):
         process = subprocess.Popen(
@@ -104,7 +108,7 @@ def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted:
         )
         # Counted from the first sign of progress: loading, which takes most of such a short run, is no random point.
         wait_for_growth(tmp_path / "run" / "experiment_log.jsonl", process)
-        time.sleep(moments.uniform(0.0, 2.5))
+        time.sleep(moments.uniform(0.0, seconds_of_a_step))
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1

@@ -1,5 +1,6 @@
 """Every policy loss under every aggregation, samples off policy for them, and the cuts that must not matter."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,12 +67,17 @@ CUTS_FOR_RANKS = {name: CUTS[name] for name in ("packed, 3 samples", "padded, 1 
 
 def off_policy_samples() -> list[Sample]:
     """Uneven samples, the third with a hole in its mask, the last without trained tokens; all log-probs are drawn."""
+    return off_policy(text_samples(LENGTHS))
+
+
+def off_policy(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples of a policy that has moved on, ready for every objective."""
     generator = torch.Generator().manual_seed(2)
-    samples = []
-    for sample in text_samples(LENGTHS):
+    moved = []
+    for sample in samples:
         old, ref, rollout, weights = 0.4 * torch.randn(4, len(sample.token_ids), generator=generator)
         old = old - torch.tensor(VOCAB).log()  # about what a random model says
-        samples.append(
+        moved.append(
             replace(
                 sample,
                 advantages=torch.randn((), generator=generator).expand(sample.token_ids.shape),
@@ -81,7 +87,7 @@ def off_policy_samples() -> list[Sample]:
                 weights=weights.exp(),
             )
         )
-    return samples
+    return moved
 
 
 def policy_learner(monkeypatch, parallel: Parallel | None = None) -> Learner:

@@ -12,8 +12,7 @@ from r1_core.advantages import AdvantageInputs
 from r1_core.losses.policy import PolicyLoss, SelectingLoss
 from r1_core.types import LossInputs, Totals
 
-# Derandomised: the same examples in every run.
-few = settings(max_examples=12, deadline=None, derandomize=True, database=None)
+few = settings(max_examples=12)
 
 # What fills a new cell of each tensor when rows or columns are added.
 FILLERS = {"token_rewards": 0.0, "loss_mask": False, "selected": False}

@@ -23,7 +23,7 @@ EVERY = sorted(set(ESTIMATORS) - {"gdpo"})
 # These compare an answer with its group alone, so that equal rewards leave exactly nothing.
 BY_GROUP = ["grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", "maxrl"]
 WHITENED = ["reinforce_baseline", "reinforce_plus_plus_baseline"]
-quick = settings(max_examples=20, deadline=None)
+quick = settings(max_examples=20)
 
 
 def make_inputs(seed, rewards=None, groups=None, gaps=True, width=7):
@@ -142,7 +142,7 @@ def test_groups_of_one_get_zero(name):
 @given(
     seed=st.integers(0, 10**6), decay=st.sampled_from([0.0, 1e-200, 1e-60, 0.3, 0.9, 0.999, 1.0]), gaps=st.booleans()
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_scan_equals_the_recursion(seed, decay, gaps):
     mask = make_inputs(seed, gaps=gaps, width=30).loss_mask
     values = torch.randn(mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

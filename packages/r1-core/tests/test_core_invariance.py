@@ -1,15 +1,13 @@
 """The gradient of an optimizer step does not depend on how the step was cut, nor on the number of ranks."""
 
-import json
 from functools import partial
-from pathlib import Path
 
+import core_ranks
 import pytest
+import ranks
 import torch
-import two_ranks
 from core_cases import CUTS, CUTS_FOR_RANKS, OBJECTIVES, outcome, policy_learner
 from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
-from safetensors.torch import load_file
 
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
@@ -100,21 +98,11 @@ def one_by_one(learner):
 
 
 @pytest.fixture(scope="module")
-def of_two_ranks(tmp_path_factory):
+def of_two_ranks():
     """Metrics and gradients of two ranks, by cut and objective."""
-    folder = tmp_path_factory.mktemp("ranks")
-    two_ranks.run(Path(__file__).with_name("invariance_rank.py"), folder)
-    found = {}
-    for cut in CUTS_FOR_RANKS:
-        metrics, other = (json.loads((folder / f"{cut} {rank}.json").read_text()) for rank in range(2))
-        assert metrics == other
-        shards, others = (load_file(folder / f"{cut} {rank}.safetensors") for rank in range(2))
-        for name in OBJECTIVES:
-            keys = [key for key in shards if key.startswith(f"{name}/")]
-            # FSDP2 gives the first rank the first rows.
-            grads = {key.removeprefix(f"{name}/"): torch.cat([shards[key], others[key]]) for key in keys}
-            found[cut, name] = metrics[name], grads
-    return found
+    first, second = ranks.run(core_ranks.every_gradient)
+    assert {key: metrics for key, (metrics, _) in first.items()} == {key: own for key, (own, _) in second.items()}
+    return first
 
 
 def assert_same(actual, expected, cut):

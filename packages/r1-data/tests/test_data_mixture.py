@@ -28,14 +28,14 @@ def source_of(stream: WeightedStream, row: int) -> int:
     return next(i for i in range(len(stream.sizes)) if row < sum(stream.sizes[: i + 1]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(mixtures, st.lists(st.integers(0, 25), min_size=1, max_size=6))
 def test_a_batch_depends_on_seed_and_number_alone(mixture, indices):
     used = make(mixture)
     assert [used.batch(index) for index in indices] == [make(mixture).batch(index) for index in indices]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(mixtures, st.integers(0, 25), st.integers(1, 9))
 def test_readers_in_parallel_share_the_batch_whatever_their_number(mixture, index, world):
     stream = make(mixture)
@@ -44,7 +44,7 @@ def test_readers_in_parallel_share_the_batch_whatever_their_number(mixture, inde
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(mixtures, st.integers(0, 25))
 def test_each_batch_holds_each_sources_share_rounded_up_or_down(mixture, index):
     stream, total = make(mixture), sum(weight for _, weight in mixture[0])
@@ -55,7 +55,7 @@ def test_each_batch_holds_each_sources_share_rounded_up_or_down(mixture, index):
         assert floor(exact - 1e-6) <= counts[source] <= ceil(exact + 1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(mixtures)
 def test_a_source_gives_every_row_once_before_any_row_twice(mixture):
     stream = make(mixture)

@@ -1,6 +1,7 @@
 """Servers on loopback for the tests: one that runs a function, one that runs an application, one that is broken."""
 
 import contextlib
+import functools
 import http.client
 import json
 import random
@@ -120,7 +121,14 @@ def serving(app, **settings):
         listener.close()
 
 
+@functools.cache
+def _taken():
+    """A socket that does not listen, and keeps others from listening at its port."""
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    return taken
+
+
 def dead_url():
-    """Return a URL on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+    """Return a URL on which nothing listens as long as this process lives."""
+    return f"http://127.0.0.1:{_taken().getsockname()[1]}"

@@ -33,7 +33,7 @@ def fenced(source):
 
 
 def score(source, tests, **settings):
-    return code.score(fenced(source), tests, **{"timeout": 2.0, **settings})
+    return code.score(fenced(source), tests, **{"timeout": 20.0, **settings})
 
 
 def outcomes(score):
@@ -82,7 +82,7 @@ def test_a_failing_call_costs_its_own_test_and_names_its_cause(tests, body, caus
         f"def add(a, b):\n    if a == 1:\n        {body}\n    return a + b",
         tests,
         share=True,
-        timeout=0.5 if cause == "timeout" else 5.0,
+        timeout=2.0 if cause == "timeout" else 20.0,
     )
     assert outcomes(result) == {"passed": 0.5, cause: 0.5}
 
@@ -100,7 +100,7 @@ def test_a_failing_call_costs_its_own_test_and_names_its_cause(tests, body, caus
     ],
 )
 def test_a_failing_program_names_its_cause(source, cause):
-    timeout = 0.5 if cause == "timeout" else 5.0
+    timeout = 0.5 if cause == "timeout" else 20.0
     assert outcomes(score(source, PLUS_ONE, share=True, timeout=timeout)) == {cause: 1.0}
 
 
@@ -247,7 +247,7 @@ if __name__ == '__main__': print(search())
 )
 def test_the_expected_values_are_nowhere_to_be_found(tests, tmp_path):
     (tmp_path / "tests.json").write_text(tests)
-    result = score(SEARCH.format(folder=str(tmp_path)), tests, share=True, timeout=5.0)
+    result = score(SEARCH.format(folder=str(tmp_path)), tests, share=True, timeout=20.0)
     assert result.parts["passed"] == 0.0
     assert result.parts["wrong"] > 0.0  # it searched, and returned
 
@@ -255,7 +255,7 @@ def test_the_expected_values_are_nowhere_to_be_found(tests, tmp_path):
 def test_the_search_for_expected_values_finds_what_it_is_given():
     tests = json.dumps({"inputs": ["treasure-7261"], "outputs": ["treasure-7261"]})
     source = "kept = input()\n" + SEARCH.format(folder="/nowhere")
-    assert score(source, tests, timeout=5.0).value == 1.0
+    assert score(source, tests, timeout=20.0).value == 1.0
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_the_forms_of_tests_are_told_apart():
 
 def test_the_verifier_scores_in_workers_and_says_what_protects_it(capfd):
     inputs = [RewardInput(fenced(f"print(int(input()) + {number})"), PLUS_ONE) for number in (1, 2, 1)]
-    with load("code", {"share": True, "timeout": 5.0}, workers=2) as verifier:
+    with load("code", {"share": True, "timeout": 20.0}, workers=2) as verifier:
         scores = verifier([*inputs, RewardInput("x", "no tests")])
     assert [score.value for score in scores] == [1.0, 0.0, 1.0, 0.0]
     assert scores[3].error.message.startswith("TestsError")

@@ -109,7 +109,7 @@ def test_hanging_samples_do_not_hold_up_the_others(write, kind):
 
 
 def test_a_slow_sample_is_set_aside_but_its_score_counts(write):
-    source = SEQUENTIAL + "    time.sleep(1.5 * (text == '7'))\n    return float(text)\n"
+    source = SEQUENTIAL + "    time.sleep(2.5 * (text == '7'))\n    return float(text)\n"
     with load(write(source), timeout=60.0) as verifier:
         came = list(verifier.stream(inputs(*range(200))))
     assert sorted((index, score.value) for index, score in came) == [(i, float(i)) for i in range(200)]

@@ -162,7 +162,7 @@ def test_a_process_of_another_session_dies_with_the_sample_that_started_it(write
         "def f(r):\n    shell = 'sleep 600 & echo $! > ' + r['response'] + '; sleep 600'\n"
         "    subprocess.Popen(['sh', '-c', shell], start_new_session=True)\n    time.sleep(600)\n"
     )
-    with load(spec, timeout=1.5) as verifier:
+    with load(spec, timeout=3.0) as verifier:
         assert causes(verifier(inputs(str(tmp_path / "pid")))) == ["timeout"]
         assert ended(int((tmp_path / "pid").read_text()))
 
@@ -256,19 +256,22 @@ def test_children_of_a_killed_function_die_with_it(write, tmp_path):
         "def f(r):\n    child = subprocess.Popen(['sleep', '600'])\n"
         "    pathlib.Path(r['response']).write_text(str(child.pid))\n    time.sleep(600)\n"
     )
-    with load(spec, timeout=1.5) as verifier:
+    with load(spec, timeout=3.0) as verifier:
         assert causes(verifier(inputs(str(tmp_path / "pid")))) == ["timeout"]
     pid = int((tmp_path / "pid").read_text())
     assert ended(pid)
 
 
-def test_close_stops_scoring_and_is_final(write):
-    spec = write("import time\nREWARD_TYPE = 'sequential'\ndef f(r):\n    time.sleep(600)\n")
-    verifier = load(spec, timeout=600)
-    closer = threading.Timer(0.5, verifier.close)
+def test_close_stops_scoring_and_is_final(write, tmp_path):
+    spec = write(
+        "import pathlib, time\nREWARD_TYPE = 'sequential'\n"
+        "def f(r):\n    pathlib.Path(r['response']).touch()\n    time.sleep(600)\n"
+    )
+    verifier, begun = load(spec, timeout=600), tmp_path / "begun"
+    closer = threading.Thread(target=lambda: (eventually(begun.exists), verifier.close()))
     closer.start()
     with pytest.raises(RuntimeError, match="closed while scoring"):
-        verifier(inputs("a", "b"))
+        verifier(inputs(str(begun), str(begun)))
     closer.join()
     with pytest.raises(RuntimeError, match="is closed"):
         verifier(inputs("a"))
@@ -307,7 +310,7 @@ def ended(pid):
     return eventually(gone)
 
 
-def eventually(condition, seconds=30):
+def eventually(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

@@ -44,7 +44,7 @@ def attempt(*statements):
 
 
 def test_a_program_reads_its_input_prints_and_exits(sandbox):
-    execution = sandbox.run("import sys\nprint(int(input()) + 1)\nsys.exit(3)", b"4\n", 5)
+    execution = sandbox.run("import sys\nprint(int(input()) + 1)\nsys.exit(3)", b"4\n", 60)
     assert (execution.ending, execution.code, execution.stdout) == ("ended", 3, b"5\n")
 
 
@@ -53,7 +53,7 @@ def test_threads_exit_functions_and_a_big_input_work_as_in_a_script(sandbox):
         "import atexit, sys, threading\natexit.register(print, 'last')\n"
         "threading.Thread(target=lambda: print(len(sys.stdin.read()))).start()\nexit()\n"
     )
-    assert printed(sandbox.run(source, b"x" * 3_000_000, 10)) == "3000000\nlast\n"
+    assert printed(sandbox.run(source, b"x" * 3_000_000, 60)) == "3000000\nlast\n"
 
 
 def test_describe_names_every_protection():
@@ -61,7 +61,7 @@ def test_describe_names_every_protection():
 
 
 def test_an_uncaught_exception_is_told_on_stderr(sandbox):
-    execution = sandbox.run("raise ValueError('ugh')", b"", 5)
+    execution = sandbox.run("raise ValueError('ugh')", b"", 60)
     assert execution.code == 1
     assert execution.stderr.rstrip().endswith(b"ValueError: ugh")
 
@@ -115,36 +115,36 @@ def test_what_a_program_may_not_do_is_refused(sandbox, tmp_path, attack):
     (tmp_path / "tests.json").write_text("secret")
     with socket.create_server(("127.0.0.1", 0)) as server:
         values = {"port": server.getsockname()[1], "pid": os.getpid(), "folder": tmp_path}
-        outcome = printed(sandbox.run(attempt(attack.format(**values)), b"", 5))
+        outcome = printed(sandbox.run(attempt(attack.format(**values)), b"", 60))
     assert outcome.strip() not in ("DONE", "")
     assert (tmp_path / "tests.json").read_text() == "secret"
     assert os.listdir(tmp_path) == ["tests.json"]
 
 
 def test_the_working_directory_takes_a_few_small_files_and_is_new_each_time(sandbox):
-    assert printed(sandbox.run("open('a', 'w').write('x')\nprint(open('a').read())", b"", 5)) == "x\n"
-    assert printed(sandbox.run("import os\nprint(os.listdir('.'), os.getcwd())", b"", 5)) == "[] /work\n"
+    assert printed(sandbox.run("open('a', 'w').write('x')\nprint(open('a').read())", b"", 60)) == "x\n"
+    assert printed(sandbox.run("import os\nprint(os.listdir('.'), os.getcwd())", b"", 60)) == "[] /work\n"
 
 
 def test_a_disk_cannot_be_filled(sandbox):
     many = "for i in range(100):\n    with open(str(i), 'wb') as f: f.write(bytes(1 << 20))"
-    assert printed(sandbox.run(attempt(many), b"", 5)) == "OSError\n"
-    assert printed(sandbox.run(attempt("for i in range(5000): open(str(i), 'w')"), b"", 5)) == "OSError\n"
+    assert printed(sandbox.run(attempt(many), b"", 60)) == "OSError\n"
+    assert printed(sandbox.run(attempt("for i in range(5000): open(str(i), 'w')"), b"", 60)) == "OSError\n"
 
 
 def test_memory_is_bounded(sandbox):
-    assert printed(sandbox.run(attempt("bytearray(1 << 30)", "mmap.mmap(-1, 1 << 30)"), b"", 5)) in (
+    assert printed(sandbox.run(attempt("bytearray(1 << 30)", "mmap.mmap(-1, 1 << 30)"), b"", 60)) in (
         "MemoryError\nOSError\n",
         "MemoryError\nMemoryError\n",
     )
-    assert sandbox.run("x = []\nwhile True: x.append(bytearray(1 << 20))", b"", 10).code == 1
+    assert sandbox.run("x = []\nwhile True: x.append(bytearray(1 << 20))", b"", 60).code == 1
 
 
 def test_threads_are_bounded(sandbox):
     source = (
         "import time\ndef more():\n    while True: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
     )
-    assert printed(sandbox.run(attempt(source + "\nmore()"), b"", 5)) == "RuntimeError\n"
+    assert printed(sandbox.run(attempt(source + "\nmore()"), b"", 60)) == "RuntimeError\n"
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,12 @@ def test_threads_are_bounded(sandbox):
 def test_what_does_not_end_is_killed_at_the_deadline(sandbox, source):
     execution = sandbox.run(source, b"", 0.4)
     assert (execution.ending, execution.code) == ("timeout", None)
-    assert printed(sandbox.run("print(1)", b"", 5)) == "1\n"
+    assert printed(sandbox.run("print(1)", b"", 60)) == "1\n"
 
 
 @pytest.mark.parametrize("stream", [1, 2])
 def test_output_is_bounded_and_only_the_end_of_stderr_is_kept(sandbox, stream):
-    execution = sandbox.run(f"import os\nfor _ in range(100): os.write({stream}, b'x' * (1 << 20))", b"", 10)
+    execution = sandbox.run(f"import os\nfor _ in range(100): os.write({stream}, b'x' * (1 << 20))", b"", 60)
     assert execution.ending == ("output" if stream == 1 else "ended")
     assert len(execution.stdout) < 2 << 20
     assert len(execution.stderr) <= 4096
@@ -176,7 +176,7 @@ def test_output_is_bounded_and_only_the_end_of_stderr_is_kept(sandbox, stream):
 
 def test_processor_time_is_bounded_by_the_kernel_too():
     with Sandbox(Limits(cpu_seconds=0)) as sandbox:
-        execution = sandbox.run("while True: pass", b"", 20)
+        execution = sandbox.run("while True: pass", b"", 60)
     assert (execution.ending, execution.code) == ("ended", -9)
 
 
@@ -195,7 +195,7 @@ open_ones = [descriptor for descriptor in range(1024) if is_open(descriptor)]
 def test_a_program_sees_no_environment_no_caller_and_no_neighbours(sandbox, monkeypatch):
     monkeypatch.setenv("API_KEY", "secret")
     source = "print(dict(os.environ), open_ones, os.getpid() if os.getppid() == 0 else 1, sys.argv)"
-    assert printed(sandbox.run(OPEN_DESCRIPTORS + source, b"", 5)) == "{} [0, 1, 2] 1 ['solution.py']\n"
+    assert printed(sandbox.run(OPEN_DESCRIPTORS + source, b"", 60)) == "{} [0, 1, 2] 1 ['solution.py']\n"
 
 
 @pytest.mark.parametrize("first_free", [60, 97, 98, 99, 100, 101, 105, 200])
@@ -205,7 +205,7 @@ def test_a_program_holds_no_descriptor_of_a_caller_that_has_many(first_free):
         held.append(os.open(os.devnull, os.O_RDONLY))
     try:
         with Sandbox() as sandbox:
-            assert printed(sandbox.run(OPEN_DESCRIPTORS + "print(open_ones)", b"", 20)) == "[0, 1, 2]\n"
+            assert printed(sandbox.run(OPEN_DESCRIPTORS + "print(open_ones)", b"", 60)) == "[0, 1, 2]\n"
     finally:
         for descriptor in held:
             os.close(descriptor)
@@ -216,10 +216,10 @@ def test_folders_with_modules_can_be_opened_to_programs(tmp_path):
     if os.getuid() == 0:
         tmp_path.chmod(0o700)
         with Sandbox(LIMITS, module_paths=[str(tmp_path)]) as sandbox, pytest.raises(SandboxError, match="chmod o"):
-            sandbox.run("", b"", 5)
+            sandbox.run("", b"", 60)
     tmp_path.chmod(0o755)
     with Sandbox(LIMITS, module_paths=[str(tmp_path)]) as sandbox:
-        assert printed(sandbox.run("import extra; print(extra.VALUE)", b"", 5)) == "7\n"
+        assert printed(sandbox.run("import extra; print(extra.VALUE)", b"", 60)) == "7\n"
 
 
 def supervisors():
@@ -244,7 +244,7 @@ def ended(pid):
         return True
 
 
-def eventually(condition, seconds=30):
+def eventually(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -259,7 +259,7 @@ def test_nothing_is_left_after_closing_even_in_the_middle_of_a_run():
     conversation.close()
     sandbox.close()
     assert eventually(lambda: not set(supervisors()) - before)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # what earlier tests left may have been closed meanwhile
 
 
 def test_a_sandbox_dies_with_its_owner():
@@ -276,7 +276,7 @@ def test_threads_have_sandboxes_of_their_own():
 
     def work(number):
         with Sandbox(LIMITS) as sandbox:
-            results[number] = [printed(sandbox.run(f"print({number})", b"", 20)) for _ in range(3)]
+            results[number] = [printed(sandbox.run(f"print({number})", b"", 60)) for _ in range(3)]
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -308,7 +308,7 @@ kernel.prctl(38, 1)
 kernel.prctl(22, 2, ctypes.c_char_p(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(buffer))))
 try:
     with Sandbox() as sandbox:
-        print(sandbox.run(source, b"", 5).stdout.decode(), end="")
+        print(sandbox.run(source, b"", 60).stdout.decode(), end="")
         print(*sandbox.active)
 except SandboxError as error:
     print("refused:", error)
@@ -352,7 +352,7 @@ def test_no_descriptor_sends_signals_for_a_program(sandbox, command):
     """The process asks for itself, which every namespace and every Landlock would allow: the filter must refuse."""
     number = {"F_SETSIG": 10, "F_SETOWN_EX": 15}.get(command, f"fcntl.{command}")
     attack = f"fcntl.fcntl(socket.socketpair()[0], {number}, os.getpid() if '{command}' == 'F_SETOWN' else bytes(8))"
-    assert printed(sandbox.run(attempt("import fcntl; " + attack), b"", 5)).strip() == "PermissionError"
+    assert printed(sandbox.run(attempt("import fcntl; " + attack), b"", 60)).strip() == "PermissionError"
 
 
 def test_an_ordinary_user_gets_every_protection(tmp_path):
@@ -361,7 +361,7 @@ def test_an_ordinary_user_gets_every_protection(tmp_path):
         "kernel.unshare(kernel.CLONE_NEWUSER)\nopen('/proc/self/uid_map', 'w').write(f'1000 {uid} 1')\n"
         "os.execv(sys.executable, [sys.executable, '-c', "
         "'import os; from r1_rewards.sandbox.execution import Sandbox\\n"
-        'with Sandbox() as s: print(os.getuid(), s.run("print(7)", b"", 5).stdout, *s.active)\'])\n'
+        'with Sandbox() as s: print(os.getuid(), s.run("print(7)", b"", 60).stdout, *s.active)\'])\n'
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if "unshare" in ran.stderr:

@@ -1,7 +1,7 @@
 """`r1-rewards serve`: who may enter, what a request may hold, and a soak with faults between it and `remote`."""
 
+import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -42,7 +42,7 @@ def number(inputs):
 @pytest.fixture(scope="module")
 def client():
     limits = Limits(body_bytes=10_000, answers=5, characters=1_000)
-    with serving(build_app(number, limits=limits)) as url, httpx.Client(base_url=url) as client:
+    with serving(build_app(number, limits=limits)) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -101,7 +101,7 @@ def test_a_page_in_a_browser_cannot_post_without_being_asked(client):
 
 
 def test_a_token_is_asked_of_everyone_but_health():
-    with serving(build_app(number, token=TOKEN)) as url, httpx.Client(base_url=url) as client:
+    with serving(build_app(number, token=TOKEN)) as url, httpx.Client(base_url=url, timeout=60) as client:
         assert client.get("/health").json() == {"status": "ok"}
         for given in (None, "Bearer", "Bearer wrong", f"Bearer {TOKEN}x", TOKEN, f"bearer{TOKEN}", "Bearer ä"):
             headers = {"authorization": given.encode()} if given else {}
@@ -185,18 +185,14 @@ def test_the_command_serves_a_pool_that_no_answer_hangs(tmp_path):
         "import time\nREWARD_TYPE = 'sequential'\ndef f(item, step):\n"
         "    time.sleep(60 * (item['response'] == 'hang'))\n    return {'overall': 2, 'step': step}\n"
     )
-    port = dead_url().rpartition(":")[2]
-    command = [sys.executable, "-m", "r1_rewards.main", "serve", f"{reward}:f", "--port", port, "--timeout", "1"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process, url = start_command(f"{reward}:f", "--timeout", "1")
     try:
-        url = f"http://127.0.0.1:{port}"
-        wait_for(f"{url}/health")
         with load("remote", {"urls": f"{url}/score", "protocol": "r1"}) as verifier:
             scores = verifier([RewardInput(text, "", step=3) for text in ("a", "hang", "b")])
         assert [dict(score.parts) for score in scores if not score.error] == [{"overall": 2.0, "step": 3.0}] * 2
         assert scores[1].error.cause == "timeout"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert "Traceback" not in process.stderr.read()
     finally:
         process.kill()
@@ -211,12 +207,12 @@ def test_silent_connections_keep_nobody_out_and_are_ended(monkeypatch):
         for half_open in silent[::2]:
             half_open.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\n")
         try:
-            assert httpx.get(f"{url}/health").status_code == 200
+            assert httpx.get(f"{url}/health", timeout=60).status_code == 200
             asked = {"inputs": [{"response": "3", "ground_truth": ""}]}
-            found = httpx.post(f"{url}/score", json=asked, headers={"authorization": f"Bearer {TOKEN}"})
+            found = httpx.post(f"{url}/score", json=asked, headers={"authorization": f"Bearer {TOKEN}"}, timeout=60)
             assert found.json() == {"scores": [{"parts": {"overall": 3.0, "length": 0.0}}]}
             for connection in silent:
-                connection.settimeout(30)
+                connection.settimeout(120)
                 assert connection.recv(10) == b""
         finally:
             for connection in silent:
@@ -240,28 +236,37 @@ def test_more_clients_than_places_wait_for_one_another_and_lose_nothing():
 @pytest.mark.slow
 def test_a_busy_server_says_when_to_come_back_and_is_waited_for(monkeypatch):
     monkeypatch.setattr(serve_module, "BUSY_SECONDS", 0.05)
-    started = threading.Event()
+    started, may_end = threading.Event(), threading.Event()
 
     def slow(inputs):
         started.set()
-        time.sleep(1.5)
+        may_end.wait(120)
         return number(inputs)
 
     with serving(build_app(slow, limits=Limits(requests=1))) as url, ThreadPoolExecutor(1) as threads:
-        first = threads.submit(lambda: httpx.post(url + REWARDS, json=query("1"), timeout=30))
-        started.wait(30)
-        turned_away = httpx.post(url + REWARDS, json=query("2"))
+        first = threads.submit(lambda: httpx.post(url + REWARDS, json=query("1"), timeout=120))
+        started.wait(120)
+        turned_away = httpx.post(url + REWARDS, json=query("2"), timeout=60)
         assert (turned_away.status_code, turned_away.headers["retry-after"]) == (503, "1")
+        threading.Timer(1.0, may_end.set).start()
         with RemoteVerifier(url + REWARDS, tries=1, backoff=0.01) as verifier:
             [score] = verifier([RewardInput("3", "")])
         assert score.value == 3.0
         assert first.result().status_code == 200
 
 
-def wait_for(url):
-    for _ in range(300):
-        try:
-            return httpx.get(url, timeout=5)
-        except httpx.TransportError:
+def start_command(*words):
+    """Start `r1-rewards serve` at a free port; return the process and its URL when it answers."""
+    for _ in range(9):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        command = [sys.executable, "-m", "r1_rewards.main", "serve", *words, "--port", str(port)]
+        process, url = subprocess.Popen(command, stderr=subprocess.PIPE, text=True), f"http://127.0.0.1:{port}"
+        while process.poll() is None:
+            with contextlib.suppress(httpx.TransportError):
+                httpx.get(f"{url}/health", timeout=60)
+                return process, url
             time.sleep(0.05)
-    raise AssertionError(f"{url} never answered; worker directory {os.getcwd()}")
+        said = process.stderr.read()
+        assert "address already in use" in said, said  # another process was quicker: once more
+    raise AssertionError("no port stays free")

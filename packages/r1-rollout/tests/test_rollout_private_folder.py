@@ -24,7 +24,7 @@ from r1_rollout.vllm.private_folder import PrivateFolder
 folder = PrivateFolder(sys.argv[2], Path(sys.argv[1]))
 (folder.path / "0.safetensors").write_bytes(b"weights")
 print(folder.path, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from r1_core.learner.optim import build_optimizer as build_optimizer
     from r1_core.learner.optim import learning_rate_scale as learning_rate_scale
     from r1_core.learner.parallel import Parallel as Parallel
+    from r1_core.learner.parallel import Shard as Shard
+    from r1_core.learner.parallel import find_blocks as find_blocks
     from r1_core.learner.parallel import shard_model as shard_model
     from r1_core.objective import Objective as Objective
     from r1_core.types import LossInputs as LossInputs
@@ -27,7 +29,9 @@ PUBLIC = {
     "Objective": "objective",
     "Parallel": "learner.parallel",
     "Sample": "types",
+    "Shard": "learner.parallel",
     "build_optimizer": "learner.optim",
+    "find_blocks": "learner.parallel",
     "learning_rate_scale": "learner.optim",
     "shard_model": "learner.parallel",
     "token_logprobs": "learner.logprobs",

@@ -359,9 +359,9 @@ class Learner:
     def _microbatches(self, samples: Sequence[Sample], limit: MicroLimit) -> Iterator[tuple[list[int], MicroBatch]]:
         """This rank's micro-batches with the indices of their samples; as many on every rank."""
         padded = not self.batching.padding_free
-        for indices in schedule(samples, limit, self.parallel.rank, self.parallel.world, padded=padded):
+        for indices in schedule(samples, limit, self.parallel.data_rank, self.parallel.data_world, padded=padded):
             own = [samples[i] for i in indices]
-            if self.parallel.world > 1:
+            if self.parallel.data_world > 1:
                 own += fillers(own, samples)
             yield indices, collate(own, padding_free=self.batching.padding_free, device=self.device)
 

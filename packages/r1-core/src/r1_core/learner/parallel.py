@@ -1,57 +1,150 @@
-"""Data parallelism: one process, or several that share one model under FSDP2."""
+"""Parallel forms: one process, or several that share a model under FSDP2, each with its shard or a whole copy."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+REPLICATE, SHARD = "replicate", "shard"  # the dimensions of a mesh, outer first
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Which of how many processes this is; `Parallel()` is the only one."""
+    """Which of how many processes this is; `Parallel()` is the only one.
+
+    Every process has data of its own, so `data_rank` of `data_world` says which micro-batches are this one's.
+    """
 
     rank: int = 0
     world: int = 1
-    mesh: DeviceMesh | None = None
+    mesh: DeviceMesh | None = None  # over `shard`, or over `replicate` and `shard`
 
     @classmethod
-    def join(cls, device_type: str) -> "Parallel":
-        """Span all processes of the default process group, which must have been initialised ("cpu" or "cuda")."""
-        mesh = init_device_mesh(device_type, (dist.get_world_size(),))
-        return cls(dist.get_rank(), dist.get_world_size(), mesh)
+    def join(cls, device_type: str, *, shard_size: int = -1, timeout: timedelta = timedelta(minutes=30)) -> "Parallel":
+        """Span all processes of the default process group, which must have been initialised.
+
+        Args:
+            device_type: "cpu" or "cuda".
+            shard_size: how many neighbouring ranks share one copy of the weights; −1: all of them. 1: each has one.
+            timeout: of collectives in groups of fewer than all ranks; in that of all it is the default group's.
+
+        Raises:
+            ValueError: `shard_size` does not divide the number of ranks.
+        """
+        rank, world = dist.get_rank(), dist.get_world_size()
+        size = world if shard_size == -1 else shard_size
+        if size < 1 or world % size:
+            raise ValueError(f"{world} ranks cannot be cut into shards of {shard_size}; it must divide them, or be -1")
+        if size == world:
+            mesh = DeviceMesh.from_group(_everyone(), device_type, mesh_dim_names=(SHARD,))
+            return cls(rank, world, mesh)
+        ranks = torch.arange(world).view(-1, size)
+        # Meshes that torch makes have its own timeout of 10 minutes, whatever the default group's is.
+        groups = [dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)[0] for rows in (ranks.t(), ranks)]
+        mesh = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=(REPLICATE, SHARD))
+        return cls(rank, world, mesh)
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of a step's samples is this process's."""
+        return self.rank
+
+    @property
+    def data_world(self) -> int:
+        """Into how many shares a step's samples are cut."""
+        return self.world
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Add `tensor` up over all processes, in place, and return it."""
-        if self.mesh is not None:
-            dist.all_reduce(tensor, group=self.mesh.get_group())
+        if self.world > 1:
+            dist.all_reduce(tensor)
         return tensor
 
     def barrier(self) -> None:
         """Wait until every process is here."""
-        if self.mesh is not None:
-            dist.barrier(group=self.mesh.get_group())
+        if self.world > 1:
+            dist.barrier()
 
 
-def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh) -> None:
+def _everyone() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """How weights are kept and computed with, where they are sharded; `Shard()` as they are.
+
+    With `offload` weights, gradients and optimizer states lie in the processor's memory, and the default group has to
+    have a backend for it, too: "cpu:gloo,cuda:nccl".
+    """
+
+    param_dtype: torch.dtype | None = None  # of matrix products and of what is gathered for them
+    reduce_dtype: torch.dtype | None = None  # in which gradients are added up over ranks
+    reshard: bool = True  # gather a block again for its backward pass; otherwise it stays whole from its forward on
+    offload: bool = False
+
+
+_AS_IT_IS = Shard()
+
+
+def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, shard: Shard = _AS_IT_IS) -> None:
     """Shard a model in place with FSDP2 (arXiv 2304.11277), every block of `blocks` by itself and the rest together.
 
-    Blocks are usually the transformer layers; only one of them is whole in memory at a time. Gradients are summed
-    over ranks, not averaged, because the losses are already divided by global counts. Parameters are replaced, so
-    build the optimizer afterwards.
+    Blocks are usually those of `find_blocks`; only one of them is whole in memory at a time. On a mesh of two
+    dimensions the ranks of the second share one copy, and there is one copy for each place of the first. Gradients are
+    summed over ranks, not averaged, because the losses are already divided by global counts. Parameters are replaced,
+    so build the optimizer afterwards.
+
+    Floating-point arguments of the model are cast to `param_dtype`, those of its blocks are not: a rotation's angles
+    stay float32 where the model has made them so.
     """
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if shard.offload else OffloadPolicy()
+
+    def precision(cast: bool) -> MixedPrecisionPolicy:
+        return MixedPrecisionPolicy(shard.param_dtype, shard.reduce_dtype, cast_forward_inputs=cast)
+
     for block in blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(
+            block,
+            mesh=mesh,
+            reshard_after_forward=shard.reshard,
+            mp_policy=precision(cast=False),
+            offload_policy=offload,
+        )
+    # The rest is needed as soon as the backward pass begins, so torch leaves it whole by itself.
+    fully_shard(model, mesh=mesh, mp_policy=precision(cast=True), offload_policy=offload)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             # A factor of 1 alone asks gloo for a scaled sum, which it does not have.
             module.set_force_sum_reduction_for_comms(True)
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return what to shard by itself: the layers that a Hugging Face model calls indivisible, a vision tower as one.
+
+    A tower is small beside the text model, and ranks without a picture enter it for its collectives only. A model that
+    names no layers has no blocks.
+    """
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    find_tower = getattr(model, "get_encoder", None)
+    towers = [] if find_tower is None else [find_tower(modality=kind) for kind in ("image", "audio")]
+    towers = [tower for tower in towers if tower is not model]
+    blocks: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for module in model.modules():  # a module comes before what it holds
+        if module not in inside and (module in towers or type(module).__name__ in names):
+            blocks.append(module)
+            inside.update(module.modules())
+    return blocks
 
 
 def reshard(model: nn.Module) -> None:

@@ -75,17 +75,19 @@ class _Job:
         self.began = now  # with the first sample
         self.hangs = False
         self.watched_from: float | None = None  # since it was found slow
-        self._waited_before = 0.0  # seconds for a processor, until it was found slow
+        self._used_before = 0.0  # seconds, until it was found slow
+        self._waited_before = _seconds_waited(worker.pid)
 
     def watch(self, now: float) -> None:
-        """Find the sample slow: from here on, waiting for a processor does not count against it."""
-        self.watched_from = now
-        self._waited_before = _seconds_waited(self.worker.pid)
+        """Find the sample slow."""
+        self.watched_from, self._used_before = now, self.seconds_used(now)
+
+    def seconds_watched(self, now: float) -> float:
+        """Return the seconds that the sample could use since it was found slow."""
+        return self.seconds_used(now) - self._used_before
 
     def seconds_used(self, now: float) -> float:
-        """Return the seconds that the sample could use."""
-        if self.watched_from is None:
-            return now - self.began
+        """Return the seconds that the sample could use: what the worker waited for a processor is not counted."""
         return now - self.began - (_seconds_waited(self.worker.pid) - self._waited_before)
 
     def next_sample(self, now: float) -> None:
@@ -227,8 +229,7 @@ class Batch:
         if job.watched_from is None:
             job.watch(now)
             return
-        used_before = job.watched_from - job.began
-        if job.seconds_used(now) - used_before < self._slow_after(job) or not self._another_may_hang():
+        if job.seconds_watched(now) < self._slow_after(job) or not self._another_may_hang():
             return
         job.hangs = True
         self._waiting.extendleft(list(job.indices)[:0:-1])
@@ -296,9 +297,10 @@ def score_whole(
         selector.register(worker.connection, selectors.EVENT_READ)
         while True:
             remaining = deadline - time.monotonic()
-            if remaining <= 0:
+            came = selector.select(max(0.0, remaining))  # even when it is over: this process may have been kept waiting
+            if not came and remaining <= 0:
                 raise TimeoutError
-            if selector.select(remaining):
+            if came:
                 for message in worker.inbox.read():
                     if isinstance(message, list):
                         return [unpack(one) for one in message]

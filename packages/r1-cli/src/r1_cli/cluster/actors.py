@@ -1,0 +1,235 @@
+"""Actors of a run: started by name at their places, asked all together, and ended by the first error of one.
+
+Only used inside `connect.open_cluster`.
+"""
+
+import math
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from r1_cli.cluster.errors import ClusterError
+from r1_cli.cluster.placement import Node, share_threads
+from r1_cli.config.root import SECRET
+
+STARTING = 600.0  # seconds for an actor's process to be there
+SETTLING = 2.0  # seconds after a first error, in which the death that caused it may become known
+# What the driver's environment says of computing holds on every machine; secrets stay where they are.
+PASSED_ON = ("CUBLAS_", "GLOO_", "GOMP_", "HF_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TRANSFORMERS_", "VLLM_")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An actor's name, and where it is to run. `devices` are the GPUs that it sees; none on processors."""
+
+    name: str
+    node: Node
+    devices: tuple[str, ...]
+    log: Path
+    sharing: int = 1  # actors that have the machine's processors together
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.node.address}"
+
+
+class Host:
+    """An actor's process, and the one object that it is there for."""
+
+    held: Any = None
+
+    def begin(self, place: Place, folder: str, environment: Mapping[str, str]) -> int:
+        """Write into the log, work in the driver's folder, compute on the place's devices; return the process id."""
+        write_into(place.log)
+        print(f"--- {place}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
+        os.chdir(folder)
+        # All this is read when torch is imported, which it is not yet.
+        os.environ["OMP_NUM_THREADS"] = str(share_threads(len(os.sched_getaffinity(0)), place.sharing))
+        os.environ.update(environment)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.devices)
+        return os.getpid()
+
+    def make(self, maker: Callable[..., object], *args: object, **kwargs: object) -> None:
+        """Make what this process holds from now on."""
+        self.held = _call(maker, args, kwargs)
+
+    def ask(self, wanted: bool, verb: str, *args: object, **kwargs: object) -> object:
+        """Call a method of it; return what that returns, if it is wanted."""
+        answer = _call(getattr(self.held, verb), args, kwargs)
+        return answer if wanted else None
+
+
+def write_into(log: Path) -> None:
+    """Let what this process prints from now on, and what its libraries print, go to the end of a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(file, stream.fileno())
+    os.close(file)
+
+
+def _call(function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+    """Call a function; an error is written into the log, and raised so that it can travel."""
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        raise portable(error) from None
+
+
+def portable(error: BaseException) -> BaseException:
+    """Return an error that is the same after pickling: itself, or a RuntimeError that tells of it."""
+    try:
+        again = pickle.loads(pickle.dumps(error))
+    except Exception as fault:
+        return RuntimeError(f"{type(error).__name__}: {error} (which cannot be pickled: {fault})")
+    if type(again) is type(error) and str(again) == str(error) and isinstance(error, Exception):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A value in Ray's object store."""
+
+    reference: Any
+
+    def load(self) -> Any:
+        """Return the value; its arrays lie in memory that others read, too, and cannot be written to."""
+        return ray.get(self.reference)
+
+
+class Actors:
+    """Actors that work together: what one fails at, none of them goes on with."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        """Start a process at each place.
+
+        Raises:
+            ClusterError: one is not there within `STARTING` seconds.
+            OSError: its machine does not have this folder, or that of the logs.
+        """
+        self.places = tuple(places)
+        environment = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON) and not SECRET.search(k)}
+        self._turn = Lock()  # whose call is next must be the same for every actor
+        self._handles: list[Any] = [
+            ray.remote(max_restarts=0, num_cpus=0)(type(place.name, (Host,), {}))
+            .options(name=place.name, scheduling_strategy=NodeAffinitySchedulingStrategy(place.node.id, soft=False))
+            .remote()
+            for place in self.places
+        ]
+        starts = zip(self._handles, self.places, strict=True)
+        begun = [one.begin.remote(place, os.getcwd(), environment) for one, place in starts]
+        try:
+            self.pids: list[int] = self._collect(begun, "start", STARTING)
+        except BaseException:
+            self.close()
+            raise
+
+    def make(self, maker: Callable[..., object], each: Sequence[tuple[object, ...]]) -> None:
+        """Let each make what it holds, by `maker` with arguments of its own. Raises as `ask_all` does."""
+        with self._turn:
+            calls = [one.make.remote(maker, *own) for one, own in zip(self._handles, each, strict=True)]
+        self._collect(calls, "start")
+
+    def ask(self, verb: str, *args: object, **kwargs: object) -> Any:
+        """Call a method of what each holds; return the first one's answer. Raises as `ask_all` does."""
+        return self._call([index == 0 for index in range(len(self.places))], verb, args, kwargs)[0]
+
+    def ask_all(self, verb: str, *args: object, **kwargs: object) -> list[Any]:
+        """Call a method of what each holds; return what all of them answer.
+
+        If some fail and others do not answer, all are ended: they wait in a collective for one that will not come.
+
+        Raises:
+            ClusterError: an actor has died.
+            Exception: what the method has raised in an actor, with a note that says where.
+        """
+        return self._call([True] * len(self.places), verb, args, kwargs)
+
+    def ask_first(self, verb: str, *args: object, **kwargs: object) -> Any:
+        """Call a method of what the first one holds, and of no other. Raises as `ask_all` does."""
+        return self._collect([self._handles[0].ask.remote(True, verb, *args, **kwargs)], verb)[0]
+
+    def put(self, value: object) -> "Reference":
+        """Put a value down once a machine, where its actors read it in place."""
+        return Reference(ray.put(value))
+
+    def close(self) -> None:
+        """End the processes as they are."""
+        for handle in self._handles:
+            ray.kill(handle)
+
+    def _call(self, wanted: list[bool], verb: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Any]:
+        with self._turn:
+            calls = [one.ask.remote(w, verb, *args, **kwargs) for one, w in zip(self._handles, wanted, strict=True)]
+        return self._collect(calls, verb)
+
+    def _collect(self, calls: list[Any], verb: str, timeout: float = math.inf) -> list[Any]:
+        """Wait for all answers, or for the first error and what shows itself soon after."""
+        until = time.monotonic() + timeout
+        answers: dict[int, Any] = {}
+        errors: dict[int, Exception] = {}
+        waiting = list(calls)
+        while waiting:
+            left = until - time.monotonic()
+            done, waiting = ray.wait(waiting, timeout=max(0.0, left) if math.isfinite(left) else None)
+            if not done:
+                break
+            index = calls.index(done[0])
+            try:
+                answers[index] = ray.get(done[0])
+            except Exception as error:
+                errors[index] = error
+                until = min(until, time.monotonic() + SETTLING)
+        if len(answers) == len(calls):
+            return [answers[index] for index in range(len(calls))]
+        if waiting:
+            self.close()
+        raise self._explain(verb, errors, [self.places[calls.index(call)].name for call in waiting])
+
+    def _explain(self, verb: str, errors: Mapping[int, Exception], silent: Sequence[str]) -> Exception:
+        """Return the error to raise: a death before all others, which it may have caused; else the first."""
+        if not errors:
+            return ClusterError(f"{', '.join(silent)} did not {verb} in time; see {self.places[0].log.parent}")
+        deaths = {index: error for index, error in errors.items() if isinstance(error, RayActorError)}
+        found = deaths or errors
+        index = next(iter(found)) if silent else min(found)  # one that all have met is the first one's
+        error, place = found[index], self.places[index]
+        if deaths:
+            last = last_lines(place.log)
+            return ClusterError(
+                f"{place} died in {verb}: {reason_of(error)}\n  its log, {place.log}, ends with\n{last}"
+            )
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        others = f"; it ended {', '.join(silent)}" if silent else ""
+        cause.add_note(f"raised by {place} in {verb}, see its log {place.log}{others}")
+        return cause
+
+
+def reason_of(error: Exception) -> str:
+    """Return what Ray says of a death, without the lines that tell which actor it was."""
+    lines = [line.strip() for line in str(error).splitlines()[1:] if line and not line.startswith("\t")]
+    return " ".join(lines).partition(" If the process was killed")[0] or str(error)
+
+
+def last_lines(log: Path, count: int = 5) -> str:
+    """Return the end of a log, indented."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-count:]
+    except OSError as error:
+        lines = [f"(it cannot be read here: {error})"]
+    return "\n".join(f"    {line}" for line in lines)

@@ -1,0 +1,192 @@
+"""The Ray cluster of a run: its own, which nobody else sees, or the one that was started on its machines."""
+
+import logging
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from r1_cli.cluster.errors import ClusterError
+from r1_cli.cluster.placement import Node, require_room
+from r1_cli.config import ConfigError, Problem
+from r1_cli.config.trainer import TrainerConfig
+from r1_cli.hardware import Hardware
+
+LOOPBACK = "127.0.0.1"
+JOINING = 120.0  # seconds for the machines of a cluster to be free, and to say what they have
+NO_CLUSTER = (
+    "needs a Ray cluster, and none runs here: type on the first machine\n"
+    "        ray start --head --port=6379\n"
+    "    on each other one\n"
+    "        ray start --address={address}:6379\n"
+    "    and then the same command again on the first; or name a cluster's address in RAY_ADDRESS"
+)
+
+
+@contextmanager
+def open_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[Node, ...]]:
+    """Connect to a cluster, and keep `nnodes` machines of it with `n_gpus_per_node` devices each for the run.
+
+    One machine is always a cluster of the run's own: whatever else runs there under Ray is another user's.
+
+    Raises:
+        ConfigError: there is no cluster, it has too few devices, or its machines do not fit one another.
+    """
+    if not find_spec("ray"):
+        raise ConfigError([Problem("trainer.n_gpus_per_node", "several devices need Ray: install r1-cli[ray]")])
+    if trainer.nnodes == 1:
+        with private_cluster(trainer, hardware) as node:
+            yield (node,)
+    else:
+        with joined_cluster(trainer) as nodes:
+            yield nodes
+
+
+@contextmanager
+def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[Node]:
+    """Start Ray for this run alone: on loopback, with a token, and with a folder that is gone when the run is."""
+    ranks = trainer.n_gpus_per_node
+    devices = hardware.gpus if hardware.on_gpu else ("cpu",) * ranks
+    require_room({LOOPBACK: len(devices)}, 1, ranks, "GPUs")
+    # Read when Ray is imported: a node's address is loopback there where Ray thinks it cannot be one of many.
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    # Ray asks for a token by itself, and would write its own into the home. It reads one once, so it stays.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # which would say so
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    ray = _import_ray()
+    folder = tempfile.mkdtemp(prefix="r1-ray-")
+    try:
+        ray.init(
+            address="local",
+            num_cpus=ranks,  # of which Ray starts as many processes ahead
+            num_gpus=0,  # the run deals them out itself
+            include_dashboard=False,
+            namespace=_namespace(),
+            log_to_driver=False,
+            configure_logging=False,
+            _temp_dir=folder,
+            _node_ip_address=LOOPBACK,
+        )
+        yield Node(ray.get_runtime_context().get_node_id(), LOOPBACK, devices[:ranks])
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def joined_cluster(trainer: TrainerConfig) -> Iterator[tuple[Node, ...]]:
+    """Connect to the cluster of RAY_ADDRESS, or to the one that `ray start` has begun on this machine."""
+    ray = _import_ray()
+    try:
+        ray.init(
+            address=os.environ.get("RAY_ADDRESS") or "auto",
+            namespace=_namespace(),
+            log_to_driver=False,
+            configure_logging=False,
+        )
+    except ConnectionError as error:
+        address = socket.gethostbyname(socket.gethostname())
+        message = NO_CLUSTER.format(address=address) + f" ({str(error).splitlines()[0]})"
+        raise ConfigError([Problem("trainer.nnodes", message, str(trainer.nnodes))]) from error
+    try:
+        with _kept_machines(ray, trainer) as nodes:
+            yield nodes
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _kept_machines(ray: ModuleType, trainer: TrainerConfig) -> Iterator[tuple[Node, ...]]:
+    """Take `nnodes` machines with enough free devices until the block ends, by an actor on each that has them all."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    resource = "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
+    offers = {node["NodeManagerAddress"]: int(node["Resources"].get(resource, 0)) for node in alive}
+    wanted = trainer.n_gpus_per_node
+    require_room(offers, trainer.nnodes, wanted, "GPUs" if resource == "GPU" else "CPUs")
+    group = ray.util.placement_group([{resource: wanted}] * trainer.nnodes, strategy="STRICT_SPREAD")
+    keeper = ray.remote(max_restarts=0)(type("machine", (Keeper,), {}))
+    try:
+        if not group.wait(JOINING):
+            raise ClusterError(
+                f"{trainer.nnodes} nodes with {wanted} free {resource}s each were not free within {JOINING:.0f} s: "
+                f"the cluster has {offers} in all, and others use them (`ray status` shows it)"
+            )
+        keepers = [
+            keeper.options(
+                num_cpus=wanted if resource == "CPU" else 0,
+                num_gpus=wanted if resource == "GPU" else 0,
+                scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, index),
+            ).remote()
+            for index in range(trainer.nnodes)
+        ]
+        found = ray.get([one.look.remote() for one in keepers], timeout=JOINING)
+        require_same_versions(found)
+        yield tuple(
+            Node(one["id"], one["address"], tuple(one["gpus"]) if resource == "GPU" else ("cpu",) * wanted)
+            for one in found
+        )
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+class Keeper:
+    """Has the devices of a machine, so that no other run gets them, and tells of the machine."""
+
+    def look(self) -> dict[str, Any]:
+        """Return the machine's id, address and GPUs, and the versions of what runs there."""
+        import ray
+
+        return {
+            "id": ray.get_runtime_context().get_node_id(),
+            "address": ray.util.get_node_ip_address(),
+            "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
+            "versions": own_versions(),
+        }
+
+
+def own_versions() -> dict[str, str]:
+    """Return what must be the same on all machines."""
+    return {"Python": ".".join(map(str, sys.version_info[:3])), **{name: version(name) for name in ("r1-cli", "torch")}}
+
+
+def require_same_versions(found: list[dict[str, Any]], own: Mapping[str, str] | None = None) -> None:
+    """Check that machines have this process's versions.
+
+    Raises:
+        ClusterError: names each machine and package that differs.
+    """
+    own = own or own_versions()
+    wrong = [
+        f"{one['address']} has {name} {one['versions'][name]}, this machine {has}"
+        for one in found
+        for name, has in own.items()
+        if one["versions"][name] != has
+    ]
+    if wrong:
+        raise ClusterError("the machines must have the same software: " + "; ".join(wrong))
+
+
+def _namespace() -> str:
+    """Return a namespace of the run's own, for its actors' names."""
+    return f"r1-{secrets.token_hex(4)}"
+
+
+def _import_ray() -> ModuleType:
+    # Read when Ray is imported. Under `uv run` Ray would send the working folder to every machine and start each
+    # process of its own by `uv run`; and it would hide all GPUs from an actor that asks for none, as ours do.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+    import ray.util.scheduling_strategies
+
+    return ray

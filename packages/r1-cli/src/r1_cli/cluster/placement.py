@@ -1,0 +1,81 @@
+"""Which machine and which device each rank has: arithmetic on what a cluster says of itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from r1_cli.config import ConfigError, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine, and those of its devices that the run has.
+
+    Example: `Node("6f0c", "10.0.0.7", ("0", "1"))`, on processors `Node("6f0c", "127.0.0.1", ("cpu", "cpu"))`.
+    """
+
+    id: str  # what Ray calls it
+    address: str
+    devices: tuple[str, ...]  # GPUs as CUDA_VISIBLE_DEVICES names them; "cpu" for each rank that computes on processors
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where one rank computes: `device` of `node`, which it has alone."""
+
+    rank: int
+    node: Node
+    device: str
+
+    @property
+    def name(self) -> str:
+        """What the rank's actor, its log and its process are called."""
+        return f"learner-{self.rank}"
+
+
+def seat_ranks(nodes: Sequence[Node]) -> tuple[Seat, ...]:
+    """Give every device a rank: node by node in the order of their addresses, on each by device.
+
+    So neighbours in rank are neighbours on a machine, and a run that is resumed on the same machines has them alike.
+    """
+    places = [(node, device) for node in sorted(nodes, key=_by_address) for device in node.devices]
+    return tuple(Seat(rank, node, device) for rank, (node, device) in enumerate(places))
+
+
+def _by_address(node: Node) -> tuple[int, int, str]:
+    try:
+        number = ip_address(node.address)
+    except ValueError:
+        return 0, 0, f"{node.address} {node.id}"
+    return number.version, int(number), node.id
+
+
+def share_threads(processors: int, ranks: int) -> int:
+    """Return how many threads each of the ranks on a machine computes with."""
+    return max(1, processors // ranks)
+
+
+def require_room(offers: Mapping[str, int], nnodes: int, per_node: int, kind: str) -> None:
+    """Check that enough machines have enough devices.
+
+    Args:
+        offers: devices of each machine, by its address.
+        kind: what the devices are, for people: "GPUs".
+
+    Raises:
+        ConfigError: names the key that asks for too much, and what each machine has.
+    """
+    fitting = [address for address, devices in offers.items() if devices >= per_node]
+    if len(fitting) >= nnodes:
+        return
+    there = ", ".join(f"{address} {devices}" for address, devices in sorted(offers.items())) or "none"
+    asked = f"trainer.nnodes={nnodes} × trainer.n_gpus_per_node={per_node} = {nnodes * per_node} {kind}"
+    found = f"{asked} are asked for, and the cluster has {sum(offers.values())} (by node: {there})"
+    if len(offers) < nnodes:
+        advice = f"there are {len(offers)} nodes; start Ray on more of them, or set at most {len(offers)}"
+        raise ConfigError([Problem("trainer.nnodes", f"{found}; {advice}", str(nnodes))])
+    best = sorted(offers.values(), reverse=True)[nnodes - 1]
+    short = ", ".join(address for address in sorted(offers) if address not in fitting)
+    advice = f"{short} {'has' if len(offers) - len(fitting) == 1 else 'have'} fewer {kind} than that; "
+    advice += f"set at most {best}" if best else f"there are no {kind} to train on"
+    raise ConfigError([Problem("trainer.n_gpus_per_node", f"{found}; {advice}", str(per_node))])

@@ -1,0 +1,47 @@
+"""What the tests of actors let them hold; here, because an actor imports it by name."""
+
+import os
+import time
+from typing import Any
+
+
+class Toy:
+    """Answers, fails or ends as it is told."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        print(f"toy {rank} is made", flush=True)
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "pid": os.getpid(),
+            "folder": os.getcwd(),
+            "title": open("/proc/self/cmdline").read().rstrip("\0"),
+            "threads": os.environ["OMP_NUM_THREADS"],
+            "gpus": os.environ["CUDA_VISIBLE_DEVICES"],
+        }
+
+    def total(self, column: Any) -> tuple[float, bool]:
+        values = column.load()["x"]
+        return float(values.sum()), bool(values.flags.writeable)
+
+    def fail(self, rank: int | None, kind: type[Exception], *args: str) -> None:
+        """Raise such an error in one rank, for which the others wait, or in all."""
+        if rank in (None, self.rank):
+            raise kind(*args)
+        time.sleep(600)
+
+    def leave(self, rank: int) -> None:
+        """End one rank's process; the others fail over it, as in a collective."""
+        if rank == self.rank:
+            os._exit(3)
+        time.sleep(0.1)
+        raise ConnectionError("closed by peer")
+
+
+class Unpicklable(Exception):
+    """An error that is another one after pickling."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")

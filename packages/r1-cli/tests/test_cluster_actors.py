@@ -1,0 +1,162 @@
+"""Actors in a private Ray cluster: asked together, ended by the first error, and gone with the run."""
+
+import os
+import tempfile
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from cluster_toys import Toy, Unpicklable
+
+from r1_cli.cluster.connect import open_cluster, require_same_versions
+from r1_cli.cluster.errors import ClusterError
+from r1_cli.config import ConfigError
+from r1_cli.config.trainer import TrainerConfig
+from r1_cli.hardware import Hardware
+
+
+def traces() -> tuple[set[int], set[Path], set[Path]]:
+    """Processes of this one, folders of private clusters, and what Ray keeps in the home."""
+    children = {process.pid for process in psutil.Process().children(recursive=True)}
+    return children, set(Path(tempfile.gettempdir()).glob("r1-ray-*")), set(Path.home().glob(".ray/*"))
+
+
+@pytest.fixture(scope="module")
+def node():
+    if not find_spec("ray"):
+        pytest.skip("ray is not installed")
+    before = traces()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where an actor finds the toys
+        with open_cluster(TrainerConfig(n_gpus_per_node=2), Hardware("cpu")) as nodes:
+            yield nodes[0]
+            during = psutil.Process().children(recursive=True)
+    psutil.wait_procs(during, timeout=10)
+    assert traces() == before
+
+
+@contextmanager
+def two_toys(node, logs, name):
+    from r1_cli.cluster.actors import Actors, Place
+
+    actors = Actors([Place(f"{name}-{i}", node, (), logs / f"{name}-{i}.log", 2) for i in range(2)])
+    actors.make(Toy, [(0,), (1,)])
+    yield actors
+    left = [psutil.Process(pid) for pid in actors.pids if psutil.pid_exists(pid)]
+    actors.close()
+    assert psutil.wait_procs(left, timeout=10)[1] == []
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return tmp_path_factory.mktemp("run") / "logs"
+
+
+@pytest.fixture(scope="module")
+def toys(node, logs):
+    with two_toys(node, logs, "learner") as actors:
+        yield actors
+
+
+@pytest.fixture
+def doomed(node, tmp_path, request):
+    """Two that a test may end, under a name that no others have had."""
+    with two_toys(node, tmp_path, request.function.__name__) as actors:
+        yield actors
+
+
+@pytest.mark.slow
+def test_a_private_cluster_listens_on_loopback_only(node):
+    mine = {process.pid for process in psutil.Process().children(recursive=True)}
+    listening = [c.laddr for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in mine]
+    assert listening
+    assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+
+
+@pytest.mark.slow
+def test_actors_answer_by_rank_under_their_names_in_the_drivers_folder(toys, logs):
+    found = toys.ask_all("about")
+    assert [one["rank"] for one in found] == [0, 1]
+    assert [one["pid"] for one in found] == toys.pids
+    assert {one["folder"] for one in found} == {os.getcwd()}
+    assert [one["title"] for one in found] == ["ray::learner-0.ask", "ray::learner-1.ask"]
+    assert {one["threads"] for one in found} == {os.environ["OMP_NUM_THREADS"]}
+    assert toys.ask("about")["rank"] == 0
+    for rank in (0, 1):
+        log = (logs / f"learner-{rank}.log").read_text()
+        assert f"toy {rank} is made" in log
+        assert f"learner-{rank} on 127.0.0.1, process {toys.pids[rank]}" in log
+
+
+@pytest.mark.slow
+def test_a_value_that_is_put_is_read_in_place_by_every_actor(toys):
+    column = toys.put({"x": np.ones(300_000, np.float32)})
+    assert toys.ask_all("total", column) == [(300_000.0, False)] * 2
+
+
+@pytest.mark.slow
+def test_an_error_of_all_is_raised_as_what_it_was_and_they_work_on(toys):
+    with pytest.raises(KeyError, match="lost") as error:
+        toys.ask("fail", None, KeyError, "lost")
+    assert "learner-0 on 127.0.0.1" in error.value.__notes__[0]
+    assert toys.ask_all("about")[1]["rank"] == 1
+
+
+@pytest.mark.slow
+def test_an_error_of_one_is_raised_as_what_it_was_with_its_log_and_ends_those_that_wait_for_it(doomed):
+    with pytest.raises(ValueError, match="no such row") as error:
+        doomed.ask("fail", 1, ValueError, "no such row")
+    assert str(error.value) == "no such row"
+    (note,) = error.value.__notes__
+    assert f"{doomed.places[1].name} on 127.0.0.1 in fail" in note
+    assert f"it ended {doomed.places[0].name}" in note
+    assert str(doomed.places[1].log) in note
+    assert "ValueError: no such row" in doomed.places[1].log.read_text()
+    with pytest.raises(ClusterError):
+        doomed.ask("about")
+
+
+@pytest.mark.slow
+def test_an_error_that_cannot_travel_is_told_as_a_runtime_error(toys):
+    with pytest.raises(RuntimeError, match="Unpicklable: one and two"):
+        toys.ask("fail", None, Unpicklable, "one", "two")
+
+
+@pytest.mark.slow
+def test_a_death_is_named_before_the_error_that_it_causes_elsewhere(doomed):
+    with pytest.raises(ClusterError, match=f"{doomed.places[1].name} on 127.0.0.1 died in leave") as error:
+        doomed.ask("leave", 1)
+    assert "toy 1 is made" in str(error.value)
+    assert str(doomed.places[1].log) in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_folder_that_a_machine_does_not_see_is_named_with_it(node, tmp_path):
+    from r1_cli.cluster.actors import Actors, Place
+
+    (tmp_path / "logs").write_text("a file")
+    with pytest.raises(OSError, match="logs") as error:
+        Actors([Place("lost", node, (), tmp_path / "logs/lost.log")])
+    assert "lost on 127.0.0.1 in start" in error.value.__notes__[0]
+
+
+def test_too_many_gpus_are_refused_before_ray_starts():
+    before = traces()
+    with (
+        pytest.raises(ConfigError, match=r"n_gpus_per_node=4 .* 127\.0\.0\.1 2"),
+        open_cluster(TrainerConfig(n_gpus_per_node=4), Hardware("cuda", ("0", "1"))),
+    ):
+        pass
+    assert traces() == before
+
+
+def test_machines_with_other_software_are_named():
+    own = {"Python": "3.11.1", "torch": "2.13.0"}
+    same = {"address": "10.0.0.1", "versions": own}
+    other = {"address": "10.0.0.2", "versions": own | {"torch": "2.11.0"}}
+    require_same_versions([same, same], own)
+    with pytest.raises(ClusterError, match=r"10\.0\.0\.2 has torch 2\.11\.0, this machine 2\.13\.0"):
+        require_same_versions([same, other], own)

@@ -1,0 +1,133 @@
+"""Ranks that share a model, in every form, are the same learner as one process."""
+
+from functools import cache
+
+import core_ranks
+import core_toy
+import pytest
+import ranks
+import torch
+from core_ranks import FORMS, MODELS
+from safetensors.torch import load_file
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
+
+
+@cache
+def alone():
+    return core_toy.learn()
+
+
+def assert_same_weights(found, expected, *, atol):
+    assert found.keys() == expected.keys()
+    for key, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[key], atol=atol, rtol=0, msg=lambda m, key=key: f"{key}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("shard_size", "shard"),
+    [(-1, "sharded"), (1, "sharded"), (2, "whole until backward"), (-1, "offloaded")],
+)
+def test_two_ranks_learn_what_one_process_learns(shard_size, shard):
+    metrics, weights = alone()
+    for own, found in ranks.run(core_toy.learn, shard_size, shard):
+        assert own == [pytest.approx(expected, abs=1e-10) for expected in metrics]
+        assert_same_weights(found, weights, atol=1e-10)
+
+
+def test_a_mesh_has_the_dimensions_and_the_timeout_that_were_asked_for():
+    full, copies = (ranks.run(core_toy.describe, size, 77.0) for size in (-1, 1))
+    assert [rank["data"] for rank in full] == [rank["data"] for rank in copies] == [(0, 2), (1, 2)]
+    assert {rank["sum"] for rank in (*full, *copies)} == {3.0}
+    assert full[0]["sizes"] == {"shard": 2}
+    assert full[0]["timeouts"] == {ranks.DEADLINE}  # the default group's own
+    assert copies[0]["sizes"] == {"replicate": 2, "shard": 1}
+    assert copies[0]["timeouts"] == {77.0}
+
+
+@pytest.mark.parametrize("shard_size", [3, 0, -2])
+def test_a_shard_size_that_does_not_divide_the_ranks_is_refused(shard_size):
+    assert (
+        ranks.run(core_toy.refusal, shard_size)
+        == [f"2 ranks cannot be cut into shards of {shard_size}; it must divide them, or be -1"] * 2
+    )
+
+
+# --- models of transformers -----------------------------------------------------------------------------------------
+
+# Every objective, three steps at a time; a few of all kinds where another form is what is looked at.
+EVERY = [[*core_ranks.ALL][i : i + 3] for i in range(0, len(core_ranks.ALL), 3)]
+SOME = [[*core_ranks.THREE], ["correction", "entropy bonus", "clip_cov, token"]]
+
+
+@pytest.fixture
+def rotation_is_put_back():
+    """Models in float64 turn the vision towers' rotation for all that come after."""
+    own = modeling_qwen2_5_vl.apply_rotary_pos_emb_vision
+    yield
+    modeling_qwen2_5_vl.apply_rotary_pos_emb_vision = own
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rotation_is_put_back")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_form_takes_the_steps_of_one_process(name, form):
+    triples = EVERY if form == "full" and not name.endswith("frozen") else SOME
+    expected = core_ranks.courses(name, triples)
+    by_rank = ranks.run(core_ranks.courses, name, triples, FORMS[form], world=FORMS[form].world)
+    for own in by_rank[1:]:
+        assert [course.metrics for course in own] == [course.metrics for course in by_rank[0]]
+    for triple, course, wanted in zip(triples, by_rank[0], expected, strict=True):
+        for one, other in zip(course.metrics, wanted.metrics, strict=True):
+            assert one == pytest.approx(other, abs=1e-10), triple
+        for one, other in zip(course.gradients, wanted.gradients, strict=True):
+            assert_same_weights(one, other, atol=1e-10)
+        assert max(float(grad.abs().max()) for grad in course.gradients[0].values()) > 1e-3, triple
+        assert_same_weights(course.weights, wanted.weights, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_in_half_precision_two_ranks_are_near_one(name):
+    (one,), (two, other) = (ranks.run(core_ranks.half_precision, name, world=world) for world in (1, 2))
+    assert two["dtypes"] == {"torch.float32"}
+    assert two["pg_loss"] == other["pg_loss"] == pytest.approx(one["pg_loss"], abs=2e-3)
+    assert two["grad_norm"] == other["grad_norm"] == pytest.approx(one["grad_norm"], rel=0.01)
+    torch.testing.assert_close(two["logprobs"], one["logprobs"], atol=0.02, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["text, tied", "pictures"])
+def test_one_pass_gives_what_two_do(name):
+    ranks.run(core_ranks.one_pass, name)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["text, tied", "pictures"])
+def saved(request, tmp_path_factory):
+    """A folder in which one process (`single…`) and then two ranks have trained a model."""
+    folder = tmp_path_factory.mktemp("ranks")
+    core_ranks.train_and_save(request.param, folder)
+    ranks.run(core_ranks.train_and_save, request.param, folder, FORMS["full"])
+    return request.param, folder
+
+
+def assert_same_files(folder, other):
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert_same_weights(load_file(folder / file), load_file(other / file), atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rotation_is_put_back")
+def test_checkpoints_do_not_know_how_many_ranks_wrote_or_read_them(saved, tmp_path):
+    name, folder = saved
+    for i in (1, 2, 3):
+        assert_same_files(folder / f"after{i}", folder / f"single{i}")
+    assert_same_files(folder / "resumed", folder / "single2")
+    learner = core_ranks.build(name)
+    learner.load(folder / "after1")
+    core_ranks.on_policy_step(learner, name)
+    learner.save(tmp_path)
+    assert_same_files(tmp_path, folder / "single2")
