@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from gpu_stages.bench import Bench, Row, run_ranks, seconds
-from gpu_stages.models import build_learner, build_model, model_config, text_samples
+from gpu_stages.models import build_learner, build_model, make_samples
 from r1_core.learner.parallel import Parallel, Shard
 from r1_core.objective import Objective
 
@@ -24,7 +24,7 @@ def _job(parallel: Parallel, bench: Bench, name: str, folder: str) -> Row:
     shard = Shard() if bench.tiny else Shard(torch.bfloat16, torch.float32)
     learner = build_learner(build_model(name, bench, parallel, shard), bench, parallel, 4096)
     length = 64 if bench.tiny else 512
-    samples = text_samples(8, length, model_config(name).get_text_config().vocab_size)
+    samples = make_samples(name, 8, length, bench)
     learner.forward_backward(learner.annotate(samples, ["old_logprobs"]), Objective())
     learner.optim_step()  # the optimizer has its moments now
     saving = seconds(bench, lambda: learner.save(Path(folder)), runs=1)

@@ -3,7 +3,7 @@
 import time
 
 from gpu_stages.bench import Bench, Row, gigabytes, run_ranks, wait
-from gpu_stages.models import build_learner, build_model, model_config, text_samples
+from gpu_stages.models import build_learner, build_model, make_samples
 from r1_cli.hardware import peak_flops
 from r1_core.learner.parallel import Parallel, Shard
 from r1_core.objective import Objective
@@ -43,7 +43,7 @@ def _job(parallel: Parallel, bench: Bench, name: str) -> Row:
     model = build_model(name, bench, parallel, shard)
     budget, length, count = (128, 64, 8) if bench.tiny else (16384, 2048, 64)
     learner = build_learner(model, bench, parallel, budget)
-    samples = text_samples(count, length, model_config(name).get_text_config().vocab_size)
+    samples = make_samples(name, count, length, bench)
     row: Row = {"model": name, "ranks": parallel.world, "loaded GB": gigabytes(bench)}
     for turn in range(2):  # the second is measured: the first makes moments and finds kernels
         times = [_now(bench)]

@@ -16,6 +16,7 @@ from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, Shard, find_blocks, like, shard_model
 from r1_core.types import Sample
+from r1_data.positions import position_ids_of
 
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
 # hidden size, layers, heads, key heads, width of the MLP, vocabulary, whether the head is the embedding
@@ -103,18 +104,52 @@ def build_learner(model: nn.Module, bench: Bench, parallel: Parallel, tokens: in
     )  # fmt: skip
 
 
-def text_samples(count: int, length: int, vocabulary: int) -> list[Sample]:
-    """Return samples of so many tokens, of which the first quarter is the prompt; four share a prompt."""
+def make_samples(name: str, count: int, length: int, bench: Bench) -> list[Sample]:
+    """Return samples of so many tokens, of which the first half is the prompt; four share one.
+
+    Prompts of models with a tower begin with a picture, of about a million pixels on GPUs.
+    """
+    config = model_config(name)
+    vocabulary, half = config.get_text_config().vocab_size, length // 2
     draw = torch.Generator().manual_seed(0)
-    prompt = length // 4
-    return [
-        Sample(
-            token_ids=torch.randint(0, vocabulary - 8, (length,), generator=draw, dtype=torch.int32),
-            loss_mask=torch.arange(length) >= prompt,
-            position_ids=torch.arange(length)[None],
-            group_id=index // 4,
-            reward=float(index % 2),
-            advantages=(torch.arange(length) >= prompt).float() * (1.0 if index % 2 else -1.0),
+    position_ids, inputs = torch.arange(length)[None], {}
+    samples = []
+    for index in range(count):
+        if index % 4 == 0:
+            prompt = torch.randint(0, vocabulary - 8, (half,), generator=draw, dtype=torch.int32)
+            if hasattr(config, "vision_config"):
+                prompt, position_ids, inputs = _with_picture(config, prompt, length, 4 if bench.tiny else 40, draw)
+        answer = torch.randint(0, vocabulary - 8, (length - half,), generator=draw, dtype=torch.int32)
+        trained = torch.arange(length) >= half
+        samples.append(
+            Sample(
+                token_ids=torch.cat([prompt, answer]),
+                loss_mask=trained,
+                position_ids=position_ids,
+                group_id=index // 4,
+                reward=0.0,
+                model_inputs=inputs,
+                advantages=trained * (1.5 if index % 4 == 0 else -0.25),
+            )
         )
-        for index in range(count)
-    ]
+    return samples
+
+
+def _with_picture(
+    config: Any, prompt: Tensor, length: int, side: int, draw: torch.Generator
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Put a picture of `side` x `side` patches at the beginning of a prompt; return positions and model inputs, too."""
+    places = side * side // config.vision_config.spatial_merge_size**2
+    prompt = prompt.clone()
+    prompt[0], prompt[1 : places + 1] = config.vision_start_token_id, config.image_token_id
+    kinds = torch.zeros(length, dtype=torch.int64)
+    kinds[1 : places + 1] = 1
+    grid = torch.tensor([[1, side, side]])
+    ids = torch.cat([prompt, torch.zeros(length - len(prompt), dtype=torch.int32)])
+    rule = position_ids_of(config)
+    assert rule is not None
+    positions = rule(ids, {"mm_token_type_ids": kinds, "image_grid_thw": grid})
+    tower = config.vision_config
+    width = tower.in_channels * tower.temporal_patch_size * tower.patch_size**2
+    pixels = torch.randn(side * side, width, generator=draw)
+    return prompt, positions, {"pixel_values": pixels, "image_grid_thw": grid}

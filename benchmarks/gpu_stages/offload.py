@@ -1,7 +1,7 @@
 """What keeping weights, gradients and optimizer with the processor saves on a device, and what it costs."""
 
 from gpu_stages.bench import Bench, Row, gigabytes, run_ranks, seconds
-from gpu_stages.models import build_learner, build_model, model_config, text_samples
+from gpu_stages.models import build_learner, build_model, make_samples
 from r1_core.learner.parallel import Parallel, Shard
 from r1_core.objective import Objective
 
@@ -18,7 +18,7 @@ def _job(parallel: Parallel, bench: Bench, name: str, offload: bool) -> Row:
     model = build_model(name, bench, parallel, shard)
     length, count = (64, 8) if bench.tiny else (2048, 32)
     learner = build_learner(model, bench, parallel, 4 * length)
-    samples = learner.annotate(text_samples(count, length, model_config(name).get_text_config().vocab_size), ["old_logprobs"])
+    samples = learner.annotate(make_samples(name, count, length, bench), ["old_logprobs"])
 
     def step() -> None:
         learner.forward_backward(samples, Objective())
