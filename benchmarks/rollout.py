@@ -1,12 +1,13 @@
 """Group sampling: the embedded engine against `transformers` generate, its continuous batching, and vLLM.
 
-uv run python benchmarks/rollout.py [--model tiny|small|vision] [--lengths fixed|tailed] [--tokens 64] [--rounds 3]
+uv run python benchmarks/rollout.py [--model tiny|small|vision] [--lengths fixed|tailed] [--tokens 64] [--long N]
 
 Random weights in float32, 64 prompts of 32 to 96 tokens × 8 samples, temperature 1, and the same number of tokens of
 each sample in every way: `--tokens` of each (fixed), or a long-tailed mixture with `--tokens` for its longest, of which
-four fifths are at most 3/16 of that and one in twenty more than half (tailed). Each way has a process of its own, and
-they take turns; the ratio is of the best turns, once by the clock and once by the processor time of the process, which
-other work on the machine disturbs less. The ways:
+four fifths are at most 3/16 of that and one in twenty more than half (tailed). With `--long`, one of the prompts has so
+many tokens: what it adds must be its own cost, not that of so long a row for everybody. Each way has a process of its
+own, and they take turns; the ratio is of the best turns, once by the clock and once by the processor time of the
+process, which other work on the machine disturbs less. The ways:
 
 - `r1`: the embedded engine, which like `vllm` reports log-probs, too;
 - `generate`: all 512 rows in one left-padded batch, a stopping criterion of its own for each row;
@@ -161,7 +162,7 @@ def vllm(model: Any, prompts: list[Prompt], lengths: Lengths) -> Run:
             dtype="float32",
             enforce_eager=True,
             skip_tokenizer_init=not pictures,
-            max_model_len=128 + max(map(max, lengths)),
+            max_model_len=max(len(prompt.token_ids) for prompt in prompts) + max(map(max, lengths)),
             max_num_seqs=len(prompts) * SAMPLES,
             max_num_batched_tokens=8192,
             limit_mm_per_prompt={"image": 1, "video": 0} if pictures else {},
@@ -206,7 +207,7 @@ def serve(options: argparse.Namespace) -> None:
     """Be one way: say when ready, then sample everything once for each line that comes and say how long it took."""
     replies, sys.stdout = sys.stdout, sys.stderr
     model = make_model(options.model)
-    prompts = make_prompts(model, options.model, options.prompts)
+    prompts = make_prompts(model, options.model, options.prompts, options.long)
     try:
         run = WAYS[options.way](model, prompts, make_lengths(options.lengths, options.tokens, options.prompts))
         print(json.dumps({"threads": torch.get_num_threads()}), file=replies, flush=True)
@@ -314,6 +315,7 @@ def main() -> None:
     parser.add_argument("--model", choices=SIZES, default="tiny")
     parser.add_argument("--lengths", choices=["fixed", "tailed"], default="tailed")
     parser.add_argument("--tokens", type=int, default=64, help="the longest answer")
+    parser.add_argument("--long", type=int, default=0, help="tokens of the first prompt; 0: as of the others")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="r1 and these")
@@ -322,7 +324,7 @@ def main() -> None:
     if options.way:
         return serve(options)
     model = make_model(options.model)
-    prompts = make_prompts(model, options.model, options.prompts)
+    prompts = make_prompts(model, options.model, options.prompts, options.long)
     lengths = make_lengths(options.lengths, options.tokens, options.prompts)
     bound = limits(options.model, model, prompts, lengths)
     asked = [name for name in WAYS if name == "r1" or name in options.ways]
@@ -336,7 +338,7 @@ def main() -> None:
     threads = ways["r1"].threads
     for way in ways.values():
         way.end()
-    setting = {name: getattr(options, name) for name in ("model", "lengths", "tokens", "prompts")}
+    setting = {name: getattr(options, name) for name in ("model", "lengths", "tokens", "long", "prompts")}
     setting |= {"parameters": sum(p.numel() for p in model.parameters()), "samples": SAMPLES, "threads": threads}
     print(json.dumps({"benchmark": "rollout", **setting, **bound, "ways": report(ways, bound)}))
 

@@ -83,12 +83,13 @@ def make_picture(generator: torch.Generator) -> Any:
     return Image.fromarray(torch.randint(256, (SIDE, SIDE, 3), generator=generator, dtype=torch.uint8).numpy())
 
 
-def make_prompts(model: Any, name: str, count: int) -> list[Prompt]:
-    """Prompts of 32 to 96 tokens; of a vision model, 18 of them are a picture of noise."""
+def make_prompts(model: Any, name: str, count: int, long: int = 0) -> list[Prompt]:
+    """Prompts of 32 to 96 tokens, the first of `long` if given; of a vision model, 18 of them are a picture."""
     generator, prompts = torch.Generator().manual_seed(1), []
     processor = make_processor() if name == "vision" else None
     for index in range(count):
         length = int(torch.randint(32, 97, (), generator=generator))
+        length = long if long and index == 0 else length
         token_ids: list[int] = torch.randint(1, 500, (length,), generator=generator).tolist()
         if processor is None:
             prompts.append(Prompt(f"{index}", token_ids, torch.arange(length)[None], {}))

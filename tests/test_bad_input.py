@@ -189,6 +189,21 @@ def test_a_model_folder_without_weights_is_named(r1: R1, tmp_path: Path) -> None
     assert str(tmp_path / "model") in process.stderr.replace("\n", "")
 
 
+def test_an_own_loss_that_fails_in_a_step_is_named_with_its_line_and_the_last_step_is_kept(
+    r1: R1, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def loss(inputs):\n    losses = -inputs.advantages * inputs.logprobs\n"
+        "    if inputs.totals.tokens > 4:  # not on the made-up batch\n        losses = losses / inputs.nothing\n"
+        "    return losses, {}\n"
+    )
+    result = train(r1, tmp_path / "run", f"worker.actor.loss_type={tmp_path}/mine.py:loss", ok=False)
+    assert result.exit_code == 2
+    assert "mine.py:loss fails in line 4 (losses = losses / inputs.nothing): AttributeError" in result.stderr
+    assert "leaving after step 0, which is kept in" in " ".join(result.output.split())
+    assert (tmp_path / "run/global_step_0/trainer.json").is_file()
+
+
 def test_an_estimator_that_fails_is_named_and_the_last_step_is_kept(r1: R1, tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(
         "def f(inputs):\n    return [{'overall': -1.0 * (i % 2)} for i in range(len(inputs))]\n"

@@ -32,8 +32,8 @@ PUBLIC = {
     """,
     "r1_data": """
         Columns DataError Detected Downloads Example MediaError Mixture Prompt PromptDataset Renderer RowReader Rows
-        Stream Summary Video WeightedStream answers_per_prompt compile_format_prompt count_rows detect detect_columns
-        name_source position_ids_of read_rows read_sources to_example
+        Stream Summary Video WeightedStream answers_per_prompt collate compile_format_prompt count_rows detect
+        detect_columns name_source position_ids_of read_rows read_sources to_example
     """,
 }
 # Classes that stand in users' server commands by their dotted path, and what a package's command runs.

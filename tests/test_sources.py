@@ -125,7 +125,7 @@ def test_the_check_finds_answers_that_the_reward_cannot_read(r1: R1, tmp_path: P
     words = [f"data.train_files={path}", "data.val_files=null", "data.prompt_key=question"]
     result = r1("data", "check", QUICKSTART, *words, "worker.reward.reward_function=gsm8k", ok=False)
     assert result.exit_code == 1
-    assert "rows.jsonl:2: gsm8k gives the ground truth 'many' itself no credit" in result.output
+    assert "rows.jsonl:2: gsm8k can use no response: the truth 'many' has no number" in result.output
     assert "1 × answers that their own reward gives no credit" in result.output
 
 

@@ -2,21 +2,26 @@
 
 import pickle
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from core_models import IMAGE_TOKEN, in_float64, picture_samples, qwen2, qwen25_vl, text_samples
 from torch import Tensor
 
-from r1_cli.cluster.rank import Rank
+from r1_cli.cluster.learner import RankedLearner
+from r1_cli.cluster.rank import Build, Rank
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.facts import Facts
 from r1_core.learner.optim import build_optimizer
-from r1_core.learner.parallel import Parallel, shard_model
+from r1_core.learner.parallel import Parallel, find_blocks, shard_model
 from r1_core.objective import Objective
-from r1_core.own import as_loss
+from r1_core.own import OwnCodeError, as_loss
 from r1_core.types import LossInputs, Sample
 
 VIDEO_TOKEN = 59
@@ -84,6 +89,57 @@ class OneRank:
         self.rank.close()
 
 
+class Together:
+    """`Ranks` of which this process is one: all of them make the same calls, and rank 0's answers are what all get."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+
+    def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        return self.ask_all(verb, *args, **kwargs)[0]
+
+    def ask_all(self, verb: str, *args: Any, **kwargs: Any) -> list[Any]:
+        arrived, named = crossed((args, kwargs))
+        answers: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(answers, getattr(self.rank, verb)(*arrived, **named))
+        return answers
+
+    def put(self, value: Any) -> Stored:
+        return Stored.put(value)
+
+    def close(self) -> None:
+        self.rank.close()
+
+
+def meet(build: Build) -> Rank:
+    """This process's rank, which has met the others at the place that rank 0 has opened."""
+    number, world = dist.get_rank(), dist.get_world_size()
+    rank, addresses = Rank(build, number, world, timeout=60), [None] * world
+    dist.all_gather_object(addresses, rank.open_store("127.0.0.1") if number == 0 else None)
+    dist.destroy_process_group()
+    rank.join(addresses[0])
+    return rank
+
+
+def verb_by_verb(name: str, objective: str) -> tuple[list[Any], int, Facts]:
+    """A case for ranks: what comes back of all verbs, of how many prompts this rank has fetched pictures, facts."""
+    learner = RankedLearner(Together(meet(partial(build, name, objective))))
+    samples = step_samples(name)
+    learner.annotate(samples, ["squared_probs"])
+    fetched = {place for place in LOADS if b"pixel_values" in STORE[place][0] and len(STORE[place][1]) == 2}
+    return go_through(learner, samples, OBJECTIVES[objective]), len(fetched), learner.describe()
+
+
+def fail_and_save(folder: Path) -> dict[str, Tensor]:
+    """A case for ranks: the weights before a user's loss has failed on all of them, which then still write them."""
+    learner = RankedLearner(Together(meet(partial(build, "text", "failing"))))
+    before = {name: tensor.clone() for name, tensor in learner.weights()}
+    with pytest.raises(OwnCodeError, match="ValueError: this is mine"):
+        learner.forward_backward(ready(step_samples("text")), OBJECTIVES["failing"])
+    learner.save(folder)
+    return before
+
+
 # --- what is trained -------------------------------------------------------------------------------------------------
 
 
@@ -94,7 +150,13 @@ def my_loss(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     return -ratio * inputs.advantages, {"gap": (inputs.logprobs - inputs.ref_logprobs).detach()}
 
 
+def my_fault(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """A user's own that does not work."""
+    raise ValueError("this is mine")
+
+
 OBJECTIVES = {
+    "failing": Objective(as_loss(lambda inputs: my_fault(inputs), "mine")),
     "KL": Objective(kl_penalty="low_var_kl", kl_coef=0.1),
     "full KL": Objective(kl_penalty="full", kl_coef=0.1),
     "own loss": Objective(as_loss(lambda inputs: my_loss(inputs), "mine"), "seq", entropy_coef=0.01),
@@ -109,7 +171,7 @@ def build(name: str, objective: str, parallel: Parallel) -> tuple[Learner, Objec
         if name != "text":
             model.config.video_token_id = VIDEO_TOKEN
         if parallel.mesh is not None:
-            shard_model(model, [], parallel.mesh)
+            shard_model(model, find_blocks(model), parallel.mesh)
     optimizer = build_optimizer(models[0].named_parameters(), lr=1e-2)
     batching = Batching(True, MicroLimit(1), MicroLimit(2))
     learner = Learner(
@@ -140,6 +202,14 @@ def step_samples(name: str) -> list[Sample]:
         replace(sample, rollout_logprobs=-torch.rand(len(sample.token_ids), generator=generator) * sample.loss_mask)
         for sample in samples
     ]
+
+
+def ready(samples: list[Sample]) -> list[Sample]:
+    """Samples with all that an update asks for."""
+    known = [
+        replace(s, **dict.fromkeys(("old_logprobs", "ref_logprobs"), -torch.ones(len(s.token_ids)))) for s in samples
+    ]
+    return assign(known, GRPO())
 
 
 def go_through(learner: Any, samples: list[Sample], objective: Objective) -> list[Any]:

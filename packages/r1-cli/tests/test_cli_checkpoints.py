@@ -1,6 +1,7 @@
 """Checkpoints are complete or absent, and pruned only when their successor is safe."""
 
 import json
+import resource
 import subprocess
 import sys
 import textwrap
@@ -66,6 +67,21 @@ def test_a_failing_save_leaves_the_old_checkpoint_and_no_new_one(tmp_path: Path)
     save(store, 3)
     assert store.steps() == [3]
     assert not list(tmp_path.glob(".draft*"))
+
+
+def test_a_disk_that_is_full_when_a_checkpoint_gets_its_name_is_said_and_the_checkpoint_stands(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, limit=1)
+    draft = store.write(1, lambda folder: (folder / "weights").write_text("w"), {"step": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"checkpoint_tracker.json of step 1 could not be written.*\n.*goes on"
+        ):
+            store.publish(draft)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert store.latest() == store.path(1)
 
 
 def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_what_is_allowed_and_seldom_meant_is_said() -> None:
     config, provenance = load_config([*BASE, "data.val_files=null", "worker.actor.optim.lr=0", "trainer.save_freq=0"])
     out = io.StringIO()
     announce(Console(file=out), config, provenance, make_plan(config, 512))
-    assert "worker.actor.optim.lr=0: no step will change the weights" in out.getvalue()
+    assert "worker.actor.optim.lr=0.0: no weight changes" in out.getvalue()
     assert "nothing will be saved: trainer.save_freq" in out.getvalue()
 
 

@@ -1,16 +1,20 @@
 """What a run's learner is given: weights and reference in their precisions, and a learning rate."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from r1_cli.assembly import learner as assembly
-from r1_cli.assembly.learner import build_learner, build_learning_rate
+from r1_cli.assembly.learner import build_learner, build_learning_rate, build_shards, joined_alone
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.train import build_schedule
 from r1_cli.plan.batches import make_plan
+from r1_core.learner.parallel import Parallel, Shard, shard_model
 
 BASE = [
     "data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model", "trainer.n_gpus_per_node=1",
@@ -31,30 +35,70 @@ def test_a_warm_up_is_as_many_training_steps_long_as_it_says(word: str, updates:
     assert [scale(update) for update in range(40)] == pytest.approx(expected)
 
 
+@pytest.fixture
+def one_rank() -> Iterator[Parallel]:
+    """The mesh that a single device has, of processors."""
+    yield Parallel.alone("cpu")
+    dist.destroy_process_group()
+
+
+GPU = Hardware("cuda", ("0",))
+HALF, SINGLE = torch.bfloat16, torch.float32
+
+
 @pytest.mark.parametrize(
-    ("hardware", "words", "policy", "reference"),
+    ("hardware", "words", "kept", "computing"),
     [
-        (Hardware("cpu"), [], (torch.float32, torch.float32), torch.float32),
-        (Hardware("cuda", ("0",)), [], (torch.float32, torch.bfloat16), torch.bfloat16),
-        (Hardware("cuda", ("0",)), ["mp_param_dtype=fp32"], (torch.float32, torch.float32), torch.float32),
-        (Hardware("cuda", ("0",)), ["torch_dtype=bf16"], (torch.bfloat16, torch.bfloat16), torch.bfloat16),
+        (Hardware("cpu"), [], SINGLE, SINGLE),
+        (GPU, [], SINGLE, HALF),
+        (GPU, ["mp_param_dtype=fp32"], SINGLE, SINGLE),
+        (GPU, ["torch_dtype=bf16"], HALF, HALF),
+        (GPU, ["enable_cpu_offload=true", "enable_full_shard=false"], SINGLE, HALF),
     ],
 )
-def test_the_reference_is_kept_in_the_precision_that_it_computes_in(
+def test_weights_are_kept_in_one_precision_and_computed_with_in_another(
     hardware: Hardware,
     words: list[str],
-    policy: tuple[torch.dtype, torch.dtype],
-    reference: torch.dtype,
+    kept: torch.dtype,
+    computing: torch.dtype,
+    one_rank: Parallel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loaded = []
 
-    def load(config: Any, model: Any, dtype: torch.dtype, device: torch.device, computing: Any = None) -> Any:
-        loaded.append((dtype, computing or dtype))
-        return torch.nn.Linear(2, 2, dtype=dtype)
+    def load(
+        config: Any, model: Any, dtype: torch.dtype, device: Any, computing: Any, parallel: Parallel, shard: Shard
+    ) -> Any:
+        loaded.append((dtype, computing))
+        linear = torch.nn.Linear(2, 2, dtype=dtype)
+        if parallel.mesh is not None:
+            shard_model(linear, [], parallel.mesh, replace(shard, offload=False))
+        return linear
 
     monkeypatch.setattr(assembly, "load_weights", load)
     more = [f"worker.actor.fsdp.{word}" for word in words] + ["worker.actor.model.enable_gradient_checkpointing=false"]
     config = load_config([*BASE, *more])[0]
-    build_learner(config, hardware, cast(Any, None), build_schedule(config, make_plan(config, [80], None)))
-    assert loaded == [policy, (reference, reference)]
+    schedule = build_schedule(config, make_plan(config, [80], None))
+    learner = build_learner(config, hardware, cast(Any, None), schedule, one_rank)
+    # The reference, which nobody trains, needs no more digits than it computes with.
+    assert loaded == [(kept, computing), (computing, computing)]
+    assert learner.reference is not None
+    for model, dtype in ((learner.model, kept), (learner.reference, computing)):
+        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+        assert model(torch.ones(1, 2)).dtype == computing
+    learner.model(torch.ones(1, 2)).sum().backward()
+    assert {parameter.grad.dtype for parameter in learner.model.parameters() if parameter.grad is not None} == {kept}
+
+
+def test_processors_alone_need_no_process_group() -> None:
+    with joined_alone(Hardware("cpu")) as parallel:
+        assert parallel.mesh is None
+        assert not dist.is_initialized()
+
+
+def test_precision_and_offload_of_a_gpu_are_the_configurations() -> None:
+    words = ["worker.actor.fsdp.mp_reduce_dtype=bf16", "worker.actor.fsdp.enable_full_shard=false"]
+    policy, reference = build_shards(load_config([*BASE, *words])[0], GPU)
+    assert policy == Shard(HALF, HALF, reshard=False, offload=False)
+    assert reference == Shard(HALF, HALF, reshard=True, offload=True)  # worker.ref.fsdp's own defaults
+    assert not any(shard.offload for shard in build_shards(load_config(BASE)[0], Hardware("cpu")))

@@ -23,6 +23,7 @@ from r1_core.advantages import GRPO
 from r1_core.filtering import KeepAll
 from r1_core.learner.facts import Facts
 from r1_core.objective import Objective
+from r1_core.own import OwnCodeError
 from r1_core.rows import tokens
 from r1_core.types import Sample
 from r1_rewards.types import Failure, RewardInput, Score
@@ -135,6 +136,35 @@ def test_rewards_that_never_differ_end_a_run_and_one_such_step_does_not(
         loop.train(run(tmp_path / "later", verifier=verifier, limit=3), start(KeepAll()))
     assert len(records(tmp_path / "later")) == 5
     assert loop.train(run(tmp_path / "sound"), start(KeepAll())).idle == 0
+
+
+@dataclass
+class WithOwnLoss(Learner):
+    """Its loss, a user's own, fails when this many updates are taken."""
+
+    until: int = 0
+
+    def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
+        if self.steps == self.until:
+            raise OwnCodeError("mine.py:loss fails in line 7 (1 / 0): ZeroDivisionError: division by zero")
+        return {}
+
+
+@pytest.mark.parametrize(("until", "kept", "kind"), [(4, [2], OwnCodeError), (5, [], loop.BrokenStepError)])
+def test_an_own_loss_that_fails_ends_the_run_and_a_whole_step_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, until: int, kept: list[int], kind: type[Exception]
+) -> None:
+    of = run(tmp_path)
+    of = replace(
+        of,
+        learner=WithOwnLoss(until=until),
+        schedule=replace(of.schedule, global_batch_size=2),  # two updates a step
+        update=replace(of.update, needs=frozenset({"old_logprobs"})),
+    )
+    with pytest.raises(kind, match=r"mine.py:loss fails in line 7"):
+        loop.train(of, start(KeepAll()))
+    assert of.store.steps() == kept, "in the middle of a step there is no state to go on from"
+    assert ("leaving after step 2, which is kept in" in caplog.text) == bool(kept)
 
 
 def test_training_responses_are_written_down_with_their_parts(tmp_path: Path) -> None:

@@ -1,22 +1,32 @@
 """What r1 asks of a model before and after loading it, on the quickstart's model and on tiny text models."""
 
 import pickle
+import re
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_cli.models import load as models
+from r1_cli.models import parts
 from r1_cli.models.patches import PatchEmbedding, multiply_patches
+from r1_core.learner.parallel import Parallel, whole
 from r1_data.positions import position_ids_of
 from r1_rollout import tokens
 
 MODEL = Path(__file__).resolve().parents[3] / "examples/quickstart/model"
 CPU = torch.device("cpu")
+TINY = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "moe_intermediate_size": 8, "num_experts": 2,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +177,46 @@ def test_a_model_whose_text_attends_in_both_directions_is_refused(tmp_path):
         models.load_config(str(tmp_path))
     transformers.Gemma3TextConfig().save_pretrained(tmp_path)
     assert models.load_config(str(tmp_path)).model_type == "gemma3_text"
+
+
+@pytest.fixture
+def alone():  # type: ignore[no-untyped-def]
+    """The only rank of its process group."""
+    yield Parallel.alone("cpu")
+    dist.destroy_process_group()
+
+
+def test_one_rank_reads_all_rows_and_shards_them(config, model, alone) -> None:  # type: ignore[no-untyped-def]
+    sharded = models.load_model(str(MODEL), config=config, dtype=torch.float32, device=CPU, parallel=alone)
+    assert all(isinstance(parameter, DTensor) for parameter in sharded.parameters())
+    assert all(torch.equal(tensor, whole(sharded.state_dict()[name])) for name, tensor in model.state_dict().items())
+    assert not any(tensor.is_meta for tensor in sharded.buffers())
+    ids = torch.arange(8)[None]
+    assert torch.equal(sharded(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_an_older_transformers_is_named_before_anything_is_read(config, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(parts, "NEEDED", (99, 0))
+    pair = Parallel(0, 2, cast(Any, "a mesh"))
+    with pytest.raises(models.ModelError, match=r"takes transformers 99\.0 or newer, and this is 5\."):
+        models.load_model("nowhere", config=config, dtype=torch.float32, device=CPU, parallel=pair)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mixes"),
+    [("qwen3_moe", None), ("mixtral", None), ("qwen2", None),
+     ("hrm_text", "Chunk of")],
+)  # fmt: skip
+def test_families_whose_loader_mixes_rows_are_known(kind, mixes) -> None:  # type: ignore[no-untyped-def]
+    with torch.device("meta"):
+        empty = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **TINY))
+    found = parts.mixes_rows(empty)
+    assert found is None if mixes is None else re.match(mixes, str(found))
+
+
+def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
+    small = Qwen2Config(**{name: value for name, value in TINY.items() if "expert" not in name})
+    Qwen2ForCausalLM(small).save_pretrained(tmp_path)
+    wide = models.load_config(str(tmp_path), overrides={"vocab_size": 33})
+    with pytest.raises(models.ModelError, match=r"of another shape: .*lm_head\.weight"):
+        models.load_model(str(tmp_path), config=wide, dtype=torch.float32, device=CPU)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -96,3 +97,47 @@ def test_what_bytes_cannot_prove_is_said_once(caplog: pytest.LogCaptureFixture) 
     caplog.clear()
     sync(proven(Engine(keeps_layout=False)), 1, 2)
     assert not caplog.records
+
+
+def test_what_bytes_no_longer_prove_is_said_when_it_shows(caplog: pytest.LogCaptureFixture) -> None:
+    name = LAYER_1[0]
+    engine = proven(Engine(keeps_layout=False, turned=LAYER_1))
+    caplog.set_level(logging.WARNING, "r1")
+    with engine.awake(LocalWeights({name: torch.zeros(4)}.items(), 0)):
+        assert not caplog.records
+    with engine.awake(LocalWeights({name: torch.arange(4.0)}.items(), 1)):
+        assert "1 of 1 weights in a layout of its own" in caplog.records[0].getMessage()
+
+
+class Blind(Engine):
+    """Its log-probs of the pictures are `seen`, of all else as the learner's."""
+
+    def __init__(self, seen: list[list[float]]) -> None:
+        super().__init__(keeps_layout=True)
+        self.seen = seen
+
+    def logprobs_of(self, prompts: Any, *_: Any) -> list[list[float]]:
+        return self.seen if prompts == PICTURES.prompts else SAME
+
+
+class Sighted(Reference):
+    def logprobs_of(self, prompts: Any, *_: Any) -> list[list[float]]:
+        return [[-1.0, -1.0], [-1.04, -1.0]] if prompts == PICTURES.prompts else SAME
+
+
+PICTURES = text_probes(range(60), longest_prompt=3, longest_response=2, variant=1)
+
+
+@pytest.mark.parametrize("seen", [[[-1.0, -1.0], [-1.0, -1.0]], [[-1.0, -1.0], [-1.0001, -1.0]]])
+def test_an_engine_that_pictures_do_not_reach_is_refused_within_the_tolerance_of_half_precision(seen: Any) -> None:
+    engine = ProvenGenerator(cast(Any, Blind(seen)), Sighted(), replace(CANARY, pictures=PICTURES))
+    with pytest.raises(EngineError, match=r"two different pictures the same log-probs.*name=embedded"):
+        sync(engine, 1)
+
+
+def test_pictures_are_compared_at_the_first_sync_only() -> None:
+    blind = Blind([[-1.0, -1.0], [-1.03, -1.0]])
+    engine = ProvenGenerator(cast(Any, blind), Sighted(), replace(CANARY, pictures=PICTURES))
+    sync(engine, 1)
+    blind.seen = []
+    sync(engine, 2)

@@ -1,19 +1,30 @@
 """A learner whose ranks are elsewhere gives what the learner itself gives, and little crosses."""
 
+import gc
+import weakref
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+import cli_ranks
 import pytest
+import ranks
 import torch
-from cli_ranks import LOADS, OBJECTIVES, STORE, OneRank, build, go_through, step_samples
+from cli_ranks import LOADS, OBJECTIVES, STORE, OneRank, build, go_through, ready, step_samples
+from safetensors.torch import load_file
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 
 from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.rank import Rank
 from r1_core.advantages import GRPO, assign
 from r1_core.learner.parallel import Parallel
+from r1_core.own import OwnCodeError
 from r1_core.types import Sample
+from r1_rollout.weights import Weights
+
+KL = OBJECTIVES["KL"]
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +40,8 @@ def nothing_stays() -> Iterator[None]:
 def ranked(name: str = "text", objective: str = "KL") -> tuple[RankedLearner, OneRank]:
     rank = Rank(partial(build, name, objective))
     rank.join()
-    ranks = OneRank(rank)
-    return RankedLearner(ranks), ranks
-
-
-def advantaged(samples: list[Sample]) -> list[Sample]:
-    return assign([replace(s, old_logprobs=-torch.ones(len(s.token_ids))) for s in samples], GRPO())
+    crossing = OneRank(rank)
+    return RankedLearner(crossing), crossing
 
 
 @pytest.mark.parametrize(
@@ -46,3 +53,204 @@ def test_verb_by_verb_it_gives_what_the_learner_gives(name: str, objective: str)
     expected = go_through(learner, step_samples(name), OBJECTIVES[objective])
     found = go_through(ranked(name, objective)[0], step_samples(name), OBJECTIVES[objective])
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "objective"), [("text", "own loss"), ("pictures", "full KL"), ("video", "KL")])
+def test_two_ranks_give_verb_by_verb_what_the_learner_gives(name: str, objective: str) -> None:
+    learner, _ = build(name, objective, Parallel())
+    expected = go_through(learner, step_samples(name), OBJECTIVES[objective])
+    answers = ranks.run(cli_ranks.verb_by_verb, name, objective)
+    for found, fetched, facts in answers:
+        assert facts == replace(learner.describe(), devices=2, straggler=facts.straggler)
+        assert 1 < facts.straggler < 2
+        torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+        if name == "pictures":
+            assert 0 < fetched < 3, "a rank has fetched pictures that it did not compute"
+
+
+@pytest.mark.slow
+def test_ranks_that_have_all_met_a_users_fault_still_save(tmp_path: Path) -> None:
+    before, _ = ranks.run(cli_ranks.fail_and_save, tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == before.keys()
+    assert all(torch.equal(saved[name], before[name]) for name in before)
+
+
+def gone(*args: object) -> None:
+    raise RuntimeError("learner-0 is gone")
+
+
+def test_what_fails_after_ranks_are_gone_is_told_by_why_they_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    far, crossing = ranked(objective="failing")
+    samples = ready(step_samples("text"))
+    with pytest.raises(OwnCodeError, match="this is mine") as first:
+        far.forward_backward(samples, KL)
+    far.restore()  # they are still there
+    monkeypatch.setattr(crossing.rank, "save", gone)
+    with pytest.raises(OwnCodeError) as second:
+        far.save(Path("nowhere"))
+    assert second.value is first.value
+    assert "learner-0 is gone" in str(second.value.__cause__)
+
+
+def test_a_batch_crosses_once_and_a_field_once() -> None:
+    learner, crossing = ranked()
+    samples = step_samples("text")
+    rows = 4 * len(samples) + 1000  # row numbers, and what else a small pickle has
+    for _ in range(2):
+        samples = learner.annotate(samples, ["old_logprobs", "full_kl"])
+    samples = assign(learner.annotate(samples, ["ref_logprobs"]), GRPO())
+    for minibatch in (samples[:3], samples[3:], samples[:3], samples[3:]):
+        learner.forward_backward(minibatch, KL)
+        learner.optim_step()
+    assert Counter(verb for verb, _ in crossing.asked)["take"] == 1
+    tokens = sum(len(sample.token_ids) for sample in samples)
+    trained = sum(sample.response_length for sample in samples)
+    # Columns, the engine's log-probs, and the advantages of either minibatch.
+    columns, rollout, *advantages = [stored.num_bytes for stored in crossing.stored]
+    assert len(advantages) == 2
+    assert columns < 4.2 * tokens + 4000
+    assert rollout < 4 * tokens + rows
+    assert sum(advantages) < 4 * tokens + 2 * rows
+    assert max(size for verb, size in crossing.asked if verb == "annotate") < 2 * 4 * trained + rows
+    assert max(size for verb, size in crossing.asked if verb != "annotate") < rows
+
+
+def test_pictures_cross_once_a_prompt_and_are_fetched_once() -> None:
+    learner, crossing = ranked("pictures")
+    samples = step_samples("pictures")  # the first two share theirs, the fourth has none
+    learner.annotate(samples[3:4], ["old_logprobs"])
+    assert len(crossing.stored) == 2  # columns, and the engine's log-probs
+    learner.annotate(samples, ["old_logprobs"])
+    assert len(crossing.stored) == 7
+    pictures = crossing.stored[2:5]
+    for stored, sample in zip(pictures, (samples[0], samples[2], samples[4]), strict=True):
+        assert stored.num_bytes < sum(tensor.nbytes for tensor in sample.model_inputs.values()) + 500
+    assert Counter(LOADS)[pictures[0].place] == 1
+
+
+def test_a_new_batch_lets_go_of_the_last_one_here_and_there() -> None:
+    learner, crossing = ranked("pictures")
+    samples = step_samples("pictures")
+    learner.annotate(samples, ["old_logprobs"])
+    there = crossing.rank._batch[0]
+    kept = [weakref.ref(one) for one in (samples[2].token_ids, there.token_ids, there.model_inputs)]
+    del samples, there
+    learner.annotate(step_samples("pictures")[:1], ["old_logprobs"])
+    gc.collect()
+    assert [one() for one in kept] == [None, None, None]
+
+
+def test_samples_with_other_tokens_masks_positions_or_pictures_are_another_batch() -> None:
+    learner, crossing = ranked("pictures")
+    samples = step_samples("pictures")
+    learner.annotate(samples, ["old_logprobs"])
+    for count, changed in enumerate(
+        [
+            replace(samples[0], token_ids=samples[0].token_ids.clone()),
+            replace(samples[0], loss_mask=samples[0].loss_mask.clone()),
+            replace(samples[0], position_ids=samples[0].position_ids.clone()),
+            replace(samples[0], model_inputs=dict(samples[0].model_inputs)),
+        ],
+        start=2,
+    ):
+        learner.annotate([changed], ["old_logprobs"])
+        assert Counter(verb for verb, _ in crossing.asked)["take"] == count
+
+
+def test_a_sample_twice_with_other_fields_counts_twice() -> None:
+    samples = ready(step_samples("text"))
+    one, other = samples[0], replace(samples[0], advantages=-2 * samples[0].advantages)
+    learner, _ = build("text", "KL", Parallel())
+    expected = learner.forward_backward([one, other, *samples[1:]], KL)
+    far, _ = ranked()
+    far.annotate(samples, ["old_logprobs"])
+    assert far.forward_backward([one, other, *samples[1:]], KL) == pytest.approx(expected, abs=1e-12)
+    assert far.forward_backward([other, one, *samples[1:]], KL) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_field_that_is_taken_away_or_replaced_is_so_on_the_ranks() -> None:
+    samples = ready(step_samples("text"))
+    (learner, _), (far, _) = build("text", "KL", Parallel()), ranked()
+    far.forward_backward(samples, KL)
+    for changed in (
+        [replace(s, old_logprobs=-2 * torch.ones(len(s.token_ids))) for s in samples],
+        [replace(s, weights=torch.full((len(s.token_ids),), 0.5)) for s in samples],
+        samples,  # without weights again
+    ):
+        assert far.forward_backward(changed, KL) == pytest.approx(learner.forward_backward(changed, KL), abs=1e-12)
+    mixed = [replace(samples[0], ref_logprobs=None), *samples[1:]]
+    with pytest.raises(ValueError, match="the samples have no ref_logprobs"):
+        far.forward_backward(mixed, KL)
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], "was given no samples"),
+        (step_samples("text"), "a sample has no old_logprobs; call annotate first"),
+        ([replace(s, advantages=None) for s in ready(step_samples("text"))], "a sample has no advantages"),
+    ],
+    ids=["no samples", "no old log-probs", "no advantages"],
+)
+def test_what_a_learner_refuses_a_ranked_one_does_with_the_same_words(samples: list[Sample], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ranked()[0].forward_backward(samples, KL)
+
+
+def test_steps_of_nothing_one_sample_or_none_that_trains_are_what_they_are_to_a_learner() -> None:
+    (learner, _), (far, crossing) = build("text", "KL", Parallel()), ranked()
+    assert far.annotate([], ["old_logprobs"]) == []
+    assert not crossing.asked
+    samples = ready(step_samples("text"))
+    for few in (samples[:1], samples[-1:]):  # the last has no trained token
+        assert far.annotate(few, ["old_logprobs"])[0].old_logprobs.tolist() == pytest.approx(
+            learner.annotate(few, ["old_logprobs"])[0].old_logprobs.tolist(), abs=1e-9
+        )
+        assert far.forward_backward(few, KL) == pytest.approx(learner.forward_backward(few, KL), abs=1e-9)
+
+
+def test_what_a_model_cannot_read_in_one_row_is_raised_and_the_ranks_go_on() -> None:
+    far, _ = ranked("pictures")
+    samples = step_samples("pictures")
+    wrong = [replace(samples[0], position_ids=samples[0].position_ids + 1)]
+    with pytest.raises(ValueError, match="must count 0, 1, 2"):
+        far.logprobs_together(wrong, padding_free=True)
+    assert len(far.logprobs_together(samples, padding_free=True)) == 5
+
+
+def test_weights_come_in_buckets_and_a_pass_that_is_broken_off_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("r1_cli.cluster.rank.BUCKET", 1000)
+    far, crossing = ranked()
+    whole = {name: tensor.clone() for name, tensor in far.weights()}
+    assert whole.keys() == {name for name, _ in crossing.rank.learner.weights()}
+    assert sum(verb == "next_weights" for verb, _ in crossing.asked) > 5
+    some = far.weights()
+    next(some)
+    some.close()
+    assert crossing.asked[-1][0] == "end_weights"
+    assert {name: tensor.sum() for name, tensor in far.weights()} == {n: t.sum() for n, t in whole.items()}
+
+
+def count_first(weights: Weights) -> int:
+    """A task that looks at one tensor and leaves the others."""
+    return next(iter(weights))[1].numel()
+
+
+def test_a_task_on_the_weights_runs_on_the_first_rank_alone_and_all_gather_to_the_end() -> None:
+    _, crossing = ranked()
+    rank, gathered = crossing.rank, Counter[str]()
+    own = rank.learner.weights
+
+    def watched() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in own():
+            gathered[name] += 1
+            yield name, tensor
+
+    rank.learner.weights = watched
+    assert crossing.ask("hand_over", count_first) > 0
+    rank._rank = 1
+    assert crossing.ask("hand_over", count_first) is None
+    assert {*gathered.values()} == {2}
+    assert len(gathered) == len(dict(own()))

@@ -1,14 +1,16 @@
 """Prompts, completions and scores become samples whose every tensor lines up."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 from cli_groups import change, group, of_version
 
 from r1_cli.groups.group import extend_positions, to_samples
-from r1_cli.measure.metrics import agreement, mean_of, reward_metrics, spread, staleness
+from r1_cli.measure.metrics import SHARE, agreement, divergence, mean_of, reward_metrics, spread, staleness
 from r1_cli.measure.validate import is_correct, majority_is_correct, pass_at_k, summarise
+from r1_core.rows import tokens
 from r1_rewards.types import Failure, Score
 
 
@@ -112,3 +114,35 @@ def test_groups_of_older_weights_are_told_apart_from_those_of_this_step() -> Non
 def test_means_are_over_those_that_report() -> None:
     assert mean_of([{"a": 1.0}, {"a": 3.0, "b": 5.0}]) == {"a": 2.0, "b": 5.0}
     assert spread("x", [1, 3]) == {"x/mean": 2.0, "x/max": 3.0, "x/min": 1.0}
+
+
+def test_numbers_of_a_step_are_the_same_as_if_all_tokens_were_looked_at_at_once() -> None:
+    """They are added up over shares of samples; the last share is smaller, and some samples train nothing."""
+    draw = torch.Generator().manual_seed(0)
+    samples = []
+    for index in range(2 * SHARE + 5):
+        sample = to_samples([group(["a"] * (1 + index % 3), [0.0] * (1 + index % 3))])[-1]
+        old, ref = (-torch.rand(len(sample.token_ids), generator=draw) for _ in range(2))
+        mask = sample.loss_mask & torch.tensor(index % 5 > 0)
+        samples.append(dataclasses.replace(sample, old_logprobs=old, ref_logprobs=ref, loss_mask=mask))
+    gap = (tokens(samples, "old_logprobs") - tokens(samples, "rollout_logprobs")).double()
+    weights = gap.exp()
+    found = agreement(samples, "")
+    assert found == pytest.approx(
+        {
+            "logprob_gap_mean": float(gap.abs().mean()),
+            "logprob_gap_max": float(gap.abs().max()),
+            "kl": float(-gap.mean()),
+            "kl_k3": float((weights - 1 - gap).mean()),
+            "chi2": float(weights.square().mean() - 1),
+            "effective_sample_size": float(weights.sum() ** 2 / (len(gap) * weights.square().sum())),
+        }
+    )
+    away = [float((s.old_logprobs - s.ref_logprobs)[s.loss_mask].mean()) for s in samples if s.loss_mask.any()]  # type: ignore[operator]
+    assert divergence(samples, "kl") == pytest.approx(sum(away) / len(away), abs=1e-6)
+    none = [dataclasses.replace(s, loss_mask=s.loss_mask & False) for s in samples]
+    assert divergence(none, "kl") == 0.0
+    assert agreement(none, "")["effective_sample_size"] == 1.0
+    wrong = [*samples[:-1], dataclasses.replace(samples[-1], old_logprobs=samples[-1].old_logprobs + torch.nan)]  # type: ignore[operator]
+    assert math.isnan(agreement(wrong, "")["logprob_gap_max"])
+    assert math.isnan(agreement(wrong, "")["effective_sample_size"])

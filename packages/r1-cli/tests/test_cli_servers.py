@@ -52,8 +52,12 @@ def options_of(config: RunConfig, hardware: Hardware) -> dict[str, Any]:
     return vllm_options(setup(config, hardware)).server_options(on_cpu=not hardware.on_gpu, transfer=transfer)
 
 
-def test_given_servers_become_a_pool_with_its_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
+
+
+def test_given_servers_become_a_pool_with_its_deadlines() -> None:
     config = config_of(URLS, "worker.rollout.servers.stall_timeout=7.5")
     with opened(config, CPU, 300) as pool:
         assert isinstance(pool, ServerPool)
@@ -72,10 +76,7 @@ BROADCAST = "worker.rollout.servers.transfer=broadcast"
 
 
 @pytest.mark.parametrize(("words", "backend"), [([], None), ([BROADCAST], "r1_tcp")])
-def test_the_way_of_the_weights_reaches_the_pool_and_the_servers(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], backend: str | None
-) -> None:
-    monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
+def test_the_way_of_the_weights_reaches_the_pool_and_the_servers(words: list[str], backend: str | None) -> None:
     config = config_of(URLS, *words)
     with opened(config, CPU) as pool:
         assert pool._broadcast == backend
@@ -84,7 +85,6 @@ def test_the_way_of_the_weights_reaches_the_pool_and_the_servers(
 
 
 def test_gpus_get_their_weights_over_nccl_for_which_the_learner_needs_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
     config = config_of(URLS, BROADCAST)
     options = options_of(config, GPUS)
     assert options["weight_transfer_config"] == {"backend": "nccl"}
@@ -94,9 +94,10 @@ def test_gpus_get_their_weights_over_nccl_for_which_the_learner_needs_vllm(monke
 
 
 def test_given_servers_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("R1_SERVERS_TOKEN", raising=False)
-    with pytest.raises(ModelError, match="R1_SERVERS_TOKEN"), opened(config_of(URLS), CPU):
-        pass
+    monkeypatch.delenv("R1_SERVERS_TOKEN")
+    with pytest.raises(ConfigError, match=r"servers.urls.*needs the servers' token .* R1_SERVERS_TOKEN"):
+        config_of(URLS)
+    load_config([*BASE, URLS], command="data")  # to which no server is of interest
 
 
 def test_the_engines_keys_become_options_of_the_servers() -> None:

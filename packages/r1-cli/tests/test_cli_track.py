@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import logging
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from r1_cli.state.checkpoints import CheckpointError
 from r1_cli.track import Generation, RunInfo, Tracker
 from r1_cli.track.files import FileLogger, JsonLines
 from r1_cli.track.loggers.mlflow import metric_name
@@ -15,7 +17,8 @@ from r1_cli.track.loggers.wandb import choose_mode
 
 SEEN = Generation(
     split="val", id="row:1", sample=0, prompt="How many?", response="2", ground_truth="2", score=1.0,
-    parts={"accuracy": 1.0}, failure=None, reward=1.0, tokens=2, finish_reason="stop", pictures=1,
+    parts={"accuracy": 1.0}, extracted="2", reason="the same text", failure=None, reward=1.0, tokens=2,
+    finish_reason="stop", pictures=1,
 )  # fmt: skip
 
 
@@ -50,6 +53,22 @@ def test_a_record_is_one_flat_object_a_line(tmp_path: Path) -> None:
     FileLogger(info(tmp_path)).log(5, {"val/reward_score": 0.61})
     assert lines(tmp_path / "experiment_log.jsonl") == [{"step": 5, "val/reward_score": 0.61}]
     assert json.loads((tmp_path / "experiment_config.json").read_text()) == {"trainer": {"max_steps": 3}}
+
+
+def test_a_full_disk_leaves_whole_lines_and_says_what_could_not_be_written(tmp_path: Path) -> None:
+    records = FileLogger(info(tmp_path))
+    records.log(1, {"x": 0.5})
+    full = (tmp_path / "experiment_log.jsonl").stat().st_size + 5
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (full, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"experiment_log.jsonl could not be written: .*; make room"):
+            records.log(2, {"x": 0.5})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert lines(tmp_path / "experiment_log.jsonl") == [{"step": 1, "x": 0.5}]
+    records.log(2, {"x": 0.5})
+    assert [line["step"] for line in lines(tmp_path / "experiment_log.jsonl")] == [1, 2]
 
 
 def test_a_resumed_run_neither_repeats_nor_loses_a_step(tmp_path: Path) -> None:

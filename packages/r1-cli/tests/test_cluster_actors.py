@@ -115,7 +115,7 @@ def test_an_error_of_one_is_raised_as_what_it_was_with_its_log_and_ends_those_th
     assert f"it ended {doomed.places[0].name}" in note
     assert str(doomed.places[1].log) in note
     assert "ValueError: no such row" in doomed.places[1].log.read_text()
-    with pytest.raises(ClusterError):
+    with pytest.raises(ClusterError, match="have ended: no such row"):
         doomed.ask("about")
 
 

@@ -82,18 +82,58 @@ def test_the_example_file_lists_every_key_of_the_algorithm(repository: Path) -> 
     assert keys - provenance.origins.keys() == set()
 
 
-def test_a_dry_run_lists_what_is_not_available_and_succeeds(repository: Path) -> None:
-    code, out, _ = run("train", *COMMANDS["qwen3_4b_math_grpo_lora"], "--dry-run")
-    assert code == 0
-    assert "not available in this version" in out
-    assert "worker.actor.model.lora.rank=64" in out
+def test_a_dry_run_shows_the_plan_and_refuses_what_the_run_would_refuse(repository: Path) -> None:
+    words = COMMANDS["qwen3_4b_math_grpo_lora"]
+    code, out, err = run("train", *words, "--dry-run")
+    assert code == 2
     assert "model_path: Qwen/Qwen3-4B" in out
+    assert "sequences per device" in out
+    assert "worker.actor.model.lora.rank=64 (command line): is not available in this version" in err
+    assert run("train", *words) == (2, "", err)
+
+
+OWN = """
+import json
+def reward(inputs):
+    return [1.0] * len(inputs)
+def none():
+    return 1.0
+def loss(inputs):
+    return inputs.nothing
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "message"),
+    [
+        (
+            "import no_such_module\n" + OWN,
+            "worker.reward.reward_function={}:reward",
+            "No module named 'no_such_module'",
+        ),
+        (OWN, "worker.reward.reward_function={}:none", "too many positional arguments"),
+        (OWN, "worker.reward.reward_function={}:json", "has no function 'json'"),
+        ("import os; os._exit(3)\n" + OWN, "worker.reward.reward_function={}:reward", "exited with code 3"),
+        (OWN, "worker.actor.loss_type={}:loss", "fails on a made-up batch: AttributeError"),
+        (OWN, "worker.reward.reward_function={}:reward", None),
+    ],
+)
+def test_a_dry_run_tries_what_is_of_the_users_own(
+    repository: Path, tmp_path: Path, text: str, word: str, message: str | None
+) -> None:
+    (tmp_path / "own.py").write_text(text)
+    code, out, err = run("train", "examples/quickstart/config.yaml", word.format(tmp_path / "own.py"), "--dry-run")
+    assert code == (2 if message else 0)
+    assert (message or "") in err
+    assert "Traceback" not in err
+    assert ("sequences per device" in out) == (message is None)
 
 
 def test_a_dry_run_shows_the_row_format_of_each_source(repository: Path, tmp_path: Path) -> None:
     (tmp_path / "sums.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n' * 3)
     files = f"data.train_files=[examples/quickstart/train.parquet,{tmp_path / 'sums.jsonl'}]"
     words = ["worker.actor.model.model_path=owner/model", "data.val_files=hiyouga/geometry3k@test"]
+    words += ["trainer.n_gpus_per_node=1"]
     code, out, _ = run("train", *words, "worker.reward.reward_function=math", files, "--dry-run")
     assert code == 0
     assert "not downloaded" in out
@@ -104,10 +144,10 @@ def test_a_dry_run_shows_the_row_format_of_each_source(repository: Path, tmp_pat
 
 
 def test_a_real_run_refuses_what_is_not_available_all_at_once(repository: Path) -> None:
-    code, _, err = run("train", *COMMANDS["qwen3_4b_math_grpo_lora"], "trainer.n_gpus_per_node=8")
+    code, _, err = run("train", *COMMANDS["qwen3_4b_math_grpo_lora"], "trainer.ray_timeline=out.json")
     assert code == 2
-    assert "worker.actor.model.lora.rank=64 is not available in this version" in err
-    assert "trainer.n_gpus_per_node=8 is not available in this version" in err
+    assert "worker.actor.model.lora.rank=64 (command line): is not available in this version" in err
+    assert "trainer.ray_timeline=out.json (command line): is not available in this version" in err
     assert "Traceback" not in err
 
 
@@ -117,7 +157,8 @@ def test_help_and_dry_run_load_nothing_heavy(words: list[str], repository: Path)
 
 
 def test_a_dry_run_loads_nothing_heavy(repository: Path) -> None:
-    assert loaded_by(["train", *COMMANDS["qwen2_5_7b_math_grpo"], "--dry-run"]) == []
+    one_device = ["trainer.n_gpus_per_node=1", "worker.rollout.tensor_parallel_size=1"]
+    assert loaded_by(["train", *COMMANDS["qwen2_5_7b_math_grpo"], *one_device, "--dry-run"]) == []
 
 
 def loaded_by(words: list[str]) -> list[str]:

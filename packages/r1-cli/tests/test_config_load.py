@@ -1,5 +1,6 @@
 """Reading values: forms, precedence, provenance, mistakes, and the names of earlier releases."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -243,6 +244,31 @@ def test_secrets_in_free_form_options_are_masked(tmp_path: Path) -> None:
     shown = printable(config)["worker"]["reward"]["reward_function_kwargs"]
     assert shown == {"judge": {"api_key": "***"}, "weight": 2}
     assert printable(config)["data"]["prompt_key"] == "prompt"
+
+
+def test_a_masked_secret_is_asked_for_by_name_and_never_used(tmp_path: Path) -> None:
+    reward, saved = tmp_path / "reward.py", tmp_path / "experiment_config.json"
+    reward.write_text("def f(reward_inputs, **kwargs): ...\n", encoding="utf-8")
+    kwargs = "worker.reward.reward_function_kwargs"
+    config, _ = load(
+        f"worker.reward.reward_function={reward}:f",
+        f"{kwargs}.judges=[{{api_key: abc}}]",
+        f"{kwargs}.token=x",
+        "data.val_files=owner/rows@test",
+    )
+    saved.write_text(json.dumps(printable(config)))
+    assert "abc" not in saved.read_text()
+    with pytest.raises(ConfigError) as caught:
+        load_config([f"config={saved}"], command="eval")
+    assert [problem.key for problem in caught.value.problems] == [f"{kwargs}.judges[0].api_key", f"{kwargs}.token"]
+    assert f"give it again, as +{kwargs}.token=…" in str(caught.value)
+    again = [f"+{kwargs}.token=s3cret", f"+{kwargs}.judges=[{{api_key: abc}}]"]
+    config, _ = load_config([f"config={saved}", *again], command="eval")
+    assert config.worker.reward.reward_function_kwargs == {"judges": [{"api_key": "abc"}], "token": "s3cret"}
+    load_config([f"config={saved}"], command="data")  # which asks no judge
+    with pytest.raises(ConfigError, match="takes no 'judges'") as caught:
+        load_config([f"config={saved}", *again, "worker.reward.reward_function=gsm8k"])
+    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ import pytest
 from rich.console import Console
 
 from r1_cli.config import ConfigError, Provenance, RunConfig, load_config
-from r1_cli.plan.announce import announce, size_text
+from r1_cli.plan import disk
+from r1_cli.plan.announce import announce
 from r1_cli.plan.batches import Plan, count, make_plan
+from r1_cli.plan.disk import checkpoints_kept, require_room, size_text
 
 BASE = [
     "data.train_files=owner/rows@train",
@@ -152,12 +154,46 @@ def test_memory_of_a_hub_model_or_a_broken_file_is_unknown(tmp_path: Path) -> No
     assert "unknown" in text_of(config, make_plan(config, 512))
 
 
+@pytest.mark.parametrize(
+    ("words", "steps", "kept"),
+    [
+        ("trainer.save_freq=5 trainer.save_limit=3", 100, 5),  # beside the newest the best one, and one being written
+        ("trainer.save_freq=5 trainer.save_limit=3", 12, 3),
+        ("trainer.save_freq=5 trainer.save_limit=-1", 100, 20),
+        ("trainer.save_freq=5", None, 1),
+        ("trainer.save_freq=-1", 100, 0),
+    ],
+)
+def test_checkpoints_are_counted_as_they_come_to_lie_on_the_disk(words: str, steps: int | None, kept: int) -> None:
+    assert checkpoints_kept(config_of(*words.split()), steps) == kept
+
+
+def test_a_disk_without_room_for_one_checkpoint_is_refused_and_for_those_that_are_kept_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "model")
+    words = [f"worker.actor.model.model_path={tmp_path / 'model'}", f"trainer.save_checkpoint_path={tmp_path / 'a/b'}"]
+    words += ["trainer.n_gpus_per_node=1", "trainer.save_freq=1", "trainer.save_limit=2", "trainer.max_steps=9"]
+    config = config_of(*words)  # 480 bytes of weights, 960 of the optimizer
+    free = 1439
+    monkeypatch.setattr(disk, "disk_usage", lambda folder: (0, 0, free) if folder == tmp_path else None)
+    with pytest.raises(
+        ConfigError, match=r"save_checkpoint_path=.*b: a checkpoint takes about 1.44 KB, and .* 1.44 KB"
+    ):
+        require_room(config)
+    require_room(config_of(*words, "trainer.save_model_only=true"))
+    require_room(config_of(*words, "trainer.save_freq=-1"))
+    free = 4 * 1440 - 1
+    require_room(config)
+    assert "note: 4 checkpoints of about 1.44 KB come to lie in" in text_of(config, make_plan(config, 512))
+    free = 4 * 1440
+    assert "come to lie in" not in text_of(config, make_plan(config, 512))
+    require_room(config_of("trainer.save_freq=1"))  # of a model of the hub nothing is known yet
+
+
 def test_the_announcement_names_limits_and_notices() -> None:
-    config = config_of(
-        "worker.actor.model.lora.rank=8", "worker.rollout.name=embedded", "worker.rollout.enforce_eager=true"
-    )
+    config = config_of("worker.rollout.name=embedded", "worker.rollout.enforce_eager=true")
     text = text_of(config, make_plan(config, 512))
-    assert "worker.actor.model.lora.rank=8" in text
     assert "worker.rollout.enforce_eager=True" in text
     assert "note: command line: x is now y" in text
 

@@ -64,6 +64,23 @@ def message_of(*words: str) -> str:
         ("worker.actor.ulysses_size=3", "worker.actor.ulysses_size", "must divide the number of devices"),
         ("worker.rollout.tensor_parallel_size=3", "worker.rollout.tensor_parallel_size", "n_gpus_per_node = 8"),
         (
+            "trainer.nnodes=2 worker.rollout.tensor_parallel_size=16",
+            "worker.rollout.tensor_parallel_size",
+            "must divide trainer.n_gpus_per_node = 8: an engine is on one node",
+        ),
+        (
+            "trainer.n_gpus_per_node=3 worker.rollout.name=vllm worker.rollout.n=6",
+            "worker.rollout.tensor_parallel_size",
+            "must divide trainer.n_gpus_per_node = 3",
+        ),
+        ("worker.actor.fsdp.fsdp_size=3", "worker.actor.fsdp.fsdp_size", "n_gpus_per_node = 8), or be -1"),
+        ("worker.actor.fsdp.fsdp_size=0", "worker.actor.fsdp.fsdp_size", "must divide"),
+        (
+            "trainer.nnodes=64 worker.actor.global_batch_size=32",
+            "worker.actor.global_batch_size",
+            "160 sequences must be a multiple of the 512 data-parallel devices",
+        ),
+        (
             "worker.rollout.name=vllm data.max_response_length=20480",
             "worker.rollout.max_num_batched_tokens",
             "must be at least data.max_prompt_length + data.max_response_length (22528)",
@@ -84,6 +101,7 @@ def message_of(*words: str) -> str:
             "at most data.max_response_length (2048)",
         ),
         ("data.min_pixels=5000000", "data.min_pixels", "must be at most data.max_pixels (4194304)"),
+        ("data.video_min_pixels=5000000", "data.video_min_pixels", "must be at most data.video_max_pixels (4194304)"),
         ("algorithm.online_filtering=true algorithm.filter_low=0.99", "algorithm.filter_low", "filter_high (0.99)"),
         (
             "algorithm.online_filtering=true algorithm.filter_mode=ema_std algorithm.filter_start_step=6",
@@ -157,7 +175,10 @@ def message_of(*words: str) -> str:
         ("trainer.load_checkpoint_path=no", "trainer.load_checkpoint_path", "no such folder"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(words: str, key: str, message: str) -> None:
+def test_what_cannot_run_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, words: str, key: str, message: str
+) -> None:
+    monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
     text = message_of(*words.split())
     assert text.startswith(key)
     assert message in text
@@ -223,7 +244,6 @@ def test_an_old_sequential_reward_must_say_so_in_its_file(tmp_path: Path) -> Non
     "word",
     [
         "algorithm.adv_estimator=gae",
-        "worker.actor.fsdp.enable_cpu_offload=True",
         "worker.actor.fsdp.torch_dtype=fp16",
         "worker.actor.fsdp.mp_param_dtype=fp16",
         "worker.actor.model.lora.rank=8",
@@ -234,10 +254,10 @@ def test_an_option_that_is_not_there_yet_is_named(word: str) -> None:
     assert [str(limit) for limit in unavailable(*load_config([*PLAIN, word]))] == [word]
 
 
-def test_more_than_one_device_is_named_with_what_depends_on_it() -> None:
-    words = ["trainer.nnodes=2", "worker.rollout.tensor_parallel_size=4", "worker.actor.ulysses_size=2"]
-    keys = {limit.key for limit in unavailable(*load_config([*BASE, *words]))}
-    assert keys == {"trainer.n_gpus_per_node", *(word.partition("=")[0] for word in words)}
+def test_of_several_devices_only_what_is_not_there_is_named() -> None:
+    words = ["worker.rollout.tensor_parallel_size=4", "worker.actor.ulysses_size=2"]
+    limits = unavailable(*load_config([*BASE, "trainer.nnodes=2", *words]))
+    assert {limit.key for limit in limits} == {word.partition("=")[0] for word in words}
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ FORMS = {
     "whole until backward": Form(shard=Shard(reshard=False)),
     "offloaded": Form(shard=Shard(offload=True)),
 }
+# Exact models turn the rotation of all vision towers in their process, until it is undone.
+rotation = pytest.MonkeyPatch()
 MODELS = {
     "text, tied": partial(qwen2, tied=True),
     "pictures": qwen25_vl,
@@ -65,10 +67,11 @@ def samples_for(name: str) -> list:
 
 def build(name: str, parallel: Parallel | None = None, shard: Shard | None = None, *, exact: bool = True) -> Learner:
     """A learner with a reference; in float64 if it is to be `exact`."""
+    rotation.undo()
     models = [MODELS[name](seed) for seed in (0, 1)]
     for model in models:
         if exact:
-            in_float64(model, pytest.MonkeyPatch())
+            in_float64(model, rotation)
         if name.endswith("frozen"):
             model.model.visual.requires_grad_(False)
         if parallel is not None:
@@ -77,7 +80,8 @@ def build(name: str, parallel: Parallel | None = None, shard: Shard | None = Non
     batching = Batching(True, MicroLimit(1), MicroLimit(2))
     return Learner(
         models[0], optimizer, lambda step: 1.0, reference=models[1], batching=batching, max_grad_norm=0.5,
-        parallel=parallel, device=torch.device("cpu"),
+        parallel=parallel, fillers=picture_samples((1,), seed=9) if name == "pictures" else (),
+        device=torch.device("cpu"),
     )  # fmt: skip
 
 

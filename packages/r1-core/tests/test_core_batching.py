@@ -10,7 +10,7 @@ from core_models import IMAGE_TOKEN, Fetched, picture_samples, text_samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from r1_core.learner.batching import MicroLimit, balance, count, fillers, schedule, split
+from r1_core.learner.batching import MicroLimit, balance, count, fillers, rounds, split
 from r1_core.learner.microbatch import collate, pack, pad
 from r1_core.types import Sample
 
@@ -142,9 +142,9 @@ def test_ranks_share_every_sample_once_in_the_same_number_of_micro_batches(lengt
     samples = [
         Sample(torch.zeros(n), torch.ones(n).bool(), torch.arange(n)[None], group_id=0, reward=0.0) for n in lengths
     ]
-    cuts = [schedule(samples, limit, rank, world) for rank in range(world)]
-    assert sorted(i for cut in cuts for part in cut for i in part) == list(range(len(lengths)))
-    assert len({len(cut) for cut in cuts}) == 1
+    cut = rounds(samples, limit, world)
+    assert sorted(i for parts in cut for part in parts for i in part) == list(range(len(lengths)))
+    assert all(len(parts) == world for parts in cut)
 
 
 def test_fillers_bring_the_missing_pictures_and_train_nothing():
@@ -154,6 +154,22 @@ def test_fillers_bring_the_missing_pictures_and_train_nothing():
     assert not filler.loss_mask.any()
     assert fillers([samples[0]], samples) == []
     assert len(fillers([], text_samples())) == 1
+
+
+def test_tiny_fillers_are_taken_where_the_round_has_their_kind_and_no_other():
+    large, text = (replace(sample, advantages=torch.ones(sample.token_ids.shape)) for sample in picture_samples((2, 0)))
+    [tiny] = picture_samples((1,), seed=5)
+    moving = replace(tiny, model_inputs=tiny.model_inputs | {"pixel_values_videos": torch.zeros(1)})
+    [filler] = fillers([text], [text, large], [moving, tiny])
+    assert torch.equal(filler.token_ids, tiny.token_ids)
+    assert filler.advantages.shape == tiny.token_ids.shape  # or the micro-batch would be of two kinds
+    assert filler.old_logprobs is None
+    predictors = collate([text, filler], padding_free=True).predictors
+    assert torch.equal(predictors, collate([text], padding_free=True).predictors)
+    assert fillers([text], [text, text], [moving, tiny]) == []
+    [alone] = fillers([], [text, text], [moving, tiny])
+    assert torch.equal(alone.token_ids, text.token_ids)
+    assert len(fillers([], [large], [moving, tiny])) == 1
 
 
 def test_count_leaves_out_sequences_without_trained_tokens():
@@ -207,7 +223,7 @@ def test_inputs_that_are_elsewhere_are_fetched_once_and_for_their_own_micro_batc
     plain = picture_samples()
     samples = [replace(sample, model_inputs=Fetched(sample.model_inputs)) for sample in plain]
     count(samples)
-    schedule(samples, MicroLimit(2), 0, 2)
+    rounds(samples, MicroLimit(2), 2)
     fillers([samples[3]], samples)
     assert not any(sample.model_inputs.read for sample in samples)
     found, expected = (collate(batch[:2], padding_free=padding_free).forward for batch in (samples, plain))

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from core_models import picture_samples, qwen2, qwen25_vl, text_samples
 from safetensors.torch import load_file
 
@@ -17,6 +18,7 @@ from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.learner import Loss
 from r1_core.learner.logprobs import token_logprobs
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
+from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model
 from r1_core.losses import POLICY_LOSSES
 from r1_core.objective import Objective
 from r1_core.own import as_estimator
@@ -206,13 +208,19 @@ def test_a_model_only_checkpoint_gives_the_weights_and_a_fresh_optimizer(tmp_pat
     assert all(torch.equal(tensor, dict(other.weights())[name]) for name, tensor in learner.weights())
 
 
-def test_autocast_computes_in_bfloat16_and_keeps_float32_parameters():
-    exact, rough = learner_for(qwen2()), learner_for(qwen2(), autocast=torch.bfloat16)
-    first, second = (learner.annotate(text_samples())[0].old_logprobs for learner in (exact, rough))
-    assert not torch.equal(first, second)
-    torch.testing.assert_close(first, second, atol=0.05, rtol=0)
-    step(rough, text_samples())
-    assert {tensor.dtype for _, tensor in rough.weights()} == {torch.float32}
+def test_mixed_precision_computes_in_bfloat16_and_keeps_float32_parameters():
+    exact, rough = learner_for(qwen2()), qwen2()
+    parallel = Parallel.alone("cpu")
+    try:
+        shard_model(rough, find_blocks(rough), parallel.mesh, Shard(torch.bfloat16, torch.float32))
+        rough = learner_for(rough, parallel=parallel)
+        first, second = (learner.annotate(text_samples())[0].old_logprobs for learner in (exact, rough))
+        assert not torch.equal(first, second)
+        torch.testing.assert_close(first, second, atol=0.05, rtol=0)
+        step(rough, text_samples())
+        assert {tensor.dtype for _, tensor in rough.weights()} == {torch.float32}
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -3,15 +3,17 @@
 import logging
 import math
 from dataclasses import replace
+from importlib.machinery import SourceFileLoader
 
 import pytest
 import torch
 
 from r1_core.advantages import GRPO, OptimalTokenBaseline, assign
+from r1_core.learner.microbatch import collate
 from r1_core.losses import Correction, PPOClip
 from r1_core.objective import Objective
-from r1_core.own import as_estimator, as_loss, try_own_estimator, try_own_loss
-from r1_core.types import Sample
+from r1_core.own import OwnCodeError, as_estimator, as_loss, try_own_estimator, try_own_loss
+from r1_core.types import Sample, Totals
 
 
 def centred(inputs):
@@ -172,6 +174,49 @@ def test_fields_of_the_samples_are_laid_out_for_those_who_need_them():
     assert old is None
     assert reference.tolist() == [[-2.0, -2.0]] * 2
     assert squared.flatten().tolist() == pytest.approx([0.4] * 4)
+
+
+def test_log_probs_of_the_engine_reach_whoever_needs_them_and_nobody_else():
+    seen = []
+
+    def behind(inputs):
+        seen.append(inputs.rollout_logprobs)
+        return gradient(inputs)
+
+    given = [replace(sample, advantages=torch.zeros(3)) for sample in samples([1.0, 0.0], gaps=(0.5, 0.0))]
+    for needs, found in (((), None), (("rollout_logprobs",), [[-1.5, -1.5], [-1.0, -1.0]])):
+        behind.needs = needs
+        prepared, _ = Objective(as_loss(behind)).prepare(given)
+        inputs = collate(prepared, padding_free=True).loss_inputs(torch.zeros(4), None, Totals(4, 2))
+        assert (None if inputs.rollout_logprobs is None else inputs.rollout_logprobs.tolist()) == found
+    try_own_loss(behind, "mine.py:behind")
+    assert seen[-1].shape == (2, 3)
+    with pytest.raises(ValueError, match="no rollout_logprobs, which this loss needs: their engine gave none"):
+        Objective(as_loss(behind)).prepare([replace(sample, rollout_logprobs=None) for sample in given])
+
+    def estimator(inputs):
+        return inputs.rollout_logprobs
+
+    estimator.needs = ("rollout_logprobs",)
+    assert assign(given, as_estimator(estimator))[0].advantages.tolist() == [0.0, -1.5, -1.5]
+
+
+def test_what_fails_in_a_step_is_named_with_its_file_and_line(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def helper(x):\n    return x['no']\n\ndef f(inputs):\n    return helper({})\n\n"
+        "def few(inputs):\n    return inputs.loss_mask.float()[:1], {}\n"
+    )
+    module = SourceFileLoader("mine", str(tmp_path / "mine.py")).load_module()
+    given = [replace(sample, advantages=torch.zeros(3)) for sample in samples([1.0, 0.0])]
+    inputs = collate(given, padding_free=True).loss_inputs(torch.zeros(4), None, Totals(4, 2))
+    with pytest.raises(OwnCodeError, match=r"^./mine.py:f fails in line 2 \(return x\['no'\]\): KeyError: 'no'$"):
+        as_loss(module.f, "./mine.py:f")(inputs)
+    with pytest.raises(OwnCodeError, match=r"mine.py:f fails in line 2"):
+        assign(given, as_estimator(module.f, "./mine.py:f"))
+    with pytest.raises(OwnCodeError, match=r"few gave tuple .*, not losses \[2, 2\] and metrics by name"):
+        as_loss(module.few, "./mine.py:few")(inputs)
+    with pytest.raises(OwnCodeError, match=r"few gave tuple .*, not advantages \[2, 2\]"):
+        assign(given, as_estimator(module.few, "./mine.py:few"))
 
 
 def test_a_loss_that_needs_the_full_kl_has_it_measured():

@@ -9,7 +9,6 @@ import ranks
 import torch
 from core_ranks import FORMS, MODELS
 from safetensors.torch import load_file
-from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 
 
 @cache
@@ -59,16 +58,13 @@ EVERY = [[*core_ranks.ALL][i : i + 3] for i in range(0, len(core_ranks.ALL), 3)]
 SOME = [[*core_ranks.THREE], ["correction", "entropy bonus", "clip_cov, token"]]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def rotation_is_put_back():
-    """Models in float64 turn the vision towers' rotation for all that come after."""
-    own = modeling_qwen2_5_vl.apply_rotary_pos_emb_vision
     yield
-    modeling_qwen2_5_vl.apply_rotary_pos_emb_vision = own
+    core_ranks.rotation.undo()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("rotation_is_put_back")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_form_takes_the_steps_of_one_process(name, form):
@@ -120,7 +116,6 @@ def assert_same_files(folder, other):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("rotation_is_put_back")
 def test_checkpoints_do_not_know_how_many_ranks_wrote_or_read_them(saved, tmp_path):
     name, folder = saved
     for i in (1, 2, 3):

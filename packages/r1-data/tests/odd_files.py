@@ -43,6 +43,11 @@ def zipped(name: str, data: bytes) -> bytes:
     return buffer.getvalue()
 
 
+def zstd(data: bytes) -> bytes:
+    packed: bytes = pa.compress(data, codec="zstd", asbytes=True)
+    return packed
+
+
 def files(*named: tuple[str, bytes], read: str = "") -> Callable[[Path], str]:
     """Several files in a folder, of which the folder, or one, is read."""
 
@@ -142,6 +147,10 @@ def lines_and_files() -> dict[str, Case]:
         "gzip": Case(whole(gzip.compress(THREE), "train.jsonl.gz"), Read(truth="2")),
         "gzip without saying so": Case(whole(gzip.compress(THREE)), Refused("gz|UTF-8")),
         "gzip cut off": Case(whole(gzip.compress(THREE)[:30], "train.jsonl.gz"), Refused("gz|cut|end")),
+        "zstd": Case(whole(zstd(THREE), "train.jsonl.zst"), Read(truth="2")),
+        "zstd of csv": Case(whole(zstd(b"problem,answer\n" + b"a,1\n" * 3), "train.csv.zst"), Read(truth="1")),
+        "zstd without saying so": Case(whole(zstd(THREE)), Refused("zst|UTF-8")),
+        "zstd cut off": Case(whole(zstd(THREE)[:30], "train.jsonl.zst"), Refused("zst|cut|end")),
         "zip": Case(whole(zipped("train.jsonl", THREE), "train.zip"), Refused("zip")),
         "excel": Case(whole(zipped("xl/workbook.xml", b"<x/>"), "train.xlsx"), Refused("xlsx")),
         "pickle": Case(whole(b"\x80\x04]\x94.", "train.pkl"), Refused("pkl")),

@@ -1,6 +1,8 @@
 """A cache never ends a run: whatever has become of it, what it held is made again."""
 
+import errno
 import sqlite3
+from contextlib import closing
 
 import numpy
 import pytest
@@ -32,6 +34,32 @@ def test_a_length_that_is_no_number_is_measured_again(tmp_path):
     with sqlite3.connect(tmp_path / "lengths.sqlite") as file:
         file.execute("INSERT INTO lengths VALUES (?, ?)", (b"k", "many"))
     assert known.get(b"k") is None
+
+
+def test_a_file_of_lengths_that_may_only_be_read_is_read_and_given_up_when_written(tmp_path, caplog):
+    with closing(KnownLengths(tmp_path / "lengths.sqlite", "f")) as known:
+        known.put(b"k", 7)
+    known = KnownLengths(tmp_path / "lengths.sqlite", "f")
+    known._file.execute("PRAGMA query_only = ON")
+    assert known.get(b"k") == 7
+    known.put(b"new", 8)
+    known.close()
+    assert "cannot be written" in caplog.text
+
+
+def test_a_folder_of_media_that_may_only_be_read_is_of_use_and_is_not_written(tmp_path, monkeypatch):
+    array = numpy.zeros((4, 4, 3), numpy.uint8)
+    MediaCache(0, tmp_path, 10**9).put("abc", array)
+
+    def refuse(*args, **settings):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    cache = MediaCache(0, tmp_path, 10**9)
+    for name in ("os.utime", "pathlib.Path.mkdir", "pathlib.Path.open", "pathlib.Path.unlink"):
+        monkeypatch.setattr(name, refuse)
+    assert (cache.get("abc") == array).all()
+    cache.put("def", array)
+    assert cache.get("def") is None
 
 
 def test_a_folder_that_cannot_be_used_leaves_a_cache_without_one(tmp_path, caplog):

@@ -9,7 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from r1_data.sources import HubTable, Rows, count_rows, read_rows
+from r1_data.arrow import open_hub
+from r1_data.sources import Rows, count_rows, read_rows
 from r1_data.types import DataError
 
 ROWS = [{"problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(3)]
@@ -125,7 +126,7 @@ def test_hub_table_reads_through_datasets_and_leaves_pictures_encoded(tmp_path, 
     features = datasets.Features({"answer": datasets.Value("string"), "images": datasets.Sequence(datasets.Image())})
     source = datasets.Dataset.from_dict({"answer": ["1", "2"], "images": [[picture(9, 7)], []]}, features=features)
     source.to_parquet(tmp_path / "data" / "test-0.parquet")
-    table = HubTable(str(tmp_path / "data"), None, "test")
+    table = open_hub(str(tmp_path / "data"), None, "test")
     assert len(table) == 2
     number, row = table[0]
     assert (number, row["answer"], row["images"][0]["bytes"]) == (1, "1", picture(9, 7))
@@ -134,14 +135,14 @@ def test_hub_table_reads_through_datasets_and_leaves_pictures_encoded(tmp_path, 
 def test_hub_split_that_is_not_there_is_a_data_error(tmp_path):
     write(tmp_path / "data" / "train.jsonl")
     with pytest.raises(DataError, match="split 'nope'"):
-        HubTable(str(tmp_path / "data"), None, "nope")
+        open_hub(str(tmp_path / "data"), None, "nope")
 
 
 def test_hub_data_that_does_not_parse_is_a_data_error(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.parquet").write_text("no parquet")
     with pytest.raises(DataError, match="cannot be loaded"):
-        HubTable(str(tmp_path / "data"), None, "train")
+        open_hub(str(tmp_path / "data"), None, "train")
 
 
 def test_missing_file_names_path_working_directory_and_near_names(tmp_path, monkeypatch):
@@ -190,6 +191,14 @@ def test_folder_of_mixed_kinds_asks_which(tmp_path):
     write(tmp_path / "train.jsonl")
     with pytest.raises(DataError, match="several kinds"):
         read_rows(str(tmp_path))
+
+
+def test_files_of_a_folder_that_no_split_is_named_in_are_named_once(tmp_path, caplog):
+    for name in ("train-0.jsonl", "test-0.jsonl", "more.jsonl", "old.jsonl"):
+        write(tmp_path / name)
+    for _ in range(2):
+        assert len(read_rows(str(tmp_path))) == 3
+    assert caplog.messages == [f"{tmp_path}: 2 files that no split is named in are not read: more.jsonl, old.jsonl"]
 
 
 def test_no_source_at_all_is_refused():

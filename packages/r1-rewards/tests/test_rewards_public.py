@@ -11,7 +11,7 @@ import pytest
 
 import r1_rewards
 from r1_rewards.main import main
-from r1_rewards.spec import truth_problem
+from r1_rewards.spec import BUILTINS, columns_of, truth_is_answer, truth_problem
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 NAMES = [
@@ -64,27 +64,64 @@ def test_looking_at_the_package_imports_no_verifier():
 
 
 def test_a_file_is_scored_line_by_line_with_reasons(tmp_path, capsys):
-    rows = [{"response": r"\\boxed{18.0}", "ground_truth": "18", "level": 3}, {"response": "no", "ground_truth": "18"}]
+    rows = [
+        {"response": r"\\boxed{18.0}", "ground_truth": "18", "level": 3},
+        {"response": "no\u2028\ud800", "ground_truth": "18", "images": ["a.png"], "response_length": 2},
+        {"response": "18", "ground_truth": "none"},
+    ]
     file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
+    file.write_text("\n\n".join(json.dumps(row).replace("\\u2028", "\u2028") for row in rows), "utf-8")
     assert main(["score", "gsm8k", str(file)]) == 0
     told = capsys.readouterr()
-    right, wrong = map(json.loads, told.out.splitlines())
+    right, wrong, unusable = map(json.loads, told.out.splitlines())
     assert (right["value"], right["extracted"], wrong["value"], wrong["extracted"]) == (1.0, "18", 0.0, None)
-    assert "2 responses, mean 0.5, 0 failed" in told.err
+    assert (right["level"], right["reason"], wrong["reason"]) == (3, "the same number", "there is no final number")
+    assert "no number" in unusable["truth_problem"]
+    assert "3 responses, mean 0.3333, 0 failed, 1 with a truth of no use" in told.err
 
 
-@pytest.mark.parametrize(("line", "message"), [("{", "line 1 is not JSON"), ("{}", "line 1 needs 'response'")])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 1 is not JSON"),
+        ("{}", "line 1 needs 'response'"),
+        ('\n{"response": 5, "ground_truth": "5"}', "line 2: 'response' is 5, a int; write it as text"),
+        ('{"response": "5", "ground_truth": null}', "line 1: 'ground_truth' is None"),
+    ],
+)
 def test_a_line_that_cannot_be_scored_is_named(tmp_path, capsys, line, message):
     (tmp_path / "rows.jsonl").write_text(line)
     assert main(["score", "gsm8k", str(tmp_path / "rows.jsonl")]) == 2
     assert message in capsys.readouterr().err
 
 
-UNUSABLE = [("math", ""), ("math", "9^{9^{9^9}}"), ("math", "1e9999"), ("gsm8k", "none")]
+UNUSABLE = [
+    ("math", "", "18"), ("math", "9^{9^{9^9}}", "18"), ("math", "1e9999", "18"), ("gsm8k", "none", "18"),
+    ("numeric", "many", "5 m"), ("choice", "none of these", "B. Paris"), ("text", " ", "A"),
+    ("box", "here", "[0,0,1,1]"),
+    ("box", "[5, 5, 5, 9]", "[0,0,1,1]"), ("point", "(3, 4)", "[0,0,1,1]"), ("r1v", "<answer></answer>", "5"),
+    ("geo3k", "cm", "5"), ("math_easyr1", "", "5"), ("r1v_easyr1", "%", "5"), ("prime_math", " ", "5"),
+    ("dapo", "5\n6", "5"), ("math_dapo", "", "5"), ("math_verl", " ", "5"), ("gsm8k_verl", "1,200", "1200"),
+    ("gsm8k_verl", "a #### 18", "18"), ("search_r1", "A", "nile"), ("lmm_r1", "", "5"),
+    ("code", "print(5)", "assert f()"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "truth"), UNUSABLE)
-def test_a_truth_that_no_response_can_meet_is_named_before_a_run(name, truth):
+@pytest.mark.parametrize(("name", "truth", "usable"), UNUSABLE)
+def test_a_truth_that_no_response_can_meet_is_named_before_a_run(name, truth, usable):
     assert truth_problem(name, truth)
-    assert truth_problem(name, "18") is None
+    assert truth_problem(name, usable) is None
+
+
+def test_every_verifier_that_compares_with_a_truth_can_say_of_one_that_it_is_of_no_use():
+    told = {name for name, _, _ in UNUSABLE} | {"combine", "reference_probability"}
+    assert told >= {name for name in BUILTINS if name == "code" or truth_is_answer(name)}
+
+
+def test_options_and_columns_decide_whether_a_truth_is_of_use():
+    assert truth_problem("choice", "Paris", {}, {"choices": ["London", "Paris"], "id": 3}) is None
+    assert truth_problem("gsm8k_verl", "1,200", {"method": "flexible"}) is None
+    parts = {"parts": {"choice": 1.0, "format": 0.1}}
+    assert columns_of("combine", parts) == {"choices"}
+    assert truth_problem("combine", "Paris", parts, {"choices": ["London", "Paris"]}) is None
+    assert "choice: the truth 'Rome'" in str(truth_problem("combine", "Rome", parts, {"choices": ["London", "Paris"]}))

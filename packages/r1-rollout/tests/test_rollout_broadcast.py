@@ -225,7 +225,7 @@ def test_a_server_started_for_another_transfer_is_told_the_option(pools: Pools) 
 
 
 def test_a_sender_that_cannot_make_its_end_says_so(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_library(workers: int, device: torch.device) -> NcclSender:
+    def no_library(workers: int, device: torch.device, seconds: float) -> NcclSender:
         raise RuntimeError("libnccl is not there")
 
     monkeypatch.setattr(transfer, "NcclSender", no_library)
@@ -351,7 +351,7 @@ def test_on_gpus_the_group_is_joined_used_and_ended_as_vllm_has_it(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: ExitStack())
-    sender = NcclSender(2, torch.device("cpu"))
+    sender = NcclSender(2, torch.device("cpu"), 60)
     sender.connect()
     sender.send([torch.tensor([1.0]), torch.tensor([2.0])])
     sender.destroy()
@@ -359,3 +359,22 @@ def test_on_gpus_the_group_is_joined_used_and_ended_as_vllm_has_it(monkeypatch: 
     assert calls == [
         (bytes(range(128)), 0, 3), "wait", ("broadcast", [1.0], 0), ("broadcast", [2.0], 0), "synchronize", "destroy",
     ]  # fmt: skip
+
+
+def test_a_worker_that_never_joins_a_nccl_group_ends_the_wait_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    came, ended = threading.Event(), threading.Event()
+
+    def join(*_: Any) -> SimpleNamespace:
+        came.wait()
+        return SimpleNamespace(destroy=ended.set)
+
+    library = SimpleNamespace(ncclGetUniqueId=lambda: SimpleNamespace(internal=[0] * 128))
+    wrapper, common = SimpleNamespace(NCCLLibrary=lambda: library), SimpleNamespace(uid_init_process_group=join)
+    monkeypatch.setitem(sys.modules, "vllm.distributed.device_communicators.pynccl_wrapper", wrapper)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.nccl_common", common)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    sender = NcclSender(2, torch.device("cpu"), 0.05)
+    with pytest.raises(TimeoutError, match=r"not all of 2 workers joined the NCCL group in 0.05 s"):
+        sender.connect()
+    came.set()  # too late: nobody wants the group any more
+    assert ended.wait(60)

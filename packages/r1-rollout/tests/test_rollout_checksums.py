@@ -84,13 +84,16 @@ def test_what_cannot_be_compared_is_named() -> None:
 LEARNER = [torch.arange(1.0, 9.0) * step for step in (1, 2, 3)]  # one tensor at three syncs
 
 
-def shown(copies: list[torch.Tensor], *, keeps_layout: bool = False) -> list[list[str]]:
+def shown(
+    copies: list[torch.Tensor], learner: list[torch.Tensor] = LEARNER, *, keeps_layout: bool = False
+) -> list[list[str]]:
     """The tensors that are found stale at each sync, of an engine that shows `copies`."""
     proof, stale = ByteProof(keeps_layout), []
-    for weight, copy_ in zip(LEARNER, copies, strict=False):
-        found = compare({"w": copy_}, expected_checksums({"w": weight}.items(), []))
+    for weight, copy_ in zip(learner, copies, strict=False):
+        expected = expected_checksums({"w": weight}.items(), [])
+        found = compare({"w": copy_}, expected)
         stale.append(proof.stale(found))
-        proof.take(found)
+        proof.take(found, expected)
     return stale
 
 
@@ -116,11 +119,24 @@ def test_an_engine_in_the_learners_layout_may_differ_in_nothing() -> None:
 
 
 def test_weights_that_did_not_change_prove_nothing_against_an_engine() -> None:
-    proof = ByteProof(keeps_layout=False)
-    found = compare({"w": LEARNER[0].flip(0)}, expected_checksums({"w": LEARNER[0]}.items(), []))
+    proof, expected = ByteProof(keeps_layout=False), expected_checksums({"w": LEARNER[0]}.items(), [])
+    found = compare({"w": LEARNER[0].flip(0)}, expected)
     for _ in range(3):
         assert proof.stale(found) == []
-        proof.take(found)
+        proof.take(found, expected)
+
+
+def test_a_tensor_of_equal_elements_does_not_show_the_engines_layout() -> None:
+    learner = [torch.zeros(8), torch.ones(8), LEARNER[0], LEARNER[1]]  # as a new bias is
+    turned = [weight.flip(0) for weight in learner]
+    assert shown(turned, learner) == [[], [], [], []]
+    assert shown(learner, learner) == [[], [], [], []]
+    assert shown([*learner[:3], turned[3]], learner) == [[], [], [], ["w"]], "its layout had shown by then"
+
+
+def test_a_tensor_of_equal_elements_that_stays_behind_is_found_at_once() -> None:
+    assert shown([torch.zeros(8), torch.zeros(8)], [torch.zeros(8), LEARNER[0]]) == [[], ["w"]]
+    assert shown([torch.zeros(8), torch.zeros(8)], [torch.zeros(8), torch.ones(8)]) == [[], ["w"]]
 
 
 def test_a_tensor_that_is_right_on_one_server_and_differs_on_another_is_stale_at_the_first_sync() -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from r1_cli.track import Generation, Tracker
 from r1_cli.track.stopwatch import Stopwatch
 from r1_core.needs import OF_POLICY, OF_REFERENCE
 from r1_core.objective import Objective
+from r1_core.own import OwnCodeError
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
 from r1_rollout.errors import RolloutError
@@ -25,9 +27,15 @@ from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Generator
 
 # What ends a run between two steps, where the learner is whole: its last step is saved before.
-SAMPLING_FAILED = (RewardFailure, RolloutError, EstimateError)
+FAILED = (RewardFailure, RolloutError, EstimateError, OwnCodeError)
+
+LOST = "the same command goes on from the last checkpoint, not from the last step"
 
 log = logging.getLogger("r1")
+
+
+class BrokenStepError(Exception):
+    """A step that ended after some of its updates; no checkpoint can be written of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +69,8 @@ def train(run: Run, at: Position) -> Position:
             conclude_step(run, at, record, generations)
             require_signal(at.idle, run.schedule.max_idle_steps)
             run.stop.check()
-    except (Stopped, *SAMPLING_FAILED) as reason:
-        log.warning("%s: leaving after step %d", reason, at.step)
+    except (Stopped, *FAILED) as reason:
+        log.warning("%s: leaving after step %d, which is kept in %s", reason, at.step, run.store.path(at.step))
         if at.step not in run.store.steps():
             run.store.publish(write_checkpoint(run, at, {}))
         if not isinstance(reason, Stopped):
@@ -80,7 +88,9 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
     watch = Stopwatch(run.tracker.stage)
     update = run.update
     with watch("step"):
-        with run.stop.interruptible(), run.engine.awake(LocalWeights(run.learner.weights, at.step)):
+        with run.stop.interruptible(), ExitStack() as awake:
+            with watch("sync"):
+                awake.enter_context(run.engine.awake(LocalWeights(run.learner.weights, at.step)))
             groups, after, collected = run.collector.collect(at, watch)
         samples = to_samples(groups)
         with watch("old"):  # log π_old of each token, unless the update's own forward pass gives it
@@ -104,10 +114,15 @@ def update_policy(run: Run, samples: list[Sample], objective: Objective) -> tupl
     if "old_logprobs" not in run.update.needs:
         samples, metrics = run.learner.forward_backward_on_policy(samples, objective)
         return samples, [metrics | run.learner.optim_step()]
-    return samples, [
-        run.learner.forward_backward(minibatch, objective) | run.learner.optim_step()
-        for minibatch in minibatches(samples, run.schedule)
-    ]
+    taken: list[dict[str, float]] = []
+    try:
+        for minibatch in minibatches(samples, run.schedule):
+            taken.append(run.learner.forward_backward(minibatch, objective) | run.learner.optim_step())
+    except OwnCodeError as error:
+        if not taken:
+            raise
+        raise BrokenStepError(f"{error}\n  {len(taken)} updates of its step were taken: {LOST}") from error
+    return samples, taken
 
 
 def minibatches(samples: Sequence[Sample], schedule: Schedule) -> Iterator[list[Sample]]:
@@ -135,7 +150,7 @@ def conclude_step(run: Run, at: Position, record: dict[str, float], generations:
         try:
             with watch("validation"):
                 scores, responses = validate(run, run.validation, at.step)
-        except SAMPLING_FAILED:
+        except FAILED:
             run.tracker.log(at.step, record, generations)
             raise
         record |= scores

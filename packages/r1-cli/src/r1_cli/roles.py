@@ -93,6 +93,8 @@ class Scorer:
     tokenizer: Decoder
     per_sample: Callable[[str], bool]  # whether a source's responses may be scored one by one: see `OpenVerifier`
     skip_special_tokens: bool = True
+    # why no response to a prompt of a source, with this ground truth and these columns, can be right; None if one can
+    truth_problem: Callable[[str, str, Mapping[str, Any]], str | None] = lambda source, ground_truth, columns: None
     failures_shown: set[str] = field(default_factory=set)  # causes of failed rewards that the user has seen
 
 

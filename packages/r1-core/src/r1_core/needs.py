@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 Need = Literal[
     "groups",  # several answers to each prompt
     "old_logprobs",  # of the policy before the step, for all samples before any gradient
+    "rollout_logprobs",  # as the engine sampled
     "squared_probs",  # Σ p² of that policy's distribution at each token
     "full_kl",  # KL of that distribution from the reference's, over the whole vocabulary
     "ref_logprobs",  # of the frozen reference

@@ -12,7 +12,7 @@ from r1_core.losses import AGGREGATIONS, Correction, PolicyLoss, PPOClip, aggreg
 from r1_core.losses.correction import correct
 from r1_core.losses.off_policy import off_policy_weights
 from r1_core.losses.policy import SelectingLoss, check_not_negative
-from r1_core.rows import tokens, with_tokens
+from r1_core.rows import known, tokens, with_tokens
 from r1_core.types import LossInputs, LossOutput, Sample
 
 
@@ -77,7 +77,7 @@ class Objective:
         """Do what needs all samples of an optimizer step at once: correct them, choose tokens; returns metrics too.
 
         The learner calls it before it cuts the step into micro-batches. Raises ValueError if it needs old
-        log-probs and a sample has none.
+        log-probs, or the engine's, and a sample has none.
         """
         samples = list(samples)
         if "old_logprobs" in self.needs and any(sample.old_logprobs is None for sample in samples):
@@ -87,6 +87,10 @@ class Objective:
             samples, metrics = correct(samples, self.correction)
         if isinstance(self.policy_loss, SelectingLoss):
             samples = _select(samples, self.policy_loss)
+        if "rollout_logprobs" not in self.needs:  # which then travel no further
+            return [replace(sample, rollout_logprobs=None) for sample in samples], metrics
+        if not known(samples, "rollout_logprobs"):
+            raise ValueError("the samples have no rollout_logprobs, which this loss needs: their engine gave none")
         return samples, metrics
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

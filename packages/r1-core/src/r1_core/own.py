@@ -1,7 +1,9 @@
 """A user's own function or class as an advantage estimator or a policy loss."""
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +20,26 @@ T = TypeVar("T")
 DECLARED = ("needs", "token_wise", "aggregation")  # what a function may say of itself, as an attribute of its own
 
 
+class OwnCodeError(RuntimeError):
+    """A user's own estimator or loss failed in a step; the message names its file, function and line."""
+
+
+def _run(function: Callable[[T], Any], inputs: T, name: str) -> Any:
+    """Call a user's function. Raises OwnCodeError, with the last line of the user's that was being run."""
+    try:
+        return function(inputs)
+    except Exception as error:
+        file = name.rpartition(":")[0]
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).name == Path(file).name]
+        where = f" in line {own[-1].lineno} ({own[-1].line})" if own else ""
+        raise OwnCodeError(f"{name} fails{where}: {type(error).__name__}: {error}") from error
+
+
+def _is_table(found: Any, mask: Tensor) -> bool:
+    return isinstance(found, Tensor) and found.shape == mask.shape and found.is_floating_point()
+
+
 @dataclass(frozen=True)
 class OwnEstimator(Estimator):
     """A function from `AdvantageInputs` to advantages [N, R]. Without `needs` it is given the old log-probs."""
@@ -27,7 +49,10 @@ class OwnEstimator(Estimator):
     function: Callable[[AdvantageInputs], Tensor]
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        return self.function(inputs)
+        found = _run(self.function, inputs, type(self).__name__)
+        if not _is_table(found, inputs.mask):
+            raise OwnCodeError(f"{type(self).__name__} gave {_kind(found)}, not advantages {list(inputs.mask.shape)}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -37,7 +62,12 @@ class OwnLoss(PolicyLoss):
     function: Callable[[LossInputs], tuple[Tensor, dict[str, Tensor]]]
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.function(inputs)
+        found = _run(self.function, inputs, type(self).__name__)
+        whole = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
+        if not whole or not _is_table(found[0], inputs.loss_mask):
+            shape = list(inputs.loss_mask.shape)
+            raise OwnCodeError(f"{type(self).__name__} gave {_kind(found)}, not losses {shape} and metrics by name")
+        return found
 
 
 def as_estimator(mine: Any, name: str = "the estimator") -> Estimator:
@@ -92,10 +122,11 @@ def try_own_estimator(mine: Any, name: str) -> None:
         baselines=torch.full((len(LENGTHS),), 0.25, dtype=torch.float64) if "baselines" in estimator.needs else None,
         old_logprobs=-drawn if "old_logprobs" in estimator.needs else None,
         squared_probs=drawn if "squared_probs" in estimator.needs else None,
+        rollout_logprobs=-drawn if "rollout_logprobs" in estimator.needs else None,
         ref_logprobs=-drawn if "ref_logprobs" in estimator.needs else None,
         full_kl=drawn if "full_kl" in estimator.needs else None,
     )
-    found = _called(lambda: estimator(inputs), name)
+    found = _called(estimator, inputs, name)
     wanted = f"an estimator takes AdvantageInputs and returns a tensor of advantages [N, R], here {list(mask.shape)}"
     _check_tensor(found, mask, f"{name} gave", wanted)
     row = next((i for i, good in enumerate((found.isfinite() | ~mask).all(-1).tolist()) if not good), None)
@@ -128,10 +159,11 @@ def try_own_loss(mine: Any, name: str) -> None:
         ref_logprobs=old,
         entropy=torch.where(mask, 0.7, 0.0),
         full_kl=torch.where(mask, 0.1, 0.0) if "full_kl" in loss.needs else None,
+        rollout_logprobs=old if "rollout_logprobs" in loss.needs else None,
         selected=torch.zeros_like(mask),
     )
     wanted = f"a loss takes LossInputs and returns a pair: losses [B, R], here {list(mask.shape)}, and metrics by name"
-    found = _called(lambda: loss(inputs), name)
+    found = _called(loss, inputs, name)
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], dict):
         raise ValueError(f"{name} gave {_kind(found)}; {wanted}")
     losses, metrics = found
@@ -149,9 +181,9 @@ def try_own_loss(mine: Any, name: str) -> None:
         )
 
 
-def _called(call: Callable[[], Any], name: str) -> Any:
+def _called(entry: Any, inputs: Any, name: str) -> Any:
     try:
-        return call()
+        return entry.function(inputs)
     except Exception as error:
         raise ValueError(
             f"{name} fails on a made-up batch: {type(error).__name__}: {error}; what it looks at beyond rewards must "
@@ -160,7 +192,7 @@ def _called(call: Callable[[], Any], name: str) -> Any:
 
 
 def _check_tensor(found: Any, mask: Tensor, gave: str, wanted: str) -> None:
-    if not isinstance(found, Tensor) or found.shape != mask.shape or not found.is_floating_point():
+    if not _is_table(found, mask):
         raise ValueError(f"{gave} {_kind(found)}; {wanted}")
 
 

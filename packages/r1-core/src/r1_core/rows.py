@@ -66,7 +66,7 @@ def not_finite(samples: Sequence[Sample], name: str) -> list[int]:
 
 def flatten(columns: Sequence[Tensor], samples: Sequence[Sample]) -> Tensor:
     """Return per-token values, one [L] for each sample, flat [T]."""
-    return torch.cat(list(columns))[torch.cat([sample.loss_mask for sample in samples])]
+    return torch.cat(list(columns)).masked_select(torch.cat([sample.loss_mask for sample in samples]))
 
 
 def with_tokens(samples: Sequence[Sample], **flat: Tensor) -> list[Sample]:

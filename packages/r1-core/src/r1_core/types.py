@@ -92,6 +92,7 @@ class LossInputs:
     old_logprobs: Tensor  # [B, R]
     totals: Totals
     ref_logprobs: Tensor | None = None  # [B, R]
+    rollout_logprobs: Tensor | None = None  # [B, R], as the engine sampled, for losses that need them
     entropy: Tensor | None = None  # [B, R], of the policy's distribution at each trained token
     full_kl: Tensor | None = None  # [B, R], KL of that distribution from the reference's, over the vocabulary
     weights: Tensor | None = None  # [B, R], multiply the policy loss

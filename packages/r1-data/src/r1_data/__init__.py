@@ -1,5 +1,6 @@
 """Prompts for language and vision-language models from any dataset."""
 
+from r1_data.batch import collate
 from r1_data.dataset import PromptDataset, Summary
 from r1_data.formats import Columns, Detected, detect, detect_columns
 from r1_data.messages import compile_format_prompt, to_example
@@ -31,6 +32,7 @@ __all__ = [
     "Video",
     "WeightedStream",
     "answers_per_prompt",
+    "collate",
     "compile_format_prompt",
     "count_rows",
     "detect",

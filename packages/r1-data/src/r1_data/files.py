@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from r1_data.arrow import SavedTable
+from r1_data.runs import BLOCK, Runs
 from r1_data.types import DataError
 
 KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}  # suffix -> kind
@@ -27,7 +29,6 @@ _NO_TEXT = {  # first bytes -> what a file is that is no UTF-8 text, and what to
     b"\x28\xb5\x2f\xfd": "packed by zstd; let its name end in .zst",
     b"PAR1": "a parquet file; let its name end in .parquet",
 }
-_BLOCK = 2**22  # bytes unpacked at a time
 
 
 class Table(Protocol):
@@ -45,11 +46,16 @@ def kind_of(path: Path) -> str | None:
 
 
 def open_table(path: Path, kind: str) -> Table:
-    """Open a file of `kind` (a value of `KINDS`). Raises DataError that names the file, and the line where it can."""
+    """Open a file of `kind`: a value of `KINDS`, or "arrow", the folder of a saved data set.
+
+    Raises DataError that names the file, and the line where it can.
+    """
     if kind == "parquet":
         from r1_data.parquet import ParquetTable
 
         return ParquetTable(path)
+    if kind == "arrow":
+        return SavedTable(path)
     text = TextFile(path)
     if kind == "csv":
         return CsvTable(text)
@@ -70,7 +76,7 @@ class TextFile:
         try:
             self._unpacked = _unpack(path) if path.suffix.lower() in PACKED else None
             with self.open() as file:
-                self._stamp, head = _stamp(file), file.read(4)
+                self._stamp, head = _stamp(os.fstat(file.fileno())), file.read(4)
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error})") from error
         for start, what in _NO_TEXT.items():
@@ -91,11 +97,22 @@ class TextFile:
             return os.pread(self._unpacked.fileno(), length, offset)
         try:
             with self.path.open("rb", buffering=0) as file:
-                if _stamp(file) != self._stamp:
-                    raise DataError(f"{self.path}: the file was changed after it was opened; start again")
+                self._require_same(os.fstat(file.fileno()))
                 return os.pread(file.fileno(), length, offset)
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read any more ({error})") from error
+
+    def check(self) -> None:
+        """Raise DataError if the file is not what it was."""
+        if self._unpacked is None:
+            try:
+                self._require_same(os.stat(self.path))
+            except OSError as error:
+                raise DataError(f"{self.path}: cannot be read any more ({error})") from error
+
+    def _require_same(self, status: os.stat_result) -> None:
+        if _stamp(status) != self._stamp:
+            raise DataError(f"{self.path}: the file was changed after it was opened; start again")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TextFile, (self.path,)
@@ -106,6 +123,7 @@ class JsonLinesFile:
 
     def __init__(self, text: TextFile) -> None:
         self._text, self.path = text, text.path
+        self._lines = Runs(self._read)
         self._numbers, self._offsets, self._lengths = array("Q"), array("Q"), array("Q")  # of lines that are not blank
         offset = 0
         with text.open() as file:
@@ -121,13 +139,24 @@ class JsonLinesFile:
 
     def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
         number = self._numbers[index]
-        line = self._text.read(self._offsets[index], self._lengths[index]).removeprefix(_BOM)
+        self._text.check()
+        line = self._lines[index].removeprefix(_BOM)
         try:
             row = _parse(line)
         except (ValueError, RecursionError) as error:
             why = "nested too deep" if isinstance(error, RecursionError) else error
             raise DataError(f"{self.path}:{number}: not a JSON row ({why}); mend or delete this line") from error
         return number, _require_mapping(row, self.path, number)
+
+    def _read(self, start: int, most: int) -> list[bytes]:
+        """The lines from `start` on, as many as are few bytes together."""
+        first = self._offsets[start]
+        stop = min(start + most, len(self))
+        while stop > start + 1 and self._offsets[stop - 1] + self._lengths[stop - 1] - first > BLOCK:
+            stop = (start + stop) // 2
+        data = self._text.read(first, self._offsets[stop - 1] + self._lengths[stop - 1] - first)
+        places = zip(self._offsets[start:stop], self._lengths[start:stop], strict=True)
+        return [data[offset - first : offset - first + length] for offset, length in places]
 
 
 class JsonArrayFile:
@@ -186,8 +215,7 @@ class CsvTable:
         return index + 1, dict(zip(self._header, cells, strict=True))
 
 
-def _stamp(file: Any) -> tuple[int, int, int]:
-    status = os.fstat(file.fileno())
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -198,7 +226,7 @@ def _unpack(path: Path) -> BinaryIO:
     unpacked: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
     try:
         with pyarrow.input_stream(str(path), compression=PACKED[path.suffix.lower()]) as stream:
-            while block := stream.read(_BLOCK):
+            while block := stream.read(BLOCK):
                 unpacked.write(block)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be unpacked, it may be cut off or no {path.suffix} file ({error})") from error

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from r1_data.formats import Columns
@@ -69,10 +70,11 @@ def to_example(
         if system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system_prompt})
         media = _find_media(row, columns, embedded)
-        pattern = _markers(row, columns, media, embedded[_PLACED])
-        _match_markers(messages, media, pattern, columns)
-        references = tuple(_resolve(messages, media, pattern, image_dir, downloads))
-        messages = [_split_markers(message, pattern) for message in messages]
+        references: tuple[Any, ...] = ()
+        if pattern := _markers(row, columns, media, embedded[_PLACED]):
+            _match_markers(messages, media, pattern, columns)
+            references = tuple(_resolve(messages, media, pattern, image_dir, downloads))
+            messages = [_split_markers(message, pattern) for message in messages]
         _require_text(messages)
     except DataError as error:
         raise type(error)(f"{row_id}: {error}") from error
@@ -99,16 +101,37 @@ def _require(row: Mapping[str, Any], column: str, role: str) -> Any:
 
 
 def _answer_text(value: Any, column: str) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise EmptyCell(f"the answer column {column!r} holds {value}, which is not a number")
-    if isinstance(value, list | dict) and not value:
-        raise EmptyCell(f"the answer column {column!r} is empty: {value}")
-    if isinstance(value, list | dict):
-        text = json.dumps(value, ensure_ascii=False, default=str)
+    what = f"the answer column {column!r}"
+    value = value if isinstance(value, str) else _unwrapped(value)
+    if value is None:
+        raise EmptyCell(f"{what} is empty")
+    if isinstance(value, list | tuple | dict):
+        text = _as_json(value, what)
+    elif (isinstance(value, float | Decimal) and not math.isfinite(value)) or value != value:  # NaT, too
+        raise EmptyCell(f"{what} holds {value}, which is not a number")
     else:
-        text = _decoded(value, f"the answer column {column!r}")
-    _encode(text, f"the answer column {column!r}")
+        text = _decoded(value, what)
+    _encode(text, what)
     return text
+
+
+def _as_json(value: Any, what: str) -> str:
+    """A list or mapping as JSON text, its bytes read as UTF-8. Raises DataError."""
+    if not value:
+        raise EmptyCell(f"{what} is empty: {value}")
+    try:
+        return json.dumps(
+            value, ensure_ascii=False, allow_nan=False, default=lambda part: _decoded(_unwrapped(part), what)
+        )
+    except DataError:
+        raise
+    except ValueError as error:
+        raise EmptyCell(f"{what} holds {_brief(value)}, in which something is not a number ({error})") from error
+
+
+def _unwrapped(value: Any) -> Any:
+    """What numpy wraps, as Python's own."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _decoded(value: Any, what: str) -> str:
@@ -222,11 +245,11 @@ def _find_media(row: Mapping[str, Any], columns: Columns, embedded: Cells) -> Ce
     return found
 
 
-def _markers(row: Mapping[str, Any], columns: Columns, media: Cells, placed: list[str]) -> "re.Pattern[str]":
+def _markers(row: Mapping[str, Any], columns: Columns, media: Cells, placed: list[str]) -> "re.Pattern[str] | None":
     """What marks a place of media in this row: `<image>` is a word of HTML where a row has no pictures to show."""
     named = {IMAGE_MARKER: columns.images, VIDEO_MARKER: columns.videos}
     markers = [marker for marker, column in named.items() if media[marker] or column in row or marker in placed]
-    return re.compile(f"({'|'.join(markers)})" if markers else r"(?!)()")
+    return re.compile(f"({'|'.join(markers)})") if markers else None
 
 
 def _match_markers(messages: list[dict[str, Any]], media: Cells, pattern: "re.Pattern[str]", columns: Columns) -> None:

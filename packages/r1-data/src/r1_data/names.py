@@ -25,11 +25,18 @@ def answers_per_prompt(spec: str) -> int | None:
 
 
 def _without_split(spec: str) -> Path:
-    if Path(spec).exists():
+    if _exists(Path(spec)):
         return Path(spec)
     source, _ = split_slice(spec)
     head, at, tail = source.rpartition("@")
     if at:
         source = tail if f".{head}" in KINDS else head
     path = Path(source)
-    return path if path.exists() else Path(re.split("[:#]", source, maxsplit=1)[0])
+    return path if _exists(path) else Path(re.split("[:#]", source, maxsplit=1)[0])
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long
+        return False

@@ -14,6 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from r1_data.runs import Runs, as_dicts
 from r1_data.types import DataError
 
 log = logging.getLogger("r1_data")
@@ -56,7 +57,7 @@ class ParquetTable:
             batches = self._groups[which]
         if isinstance(batches, DataError):
             raise DataError(f"{self.path}:{index + 1}: {batches}") from batches
-        return index + 1, batches.row(index - (self._ends[which - 1] if which else 0))
+        return index + 1, batches.rows[index - (self._ends[which - 1] if which else 0)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ParquetTable, (self.path,)
@@ -100,12 +101,12 @@ class _Batches:
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = [batch for batch in batches if batch.num_rows]
         self._ends = list(accumulate(batch.num_rows for batch in self._batches))
+        self.rows = Runs(self._read)
 
-    def row(self, index: int) -> dict[str, Any]:
-        which = bisect_right(self._ends, index)
-        start = self._ends[which - 1] if which else 0
-        found: dict[str, Any] = self._batches[which].slice(index - start, 1).to_pylist()[0]
-        return found
+    def _read(self, start: int, most: int) -> list[dict[str, Any]]:
+        which = bisect_right(self._ends, start)
+        before = self._ends[which - 1] if which else 0
+        return as_dicts(self._batches[which].slice(start - before, most))
 
 
 class _NoRoom(Exception):

@@ -158,7 +158,10 @@ def digest_content(reference: Any) -> bytes:
         parts = reference.source if isinstance(reference.source, tuple) else (reference.source,)
         content = repr((reference.fps, len(parts))).encode() + b"".join(map(digest_content, parts))
     elif is_pil(reference):
-        content = repr((reference.mode, reference.size)).encode() + reference.tobytes()
+        try:
+            content = repr((reference.mode, reference.size)).encode() + reference.tobytes()
+        except (OSError, SyntaxError, ValueError, MemoryError) as error:  # it was closed, or its file is broken
+            raise MediaError(f"picture in memory: cannot be read ({error})") from error
     elif isinstance(reference, Path):
         try:
             with open_file(reference) as file:

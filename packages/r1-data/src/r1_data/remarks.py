@@ -28,7 +28,8 @@ class Remarks:
                 yield "markup", reason
                 break
         for one, many in _PLURALS.items():
-            if example.media and example.metadata.get(one) and many not in example.metadata:
+            cell = example.metadata.get(one)
+            if cell is not None and cell not in ("", []) and many not in example.metadata:
                 yield "unread", f"{example.id}: column {one!r} is not read, because there is {many!r}, too"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from r1_data.media_cache import MediaCache
 from r1_data.positions import PositionIds, count_tokens, find_rule
 from r1_data.references import Video
+from r1_data.tokens import encode_all
 from r1_data.types import DataError, Example, MediaError, Prompt
 from r1_data.videos import FrameRules
 from r1_data.vision import Pixels, Vision, why_unread
@@ -46,7 +47,8 @@ class Renderer:
 
         Args:
             processor: a Hugging Face tokenizer, or a processor with an image processor.
-            min_pixels, max_pixels: height × width of a resized picture; None: as the processor is configured.
+            min_pixels, max_pixels: height × width of a resized picture, and of a video's frame by the rule of
+                qwen-vl-utils; None: as the processor is configured.
             chat_template: Jinja text that replaces the model's own chat template.
             chat_template_kwargs: further arguments of the template, e.g. `enable_thinking`.
             video_min_pixels, video_max_pixels: as `Vision` says.
@@ -92,7 +94,7 @@ class Renderer:
                 found.append(error)
         texts = [text for text in found if isinstance(text, str)]
         try:
-            tokens = iter(self.tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else ())
+            tokens = iter(encode_all(self.tokenizer, texts))
         except (TypeError, ValueError, OverflowError):  # one of them; which, shows when each goes alone
             tokens = None
         lengths: list[int | DataError] = []

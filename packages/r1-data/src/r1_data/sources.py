@@ -2,25 +2,31 @@
 
 A source is written as
     data/train.jsonl          a file (json, jsonl, parquet, csv)
-    data/gsm8k@test           a folder, and the split whose files to take (default: train)
+    data/gsm8k@test           a folder, and the split whose files to take (default: train), or one that
+                              `datasets` saved a data set to
     json@./data               every json file of a folder, whatever its name (also jsonl, parquet, csv)
     hiyouga/geometry3k@train  a hub name and a split; `name:configuration#revision@split` in full
     …@train[:1000]            of any of these, a slice in rows or percent
 """
 
 import difflib
+import logging
 import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from r1_data.arrow import ArrowTable, open_hub, saved_splits
 from r1_data.files import KINDS, Table, count_table, kind_of, open_table
 from r1_data.slices import Slice, split_slice
 from r1_data.types import DataError
+
+log = logging.getLogger("r1_data")
 
 _SUPPORTED = ", ".join(suffix[1:] for suffix in KINDS)
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?::([\w.-]+))?(?:#([\w./-]+))?")
@@ -68,7 +74,11 @@ class _Hub:
         return None
 
     def open(self) -> Table:
-        return HubTable(self.name, self.configuration, self.split, self.revision)
+        try:
+            return open_hub(self.name, self.configuration, self.split, self.revision)
+        except DataError as error:
+            near = _near(Path(self.name))
+            raise DataError(f"{self.name!r} is no file or folder under {Path.cwd()}{near}, and {error}") from error
 
     def relabel(self, depth: int) -> "_Hub":
         return self  # hub names are apart already
@@ -148,51 +158,28 @@ class Rows(Sequence[tuple[str, dict[str, Any]]]):
         return (self[index] for index in range(len(self)))
 
 
+@dataclass(frozen=True, slots=True)
 class ListTable:
-    """Rows that are in memory already: a list of mappings, or a `datasets.Dataset`, whose pictures stay encoded."""
+    """Rows that are mappings in memory."""
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        given: Any = rows
-        self._arrow = hasattr(given, "with_format")
-        self._rows: Any = given.with_format("arrow") if self._arrow else given
+    rows: Sequence[Mapping[str, Any]]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
-        if self._arrow:
-            return index + 1, self._rows[index : index + 1].to_pylist()[0]
-        return index + 1, dict(self._rows[index])
+        return index + 1, dict(self.rows[index])
 
 
-def as_rows(rows: Sequence[Any]) -> Sequence[tuple[str, dict[str, Any]]]:
-    """Rows as `read_rows` gives them, of mappings called "row:1", "row:2", …; what has ids already is left as it is."""
-    in_memory = hasattr(rows, "with_format") or (
-        isinstance(rows, list | tuple) and bool(rows) and isinstance(rows[0], Mapping)
-    )
+def as_rows(rows: Any) -> Sequence[tuple[str, dict[str, Any]]]:
+    """Rows as `read_rows` gives them, called "row:1", "row:2", …: of mappings, or of a `datasets.Dataset`.
+
+    What has ids already is left as it is.
+    """
+    if hasattr(rows, "with_format"):
+        return Rows([("row", ArrowTable(rows.with_format("arrow")))])
+    in_memory = isinstance(rows, list | tuple) and bool(rows) and isinstance(rows[0], Mapping)
     return Rows([("row", ListTable(rows))]) if in_memory else rows
-
-
-class HubTable:
-    """A split of a hub dataset, read through `datasets`; pictures stay the encoded bytes they are stored as."""
-
-    def __init__(self, name: str, configuration: str | None, split: str, revision: str | None = None) -> None:
-        import datasets
-
-        try:
-            dataset = datasets.load_dataset(name, configuration, split=split, revision=revision)
-        except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-            raise DataError(
-                f"{name!r} is no file or folder under {Path.cwd()}{_near(Path(name))}, and as a hub dataset "
-                f"(split {split!r}) it cannot be loaded: {error}"
-            ) from error
-        self._dataset = dataset.with_format("arrow")
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
-        return index + 1, self._dataset[index : index + 1].to_pylist()[0]
 
 
 def read_rows(spec: str | list[str]) -> Rows:
@@ -224,10 +211,15 @@ def _resolve_all(specs: list[str]) -> list[_Source]:
 
 
 def _resolve(spec: str) -> _Source:
-    if Path(spec).expanduser().exists():  # a name may end in brackets
-        return _Source(spec, tuple(_parts(spec)), None)
-    source, cut = split_slice(spec)
-    return _Source(spec, tuple(_parts(source)), cut)
+    if not spec.strip():
+        raise DataError("a data source without a name is given; name a file, a folder or a hub dataset")
+    try:
+        if Path(spec).expanduser().exists():  # a name may end in brackets
+            return _Source(spec, tuple(_parts(spec)), None)
+        source, cut = split_slice(spec)
+        return _Source(spec, tuple(_parts(source)), cut)
+    except (OSError, RuntimeError) as error:  # a name that is too long, a home of nobody's, a folder that is closed
+        raise DataError(f"{spec!r} cannot be opened ({error})") from error
 
 
 def _parts(spec: str) -> list[_File] | list[_Hub]:
@@ -236,6 +228,8 @@ def _parts(spec: str) -> list[_File] | list[_Hub]:
         return [_as_file(path)]
     if path.is_dir():
         return _split_files(path, "train")
+    if path.exists():
+        raise DataError(f"{path}: not a file or a folder, but a pipe or a device")
     head, at, tail = spec.rpartition("@")
     if not at:
         head, tail = spec, "train"
@@ -283,6 +277,8 @@ def _folder_of_kind(folder: Path, kind: str) -> list[_File]:
 
 def _split_files(folder: Path, split: str) -> list[_File]:
     """The files of one split; a folder in which no file names a split is all train."""
+    if saved := saved_splits(folder):
+        return [_saved(folder, saved, split)]
     files = _data_files(folder)
     if not files:
         raise DataError(f"{folder}: holds no data file; the kinds read are {_SUPPORTED}")
@@ -293,11 +289,30 @@ def _split_files(folder: Path, split: str) -> list[_File]:
     splits = {file: _split_of(file.path.relative_to(folder), split) for file in files}
     chosen = [file for file in files if splits[file] == split]
     if chosen:
+        _say_unread(folder, tuple(file.path.name for file in files if splits[file] is None))
         return chosen
     found = sorted({name for name in splits.values() if name})
     if not found and split == "train":
         return files
     raise DataError(f"{folder}: no file of split {split!r}; splits found: {', '.join(found) or 'none'}")
+
+
+@cache
+def _say_unread(folder: Path, names: tuple[str, ...]) -> None:
+    """Once for each folder: files beside those of splits may have been meant."""
+    if names:
+        shown = ", ".join(names[:3]) + (", …" if names[3:] else "")
+        log.warning("%s: %d files that no split is named in are not read: %s", folder, len(names), shown)
+
+
+def _saved(folder: Path, saved: Mapping[str, Path], split: str) -> _File:
+    """The split of a saved data set; one without splits is all train."""
+    aliases = next((words for words in _SPLIT_WORDS.values() if split in words), (split,))
+    name = next((name for name in saved if name in (split, *aliases) or (not name and "train" in aliases)), None)
+    if name is None:
+        found = ", ".join(filter(None, saved)) or "none"
+        raise DataError(f"{folder}: no split {split!r} was saved; splits found: {found}")
+    return _File(saved[name], "arrow", folder.name + (f"/{name}" if name else ""))
 
 
 def _split_of(path: Path, wanted: str) -> str | None:

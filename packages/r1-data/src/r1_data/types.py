@@ -64,6 +64,14 @@ class Example:
     metadata: Mapping[str, Any] = field(default_factory=dict)  # the row's other columns, and its data_source
     source: str = ""  # which of several sources the row is from
 
+    def as_asked(self) -> "Example":
+        """The same without what the model is not shown."""
+        return Example(self.id, self.messages, self.media, "")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a third of the time that a dataclass with slots takes."""
+        return Example, (self.id, self.messages, self.media, self.ground_truth, self.metadata, self.source)
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

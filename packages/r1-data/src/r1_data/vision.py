@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from r1_data.media_cache import MediaCache
 from r1_data.pictures import image_size, load_image
+from r1_data.pixel_ranges import frame_range, picture_range
 from r1_data.references import Video, digest_content, fetched
 from r1_data.types import DataError, MediaError
 from r1_data.videos import Clip, FrameRules, load_frames, probe_video
@@ -54,9 +55,9 @@ def why_unread(processor: Any) -> str | None:
 class Vision:
     """Resizes and counts media as one processor does.
 
-    `min_pixels` and `max_pixels` bound height × width of a picture. `video_min_pixels` and `video_max_pixels` bound
-    what the model's video processor bounds: height × width of a frame for Qwen2-VL and Qwen2.5-VL, of all frames
-    together for Qwen3-VL.
+    `min_pixels` and `max_pixels` bound height × width of a picture, and of a video's frame by the rule of qwen-vl-utils
+    (see `r1_data.pixel_ranges`), whatever the model's video processor bounds. `video_min_pixels` and `video_max_pixels`
+    take their place for frames; the latter may be above what the rule allows.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class Vision:
             raise DataError(why)
         self._image: Any = processor.image_processor
         self._video: Any = getattr(processor, "video_processor", None)
-        self.budget = _budget(self._image, min_pixels, max_pixels, "")
+        self.budget = picture_range(self._image, min_pixels, max_pixels)
         if self._video is not None:
-            self.video_budget = _budget(self._video, video_min_pixels, video_max_pixels, "video_")
+            self.frame_range = frame_range(self._video, min_pixels, max_pixels, video_min_pixels, video_max_pixels)
             chosen = frames or FrameRules(min_frames=self._video.min_frames, max_frames=self._video.max_frames)
             self.frames = replace(chosen, multiple=self._video.temporal_patch_size)
 
@@ -100,7 +101,7 @@ class Vision:
 
         clip = self.probe(video)
         count, size = len(clip.indices), (clip.height, clip.width)
-        patches = self._video.get_num_of_video_patches(count, *size, {"size": self.video_budget})
+        patches = self._video.get_num_of_video_patches(count, *size, {"size": self.frame_range.of(count)})
         moments = -(-count // self._video.temporal_patch_size)
         # Families read of a grid its first number and the product of the others, which are not known apart.
         grid = torch.tensor([[moments, 1, patches // moments]])
@@ -187,7 +188,7 @@ class Vision:
         """Everything that decides token counts and pixels, as text; what a cache of them must be keyed by."""
         parts = [self._image.to_json_string(), self.budget]
         if self._video is not None:
-            parts += [self._video.to_json_string(), self.video_budget, asdict(self.frames)]
+            parts += [self._video.to_json_string(), asdict(self.frame_range), asdict(self.frames)]
         return repr([type(self._processor).__name__, *parts])
 
     def _resized(self, reference: Any, clip: Clip | None) -> "Tensor":
@@ -220,7 +221,7 @@ class Vision:
         owner = self._video
         resized = owner.resize(
             load_frames(video, clip)[None],
-            size=_size_dict(self.video_budget),
+            size=_size_dict(self.frame_range.of(len(clip.indices))),
             resample=owner.resample,
             factor=owner.patch_size * owner.merge_size,
             temporal_factor=owner.temporal_patch_size,
@@ -229,12 +230,13 @@ class Vision:
         return resized[0]
 
     def _uncapped(self) -> dict[str, bool]:
-        """The budgets here are the user's, so the processor's own guess of a total is not wanted beside them."""
+        """The ranges are told for each video, so the processor's own guess of a total is not wanted beside them."""
         return {"cap_pixels_per_frame": False} if hasattr(self._video, "cap_pixels_per_frame") else {}
 
     def _key(self, reference: Any, clip: Clip | None) -> str:
         """A hash of the encoded content and of what is done to it."""
-        budget, owner = (self.budget, self._image) if clip is None else (self.video_budget, self._video)
+        owner = self._image if clip is None else self._video
+        budget = self.budget if clip is None else self.frame_range.of(len(clip.indices))
         how = [_RULES, budget, owner.patch_size, owner.merge_size, owner.resample, clip and asdict(clip)]
         digest = hashlib.blake2b(repr(how).encode(), digest_size=16)
         digest.update(digest_content(reference))
@@ -253,12 +255,3 @@ def _size_dict(budget: Mapping[str, int]) -> Any:
     from transformers.image_utils import SizeDict
 
     return SizeDict(**budget)
-
-
-def _budget(processor: Any, low: int | None, high: int | None, prefix: str) -> dict[str, int]:
-    """The range as processors of the Qwen-VL families take it: areas, though they are called edges."""
-    low = processor.size["shortest_edge"] if low is None else low
-    high = processor.size["longest_edge"] if high is None else high
-    if not 0 < low <= high:
-        raise DataError(f"{prefix}min_pixels must be above 0 and at most {prefix}max_pixels, got {low} and {high}")
-    return {"shortest_edge": low, "longest_edge": high}

@@ -13,7 +13,7 @@ from typing import Any
 from r1_rewards.load import load
 from r1_rewards.services.remote import TOKEN_VARIABLE
 from r1_rewards.services.serve import MARKERS, Limits, require_token, serve
-from r1_rewards.spec import BUILTINS, SERVICES, RewardSpecError
+from r1_rewards.spec import BUILTINS, SERVICES, RewardSpecError, truth_problem
 from r1_rewards.types import RewardInput
 
 DESCRIPTION = f"""Offer a verifier over HTTP: POST /get_reward as OpenRLHF and LMM-R1 ask, POST /score, GET /health.
@@ -58,19 +58,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def score_file(spec: str, file: str, kwargs: dict[str, Any], timeout: float, workers: int) -> int:
     """Print each line of a JSON lines file with its score, and what all came to on stderr; return the exit code."""
     try:
-        rows = [_read_row(number, line) for number, line in enumerate(Path(file).read_text("utf-8").splitlines(), 1)]
+        lines = Path(file).read_text("utf-8-sig").split("\n")  # and at no other sign: JSON may hold U+2028 as it is
+        rows = [_read_row(number, line) for number, line in enumerate(lines, 1) if line.strip()]
         with load(spec, kwargs, timeout=timeout, workers=workers) as verifier:
             scores = verifier(rows)
     except (OSError, RewardSpecError, ValueError, TypeError) as error:
         print(f"r1-rewards: {error}", file=sys.stderr)
         return 2
-    for row, score in zip(rows, scores, strict=True):
+    problems = [
+        truth_problem(spec, row.ground_truth, kwargs, row.metadata) if spec in BUILTINS and score.value <= 0 else None
+        for row, score in zip(rows, scores, strict=True)
+    ]
+    for row, score, problem in zip(rows, scores, problems, strict=True):
         told = {"value": score.value, "parts": dict(score.parts), "extracted": score.extracted, "reason": score.reason}
         failed = {"error": f"{score.error.cause}: {score.error.message}"} if score.error else {}
-        print(json.dumps({"response": row.response, "ground_truth": row.ground_truth, **told, **failed}))
-    failures = sum(score.error is not None for score in scores)
+        failed |= {"truth_problem": problem} if problem else {}
+        given = {"response": row.response, "ground_truth": row.ground_truth, **row.metadata}
+        print(json.dumps({**given, **told, **failed}))
+    failures, unusable = sum(score.error is not None for score in scores), sum(map(bool, problems))
     mean = sum(score.value for score in scores) / len(scores) if scores else 0.0
-    print(f"r1-rewards: {len(scores)} responses, mean {mean:.4g}, {failures} failed", file=sys.stderr)
+    useless = f", {unusable} with a truth of no use" if unusable else ""
+    print(f"r1-rewards: {len(scores)} responses, mean {mean:.4g}, {failures} failed{useless}", file=sys.stderr)
     return 0
 
 
@@ -81,6 +89,12 @@ def _read_row(number: int, line: str) -> RewardInput:
         raise ValueError(f"line {number} is not JSON: {error}") from error
     if not isinstance(row, dict) or not {"response", "ground_truth"} <= row.keys():
         raise ValueError(f"line {number} needs 'response' and 'ground_truth', it is {line[:80]!r}")
+    for key in ("response", "ground_truth"):
+        several = key == "ground_truth" and isinstance(row[key], list) and all(isinstance(one, str) for one in row[key])
+        if not isinstance(row[key], str) and not several:
+            raise ValueError(
+                f"line {number}: {key!r} is {row[key]!r:.80}, a {type(row[key]).__name__}; write it as text"
+            )
     known = {field.name for field in dataclasses.fields(RewardInput)}
     others = {key: value for key, value in row.items() if key not in known}
     return RewardInput(**{**{key: row[key] for key in row if key in known}, "metadata": others})

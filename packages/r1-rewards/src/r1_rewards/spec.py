@@ -73,12 +73,36 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
         module.check(**options)
 
 
-def truth_problem(name: str, ground_truth: str) -> str | None:
-    """Return why no response could be right for a truth by the built-in verifier `name`, or None; runs no algebra."""
-    module = importlib.import_module(f"r1_rewards.verifiers.{name}")
-    find = getattr(module, "truth_problem", None)
-    found: str | None = find(ground_truth) if find else None
+def truth_problem(
+    name: str, ground_truth: str, options: Mapping[str, Any] | None = None, columns: Mapping[str, Any] | None = None
+) -> str | None:
+    """Return why no response could be right for a truth by the built-in verifier `name`, or None; runs no algebra.
+
+    `options` are the verifier's, `columns` those of the data row, of which each verifier takes its own.
+    """
+    find = getattr(importlib.import_module(f"r1_rewards.verifiers.{name}"), "truth_problem", None)
+    if find is None:
+        return None
+    parameters = inspect.signature(find).parameters
+    given = {**(columns or {}), **(options or {})}
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        given = {key: value for key, value in given.items() if key in parameters}
+    found: str | None = find(ground_truth, **given)
     return found
+
+
+def columns_of(name: str, options: Mapping[str, Any] | None = None) -> set[str]:
+    """Return the columns of a data row that a built-in verifier takes where `options` do not say them."""
+    module = importlib.import_module(f"r1_rewards.verifiers.{name}")
+    if name != "combine":
+        return set(getattr(module, "TAKES", ())) - set(options or ())
+    parts = module.read_parts((options or {}).get("parts")).values()
+    return set().union(*(columns_of(part.reward, part.options) for part in parts if part.reward in BUILTINS))
+
+
+def truth_is_answer(name: str) -> bool:
+    """Whether a truth of a built-in verifier, written as an answer, has to be right: tests, for one, are no answer."""
+    return bool(getattr(importlib.import_module(f"r1_rewards.verifiers.{name}"), "TRUTH_IS_ANSWER", True))
 
 
 def describe(wanted: str, names: Iterable[str]) -> str:

@@ -15,6 +15,8 @@ from r1_rollout.types import Replaying
 # logit, on each side in its own way. float16 keeps 11.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 0.0075, torch.bfloat16: 0.06}
 
+_SHARE = 0.1  # of the learner's difference between two pictures
+
 
 @dataclass(frozen=True, slots=True)
 class Canary:
@@ -28,6 +30,7 @@ class Canary:
     fresh: Probes  # others, of the same kinds, which no cache can know
     tolerance: float  # see `TOLERANCE`
     temperature: float = 1.0  # at which both sides report
+    pictures: Probes | None = None  # one text and response with two pictures, which the engine must tell apart
 
     def gap(self, engine: Replaying, expected: Sequence[Sequence[float]]) -> float:
         """Return how far the engine, awake, is from the log-probs that the learner gives the probes.
@@ -36,6 +39,16 @@ class Canary:
             ValueError: there is not one expected log-prob for each token.
         """
         return widest_gap(probe_logprobs(engine, self.probes, self.temperature), expected)
+
+    def tells_pictures_apart(self, engine: Replaying, expected: Sequence[Sequence[float]]) -> bool:
+        """Whether the engine, awake, gives the two pictures other log-probs, as the learner does: `expected`.
+
+        A tenth of the learner's difference is enough. Without it the pictures do not reach the model, which rounding
+        would hide where the difference is small.
+        """
+        assert self.pictures is not None
+        first, second = probe_logprobs(engine, self.pictures, self.temperature)
+        return not widest_gap([first], [second]) < _SHARE * widest_gap([expected[0]], [expected[1]])
 
     def accepts(self, gap: float) -> bool:
         """Whether the gap is one of rounding; NaN is not."""

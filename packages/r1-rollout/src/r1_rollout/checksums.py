@@ -28,6 +28,7 @@ class Expected:
 
     rows: int  # of the tensor, which may be part of a fused one in the engine
     sums: Mapping[str, int]  # by the precision of the copy, such as `bfloat16`
+    constant: bool = False  # its elements are all alike, so that a layout of the engine's own would not show
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,13 @@ def expected_checksums(weights: Weights, precisions: Iterable[str]) -> dict[str,
     for name, tensor in named_tensors(weights):
         wanted = {tensor.dtype, *kinds} if tensor.is_floating_point() else {tensor.dtype}
         sums = {str(kind).removeprefix("torch."): checksum(tensor.to(kind)) for kind in wanted}
-        found[name] = Expected(tensor.shape[0] if tensor.ndim else 1, sums)
+        found[name] = Expected(tensor.shape[0] if tensor.ndim else 1, sums, _is_constant(tensor))
     return found
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    flat = tensor.detach().reshape(-1)
+    return len(flat) > 1 and all(bool((part == flat[0]).all()) for part in (flat[:64], flat))
 
 
 def compare(own: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> Comparison:
@@ -118,12 +124,13 @@ class ByteProof:
     """What an engine's bytes show from sync to sync, where it may keep some tensors in a layout of its own.
 
     A layout of its own changes with the weights. So a tensor is stale whose copy stayed as it was while the learner's
-    changed, or is now what the learner's was before; and so is one that differed at no earlier sync.
+    changed, or is now what the learner's was before; and so is one that was the same at the last sync, unless all its
+    elements were alike then, as those of new biases are: in any layout these are the same.
     """
 
     keeps_layout: bool  # whether the engine keeps the learner's layout, so that no tensor may differ
-    apart: Mapping[str, Pairs] | None = None  # what differed at the last sync and was right; None before the first
-    unread: tuple[str, ...] = ()
+    apart: Mapping[str, Pairs] | None = None  # what may differ since the last sync, which was right; None before it
+    unproven: frozenset[str] = frozenset()  # at the last sync, because they differed or could not be read
 
     def stale(self, found: Comparison) -> list[str]:
         """Return which tensors are proven not to be the learner's."""
@@ -137,16 +144,22 @@ class ByteProof:
             if name not in self.apart or _stayed(self.apart[name], pairs)
         )
 
-    def take(self, found: Comparison) -> list[str]:
+    def take(self, found: Comparison, expected: Mapping[str, Expected]) -> list[str]:
         """Take a sync for right; return the tensors that bytes prove nothing about, if there are more than before."""
-        grown = self.apart is None or not {*found.unread} <= {*self.unread}
-        self.apart, self.unread = found.differing, found.unread
-        return [*found.unread, *found.differing] if grown else []
+        unproven = [*found.unread, *found.differing]
+        grown = not {*unproven} <= self.unproven
+        self.apart = {**found.differing} | {
+            name: frozenset((total, total) for total in one.sums.values())
+            for name, one in expected.items()
+            if one.constant and name not in unproven
+        }
+        self.unproven = frozenset(unproven)
+        return unproven if grown else []
 
     @property
     def whole(self) -> bool:
         """Whether at the last sync every tensor was compared, and equal."""
-        return self.apart is not None and not self.apart and not self.unread
+        return self.apart is not None and not self.unproven
 
 
 def _stayed(before: Pairs, now: Pairs) -> bool:

@@ -40,7 +40,8 @@ def build_scorer(
         return load_engine_weights(config, hardware, model) if weights is None else weights
 
     engine = build_engine(config, hardware, model, load, stack)
-    return Scorer(engine, verifier, model.tokenizer, verifier.per_sample, config.worker.reward.skip_special_tokens)
+    plain = config.worker.reward.skip_special_tokens
+    return Scorer(engine, verifier, model.tokenizer, verifier.per_sample, plain, verifier.truth_problem)
 
 
 def load_engine_weights(config: RunConfig, hardware: Hardware, model: ModelFiles) -> Any:

@@ -1,10 +1,13 @@
 """The learner of a run: policy, reference, optimizer, learning rate, micro-batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
-import torch
+import torch.distributed as dist
 
+from r1_cli.assembly.fillers import build_fillers
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
@@ -13,29 +16,45 @@ from r1_cli.roles import Schedule
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
-from r1_core.learner.parallel import Parallel, shard_model
+from r1_core.learner.parallel import Parallel, Shard
+
+
+@contextmanager
+def joined_alone(hardware: Hardware) -> Iterator[Parallel]:
+    """What spans a learner's only device: on a GPU a mesh of one rank, so that one and many compute the same numbers.
+
+    Processors alone have no mixed precision, and so no need of a process group.
+    """
+    if not hardware.on_gpu:
+        yield Parallel()
+        return
+    parallel = Parallel.alone(hardware.kind)
+    try:
+        yield parallel
+    finally:
+        if dist.is_initialized():  # an engine in this process may have ended it, too
+            dist.destroy_process_group()
 
 
 def build_learner(
-    config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, parallel: Parallel | None = None
+    config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, parallel: Parallel
 ) -> Learner:
     """Load the policy, and the frozen reference if there is a KL term, and make the optimizer.
 
-    With `parallel` these are this rank's shares of them.
+    Where `parallel` has a mesh, these are this rank's shares of them.
     """
     actor = config.worker.actor
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
-    policy = load_weights(config, model, dtype(actor.kept_dtype), hardware.device, computing)
+    kept, (policy_shard, reference_shard) = dtype(actor.kept_dtype), build_shards(config, hardware)
+    policy = load_weights(config, model, kept, hardware.device, computing, parallel, policy_shard)
     if actor.model.freeze_vision_tower:
         models.freeze_vision(policy)
     if actor.model.enable_gradient_checkpointing:
         models.enable_gradient_checkpointing(policy)
-    # Never trained, so it needs no more digits than it computes with.
-    reference = None if config.algorithm.disable_kl else load_weights(config, model, computing, hardware.device)
-    if parallel is not None and parallel.mesh is not None:
-        for whole in (policy, reference):
-            if whole is not None:
-                shard_model(whole, [], parallel.mesh)
+    reference = None
+    if not config.algorithm.disable_kl:
+        # Never trained, so it needs no more digits than it computes with.
+        reference = load_weights(config, model, computing, hardware.device, computing, parallel, reference_shard)
     optimizer = build_optimizer(
         policy.named_parameters(),
         lr=actor.optim.lr,
@@ -52,10 +71,23 @@ def build_learner(
         temperature=config.worker.rollout.temperature,
         max_grad_norm=actor.max_grad_norm,
         parallel=parallel,
-        # Mixed precision is a matter of GPUs: processors of today's CPUs are slower in half precision than in single.
-        autocast=torch.bfloat16 if hardware.on_gpu and actor.fsdp.mp_param_dtype == "bf16" else None,
+        fillers=build_fillers(config, model) if parallel.data_world > 1 else (),
         device=hardware.device,
     )
+
+
+def build_shards(config: RunConfig, hardware: Hardware) -> tuple[Shard, Shard]:
+    """How the policy is kept and computed with, and how the reference is, which is kept in what it computes with."""
+    actor, ref = config.worker.actor, config.worker.ref.fsdp
+    fsdp = actor.fsdp
+    policy = Shard(
+        param_dtype=hardware.computing_dtype(actor.kept_dtype, fsdp.mp_param_dtype),
+        reduce_dtype=dtype(fsdp.mp_reduce_dtype),
+        reshard=fsdp.enable_full_shard,
+        # Processors keep everything in their memory as it is.
+        offload=fsdp.enable_cpu_offload and hardware.on_gpu,
+    )
+    return policy, replace(policy, reshard=ref.enable_full_shard, offload=ref.enable_cpu_offload and hardware.on_gpu)
 
 
 def build_learning_rate(config: RunConfig, schedule: Schedule) -> Callable[[int], float]:

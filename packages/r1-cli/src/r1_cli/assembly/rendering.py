@@ -26,11 +26,11 @@ class Rendering:
     workers: Workers | None
 
 
-def build_renderer(config: RunConfig, model: ModelFiles) -> Renderer:
-    """Make the renderer that filter, engine and learner share."""
+def build_renderer(config: RunConfig, model: ModelFiles, *, own_sizes: bool = False) -> Renderer:
+    """Make the renderer that filter, engine and learner share; with `own_sizes` one of the processor's own limits."""
     return Renderer(
         model.processor,
-        **media_settings(config, model.processor),
+        **({} if own_sizes else media_settings(config, model.processor)),
         chat_template=_text(config.data.override_chat_template),
         chat_template_kwargs=config.data.chat_template_kwargs,
         position_ids=position_ids_of(model.config) or count_tokens,

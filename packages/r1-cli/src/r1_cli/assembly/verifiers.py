@@ -2,23 +2,29 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from r1_cli.assembly.truths import TruthReader
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
-from r1_cli.roles import Dataset
 from r1_rewards.load import load
 from r1_rewards.service import Service
+from r1_rewards.spec import parse_spec
 from r1_rewards.types import RewardInput, Score, Verifier
 from r1_rewards.workers.arguments import check_columns
 from r1_rewards.workers.pool import PooledVerifier
+
+if TYPE_CHECKING:
+    from r1_cli.roles import Dataset
 
 
 class DispatchingVerifier:
     """Hands each answer to the verifier of its prompt's source."""
 
-    def __init__(self, default: Verifier | None, by_source: Mapping[str, Verifier]) -> None:
-        self._default, self._by_source = default, by_source
+    def __init__(
+        self, default: Verifier | None, by_source: Mapping[str, Verifier], truths: TruthReader | None = None
+    ) -> None:
+        self._default, self._by_source, self._truths = default, by_source, truths
 
     def of(self, source: str) -> Verifier:
         """Return the verifier that judges rows of a source. Raises ValueError if none does."""
@@ -32,6 +38,10 @@ class DispatchingVerifier:
         verifier = self.of(source)
         return isinstance(verifier, PooledVerifier | Service) and verifier.per_sample
 
+    def truth_problem(self, source: str, ground_truth: str, columns: Mapping[str, Any]) -> str | None:
+        """Return why no response to a row of a source can be right, where that is known."""
+        return self._truths.problem(source, ground_truth, columns) if self._truths else None
+
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
         """Return one score per input, in order. Every verifier is called once, with all answers that are its own."""
         shares: dict[int, tuple[Verifier, list[int]]] = {}
@@ -42,6 +52,20 @@ class DispatchingVerifier:
         for verifier, indices in shares.values():
             scores |= zip(indices, verifier([inputs[index] for index in indices]), strict=True)
         return [scores[index] for index in range(len(inputs))]
+
+
+def try_rewards(config: RunConfig, sources: Sequence[Source]) -> None:
+    """Load the rewards that are files of the user's, each in a process of its own that then ends.
+
+    Raises:
+        RewardSpecError: one cannot be imported, is no function, or cannot be called with its keywords.
+    """
+    reward = config.worker.reward
+    named = [(source.reward_function, source.reward_function_kwargs) for source in sources]
+    named.append((reward.reward_function, reward.reward_function_kwargs))
+    files = {(name, repr(kwargs)): (name, kwargs) for name, kwargs in named if name and parse_spec(name).path}
+    for name, kwargs in files.values():
+        load(name, kwargs).close()
 
 
 def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack) -> DispatchingVerifier:
@@ -70,12 +94,14 @@ def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack
         return found
 
     own = {s.name: open_once(s.reward_function, s.reward_function_kwargs) for s in sources if s.reward_function}
+    truths = TruthReader(config, sources)
     if own and all(source.name in own for source in sources):
-        return DispatchingVerifier(None, own)
-    return DispatchingVerifier(open_once(reward.reward_function or "", reward.reward_function_kwargs), own)
+        return DispatchingVerifier(None, own, truths)
+    default = open_once(reward.reward_function or "", reward.reward_function_kwargs)
+    return DispatchingVerifier(default, own, truths)
 
 
-def require_columns(verifier: DispatchingVerifier, sources: Sequence[Source], datasets: Sequence[Dataset]) -> None:
+def require_columns(verifier: DispatchingVerifier, sources: Sequence[Source], datasets: "Sequence[Dataset]") -> None:
     """Raise RewardSpecError if a reward asks for a column that the rows of one of its sources do not have."""
     for source, dataset in zip(sources, datasets, strict=True):
         judge = verifier.of(source.name)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
 from r1_cli.assembly.rows import OpenSource, open_sources
+from r1_cli.assembly.truths import TruthReader
 from r1_cli.assembly.verifiers import open_verifier
 from r1_cli.check.findings import Report
 from r1_cli.config import RunConfig
@@ -14,7 +15,7 @@ from r1_data.check import Examined, Inspector, SourceRows, examine_all
 from r1_data.lengths import MANY, open_known
 from r1_data.workers import Workers
 from r1_rewards.forms import FORMS, write
-from r1_rewards.spec import BUILTINS, truth_problem
+from r1_rewards.spec import BUILTINS, truth_is_answer
 from r1_rewards.types import RewardInput, Verifier
 
 BATCH = 256  # answers that a reward is given at a time
@@ -64,42 +65,43 @@ def check(
 def check_answers(config: RunConfig, opened: Sequence[OpenSource], report: Report, progress: Progress) -> None:
     """Ask each reward for the score of the ground truths it will be given, written as answers in several forms.
 
-    A built-in reward that refuses all of them cannot read the truth: an error. A user's own may want another form or
-    columns that are not there in this check: a warning.
+    A built-in reward that refuses all of them, or says itself that it cannot use the truth: an error. A user's own may
+    want another form or columns that are not there in this check: a warning.
     """
     sources = [one.source for one in opened]
-    named = {source.name: source.reward_function for source in sources if source.reward_function}
-    rewards = [named.get(source.name) or config.worker.reward.reward_function for source in sources]
+    truths = TruthReader(config, sources)
+    rewards = [truths.reward(source.name)[0] for source in sources]
     judged = [source for source, reward in zip(sources, rewards, strict=True) if reward]
     rows = [row for (index, _), row in report.ground_truths.items() if rewards[index]]
     if not judged or not rows:
         return
     readable = []
     for row in rows:
-        reward = str(rewards[row.source])
-        if reward in BUILTINS and (problem := truth_problem(reward, row.ground_truth or "")):
-            reason = (
-                f"{row.id}: {reward} gives the ground truth {str(row.ground_truth)[:60]!r} itself no credit: {problem}"
-            )
-            report.add("reward", reason, row, "error")
-        else:
+        if problem := truths.problem_of_row(opened[row.source], row.index, row.ground_truth or ""):
+            report.add("reward", f"{row.id}: {problem}", row, "error")
+        elif rewards[row.source] not in BUILTINS or truth_is_answer(rewards[row.source]):
             readable.append(row)
     batches = [readable[start : start + BATCH] for start in range(0, len(readable), BATCH)]
     with ExitStack() as stack:
         verifier = open_verifier(config, judged, stack)
         for batch in progress(batches, "answers", len(batches)):
-            for row in _refused(verifier, batch, [source.name for source in sources]):
-                reward = str(rewards[row.source])
+            for row in _refused(verifier, batch, opened, truths):
+                reward = rewards[row.source]
                 reason = f"{row.id}: {reward} gives the ground truth {str(row.ground_truth)[:60]!r} itself no credit"
                 report.add("reward", reason, row, "error" if reward in BUILTINS else "warning")
 
 
-def _refused(verifier: Verifier, rows: list[Examined], names: Sequence[str]) -> list[Examined]:
+def _refused(
+    verifier: Verifier, rows: list[Examined], opened: Sequence[OpenSource], truths: TruthReader
+) -> list[Examined]:
     """Return the rows whose ground truth is not right in any form; most need only the first."""
     for form in FORMS:
         inputs = [
             RewardInput(
-                write(form, row.ground_truth or ""), row.ground_truth or "", metadata={}, source=names[row.source]
+                write(form, row.ground_truth or ""),
+                row.ground_truth or "",
+                metadata=truths.columns(opened[row.source], row.index),
+                source=opened[row.source].source.name,
             )
             for row in rows
         ]

@@ -104,7 +104,9 @@ class Report:
         self.sources = [SourceTally(one, validation=index >= training) for index, one in enumerate(opened)]
         self.findings: dict[str, Finding] = {}
         self.ground_truths: dict[tuple[int, str], Examined] = {}  # (source, answer) -> the first such row
-        self._asked: dict[tuple[bool, bytes], Examined] = {}  # (validation, what is asked) -> the first such row
+        # For training and validation: what is asked -> id and answer of the first such row. Not the rows, which would
+        # take twice the memory.
+        self._asked: dict[bool, dict[bytes, tuple[str, str | None]]] = {False: {}, True: {}}
 
     def add(self, kind: str, reason: str, row: Examined | None = None, level: Level | None = None) -> None:
         """Count one more of a kind."""
@@ -152,13 +154,14 @@ class Report:
         self._compare(row, tally.validation)
 
     def _compare(self, row: Examined, validation: bool) -> None:
-        first = self._asked.setdefault((validation, row.digest), row)
-        if first is not row:
-            same = first.ground_truth == row.ground_truth
-            also = "" if same else f", but answers {_brief(row.ground_truth)}, not {_brief(first.ground_truth)}"
-            self.add("duplicate" if same else "contradiction", f"{row.id}: asks what {first.id} asks{also}", row)
-        elif validation and (trained := self._asked.get((False, row.digest))):
-            self.add("leak", f"{row.id}: is training row {trained.id}", row)
+        own = (row.id, row.ground_truth)
+        first, answer = earlier = self._asked[validation].setdefault(row.digest, own)
+        if earlier is not own:
+            same = answer == row.ground_truth
+            also = "" if same else f", but answers {_brief(row.ground_truth)}, not {_brief(answer)}"
+            self.add("duplicate" if same else "contradiction", f"{row.id}: asks what {first} asks{also}", row)
+        elif validation and (trained := self._asked[False].get(row.digest)):
+            self.add("leak", f"{row.id}: is training row {trained[0]}", row)
 
     @property
     def failed(self) -> bool:

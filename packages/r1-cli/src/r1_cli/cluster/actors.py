@@ -3,13 +3,13 @@
 Only used inside `connect.open_cluster`.
 """
 
-import math
+import logging
 import os
 import pickle
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -53,8 +53,10 @@ class Host:
         """Write into the log, work in the driver's folder, compute on the place's devices; return the process id."""
         write_into(place.log)
         print(f"--- {place}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
         os.chdir(folder)
-        # All this is read when torch is imported, which it is not yet.
+        os.environ.setdefault("TQDM_DISABLE", "1")  # of Hugging Face's loader
+        # The rest is read when torch is imported, which it is not yet.
         os.environ["OMP_NUM_THREADS"] = str(share_threads(len(os.sched_getaffinity(0)), place.sharing))
         os.environ.update(environment)
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.devices)
@@ -125,6 +127,7 @@ class Actors:
         self.places = tuple(places)
         environment = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON) and not SECRET.search(k)}
         self._turn = Lock()  # whose call is next must be the same for every actor
+        self._end: BaseException | None = None  # why there are none any more
         self._handles: list[Any] = [
             ray.remote(max_restarts=0, num_cpus=0)(type(place.name, (Host,), {}))
             .options(name=place.name, scheduling_strategy=NodeAffinitySchedulingStrategy(place.node.id, soft=False))
@@ -174,34 +177,39 @@ class Actors:
             ray.kill(handle)
 
     def _call(self, wanted: list[bool], verb: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Any]:
+        if self._end:
+            raise ClusterError(f"{self.places[0].name} and those beside it have ended: {self._end}") from self._end
         with self._turn:
             calls = [one.ask.remote(w, verb, *args, **kwargs) for one, w in zip(self._handles, wanted, strict=True)]
         return self._collect(calls, verb)
 
-    def _collect(self, calls: list[Any], verb: str, timeout: float = math.inf) -> list[Any]:
-        """Wait for all answers, or for the first error and what shows itself soon after."""
-        until = time.monotonic() + timeout
+    def _collect(self, calls: list[Any], verb: str, timeout: float | None = None) -> list[Any]:
+        """Wait for all answers, or for the first error and what shows itself soon after.
+
+        It waits for futures, which a signal's handler may leave by an exception; Ray's own wait would swallow that.
+        """
+        waiting = {call.future(): index for index, call in enumerate(calls)}
         answers: dict[int, Any] = {}
-        errors: dict[int, Exception] = {}
-        waiting = list(calls)
+        errors: dict[int, BaseException] = {}
         while waiting:
-            left = until - time.monotonic()
-            done, waiting = ray.wait(waiting, timeout=max(0.0, left) if math.isfinite(left) else None)
+            done, _ = wait(waiting, SETTLING if errors else timeout, FIRST_COMPLETED)
             if not done:
                 break
-            index = calls.index(done[0])
-            try:
-                answers[index] = ray.get(done[0])
-            except Exception as error:
-                errors[index] = error
-                until = min(until, time.monotonic() + SETTLING)
+            for future in done:
+                index, error = waiting.pop(future), future.exception()
+                if error is None:
+                    answers[index] = future.result()
+                else:
+                    errors[index] = error
         if len(answers) == len(calls):
             return [answers[index] for index in range(len(calls))]
-        if waiting:
+        error = self._explain(verb, errors, [self.places[index].name for index in waiting.values()])
+        if waiting or isinstance(error, ClusterError):
+            self._end = error
             self.close()
-        raise self._explain(verb, errors, [self.places[calls.index(call)].name for call in waiting])
+        raise error
 
-    def _explain(self, verb: str, errors: Mapping[int, Exception], silent: Sequence[str]) -> Exception:
+    def _explain(self, verb: str, errors: Mapping[int, BaseException], silent: Sequence[str]) -> BaseException:
         """Return the error to raise: a death before all others, which it may have caused; else the first."""
         if not errors:
             return ClusterError(f"{', '.join(silent)} did not {verb} in time; see {self.places[0].log.parent}")
@@ -220,7 +228,7 @@ class Actors:
         return cause
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """Return what Ray says of a death, without the lines that tell which actor it was."""
     lines = [line.strip() for line in str(error).splitlines()[1:] if line and not line.startswith("\t")]
     return " ".join(lines).partition(" If the process was killed")[0] or str(error)

@@ -51,8 +51,19 @@ class RankedLearner:
 
     def __init__(self, ranks: Ranks, inputs_dtype: torch.dtype | None = None) -> None:
         self._ranks, self._inputs_dtype = ranks, inputs_dtype
+        self._error: Exception | None = None  # the first that the ranks have raised
         self._batch: list[Sample] = []  # as the ranks have it
         self._rows: dict[int, int] = {}  # of the batch, by the identity of a sample's `token_ids`
+
+    def _ask(self, verb: str, *args: Any) -> Any:
+        """Ask all ranks. What fails after an error fails for its reason, as ranks may be gone: it is raised again."""
+        try:
+            return self._ranks.ask(verb, *args)
+        except Exception as error:
+            if self._error is not None:
+                raise self._error from error
+            self._error = error
+            raise
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
@@ -60,7 +71,7 @@ class RankedLearner:
         """Let the ranks have these samples; return their rows in the batch, and what is new of them."""
         rows = self._find(samples)
         if rows is None:
-            self._ranks.ask("take", self._ranks.put(to_columns(samples, self._ranks.put, self._inputs_dtype)))
+            self._ask("take", self._ranks.put(to_columns(samples, self._ranks.put, self._inputs_dtype)))
             self._batch = [replace(sample, **FORGOTTEN) for sample in samples]
             self._rows = {id(sample.token_ids): row for row, sample in enumerate(samples)}
             rows = list(range(len(samples)))
@@ -99,25 +110,25 @@ class RankedLearner:
         if not samples or not asked:
             return list(samples)
         rows, changes = self._show(samples)
-        return self._attach(rows, samples, self._ranks.ask("annotate", rows, changes, asked))
+        return self._attach(rows, samples, self._ask("annotate", rows, changes, asked))
 
     def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
         """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
 
         Raises what the model does that cannot read them so; the ranks go on.
         """
-        found: list[list[float]] | Exception = self._ranks.ask("logprobs_together", *self._show(samples), padding_free)
+        found: list[list[float]] | Exception = self._ask("logprobs_together", *self._show(samples), padding_free)
         if isinstance(found, Exception):
             raise found
         return found
 
     def pad(self) -> None:
         """Pad micro-batches to their longest sample from now on."""
-        self._ranks.ask("pad")
+        self._ask("pad")
 
     def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
-        metrics: dict[str, float] = self._ranks.ask("forward_backward", *self._show(samples), objective.kl_coef)
+        metrics: dict[str, float] = self._ask("forward_backward", *self._show(samples), objective.kl_coef)
         return metrics
 
     def forward_backward_on_policy(
@@ -125,46 +136,47 @@ class RankedLearner:
     ) -> tuple[list[Sample], dict[str, float]]:
         """Do what `annotate` and `forward_backward` do, in one forward pass."""
         rows, changes = self._show(samples)
-        found, metrics = self._ranks.ask("forward_backward_on_policy", rows, changes, objective.kl_coef)
+        found, metrics = self._ask("forward_backward_on_policy", rows, changes, objective.kl_coef)
         return self._attach(rows, samples, found), metrics
 
     def optim_step(self) -> dict[str, float]:
         """Clip, update, forget the gradient; return grad_norm and lr."""
-        metrics: dict[str, float] = self._ranks.ask("optim_step")
+        metrics: dict[str, float] = self._ask("optim_step")
         return metrics
 
     def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
         """Set rows of the weights (None: all of a tensor) to zero until `restore`."""
-        self._ranks.ask("ablate", dict(rows))
+        self._ask("ablate", dict(rows))
 
     def restore(self) -> None:
         """Give the weights that `ablate` has set to zero their values back; without any, do nothing."""
-        self._ranks.ask("restore")
+        self._ask("restore")
 
     def describe(self) -> Facts:
         """Return what is asked about model and devices; memory is that of the rank that took most."""
         facts: list[Facts] = self._ranks.ask_all("describe")
         return replace(
             facts[0],
+            devices=len(facts),
             peak_allocated=max((one.peak_allocated for one in facts if one.peak_allocated is not None), default=None),
             peak_reserved=max((one.peak_reserved for one in facts if one.peak_reserved is not None), default=None),
         )
 
     def save(self, folder: Path, *, model_only: bool = False) -> None:
         """Let the ranks write weights and optimizer into `folder`."""
-        self._ranks.ask("save", folder, model_only)
+        self._ask("save", folder, model_only)
 
     def load(self, folder: Path, *, model_only: bool = False) -> None:
         """Let the ranks read what any number of ranks saved."""
-        self._ranks.ask("load", folder, model_only)
+        self._ask("load", folder, model_only)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Bring the weights here, a bucket of whole tensors after the other."""
-        self._ranks.ask("begin_weights")
+        self._ask("begin_weights")
         try:
-            while (bucket := self._ranks.ask("next_weights")) is not None:
+            while (bucket := self._ask("next_weights")) is not None:
                 for name, packed in bucket:
                     yield name, to_tensor(*packed)
         except GeneratorExit:
-            self._ranks.ask("end_weights")
+            self._ask("end_weights")
             raise

@@ -42,6 +42,11 @@ def seat_ranks(nodes: Sequence[Node]) -> tuple[Seat, ...]:
     return tuple(Seat(rank, node, device) for rank, (node, device) in enumerate(places))
 
 
+def imagine_nodes(nnodes: int, per_node: int) -> list[Node]:
+    """Return machines as the numbers say, to show where ranks would be."""
+    return [Node(str(n), f"node {n}", tuple(map(str, range(per_node)))) for n in range(nnodes)]
+
+
 def _by_address(node: Node) -> tuple[int, int, str]:
     try:
         number = ip_address(node.address)

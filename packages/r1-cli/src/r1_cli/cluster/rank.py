@@ -4,6 +4,7 @@ Only rows, new per-token fields and flags arrive with a verb, after `take` has b
 from rank 0, what was found of trained tokens go back.
 """
 
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -24,6 +25,7 @@ from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_cli.roles import Schedule
 from r1_core.learner import Learner
+from r1_core.learner.batching import split
 from r1_core.learner.facts import Facts
 from r1_core.learner.parallel import Parallel
 from r1_core.needs import Needs
@@ -57,32 +59,51 @@ class Rank:
     """
 
     def __init__(
-        self, build: Build, rank: int = 0, world: int = 1, device: str = "cpu", timeout: float = 1800.0
+        self,
+        build: Build,
+        rank: int = 0,
+        world: int = 1,
+        device: str = "cpu",
+        timeout: float = 1800.0,
+        shard_size: int = -1,
     ) -> None:
-        """Begin without touching the device. `timeout` is how many seconds ranks wait for one another."""
+        """Begin without touching the device.
+
+        Args:
+            timeout: how many seconds ranks wait for one another.
+            shard_size: how many ranks share a copy of the weights, `fsdp.fsdp_size`.
+        """
         self._build, self._rank, self._world, self._device = build, rank, world, device
+        self._shard_size = shard_size
         self._timeout = timedelta(seconds=timeout)
         self._store: TCPStore | None = None
         self._batch: list[Sample] = []
+        self._fullest = self._mean = 0.0  # tokens of the batch's updates: the fullest rank's by rounds, and the mean's
         self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
     def open_store(self, host: str) -> tuple[str, int]:
         """Open, on rank 0, the place where ranks meet; return its address, whose port nobody had to guess."""
-        self._store = TCPStore(host, 0, is_master=True, timeout=self._timeout, wait_for_workers=False)
-        return host, self._store.port
+        # By itself a store would listen on every address of the machine.
+        listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        port: int = listening.getsockname()[1]
+        self._store = TCPStore(
+            host, port, is_master=True, timeout=self._timeout, wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )  # fmt: skip
+        return host, port
 
     def join(self, address: tuple[str, int] | None = None) -> None:
         """Meet the other ranks at the address that `open_store` gave, and build the learner; alone, build it."""
-        parallel = Parallel()
+        parallel = Parallel.alone(self._device) if self._device == "cuda" else Parallel()
         if address is not None:
             store = self._store or TCPStore(*address, is_master=False, timeout=self._timeout)
             dist.init_process_group(
                 "gloo" if self._device == "cpu" else "cpu:gloo,cuda:nccl",
                 store=store, rank=self._rank, world_size=self._world, timeout=self._timeout,
             )  # fmt: skip
-            parallel = Parallel.join(self._device)
+            parallel = Parallel.join(self._device, shard_size=self._shard_size, timeout=self._timeout)
         self.learner, self.objective = self._build(parallel)
 
     def close(self) -> None:
@@ -95,6 +116,7 @@ class Rank:
     def take(self, columns: Reference) -> None:
         """Take a batch in the place of the last: rows and changes are of this one from now on."""
         self._batch = from_columns(columns.load())
+        self._fullest = self._mean = 0.0
 
     def _shown(self, rows: Rows, changes: Reference | None) -> list[Sample]:
         if changes is not None:
@@ -129,7 +151,10 @@ class Rank:
 
     def forward_backward(self, rows: Rows, changes: Reference | None, kl_coef: float) -> dict[str, float]:
         """Do what the learner's does, by the configuration's objective with this KL coefficient."""
-        return self.learner.forward_backward(self._shown(rows, changes), self._objective(kl_coef))
+        samples = self._shown(rows, changes)
+        metrics = self.learner.forward_backward(samples, self._objective(kl_coef))
+        self._weigh(samples)
+        return metrics
 
     def forward_backward_on_policy(
         self, rows: Rows, changes: Reference | None, kl_coef: float
@@ -137,7 +162,16 @@ class Rank:
         """Do what the learner's does; return what it adds, and the metrics."""
         samples = self._shown(rows, changes)
         found, metrics = self.learner.measure_on_policy(samples, self._objective(kl_coef))
+        self._weigh(samples)
         return self._keep(rows, samples, found), metrics
+
+    def _weigh(self, samples: Sequence[Sample]) -> None:
+        """Note how evenly an update's tokens are spread: in each round of micro-batches all wait for the fullest."""
+        lengths, batching = [len(sample.token_ids) for sample in samples], self.learner.batching
+        parts = split(lengths, batching.update, self._world, padded=not batching.padding_free)
+        loads = [sum(lengths[i] for i in part) for part in parts]
+        self._fullest += sum(max(loads[first : first + self._world]) for first in range(0, len(loads), self._world))
+        self._mean += sum(loads) / self._world
 
     def _objective(self, kl_coef: float) -> Objective:
         return replace(self.objective, kl_coef=kl_coef)
@@ -156,7 +190,8 @@ class Rank:
 
     def describe(self) -> Facts:
         """Return the facts of the whole model, and of this rank's device."""
-        return self.learner.describe()
+        facts = self.learner.describe()
+        return replace(facts, straggler=self._fullest / self._mean) if self._mean else facts
 
     def save(self, folder: Path, model_only: bool) -> None:
         """Do what the learner's does."""

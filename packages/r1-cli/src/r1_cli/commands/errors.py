@@ -24,4 +24,4 @@ def told_plainly(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        raise UserError(str(error)) from error
+        raise UserError("\n".join([str(error), *getattr(error, "__notes__", ())])) from error

@@ -27,30 +27,35 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
     Values are YAML. A leading + adds a key to an open mapping: +worker.reward.reward_function_kwargs.x=1.
     The keys, with their meaning and defaults, stand in examples/config.yaml. The same command, run again, resumes.
     """
-    from r1_cli.config import ConfigError, UnavailableError, load_config, require_available
+    from r1_cli.config import ConfigError, load_config, require_available
     from r1_cli.config.files import reads_media
     from r1_data.types import DataError
     from r1_data.workers import start_early
     from r1_rewards.spec import RewardSpecError
 
-    with told_plainly(ConfigError, UnavailableError, DataError, RewardSpecError):
+    with told_plainly(ConfigError, DataError, RewardSpecError):
         config, provenance = load_config(settings)
         if dry_run:
             _show(config, provenance)
-            return
         require_available(config, provenance)
+        if dry_run:
+            return
 
         share_processors()
         if reads_media(config):
             start_early()  # its imports take as long as ours, on another processor
+        from r1_cli.cluster.errors import ClusterError
         from r1_cli.groups.estimate import EstimateError
         from r1_cli.jobs.train import train as run_training
+        from r1_cli.loop import BrokenStepError
         from r1_cli.models.load import ModelError
         from r1_cli.state.checkpoints import CheckpointError
+        from r1_core.own import OwnCodeError
         from r1_rewards.types import RewardFailure
         from r1_rollout.errors import RolloutError
 
-        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError, EstimateError, CheckpointError):
+        own = EstimateError, OwnCodeError, BrokenStepError, ClusterError
+        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError, CheckpointError, *own):
             code = run_training(config, provenance)
     if code:
         raise SystemExit(code)
@@ -61,15 +66,29 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     from rich.console import Console
 
     from r1_cli.assembly.rows import open_local
+    from r1_cli.assembly.truths import TruthReader, first_problems
+    from r1_cli.assembly.verifiers import try_rewards
+    from r1_cli.cluster.placement import imagine_nodes, seat_ranks
     from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources
     from r1_cli.plan.announce import announce, render_sources, show_table
     from r1_cli.plan.batches import count, make_plan
+    from r1_cli.plan.disk import require_room
 
     plan = make_plan(config, *count(config))
     sources, val_sources = training_sources(config.data), validation_sources(config.data)
     opened = open_local(sources) + open_local(val_sources)
+    require_room(config)
+    try_rewards(config, [*sources, *val_sources])
+    if ":" in config.algorithm.adv_estimator or ":" in config.worker.actor.loss_type:
+        from r1_cli.assembly.algorithm import try_algorithm  # loads torch, as the user's own does
+
+        try_algorithm(config)
     click.echo(yaml.safe_dump(printable(config), sort_keys=False, allow_unicode=True))
     console = Console()
-    announce(console, config, provenance, plan)
+    trainer = config.trainer
+    seats = seat_ranks(imagine_nodes(trainer.nnodes, trainer.n_gpus_per_node)) if trainer.devices > 1 else ()
+    announce(console, config, provenance, plan, seats)
     show_table(console, render_sources([*sources, *val_sources], opened))
+    for line in first_problems(TruthReader(config, [*sources, *val_sources]), opened):
+        console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)

@@ -1,6 +1,6 @@
 """The configuration of a run: the surface of EasyR1's files and overrides, read, checked and explained."""
 
-from r1_cli.config.availability import Limit, UnavailableError, require_available, unavailable, without_effect
+from r1_cli.config.availability import Limit, require_available, unavailable, without_effect
 from r1_cli.config.errors import ConfigError, Problem
 from r1_cli.config.load import load_config
 from r1_cli.config.provenance import Provenance
@@ -12,7 +12,6 @@ __all__ = [
     "Problem",
     "Provenance",
     "RunConfig",
-    "UnavailableError",
     "load_config",
     "lookup",
     "printable",

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from r1_cli.config.engines import engine_module
+from r1_cli.config.errors import ConfigError, Problem
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, needs_of
 from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup
 from r1_cli.config.schema import schema
 from r1_cli.config.sources import training_sources
+from r1_cli.config.worker import FSDPConfig
 from r1_core import catalogue
 
 Applies = Callable[[Any, RunConfig], bool]  # (the key's value, the configuration)
@@ -32,24 +34,13 @@ def wants_critic(config: RunConfig) -> bool:
     return "values" in needs_of(catalogue.estimators(), config.algorithm.adv_estimator)
 
 
-class UnavailableError(ValueError):
-    """A correct configuration that asks for what this version cannot do; the message names each option."""
-
-    def __init__(self, limits: list[Limit]) -> None:
-        self.limits = tuple(limits)
-        super().__init__("\n".join(f"{limit} is not available in this version ({limit.reason})" for limit in limits))
-
-
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("algorithm.adv_estimator", lambda v, c: wants_critic(c), "there is no critic, set another estimator"),
-    ("worker.actor.ulysses_size", lambda v, c: v > 1, "one device, set 1"),
-    ("worker.actor.fsdp.enable_cpu_offload", lambda v, c: v, "one device, set false"),
+    ("worker.actor.ulysses_size", lambda v, c: v > 1, "sequences are not cut over devices, set 1"),
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
     ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
-    ("trainer.nnodes", lambda v, c: v > 1, "one device, set 1"),
-    ("trainer.n_gpus_per_node", lambda v, c: v > 1, "one device, set 1"),
-    ("trainer.ray_timeline", lambda v, c: v is not None, "runs in one process, set null"),
+    ("trainer.ray_timeline", lambda v, c: v is not None, "Ray's timeline is not written, set null"),
 )
 # Refused where the user asks for it; as a mere default it means nothing on one device.
 NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
@@ -61,14 +52,17 @@ NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
 )
 NO_EFFECT: dict[str, str] = {
     "worker.hybrid_engine": "one process both samples and trains",
-    "worker.actor.strategy": "one device, nothing to shard",
-    "worker.actor.fsdp.enable_full_shard": "one device, nothing to shard",
-    "worker.actor.fsdp.enable_rank0_init": "one device, nothing to shard",
-    "worker.actor.fsdp.fsdp_size": "one device, nothing to shard",
-    "worker.actor.fsdp.use_orig_params": "one device, nothing to shard",
-    "worker.actor.fsdp.mp_reduce_dtype": "one device, nothing to reduce",
+    "worker.actor.strategy": "both names mean FSDP2",
+    "worker.actor.fsdp.enable_rank0_init": "each rank reads its own rows of the model's files",
+    "worker.actor.fsdp.use_orig_params": "FSDP2 always does",
     "worker.actor.fsdp.mp_buffer_dtype": "buffers keep the model's own precision",
-    "worker.ref": "the reference computes in what the actor does",
+    "worker.ref.strategy": "both names mean FSDP2",
+    "worker.ref.offload": "it is worker.ref.fsdp.enable_cpu_offload that keeps the reference off the device",
+    **{
+        f"worker.ref.fsdp.{key}": "the reference computes in what the actor does, on the ranks that it has"
+        for key in FSDPConfig.model_fields
+        if key not in ("enable_cpu_offload", "enable_full_shard")
+    },
     "worker.rollout.disable_tqdm": "the progress bar is r1's own",
 }
 # On by default, so shown only where the user asks for them.
@@ -93,6 +87,8 @@ def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
 # Keys that are read in some configurations only: when, and the reason to give otherwise.
 READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("data.stopping_strategy", lambda c: any(s.weight for s in training_sources(c.data)), "no source has a weight"),
+    ("worker.actor.fsdp.fsdp_size", lambda c: c.trainer.devices > 1, "one device, nothing to shard"),
+    ("trainer.collective_timeout", lambda c: c.trainer.devices > 1, "one device, nobody to wait for"),
     ("worker.critic", wants_critic, "the estimator needs no critic"),
     ("trainer.critic_warmup", wants_critic, "the estimator needs no critic"),
     ("algorithm.kl_horizon", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),
@@ -149,7 +145,7 @@ def _only(option: Option) -> str:
 
 
 def unavailable(config: RunConfig, provenance: Provenance) -> list[Limit]:
-    """Return what the configuration asks for and this version cannot do; a run refuses it, a dry run lists it."""
+    """Return what the configuration asks for and this version cannot do."""
     asked = [rule for rule in NOT_YET_WHEN_SET if provenance.is_set(rule[0])]
     missing = engine_module(config.worker.rollout.engine).missing()
     absent = [Limit("worker.rollout.name", config.worker.rollout.name, missing)] if missing else []
@@ -164,11 +160,19 @@ def require_available(config: RunConfig, provenance: Provenance) -> None:
     """Refuse a run that this version cannot do as it is written.
 
     Raises:
-        UnavailableError: names every such option at once.
+        ConfigError: names every such option at once.
     """
-    limits = unavailable(config, provenance)
-    if limits:
-        raise UnavailableError(limits)
+    problems = [
+        Problem(
+            limit.key,
+            f"is not available in this version: {limit.reason}",
+            str(limit.value),
+            provenance.origins.get(limit.key, "default"),
+        )
+        for limit in unavailable(config, provenance)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def without_effect(config: RunConfig, provenance: Provenance) -> list[Limit]:

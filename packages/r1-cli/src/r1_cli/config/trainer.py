@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from r1_cli.config.section import AtLeastMinusOne, Count, OneOrMore, Section, one_of
+from r1_cli.config.section import AtLeastMinusOne, Count, OneOrMore, Positive, Section, one_of
 
 # The console, the run's own files, and a service for each module in `track/loggers/`.
 LOGGERS = (
@@ -47,6 +47,7 @@ class TrainerConfig(Section):
     save_checkpoint_path: str | None = None  # null: checkpoints/PROJECT/EXPERIMENT
     load_checkpoint_path: str | None = None
     find_last_checkpoint: bool = True
+    collective_timeout: Positive = 1800.0  # seconds that a rank waits for the others, with several devices
     ray_timeline: str | None = None
 
     @property

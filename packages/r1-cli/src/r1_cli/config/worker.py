@@ -116,6 +116,9 @@ class ValOverrideConfig(Section):
     max_tokens: Count | None = None  # null: data.max_response_length
 
 
+TOKEN_VARIABLE = "R1_SERVERS_TOKEN"  # the token of given servers: a secret, so not a key of the configuration
+
+
 class ServersConfig(Section):
     """vLLM servers that sample in place of one engine, where `count` or `urls` says so. Times are in seconds."""
 

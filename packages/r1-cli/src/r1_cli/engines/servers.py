@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from r1_cli.config.worker import TOKEN_VARIABLE
 from r1_cli.engines import EngineSetup
 from r1_cli.engines.vllm import vllm_options
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from r1_rollout.types import Generator
     from r1_rollout.vllm.servers.transfer import Backend
 
-TOKEN_VARIABLE = "R1_SERVERS_TOKEN"  # the token of given servers: a secret, so not a key of the configuration
 IGNORES: dict[str, str] = {}
 
 
@@ -33,7 +33,7 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
     """Make the pool; its servers are started when it first gets weights, and end with `stack`.
 
     Raises:
-        ModelError: there are too few GPUs for the servers, no token for the given ones, or no vLLM to broadcast with.
+        ModelError: there are too few GPUs for the servers, or no vLLM to broadcast with.
     """
     from r1_cli.models.load import ModelError
     from r1_rollout.vllm.client import Endpoint
@@ -44,8 +44,6 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
     config, hardware = setup.config, setup.hardware
     rollout, wanted = config.worker.rollout, config.worker.rollout.servers
     token = os.environ.get(TOKEN_VARIABLE)
-    if wanted.urls and not token:
-        raise ModelError(f"worker.rollout.servers.urls: put the servers' token into {TOKEN_VARIABLE}")
     backend = transfer_backend(config, hardware)
     if backend == "nccl" and not find_spec("vllm"):
         raise ModelError("worker.rollout.servers.transfer=broadcast on GPUs needs vLLM here: r1-rollout[vllm]")

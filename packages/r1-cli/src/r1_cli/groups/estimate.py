@@ -7,6 +7,7 @@ from r1_cli.groups.group import Group, baselines, part_rewards
 from r1_core.advantages import Estimator, assign
 from r1_core.kl import FULL
 from r1_core.losses import Correction
+from r1_core.own import OwnCodeError
 from r1_core.types import Sample
 
 
@@ -51,6 +52,8 @@ class Estimate:
                 kl_penalty=self.kl_penalty,
                 kl_coef=kl_coef,
             )
+        except OwnCodeError as error:  # which names the user's file and line by itself
+            raise EstimateError(str(error)) from error
         except Exception as error:
             name = type(self.estimator).__name__
             raise EstimateError(f"the estimator {name} fails: {type(error).__name__}: {error}") from error

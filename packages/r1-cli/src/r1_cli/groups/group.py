@@ -40,6 +40,7 @@ class Group:
     responses: Sequence[Response]
     baseline: float | None = None  # the reward of the prompt's greedy response, where one was sampled
     dropped: tuple[Score, ...] = ()  # of responses that could not be scored and have left the group
+    truth_problem: str | None = None  # why no response to the prompt can be right, where that is known
     row: int = -1  # of the dataset, which renders the prompt again after a resume
 
     @property
@@ -102,7 +103,11 @@ def reward_inputs(
 
 
 def to_group(
-    prompt: Prompt, completions: Sequence[Completion], inputs: Sequence[RewardInput], scores: Sequence[Score]
+    prompt: Prompt,
+    completions: Sequence[Completion],
+    inputs: Sequence[RewardInput],
+    scores: Sequence[Score],
+    truth_problem: str | None = None,
 ) -> Group:
     """Return the group of a prompt whose completions have been scored; rewards are the scores' values."""
     return Group(
@@ -111,6 +116,7 @@ def to_group(
             Response(completion, given.response, score, score.value)
             for completion, given, score in zip(completions, inputs, scores, strict=True)
         ],
+        truth_problem=truth_problem,
     )
 
 
@@ -160,35 +166,51 @@ def by_sample(values: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
 def to_samples(groups: Sequence[Group]) -> list[Sample]:
     """Return one sample per response, group after group; `group_id` is the group's place in `groups`."""
     return [
-        to_sample(group.prompt, one.completion.token_ids, one.completion.logprobs, one.reward, group_id)
+        sample
         for group_id, group in enumerate(groups)
-        for one in group.responses
+        for sample in _samples_of(
+            group.prompt,
+            [(one.completion.token_ids, one.completion.logprobs, one.reward) for one in group.responses],
+            group_id,
+        )
     ]
 
 
-def to_sample(
-    prompt: Any,
-    token_ids: Sequence[int] | NDArray[np.int32],
-    logprobs: NDArray[np.float32] | None = None,
-    reward: float = 0.0,
-    group_id: int = 0,
-) -> Sample:
+def to_sample(prompt: Any, token_ids: Sequence[int] | NDArray[np.int32]) -> Sample:
     """Return a prompt and the tokens of one response as the learner reads them, which trains on the response alone.
 
     Args:
         prompt: anything with `token_ids`, `position_ids` and `model_inputs`, as `r1_rollout.types.PromptLike` says.
-        logprobs: of the response's tokens, as the engine sampled them; None if they are not known.
     """
-    start, length = len(prompt.token_ids), len(token_ids)
-    return Sample(
-        token_ids=torch.cat([torch.tensor(prompt.token_ids), torch.as_tensor(token_ids).long()]),
-        loss_mask=torch.arange(start + length) >= start,
-        position_ids=extend_positions(prompt.position_ids, length),
-        group_id=group_id,
-        reward=reward,
-        model_inputs=prompt.model_inputs,
-        rollout_logprobs=None if logprobs is None else torch.cat([torch.zeros(start), torch.from_numpy(logprobs)]),
-    )
+    (sample,) = _samples_of(prompt, [(token_ids, None, 0.0)], group_id=0)
+    return sample
+
+
+def _samples_of(
+    prompt: Any,
+    responses: Sequence[tuple[Sequence[int] | NDArray[np.int32], NDArray[np.float32] | None, float]],
+    group_id: int,
+) -> list[Sample]:
+    """The samples of a prompt's responses: tokens, log-probs if they are known, and reward of each.
+
+    They share masks and positions, which are those of the longest.
+    """
+    start, longest = len(prompt.token_ids), max((len(token_ids) for token_ids, _, _ in responses), default=0)
+    prompt_ids, nothing = torch.tensor(prompt.token_ids), torch.zeros(start)
+    loss_mask = torch.arange(start + longest) >= start
+    position_ids = extend_positions(prompt.position_ids, longest)
+    return [
+        Sample(
+            token_ids=torch.cat([prompt_ids, torch.as_tensor(token_ids).long()]),
+            loss_mask=loss_mask[: start + len(token_ids)],
+            position_ids=position_ids[:, : start + len(token_ids)],
+            group_id=group_id,
+            reward=reward,
+            model_inputs=prompt.model_inputs,
+            rollout_logprobs=None if logprobs is None else torch.cat([nothing, torch.from_numpy(logprobs)]),
+        )
+        for token_ids, logprobs, reward in responses
+    ]
 
 
 def extend_positions(position_ids: Tensor, length: int) -> Tensor:

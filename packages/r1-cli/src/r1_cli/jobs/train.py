@@ -13,22 +13,24 @@ from r1_cli import loop
 from r1_cli.assembly import algorithm
 from r1_cli.assembly.canary import build_canary
 from r1_cli.assembly.engines import build_sampling, build_scorer
-from r1_cli.assembly.learner import build_learner
 from r1_cli.assembly.packing import settle_packing
 from r1_cli.assembly.prompts import build_prompts, build_stream, build_validation
 from r1_cli.assembly.rendering import build_renderer, open_rendering
 from r1_cli.assembly.rows import open_sources
+from r1_cli.assembly.truths import TruthReader, first_problems
 from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.groups.supply import load_surplus
 from r1_cli.hardware import find_hardware
 from r1_cli.jobs.closing import say_what_comes_next
+from r1_cli.jobs.learning import open_learner, open_seats, settle_devices
 from r1_cli.measure.validate import Validation
 from r1_cli.models.files import open_model, save_assets
 from r1_cli.plan.announce import announce, render_sources, show_table
 from r1_cli.plan.batches import Plan, make_plan
-from r1_cli.roles import Dataset, Position, Schedule
+from r1_cli.plan.disk import require_room
+from r1_cli.roles import Dataset, Learner, Position, Schedule
 from r1_cli.sampling.collect import DynamicSampling
 from r1_cli.sampling.proof import prove
 from r1_cli.state.checkpoints import CheckpointStore, read_state
@@ -37,7 +39,6 @@ from r1_cli.state.stop import StopRequest
 from r1_cli.track import RunInfo, Tracker
 from r1_cli.track.console import ConsoleReporter, configure_logging
 from r1_cli.track.files import read_settings
-from r1_core.learner import Learner
 
 log = logging.getLogger("r1")
 
@@ -50,26 +51,33 @@ def train(config: RunConfig, provenance: Provenance) -> int:
 
     Raises:
         ConfigError, DataError, ModelError, RewardSpecError: something cannot work; found before the first step.
+        ClusterError: a rank is gone.
     """
     console = Console()
     configure_logging(console)
     algorithm.try_algorithm(config)
+    require_room(config)
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     start = find_start(config, store)
     model, hardware = open_model(config), find_hardware()
+    config = settle_devices(config, provenance, hardware)
     with ExitStack() as stack:
+        seats = stack.enter_context(open_seats(config.trainer, hardware))
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
+        verifier = open_verifier(config, [*sources, *val_sources], stack)
         opened, val_opened = open_sources(sources), open_sources(val_sources)
         rendering = stack.enter_context(open_rendering(config, build_renderer(config, model)))
         prompts = build_prompts(config, opened, rendering, reporter.counter)
         val_prompts = build_prompts(config, val_opened, rendering, reporter.counter)
         plan = make_plan(config, [len(part) for part in prompts.parts], len(val_prompts) if val_sources else None)
-        announce(console, config, provenance, plan)
+        announce(console, config, provenance, plan, seats)
         summaries = [part.summary for part in (*prompts.parts, *val_prompts.parts)]
         show_table(console, render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
+        for line in first_problems(TruthReader(config, [*sources, *val_sources]), [*opened, *val_opened]):
+            log.warning("%s", line)
         schedule = build_schedule(config, plan)
-        learner = build_learner(config, hardware, model, schedule)
+        learner = open_learner(config, hardware, model, schedule, seats, stack)
         settle_packing(config, hardware, model, rendering.renderer, learner)
         at = load_start(learner, prompts, start, algorithm.build_start(config))
         reporter.begin(at.step, schedule.total_steps)
@@ -82,7 +90,6 @@ def train(config: RunConfig, provenance: Provenance) -> int:
             report_changes(read_settings(store.root), info.config)
         tracker = Tracker(config.trainer.logger, info, reporter)
         stack.callback(tracker.close)
-        verifier = open_verifier(config, [*sources, *val_sources], stack)
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
         scorer = build_scorer(config, hardware, model, verifier, stack)
         if config.worker.rollout.canary:

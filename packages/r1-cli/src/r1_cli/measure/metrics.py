@@ -1,7 +1,7 @@
 """The numbers of a step under the names that dashboards of EasyR1 and veRL already know."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 import psutil
@@ -16,6 +16,9 @@ from r1_core.losses import correction
 from r1_core.rows import known, rows, tokens, trained
 from r1_core.types import Sample
 from r1_rollout.types import Generator
+
+# Samples that are looked at in one go: what is computed of them stays in the processor's cache, of a step it would not.
+SHARE = 32
 
 
 def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample], engine: Generator) -> dict[str, float]:
@@ -54,7 +57,8 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str = "") -> dict[str, float]:
-    """Return the mean of each part of the rewards, and how many responses could not be scored, by cause.
+    """Return the mean of each part of the rewards, how many responses could not be scored, by cause, and of how many
+    prompts the ground truth is of no use.
 
     Every prompt counts the same, however many responses it has.
     """
@@ -64,7 +68,8 @@ def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str
     scores += [score for group in groups for score in group.dropped]
     failures = Counter(score.error.cause for score in scores if score.error)
     record |= {f"{prefix}failures/{cause}": float(count) for cause, count in failures.items()}
-    return record | {f"{prefix}failures": float(failures.total())}
+    unusable = sum(group.truth_problem is not None for group in groups)
+    return record | {f"{prefix}failures": float(failures.total()), f"{prefix}unusable_truths": float(unusable)}
 
 
 def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
@@ -84,10 +89,16 @@ def source_metrics(groups: Sequence[Group], prefix: str, suffix: str = "") -> di
     return record
 
 
+def shares(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
+    """Cut samples into shares of `SHARE`."""
+    return (samples[start : start + SHARE] for start in range(0, len(samples), SHARE))
+
+
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Return the spread over trained tokens; outcome estimators use the advantage as the return."""
-    values = tokens(samples, "advantages").double()
-    found = {"mean": float(values.mean()), "max": float(values.max()), "min": float(values.min())}
+    values = tokens(samples, "advantages")
+    mean = values.mean(dtype=torch.float64)
+    found = {"mean": float(mean), "max": float(values.max()), "min": float(values.min())}
     return {f"critic/{name}/{kind}": value for name in ("advantages", "returns") for kind, value in found.items()}
 
 
@@ -134,17 +145,23 @@ def agreement(samples: Sequence[Sample], prefix: str = "rollout/") -> dict[str, 
     """
     if not samples or not known(samples, "old_logprobs") or not known(samples, "rollout_logprobs"):
         return {}
-    gap = (tokens(samples, "old_logprobs") - tokens(samples, "rollout_logprobs")).double()[None]
-    mask = torch.ones_like(gap, dtype=torch.bool)
-    found = correction.diagnose(gap, mask)
-    weights = correction.importance_weights(gap, mask, "token")
+    parts, widest = [], []
+    for share in shares(samples):
+        gap = (tokens(share, "old_logprobs") - tokens(share, "rollout_logprobs")).double()[None]
+        mask = torch.ones_like(gap, dtype=torch.bool)
+        weights, found = correction.importance_weights(gap, mask, "token"), correction.diagnose(gap, mask)
+        widest.append(found.pop("rollout_gap_max"))
+        means = torch.stack([*found.values()])
+        parts.append(torch.cat([means * gap.numel(), torch.stack([weights.sum(), weights.square().sum(), mask.sum()])]))
+    *sums, weights, squares, count = torch.stack(parts).sum(0)
+    mean, kl_k1, kl_k3, chi2 = (float(total / count.clamp(min=1)) for total in sums)
     return {
-        f"{prefix}logprob_gap_mean": float(found["rollout_gap_mean"]),
-        f"{prefix}logprob_gap_max": float(found["rollout_gap_max"]),
-        f"{prefix}kl": float(found["rollout_kl"]),
-        f"{prefix}kl_k3": float(found["rollout_kl_k3"]),
-        f"{prefix}chi2": float(found["rollout_chi2"]),
-        f"{prefix}effective_sample_size": float(correction.effective_sample_size(weights, mask)),
+        f"{prefix}logprob_gap_mean": mean,
+        f"{prefix}logprob_gap_max": float(torch.stack(widest).max()),
+        f"{prefix}kl": kl_k1,
+        f"{prefix}kl_k3": kl_k3,
+        f"{prefix}chi2": chi2,
+        f"{prefix}effective_sample_size": float(torch.where(squares == 0, 1.0, weights**2 / (squares * count))),
     }
 
 
@@ -161,11 +178,18 @@ def divergence(samples: Sequence[Sample], kl_penalty: str | None) -> float:
     """
     if kl_penalty is None or not known(samples, "ref_logprobs") or not known(samples, "old_logprobs"):
         return 0.0
-    if kl_penalty == kl.FULL and known(samples, "full_kl"):
-        return kl.sequence_mean(rows(samples, "full_kl"), trained(samples))
+    exact = kl_penalty == kl.FULL and known(samples, "full_kl")
     estimate = kl.k1 if kl_penalty == kl.FULL else kl.get(kl_penalty)
-    policy, reference = (rows(samples, name).double() for name in ("old_logprobs", "ref_logprobs"))
-    return kl.sequence_mean(estimate(policy, reference), trained(samples))
+    total, sequences = 0.0, 0
+    for share in shares(samples):
+        mask = trained(share)
+        if exact:
+            values = rows(share, "full_kl")
+        else:
+            values = estimate(*(rows(share, name).double() for name in ("old_logprobs", "ref_logprobs")))
+        present = int(mask.any(-1).sum())
+        total, sequences = total + present * kl.sequence_mean(values, mask), sequences + present
+    return total / max(sequences, 1)
 
 
 def performance(
@@ -184,13 +208,15 @@ def performance(
         },
         "perf/total_num_tokens": float(total),
         "perf/time_per_step": seconds["step"],
-        "perf/throughput": total / seconds["step"],
+        "perf/throughput": total / (seconds["step"] * facts.devices),
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
     peak = peak_flops(facts.device)
     if peak is not None:
         flops = total * ppo_epochs * facts.flops_per_token
-        record["perf/mfu_actor"] = flops / (seconds["update_actor"] * peak)
+        record["perf/mfu_actor"] = flops / (seconds["update_actor"] * peak * facts.devices)
+    if facts.devices > 1:
+        record["perf/straggler"] = facts.straggler
     if facts.peak_allocated is not None and facts.peak_reserved is not None:
         record["perf/max_memory_allocated_gb"] = facts.peak_allocated / 2**30
         record["perf/max_memory_reserved_gb"] = facts.peak_reserved / 2**30

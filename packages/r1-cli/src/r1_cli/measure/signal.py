@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 
 from r1_cli.groups.group import Group
-from r1_core.rows import tokens
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
 
@@ -51,7 +50,7 @@ def say_if_all_failed(groups: Sequence[Group]) -> str:
 
 def say_if_all_equal(groups: Sequence[Group], samples: Sequence[Sample]) -> str:
     """Return what is to be said where every advantage of a step is 0, "" where one is not."""
-    if bool((tokens(samples, "advantages") != 0).any()):
+    if any(sample.advantages is not None and bool(sample.advantages.any()) for sample in samples):
         return ""
     rewards = {reward for group in groups for reward in group.rewards}
     if len(rewards) == 1:

@@ -76,6 +76,8 @@ def generations_of(groups: Sequence[Group], split: Literal["train", "val"]) -> l
             ground_truth=group.prompt.ground_truth,
             score=one.score.value,
             parts=dict(one.score.parts),
+            extracted=one.score.extracted,
+            reason=one.score.reason or group.truth_problem or "",
             failure=f"{one.score.error.cause}: {one.score.error.message}" if one.score.error else None,
             reward=one.reward,
             tokens=len(one.completion.token_ids),

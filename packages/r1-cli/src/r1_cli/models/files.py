@@ -8,6 +8,7 @@ import torch
 
 from r1_cli.config import RunConfig
 from r1_cli.models import load as models
+from r1_core.learner.parallel import Parallel, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,13 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     computing: torch.dtype | None = None,
+    parallel: Parallel | None = None,
+    shard: Shard = Shard(),  # noqa: B008 (frozen)
 ) -> Any:
-    """Return the model of `model.path` in `dtype` on `device`, which computes in `dtype` or in `computing`."""
+    """Return the model of `model.path` in `dtype` on `device`, which computes in `dtype` or in `computing`.
+
+    With `parallel` it is this rank's share of it, and all ranks must call this.
+    """
     return models.load_model(
         model.path,
         config=model.config,
@@ -54,6 +60,8 @@ def load_weights(
         device=device,
         computing=computing,
         trust_remote_code=config.worker.actor.model.trust_remote_code,
+        parallel=parallel,
+        shard=shard,
     )
 
 

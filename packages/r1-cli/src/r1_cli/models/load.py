@@ -18,7 +18,9 @@ from transformers import (
 )
 
 from r1_cli.models.attention import PACKED_ATTENTION
+from r1_cli.models.parts import PartsError, load_in_parts, place
 from r1_cli.models.patches import multiply_patches
+from r1_core.learner.parallel import Parallel, Shard
 
 
 class ModelError(ValueError):
@@ -63,32 +65,43 @@ def load_model(
     device: torch.device,
     computing: torch.dtype | None = None,
     trust_remote_code: bool = False,
+    parallel: Parallel | None = None,
+    shard: Shard = Shard(),  # noqa: B008 (frozen)
 ) -> transformers.PreTrainedModel:
     """Return the model with its language-model head, in `dtype` on `device`, without dropout.
 
     Args:
         computing: the precision of its matrix products, where it is not that of the weights (autocast).
+        parallel: ranks that share the model, all of which must call this; each reads its own rows of the files.
+        shard: how they do.
 
     Raises:
-        ModelError: there are no weights, or they do not fit the configuration and layers would be left random.
+        ModelError: there are no weights, they do not fit the configuration and layers would be left random, or they
+            cannot be read in parts.
     """
     family = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
+    choices = {
+        "config": _without_dropout(config),
+        "dtype": dtype,
+        "attn_implementation": attention(device, computing or dtype),
+        "trust_remote_code": trust_remote_code,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # else Hugging Face raises, and names them in the log alone
+    }
     try:
-        model, info = family.from_pretrained(
-            path,
-            config=_without_dropout(config),
-            dtype=dtype,
-            attn_implementation=attention(device, computing or dtype),
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
+        if parallel is None or parallel.mesh is None:
+            model, info = family.from_pretrained(path, **choices)
+        else:
+            model, info = load_in_parts(family, path, parallel, shard, choices)
     except OSError as error:
         raise ModelError(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})") from error
+    except PartsError as error:
+        raise ModelError(str(error)) from error
     if info["missing_keys"] or info["mismatched_keys"]:
         missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")
     multiply_patches(model)
-    return model.to(device).eval()
+    return place(model, device, offload=shard.offload).eval()
 
 
 def _without_dropout(config: Any) -> Any:

@@ -1,7 +1,7 @@
 """What a run says before it starts, and all that a dry run says: the table of its plan, and what to know about it."""
 
-import os
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -10,9 +10,11 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Column, Table
 
-from r1_cli.config import Provenance, RunConfig, unavailable, without_effect
+from r1_cli.cluster.placement import Seat
+from r1_cli.config import Provenance, RunConfig, without_effect
 from r1_cli.config.sources import Source, validation_sources
 from r1_cli.plan.batches import Plan
+from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, free_space, size_text
 from r1_cli.plan.memory import Memory
 
 if TYPE_CHECKING:
@@ -21,31 +23,34 @@ if TYPE_CHECKING:
 
 WIDEST = 1000  # characters of a table that is not on a terminal
 NOTHING_SAVED = "nothing will be saved: trainer.save_freq is not above 0, so the run ends without a model"
-UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
-def announce(console: Console, config: RunConfig, provenance: Provenance, plan: Plan) -> None:
-    """Print the plan, what this version does not do, what has no effect, what is odd, and notices about older keys."""
+def announce(
+    console: Console, config: RunConfig, provenance: Provenance, plan: Plan, seats: Sequence[Seat] = ()
+) -> None:
+    """Print the plan, where ranks are, what has no effect, what is odd, and notices about older keys."""
     show_table(console, render(plan))
+    if seats:
+        show_table(console, render_placement(seats))
     lines = [f"checkpoints go to {plan.checkpoint_folder}" if config.trainer.save_freq > 0 else NOTHING_SAVED]
-    for title, limits in {
-        "not available in this version": unavailable(config, provenance),
-        "no effect here": without_effect(config, provenance),
-    }.items():
-        lines += [f"{title}:", *(f"  {limit}: {limit.reason}" for limit in limits)] if limits else []
-    for note in (*oddities(config), *provenance.notices):
+    limits = without_effect(config, provenance)
+    lines += ["no effect here:", *(f"  {limit}: {limit.reason}" for limit in limits)] if limits else []
+    for note in (*oddities(config, plan), *provenance.notices):
         lines.append(f"note: {note}")
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def oddities(config: RunConfig) -> list[str]:
+def oddities(config: RunConfig, plan: Plan) -> list[str]:
     """Return what is allowed and seldom meant."""
     notes = []
-    if config.worker.actor.optim.lr == 0:
-        notes.append("worker.actor.optim.lr=0: no step will change the weights")
-    if config.worker.rollout.servers.urls and not os.environ.get("R1_SERVERS_TOKEN"):
-        notes.append("worker.rollout.servers.urls: the servers' token is to be in the variable R1_SERVERS_TOKEN")
+    if (size := checkpoint_bytes(config)) and (kept := checkpoints_kept(config, plan.total_steps)):
+        folder, free = free_space(config.trainer.checkpoint_folder)
+        if free < kept * size:
+            notes.append(
+                f"{kept} checkpoints of about {size_text(size)} come to lie in {folder}, which has {size_text(free)} "
+                "free: lower trainer.save_limit, or set trainer.save_model_only"
+            )
     if config.trainer.val_freq > 0 and not validation_sources(config.data):
         notes.append("there is nothing to validate on (data.val_files=null): no checkpoint will be known as the best")
     return notes
@@ -128,12 +133,14 @@ def found_format(one: "OpenSource") -> tuple[str, str]:
     return one.detected.format or "columns as set", escape(f"{columns.prompt}, {columns.ground_truth}")
 
 
-def size_text(size: int) -> str:
-    """Return a number of bytes for people, e.g. `1.5 GB`."""
-    amount, unit = float(size), 0
-    while amount >= 1000 and unit < len(UNITS) - 1:
-        amount, unit = amount / 1000, unit + 1
-    return f"{amount:.3g} {UNITS[unit]}"
+def render_placement(seats: Sequence[Seat]) -> Table:
+    """Return which ranks are on which machine, and their devices there."""
+    table = Table("placement", "node", "devices", box=box.SIMPLE_HEAD, pad_edge=False)
+    for _, group in groupby(seats, key=lambda seat: seat.node.id):
+        own = list(group)
+        names = own[0].name if len(own) == 1 else f"{own[0].name} … {own[-1].name}"
+        table.add_row(names, own[0].node.address, ", ".join(seat.device for seat in own))
+    return table
 
 
 def _memory_rows(memory: Memory | None) -> list[tuple[str, str, str]]:

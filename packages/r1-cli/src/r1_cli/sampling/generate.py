@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -79,10 +79,17 @@ def sample_groups(
     """
     completions: dict[int, list[Completion]] = {}
     inputs: dict[int, list[RewardInput]] = {}
+
+    def group(index: int, scores: Sequence[Score]) -> Group:
+        prompt, problem = prompts[index], None
+        if not any(score.parts.get("accuracy", score.value) > 0 for score in scores if not score.error):
+            problem = scorer.truth_problem(prompt.source, prompt.ground_truth, prompt.metadata)
+        return to_group(prompt, completions[index], inputs[index], scores, problem)
+
     with ScoringThread(scorer.verifier) as thread:
 
         def group_of(index: int) -> Group:
-            return to_group(prompts[index], completions[index], inputs[index], thread.scores(index))
+            return group(index, thread.scores(index))
 
         finished = progress(scorer.generator.generate(with_distinct_ids(prompts), params), what, len(prompts))
         for index, sampled in watch.each("gen", finished):
@@ -102,12 +109,13 @@ def sample_groups(
             together = [index for index in order if not scorer.per_sample(prompts[index].source)]
             scores = score_together(scorer.verifier, together, inputs)
             scores |= {index: thread.scores(index) for index in order if index not in scores}
-    groups = {index: to_group(prompts[index], completions[index], inputs[index], scores[index]) for index in order}
+    groups = {index: group(index, scores[index]) for index in order}
     report_failures(
         [item for index in order for item in inputs[index]],
         [score for index in order for score in scores[index]],
         scorer.failures_shown,
     )
+    report_truths(groups.values(), scorer.failures_shown)
     return groups
 
 
@@ -148,6 +156,18 @@ def report_failures(inputs: Sequence[RewardInput], scores: Sequence[Score], show
                 "  such responses %s; later ones are counted in reward/failures",
                 counts[error.cause], len(inputs), error.cause, error.message, item.response, item.ground_truth,
                 "get worker.reward.failure_score" if score.keep else "leave their groups",
+            )  # fmt: skip
+
+
+def report_truths(groups: Iterable[Group], shown: set[str]) -> None:
+    """Say once which prompt has a ground truth that nothing can meet; the metrics count every one."""
+    for group in groups:
+        if group.truth_problem and "truth" not in shown:
+            shown.add("truth")
+            log.warning(
+                "no response to %s can be right: %s\n  `r1 data check` names all such rows; later ones are counted in "
+                "reward/unusable_truths",
+                group.prompt.id, group.truth_problem,
             )  # fmt: skip
 
 

@@ -54,6 +54,7 @@ class Expectation:
 
     logprobs: list[list[float]]  # of the probes, as the learner has them
     sums: Mapping[str, Expected] | None  # of the weights; None where the engine cannot tell its own
+    pictures: list[list[float]] | None  # of the two pictures; None without any, and after the first sync
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class ProvenGenerator:
     canary: Canary
     gap: float = field(default=0.0, init=False)  # of the last sync, see `canary.widest_gap`
     _bytes: ByteProof = field(init=False)
+    _started: bool = field(default=False, init=False)  # a sync was proven
 
     def __post_init__(self) -> None:
         self._bytes = ByteProof(isinstance(self.engine, Checksummed) and self.engine.keeps_layout)
@@ -96,14 +98,17 @@ class ProvenGenerator:
         probes, sums = self.canary.probes, None
         if isinstance(self.engine, Checksummed):
             sums = source.hand_over(partial(expected_checksums, precisions=self.engine.precisions))
-        return Expectation(self.reference.logprobs_of(probes.prompts, probes.responses), sums)
+        pictures = None if self._started else self.canary.pictures
+        seen = self.reference.logprobs_of(pictures.prompts, pictures.responses) if pictures else None
+        return Expectation(self.reference.logprobs_of(probes.prompts, probes.responses), sums, seen)
 
     def _agrees(self, source: WeightSource, expected: Expectation) -> bool:
-        """Compare bytes, then log-probs.
+        """Compare bytes, then log-probs; at the first sync those of two pictures, too.
 
         Raises:
             StaleWeights: bytes differ that must not.
-            EngineError: the engine keeps the learner's layout, and there is a tensor that it cannot show.
+            EngineError: the engine keeps the learner's layout, and there is a tensor that it cannot show; or pictures
+                do not reach its model.
         """
         found = cast(Checksummed, self.engine).compare(expected.sums) if expected.sums else None
         if found is not None:
@@ -116,9 +121,20 @@ class ProvenGenerator:
                 )
         self.gap = self.canary.gap(self.engine, expected.logprobs)
         accepted = self.canary.accepts(self.gap)
-        if accepted and found is not None and (unproven := self._bytes.take(found)):
-            log.warning(_UNPROVEN, len(unproven), len(expected.sums or ()), unproven[0])
+        same_bytes = found is not None and not found.differing and not found.unread
+        if expected.pictures and (accepted or same_bytes):
+            self._require_pictures(expected.pictures)
+        if accepted and expected.sums and found is not None and (unproven := self._bytes.take(found, expected.sums)):
+            log.warning(_UNPROVEN, len(unproven), len(expected.sums), unproven[0])
+        self._started |= accepted
         return accepted
+
+    def _require_pictures(self, expected: list[list[float]]) -> None:
+        if not self.canary.tells_pictures_apart(self.engine, expected):
+            raise EngineError(
+                "the engine gives two different pictures the same log-probs, and the learner does not: pictures do not "
+                "reach its model. Use the embedded engine (worker.rollout.name=embedded), or vLLM servers"
+            )
 
     def _fault(self, version: int) -> StaleWeights:
         log.error(

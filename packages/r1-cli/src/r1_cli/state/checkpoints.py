@@ -17,7 +17,7 @@ TRACKER_FILE = "checkpoint_tracker.json"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that could not be written; those before it are as they were."""
+    """A checkpoint or a record that could not be written; the checkpoints before it are as they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +70,31 @@ class CheckpointStore:
                 _fsync(path)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(folder, ignore_errors=True)
-            latest = self.latest()
-            message = f"the checkpoint of step {step} could not be written to {self.root}: {error}"
-            message += f"\n  make room, then run the same command again: it goes on from {latest}" if latest else ""
-            raise CheckpointError(message) from error
+            raise self._not_written(f"the checkpoint of step {step}", error) from error
         return Draft(step, folder)
 
     def publish(self, draft: Draft) -> Path:
-        """Give the draft its name, note it in the tracker file, and prune what is no longer wanted."""
+        """Give the draft its name, note it in the tracker file, and prune what is no longer wanted.
+
+        Raises:
+            CheckpointError: the tracker file could not be written, for which the disk is too full.
+        """
         final = self.path(draft.step)
-        if final.exists():  # the same step, reached again after a resume from an older checkpoint
-            self._remove(final)
-        draft.folder.rename(final)
-        _fsync(self.root)
-        self._prune()
+        try:
+            if final.exists():  # the same step, reached again after a resume from an older checkpoint
+                self._remove(final)
+            draft.folder.rename(final)
+            _fsync(self.root)
+            self._prune()
+        except OSError as error:
+            raise self._not_written(f"{TRACKER_FILE} of step {draft.step}", error) from error
         return final
+
+    def _not_written(self, what: str, error: Exception) -> CheckpointError:
+        latest = self.latest()
+        message = f"{what} could not be written to {self.root}: {error}"
+        message += f"\n  make room, then run the same command again: it goes on from {latest}" if latest else ""
+        return CheckpointError(message)
 
     def best(self) -> int | None:
         """Return the step of the checkpoint with the best validation score, the later one of equals."""

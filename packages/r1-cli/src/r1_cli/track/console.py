@@ -1,6 +1,7 @@
 """What a user sees on the terminal: progress bars, one line a step, validation lines."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -21,9 +22,10 @@ STEP_COLUMNS = (
     ("timing_s/step", "seconds", 0),
 )
 ONLY_IF_ANY = ("reward/failures",)
-# The stages of a step, as `Stopwatch` knows them, in words. A step begins by handing the weights to the engine.
+# The stages of a step, as `Stopwatch` knows them, in words.
 STAGES = {
-    "step": "sync",
+    "step": "sync",  # which it begins with
+    "sync": "sync",
     "gen": "sampling",
     "reward": "rewards",
     "old": "old log-probs",
@@ -33,6 +35,7 @@ STAGES = {
     "validation": "validation",
     "save_checkpoint": "saving",
 }
+SHOWN_EVERY = 0.1  # seconds between two states of a bar
 LINES_SHOWN, WIDTH_SHOWN = 6, 100  # of a prompt or response
 
 
@@ -69,10 +72,13 @@ class ConsoleReporter:
     def progress(self, items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
         """Yield `items` unchanged under a bar that goes away when they end."""
         task = self._bars.add_task(what, total=total, note="")
+        shown = 0.0
         try:
-            for item in items:
+            for done, item in enumerate(items, start=1):
                 yield item
-                self._bars.advance(task)
+                if (now := time.monotonic()) - shown > SHOWN_EVERY:  # a bar costs more than a row of text
+                    self._bars.update(task, completed=done)
+                    shown = now
         finally:
             self._bars.remove_task(task)
 

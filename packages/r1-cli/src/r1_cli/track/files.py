@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from r1_cli.state.checkpoints import write_json
+from r1_cli.state.checkpoints import CheckpointError, write_json
 from r1_cli.track.types import Record, RunInfo
 
 CONFIG_FILE = "experiment_config.json"
@@ -33,10 +33,16 @@ class JsonLines:
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
     def append(self, rows: list[dict[str, Any]]) -> None:
-        with self.path.open("a") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
-            file.flush()
-            os.fsync(file.fileno())
+        """Write rows and force them to disk. Raises CheckpointError where it is full; what was there stays whole."""
+        before = self.path.stat().st_size
+        try:
+            with self.path.open("a") as file:
+                file.write("".join(json.dumps(row) + "\n" for row in rows))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            os.truncate(self.path, before)
+            raise CheckpointError(f"{self.path} could not be written: {error}; make room, then go on") from error
 
 
 class FileLogger:

@@ -12,7 +12,7 @@ Record = dict[str, float]
 class Generation:
     """One response to look at, as a line of `generations.jsonl`.
 
-    Example: `Generation("val", "val.parquet:3", 0, "How many?", "\\boxed{2}", "2", 1.0, {"accuracy": 1.0}, …)`.
+    Example: `Generation("val", "val.parquet:3", 0, "How many?", "\\boxed{2}", "2", 1.0, {"accuracy": 1.0}, "2", …)`.
     """
 
     split: Literal["train", "val"]
@@ -23,6 +23,8 @@ class Generation:
     ground_truth: str
     score: float
     parts: Mapping[str, float]  # every number that the verifier reported
+    extracted: str | None  # the final answer that the verifier read out of the response
+    reason: str  # why the verifier gave this score, where it says so
     failure: str | None  # why it could not be scored
     reward: float  # what the estimator saw
     tokens: int

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 PER_TOKEN = (
     "old_logprobs",
+    "rollout_logprobs",
     "squared_probs",
     "ref_logprobs",
     "full_kl",
@@ -68,8 +69,10 @@ def assign(
         },
     )
     advantages = estimator(inputs)
-    _warn_of_what_is_not_finite(samples, torch.where(mask, advantages, 0.0), type(estimator).__name__)
-    return with_tokens(samples, advantages=advantages[mask].float())
+    flat = advantages.masked_select(mask).float()
+    if not flat.isfinite().all():
+        _warn_of_what_is_not_finite(samples, torch.where(mask, advantages, 0.0), type(estimator).__name__)
+    return with_tokens(samples, advantages=flat)
 
 
 def _require_finite_rewards(samples: Sequence[Sample]) -> None:
@@ -82,12 +85,11 @@ def _require_finite_rewards(samples: Sequence[Sample]) -> None:
 
 def _warn_of_what_is_not_finite(samples: Sequence[Sample], advantages: Tensor, estimator: str) -> None:
     wrong = (~advantages.isfinite()).any(-1).nonzero().flatten().tolist()
-    if wrong:
-        logger.warning(
-            "%s gives %d of %d samples advantages that are not finite, first sample %d (group %d, reward %g): "
-            "the optimizer steps that they are in will be skipped",
-            estimator, len(wrong), len(samples), wrong[0], samples[wrong[0]].group_id, samples[wrong[0]].reward,
-        )  # fmt: skip
+    logger.warning(
+        "%s gives %d of %d samples advantages that are not finite, first sample %d (group %d, reward %g): "
+        "the optimizer steps that they are in will be skipped",
+        estimator, len(wrong), len(samples), wrong[0], samples[wrong[0]].group_id, samples[wrong[0]].reward,
+    )  # fmt: skip
 
 
 def _table(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> Tensor:

@@ -4,10 +4,11 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from r1_core.types import Sample, Totals
+from r1_core.types import PER_TOKEN, Sample, Totals
 
 # What `balance` fills: the load, an index that is in no other bin (it breaks ties), and all indices.
 Bin = tuple[int, int, list[int]]
@@ -150,27 +151,48 @@ def _heaviest_first(parts: list[list[int]], lengths: Sequence[int]) -> list[list
     return sorted(parts, key=lambda part: -sum(lengths[i] for i in part))
 
 
-def schedule(
-    samples: Sequence[Sample], limit: MicroLimit, rank: int, world: int, *, padded: bool = False
-) -> list[list[int]]:
-    """The micro-batches of one rank, as indices into `samples`; every rank computes the same cut without talking.
+def rounds(samples: Sequence[Sample], limit: MicroLimit, world: int, *, padded: bool = False) -> list[list[list[int]]]:
+    """The micro-batches that ranks compute at the same time, as indices into `samples`: [rounds, world].
 
-    Collectives must match, so all ranks get the same number of micro-batches: the last may be empty.
+    Every rank computes the same cut without talking. Collectives must match, so all ranks have a place in every round;
+    in the last it may be empty.
     """
-    return split([sample.token_ids.shape[0] for sample in samples], limit, world, padded=padded)[rank::world]
+    parts = split([sample.token_ids.shape[0] for sample in samples], limit, world, padded=padded)
+    return [parts[start : start + world] for start in range(0, len(parts), world)]
 
 
-def fillers(present: Sequence[Sample], samples: Sequence[Sample]) -> list[Sample]:
+def fillers(present: Sequence[Sample], together: Sequence[Sample], small: Sequence[Sample] = ()) -> list[Sample]:
     """Samples that train nothing, to add to a micro-batch so that it runs every part of the model that others run.
 
     A rank whose micro-batch has no pictures would skip the vision tower, and with it the collectives that the other
-    ranks wait in. So for each kind of model input that some sample of the step has and `present` lacks, add the
-    shortest sample that has it; an empty micro-batch gets one sample at least.
+    ranks wait in. So for each kind of model input that the round has and this micro-batch lacks, add a sample that
+    has it; an empty micro-batch gets one sample at least.
+
+    Args:
+        present: the micro-batch.
+        together: all samples of the round, of every rank.
+        small: tiny samples, of each kind of media one; without a fitting one it is the round's shortest.
     """
+    kinds = {name for sample in together for name in sample.model_inputs}
+    small = [sample for sample in small if kinds.issuperset(sample.model_inputs)]
     added: list[Sample] = []
-    for name in sorted({name for sample in samples for name in sample.model_inputs}):
-        if not any(name in sample.model_inputs for sample in (*present, *added)):
-            added.append(min((s for s in samples if name in s.model_inputs), key=lambda s: s.token_ids.shape[0]))
+    for kind in sorted(kinds):
+        if not any(kind in sample.model_inputs for sample in (*present, *added)):
+            fitting = [sample for sample in small if kind in sample.model_inputs]
+            added.append(_shortest(fitting or [sample for sample in together if kind in sample.model_inputs]))
     if not present and not added:
-        added.append(min(samples, key=lambda s: s.token_ids.shape[0]))
-    return [replace(sample, loss_mask=torch.zeros_like(sample.loss_mask)) for sample in added]
+        added.append(_shortest(together))
+    return [_untrained(sample, together[0]) for sample in added]
+
+
+def _shortest(samples: Sequence[Sample]) -> Sample:
+    return min(samples, key=lambda sample: sample.token_ids.shape[0])
+
+
+def _untrained(sample: Sample, other: Sample) -> Sample:
+    """A sample without trained tokens that has the per-token fields of another."""
+    zeros: dict[str, Any] = {}
+    for name in PER_TOKEN:
+        value = getattr(other, name)
+        zeros[name] = None if value is None else value.new_zeros(sample.token_ids.shape[0])
+    return replace(sample, loss_mask=torch.zeros_like(sample.loss_mask), **zeros)

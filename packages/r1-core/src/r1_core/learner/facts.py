@@ -19,6 +19,8 @@ class Facts:
     device: str  # as its maker calls it; "cpu" for processors
     peak_allocated: int | None  # bytes of the device's memory that tensors have taken at most; None on processors
     peak_reserved: int | None  # the same with what torch kept for tensors to come
+    devices: int = 1  # of this kind, which train together
+    straggler: float = 1.0  # tokens of the fullest device to those of the mean one, round by round of a step's updates
 
 
 def describe(model: nn.Module, device: torch.device) -> Facts:

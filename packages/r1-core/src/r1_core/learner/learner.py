@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +13,7 @@ from torch.optim import Optimizer
 
 from r1_core.learner import checkpoint
 from r1_core.learner.ablation import ablate, restore
-from r1_core.learner.batching import Batching, MicroLimit, count, fillers, schedule
+from r1_core.learner.batching import Batching, MicroLimit, count, fillers, rounds
 from r1_core.learner.facts import Facts, describe
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import MicroBatch, collate
@@ -67,8 +66,10 @@ class Learner:
     have gone through `parallel.shard_model` before.
 
     `learning_rate` gives the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
-    `temperature` is the one that the answers were sampled at. `autocast` is a dtype to compute in (bfloat16), while
-    the parameters keep theirs. `device` is where it computes, by default where the first parameter lies.
+    `temperature` is the one that the answers were sampled at. `device` is where it computes, by default where the
+    first parameter lies. In which precision is a matter of the model: of its weights, or of how it is sharded
+    (`parallel.Shard`). `fillers`, of use to several ranks only, are tiny samples, one of each kind of media, for those
+    that have none of it while others do.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Learner:
         temperature: float = 1.0,
         max_grad_norm: float = 1.0,
         parallel: Parallel | None = None,
-        autocast: torch.dtype | None = None,
+        fillers: Sequence[Sample] = (),
         device: torch.device | None = None,
     ) -> None:
         self.model = model
@@ -93,7 +94,7 @@ class Learner:
         self.temperature = temperature
         self.max_grad_norm = max_grad_norm
         self.parallel = parallel or Parallel()
-        self.autocast = autocast
+        self.fillers = fillers
         self.step = 0  # calls of optim_step, skipped ones too
         self.skipped_steps = 0
         self.device = device or next(model.parameters()).device
@@ -141,11 +142,8 @@ class Learner:
         token_model.model.eval()
         table = TokenTable(samples, tuple(fields), self.device)
         for indices, batch in self._microbatches(samples, self.batching.experience):
-            with self._precision():
-                reference = self._reference_logits(batch) if "full_kl" in fields else None
-                stats = token_model(
-                    batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference
-                )
+            reference = self._reference_logits(batch) if "full_kl" in fields else None
+            stats = token_model(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
             table.put(indices, torch.stack([getattr(stats, name) for name in fields.values()], dim=-1))
         reshard(token_model.model)
         if self.reference is not None:
@@ -160,8 +158,7 @@ class Learner:
         """
         self.model.eval()
         batch = collate(samples, padding_free=padding_free, device=self.device)
-        with self._precision():
-            found = self._policy_tokens(batch, self.temperature).logprobs
+        found = self._policy_tokens(batch, self.temperature).logprobs
         reshard(self.model)
         lengths = [sample.response_length for sample in samples]
         return [own.tolist() for own in found.float().cpu().split(lengths)]
@@ -253,14 +250,13 @@ class Learner:
                 loss = objective(batch.loss_inputs(logprobs, entropy, totals)).loss
             return torch.autograd.grad(loss, stats)[0]
 
-        with self._precision():
-            return self._policy_tokens(
-                batch,
-                self.temperature,
-                entropy_gradient=objective.entropy_gradient,
-                loss_gradient=loss_gradient if objective.token_wise else None,
-                reference=self._reference_logits(batch) if objective.full_kl else None,
-            )
+        return self._policy_tokens(
+            batch,
+            self.temperature,
+            entropy_gradient=objective.entropy_gradient,
+            loss_gradient=loss_gradient if objective.token_wise else None,
+            reference=self._reference_logits(batch) if objective.full_kl else None,
+        )
 
     def _reference_logits(self, batch: MicroBatch) -> LazyLogits | None:
         return None if self._reference_tokens is None else self._reference_tokens.lazy_logits(batch)
@@ -338,6 +334,7 @@ class Learner:
         written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
         caller writes beside, then renames. Raises OSError on all ranks if one could not write.
         """
+        reshard(self.model)  # what a verb that failed has left whole
         numbers = {"step": self.step, "skipped_steps": self.skipped_steps}
         optimizer = None if model_only else self.optimizer
         checkpoint.save(folder, self.model, optimizer, numbers, self.parallel, file_bytes)
@@ -359,11 +356,9 @@ class Learner:
     def _microbatches(self, samples: Sequence[Sample], limit: MicroLimit) -> Iterator[tuple[list[int], MicroBatch]]:
         """This rank's micro-batches with the indices of their samples; as many on every rank."""
         padded = not self.batching.padding_free
-        for indices in schedule(samples, limit, self.parallel.data_rank, self.parallel.data_world, padded=padded):
-            own = [samples[i] for i in indices]
-            if self.parallel.data_world > 1:
-                own += fillers(own, samples)
-            yield indices, collate(own, padding_free=self.batching.padding_free, device=self.device)
-
-    def _precision(self) -> AbstractContextManager[object]:
-        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
+        rank, world = self.parallel.data_rank, self.parallel.data_world
+        for parts in rounds(samples, limit, world, padded=padded):
+            own = [samples[i] for i in parts[rank]]
+            if world > 1:
+                own += fillers(own, [samples[i] for part in parts for i in part], self.fillers)
+            yield parts[rank], collate(own, padding_free=self.batching.padding_free, device=self.device)

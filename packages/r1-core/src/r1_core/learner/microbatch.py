@@ -10,7 +10,7 @@ from r1_core.rows import known, rows, to_rows, tokens, trained
 from r1_core.types import LossInputs, Sample, Totals
 
 # The per-token fields of a sample that a loss sees.
-LOSS_FIELDS = ("advantages", "old_logprobs", "ref_logprobs", "weights", "selected")
+LOSS_FIELDS = ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs", "weights", "selected")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -49,6 +50,16 @@ class Parallel:
         groups = [dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)[0] for rows in (ranks.t(), ranks)]
         mesh = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=(REPLICATE, SHARD))
         return cls(rank, world, mesh)
+
+    @classmethod
+    def alone(cls, device_type: str) -> "Parallel":
+        """Span this process only, so that a single device computes just what each of many does.
+
+        Opens no port. NOT RUN ON A GPU.
+        """
+        backend = "gloo" if device_type == "cpu" else "nccl"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        return cls.join(device_type)
 
     @property
     def data_rank(self) -> int:
@@ -103,9 +114,10 @@ def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh,
     summed over ranks, not averaged, because the losses are already divided by global counts. Parameters are replaced,
     so build the optimizer afterwards.
 
-    Floating-point arguments of the model are cast to `param_dtype`, those of its blocks are not: a rotation's angles
-    stay float32 where the model has made them so.
+    Floating-point arguments of the model and of a vision tower are cast to `param_dtype`; those of its layers are not,
+    so that what the model has made in float32 for them, such as a rotation's angles, stays so.
     """
+    layers = _layer_names(model)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if shard.offload else OffloadPolicy()
 
     def precision(cast: bool) -> MixedPrecisionPolicy:
@@ -116,7 +128,7 @@ def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh,
             block,
             mesh=mesh,
             reshard_after_forward=shard.reshard,
-            mp_policy=precision(cast=False),
+            mp_policy=precision(cast=type(block).__name__ not in layers),
             offload_policy=offload,
         )
     # The rest is needed as soon as the backward pass begins, so torch leaves it whole by itself.
@@ -134,7 +146,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     A tower is small beside the text model, and ranks without a picture enter it for its collectives only. A model that
     names no layers has no blocks.
     """
-    names = set(getattr(model, "_no_split_modules", None) or ())
+    names = _layer_names(model)
     find_tower = getattr(model, "get_encoder", None)
     towers = [] if find_tower is None else [find_tower(modality=kind) for kind in ("image", "audio")]
     towers = [tower for tower in towers if tower is not model]
@@ -145,6 +157,11 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
             blocks.append(module)
             inside.update(module.modules())
     return blocks
+
+
+def _layer_names(model: nn.Module) -> set[str]:
+    """The classes of the layers that a Hugging Face model calls indivisible."""
+    return set(getattr(model, "_no_split_modules", None) or ())
 
 
 def reshard(model: nn.Module) -> None:
@@ -171,7 +188,7 @@ def gather(tensor: Tensor, owner: int) -> Tensor | None:
         return tensor
     local = tensor.to_local()
     for dimension, placement in enumerate(tensor.placements):
-        if placement.is_shard():
+        if placement.is_shard() and tensor.device_mesh.size(dimension) > 1:
             group = tensor.device_mesh.get_group(dimension)
             return _gather_rows(local, len(tensor), owner, group)
     return local

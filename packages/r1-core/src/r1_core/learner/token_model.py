@@ -1,7 +1,7 @@
 """A model asked for statistics of trained tokens: log-prob, entropy, squared probabilities; never all logits at once.
 
 For the time of a forward pass the model's head (its output embeddings) gives statistics in place of logits. Prompt
-positions are dropped before, and the head's own hooks, autocast and FSDP2's gathering of its weights work as ever.
+positions are dropped before, and the head's own hooks and FSDP2's gathering of its weights work as ever.
 """
 
 import logging
@@ -149,15 +149,11 @@ class TokenModel:
 def _linear(
     head: nn.Linear, hidden: Tensor, targets: Tensor, settings: Settings, loss_gradient: LossGradient | None
 ) -> Tensor:
-    device = hidden.device.type
     weight, bias = head.weight, head.bias
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     # A gradient that is there already grows in place. FSDP2 has none there: it takes each backward pass's away.
     store = weight.grad if torch.is_grad_enabled() and _takes_gradients_as_they_are(weight) else None
-    with torch.autocast(device, enabled=False):
-        return linear_head.token_stats(
-            hidden, weight, bias, targets, replace(settings, dtype=dtype), loss_gradient=loss_gradient, store=store
-        )
+    settings = replace(settings, dtype=weight.dtype)
+    return linear_head.token_stats(hidden, weight, bias, targets, settings, loss_gradient=loss_gradient, store=store)
 
 
 def _chunked(

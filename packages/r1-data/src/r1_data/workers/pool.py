@@ -5,6 +5,7 @@ and not the run; the worker is started again, and the caller learns which task i
 """
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -177,6 +178,7 @@ def _serve(pipe: "connection.Connection[Any, Any]", target: Any, memory_bytes: i
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
     torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # workers side by side are parallel enough
     # Tensors go as plain arrays; torch's own way would keep a shared memory file open for each.
     ForkingPickler.register(torch.Tensor, _reduce_tensor)
     _limit_memory(memory_bytes)

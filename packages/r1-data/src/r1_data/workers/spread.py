@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from r1_data.types import Example
@@ -32,7 +31,7 @@ def spread(
     Args:
         items: what is wanted back beside the result, and the example that is asked about.
         workers: hold what has `method`; None: all is done here.
-        method: takes a list of examples, without their metadata, and gives a list of as many results.
+        method: takes a list of examples, `as_asked`, and gives a list of as many results.
         here: the same, for examples that this process looks at itself.
         stays: which those are.
         media: pictures and videos of a chunk, from which on it takes no more.
@@ -43,7 +42,7 @@ def spread(
     def ask(examples: list[Example]) -> "Future[list[Any]] | list[Any]":
         if workers is None or all(map(stays, examples)):
             return here(examples)
-        return workers.submit(method, [replace(example, metadata={}) for example in examples])
+        return workers.submit(method, [example.as_asked() for example in examples])
 
     ahead = _AHEAD * workers.count if workers is not None else 0
     running: deque[tuple[Chunk[Item], Future[list[Any]] | list[Any]]] = deque()

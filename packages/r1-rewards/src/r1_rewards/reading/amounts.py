@@ -65,7 +65,7 @@ def _different_units(extracted: str, truth: str) -> bool | None:
         return None
     if not (isinstance(left[1], Unit) and isinstance(right[1], Unit)):
         return False
-    numbers = parse_exact(left[0]), parse_exact(right[0])
+    numbers = _number(left[0], right[0]), _number(right[0], left[0])
     if left[1].kind != right[1].kind or numbers[0] is None or numbers[1] is None:
         return False
     return numbers[0] * left[1].factor == numbers[1] * right[1].factor

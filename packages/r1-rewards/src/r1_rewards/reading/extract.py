@@ -6,6 +6,8 @@ Each function returns the answer without surrounding blanks, or None where the r
 import re
 from collections import deque
 
+from r1_rewards.reading.characters import plain
+from r1_rewards.reading.surroundings import in_context
 from r1_rewards.reading.units import UNITS
 
 TAIL = 200_000  # characters; a final answer stands at the end, so only the end of a huge response is searched
@@ -13,6 +15,8 @@ TAIL = 200_000  # characters; a final answer stands at the end, so only the end 
 # A backslash pair that is not the start of \boxed is a line break of LaTeX, so that in `\\{` the brace still counts.
 _BRACES = re.compile(r"\\boxed\s?\{|\\\\(?!boxed)|\\[{}]|[{}]")
 _OPENED_BOX = re.compile(r"\\boxed\s?\{")
+_BOX_OF_ONE = re.compile(r"\\boxed\s?(?<=[\sd])([0-9A-Za-z])(?![0-9A-Za-z.,])")  # TeX needs no braces
+_THOUGHT = re.compile(r"<(/?)think>", re.IGNORECASE)
 _ANY_BRACE = re.compile(r"[{}]")
 _HASHED = re.compile(r"####[ \t]{0,8}([^\n]+)")
 _STATED = re.compile(
@@ -48,11 +52,13 @@ def final_answer(response: str) -> str | None:
 
     Tried in this order, on what follows the thought: the last `\boxed{…}`, or several that belong together as a list;
     the last `<answer>…</answer>`, the last `#### x`, the last "Answer: x" or "answer is x", a response that is nothing
-    but an answer, the last of `$…$` and numbers. A response that is cut off within its first box has none.
+    but an answer, the last of `$…$` and numbers. A response that is cut off within its first box has none. A tag behind
+    the last box is the last word; what stands right beside a box or formula counts (see `in_context`).
     """
-    text = after_thought(response)
-    if _OPENED_BOX.search(text[-TAIL:]):
-        return boxed_list(text) or boxed(text)
+    text = with_braces(plain(after_thought(response)[-TAIL:]))
+    if _OPENED_BOX.search(text):
+        behind = tagged(text) if text.rfind("<answer>") > text.rfind("\\boxed") else None
+        return behind or boxed_list(text) or _box_in_context(text)
     for find in (tagged, hashed, _said, bare, last_formula):
         extracted = find(text)
         if extracted is not None:
@@ -62,8 +68,24 @@ def final_answer(response: str) -> str | None:
 
 def after_thought(response: str) -> str:
     """Return what follows the last `</think>`, or all where nothing is thought; nothing of a thought without an end."""
-    rest = response.rpartition("</think>")[2]
-    return "" if "<think>" in rest else rest
+    marks = [(match.start(), match.end(), match[1]) for match in _THOUGHT.finditer(response)]
+    ends = [end for _, end, closing in marks if closing]
+    rest = ends[-1] if ends else 0
+    return "" if any(start >= rest and not closing for start, _, closing in marks) else response[rest:]
+
+
+def with_braces(text: str) -> str:
+    r"""Return `text` with braces in every box of one character: `\boxed 5`."""
+    return _BOX_OF_ONE.sub(r"\\boxed{\1}", text)
+
+
+def _box_in_context(text: str) -> str | None:
+    boxes = _boxes(text)
+    if not boxes:
+        return None
+    place, content = boxes[-1]
+    start = boxes[-2][0].stop if len(boxes) > 1 else 0
+    return in_context(content, text[start : place.start], text[place.stop :])
 
 
 def boxed(response: str) -> str | None:
@@ -184,8 +206,9 @@ def last_formula(response: str) -> str | None:
     number = _last_match(_NUMBER, text)
     formulas = _formulas(text)
     if formulas and (number is None or formulas[-1][0].stop >= number.end()):
-        return formulas[-1][1]
-    return None if number is None else number[0]
+        place, formula = formulas[-1]
+        return in_context(formula, text[: place.start], text[place.stop :])
+    return None if number is None else in_context(number[0], text[: number.start()], text[number.end() :])
 
 
 def formulas(text: str) -> str | None:

@@ -5,6 +5,7 @@ Algebra systems drop words and read the last side of a chain: without this, "5 i
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 
 from r1_rewards.reading.number import parse_number
 
@@ -12,7 +13,7 @@ from r1_rewards.reading.number import parse_number
 _CHANGING = {
     "no", "not", "isn", "isnt", "never", "wrong", "incorrect", "false", "untrue", "except", "excluding", "without",
     "neither", "nor", "either", "maybe", "perhaps", "possibly", "than", "least", "most", "between", "within", "beyond",
-    "unless", "if", "but", "half", "twice", "thrice", "double", "triple", "squared", "cubed", "choose", "over", "below",
+    "unless", "if", "but", "half", "twice", "thrice", "double", "triple", "squared", "cubed", "over", "below",
     "above", "under", "minus", "negative", "plus", "other", "another", "any", "anything", "something", "unknown",
     "undefined", "impossible", "guess",
 }  # fmt: skip
@@ -20,15 +21,16 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 # Signs that are crossed out, invisible, or deny.
 _DENYING = re.compile(
     r"\\(?:[hv]?phantom|[bx]?cancel|sout|st|not|lnot|neg|ne|neq|nequiv|ncong|nsim|notin|color\{white\})(?![A-Za-z])"
-    r"|≠|¬|!=|\?"
+    r"|≠|¬|!=|\?|\bor(?:\s|\\text\s?\{\s?)(?:more|less|fewer|greater|higher|lower|above|below|so)\b|不|没|非|或"
+    r"|[0-9]\s?(?:\\text\s?\{\s?)?choose\b"
 )
-_ELLIPSIS = re.compile(r"(?:,|;|\\cup|\+)\s*(?:\\[lcd]?dots[bc]?|\.\.\.|…)")
+_ELLIPSIS = re.compile(r"(?:,|;|\\cup|\+|(?<![0-9.])[0-9]{1,9})\s*(?:\\[lcd]?dots[bc]?|\.\.\.|…)")
 _RELATION = re.compile(
     r"=|\\(?:equiv|sim|simeq|cong|to|rightarrow|Rightarrow|Longrightarrow|implies|iff|Leftrightarrow|leftrightarrow"
     r"|mapsto|lor|vee|parallel|propto)(?![A-Za-z])|≡|→|⇒|\\\\"
 )
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])|≈")
-_ROUNDING = 0.05  # relative; what is further away is another number, and no rounded one
+_ROUNDING = Fraction(1, 20)  # relative; what is further away is another number, and no rounded one
 _ARITHMETIC = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|div|left|right)(?![A-Za-z])")
 _NUMERIC = re.compile(r"[-+*/^(){}\[\].,!\s0-9]*[0-9][-+*/^(){}\[\].,!\s0-9]*")
 
@@ -48,7 +50,7 @@ def hedge(extracted: str, truth: str, equal: Callable[[str, str], bool]) -> str 
             return f"it says {found[0]!r}"
     about = [number for side in _ABOUT.split(extracted) if (number := parse_number(side)) is not None]
     if any(abs(number - about[0]) > _ROUNDING * abs(about[0]) for number in about):
-        return f"it says {float(about[0]):.6g} and {float(about[-1]):.6g}"
+        return "it says two numbers that are not about the same"
     if _RELATION.search(truth):
         return None
     numeric = [side for side in map(str.strip, _RELATION.split(extracted)) if _is_numeric(side)]

@@ -4,27 +4,34 @@ import re
 import unicodedata
 from fractions import Fraction
 
+from r1_rewards.reading.characters import plain
+from r1_rewards.reading.solutions import as_tuple, rewrite
 from r1_rewards.reading.units import UNITS, Unit
 
 # Longest first; blanks keep a command apart from a following letter.
 _REPLACED = {
-    "\u200b": "", "\u200c": "", "\u200d": "", "\ufeff": "", "\u2060": "", "\u202a": "", "\u202c": "", "\u202e": "",
-    "\xa0": " ", "\u202f": " ", "\u2009": " ", "（": "(", "）": ")", "，": ",", "：": ":", "。": ".", "≈": "", "⁄": "/",
-    "．": ".", "…": "...",
+    "\xa0": " ", "\u202f": " ", "\u2009": " ", "。": ".", "≈": "", "⁄": "/", "∶": ":", "…": "...",
     "−": "-", "–": "-", "·": r"\cdot ", "⋅": r"\cdot ", "×": r"\times ", "÷": r"\div ",
     "∞": r"\infty ", "π": r"\pi ", "°": r"^\circ ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ",
     "∩": r"\cap ", "∅": r"\emptyset ", "±": r"\pm ", "∈": r"\in ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",
-    "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
 }  # fmt: skip
 _CHARACTERS = str.maketrans(_REPLACED)
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-_SUPERSCRIPT = re.compile("⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉", "0123456789-0123456789")
+_SUPERSCRIPT = re.compile("⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+|[₀₁₂₃₄₅₆₇₈₉]+")
+_FINAL_STOP = re.compile(r"(?<!\.)\.$")
 _WRAPPERS = ("$$", "$", r"\(", r"\)", r"\[", r"\]", "`", '"')
-_ABOUT = re.compile(r"^(?:\\approx|\\displaystyle|~|(?:approximately|about|roughly)\s)\s*")
+_ABOUT = re.compile(r"^(?:\\approx|\\sim(?![A-Za-z])|~|(?:approximately|about|roughly)\s)\s*")
+_SIZE = re.compile(
+    r"\\(?:displaystyle|textstyle|scriptstyle|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm)(?![A-Za-z])\s?"
+)
+_STYLED = re.compile(
+    r"\\(?:mathbf|boldsymbol|bm|underline|mathit)(?![A-Za-z])\s?(?:\{\s?(-?[0-9.]{1,40}|[A-Za-z])\s?\}|([A-Za-z])(?![A-Za-z]))"
+)
 _DOLLARS = re.compile(r"-?\$[0-9][^$]*$")
 _COLOR = re.compile(r"\\(?:text)?color\s?\{[a-z]{1,20}\}")
 _SAID = re.compile(
-    r"^(?:\\text\s?\{\s{0,4})?(?:(?:so|thus|hence|therefore),?\s)?(?:the\s)?(?:final\s|correct\s)?answer(?:\sis|:)\s{0,4}:?"
+    r"^(?:\\text\s?\{\s{0,4})?(?:(?:so|thus|hence|therefore),?\s)?(?:the\s)?(?:final\s|correct\s)?"
+    r"(?:answer(?:\sis|:)|(?:最终)?答案(?:[是为]|:))\s{0,4}:?"
     r"\s{0,4}\}?\s{0,4}",
     re.IGNORECASE,
 )
@@ -37,6 +44,7 @@ _BOLD = re.compile(r"\*\*([^*]+)\*\*")
 _POWER = re.compile(r"\s{0,4}\*\*\s{0,4}(-?[0-9]+|[A-Za-z])?")
 _REPEATING = re.compile(r"(-?[0-9]*)\.([0-9]*)\\(?:overline|dot)\s?\{([0-9]{1,30})\}")
 _PERIOD = re.compile(r"(-?[0-9]*)\.([0-9]*)\(([0-9]{1,30})\)")  # as a whole: 0.5(3) within a formula is a product
+_GOES_ON = re.compile(r"(-?[0-9]*)\.([0-9]{0,30}?)([0-9]{1,12}?)\3{2,30}\s?(?:\.\.\.|\\[lcd]?dots)")
 _MIXED = re.compile(r"(-?)([0-9]{1,9})\s+([0-9]{1,9})/([0-9]{1,9})")
 _GROUPED_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:[ _'][0-9]{3})+(?:\.[0-9]+)?")
 _TIMES_TEN = re.compile(r"(?<=[0-9])\s{0,4}[xX*]\s{0,4}(?=10\s?\^)")
@@ -50,7 +58,20 @@ _NUMBER_WORDS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
 )
-_SCALED = re.compile(rf"(-?\$?[0-9][0-9,]*(?:\.[0-9]+)?)\s{{0,4}}({'|'.join(SCALE)})s?\b", re.IGNORECASE)
+_SCALED = re.compile(
+    rf"(-?(?:\\?\$)?[0-9][0-9,]*(?:\.[0-9]+)?)\s{{0,4}}(?:\\text\s?\{{\s{{0,4}}({'|'.join(SCALE)})s?\s{{0,4}}\}}"
+    rf"|({'|'.join(SCALE)})s?\b)",
+    re.IGNORECASE,
+)
+_PERCENT = re.compile(r"(?<=[0-9}])\s{0,4}(?:\\text\s?\{\s{0,4}per\s?cent\s{0,4}\}|per\s?cent\b)")
+_COUNTER = re.compile(r"(?<=[0-9])\s?(?:个|元|人|名|只|条|张|本|块|岁|次|种|天|年)$")
+_NO_SOLUTION = re.compile(
+    r"(?:there (?:is|are) )?(?:no (?:real )?(?:solutions?|roots?)|(?:the )?empty set)", re.IGNORECASE
+)
+_PER_DEGREE = r"\\cdot\\frac{\\pi}{180}"
+_DEGREE = re.compile(r"\s?\^\s?(?:\\circ|\{\s?\\circ\s?\})|\sdegrees?$|\s?\\text\s?\{\s?degrees?\s?\}$")
+_RADIANS = re.compile(r"\s?(?:\\(?:text|mathrm)\s?\{\s?)?\brad(?:ians?)?\b(?:\s?\})?$")
+_RADIAN = re.compile(rf"\\pi(?![A-Za-z])|{_RADIANS.pattern}")
 _TEXT = r"\\(?:text|mbox|mathrm|textrm|operatorname)\s?\{\s{0,8}"
 _COUNTED = (
     "dollars?", "cents?", "euros?", "rupees?", "units?", r"square\sunits", "people", "apples?", "percent", "months?",
@@ -75,13 +96,14 @@ def normalise(written: str) -> str:
 
     Example: `normalise("$√2$.")` is `\sqrt{2}`; `normalise("5 million")` is `5000000`; `2**10` becomes `2^{10}`.
     """
-    text = _plain_characters(written).strip().rstrip(".").strip()
+    text = _FINAL_STOP.sub("", _plain_characters(written).strip()).strip()
     for opening in _WRAPPERS:
         if opening != "$" or not _DOLLARS.match(text):  # "$5" is money, "$5$" a formula
             text = text.removeprefix(opening).removesuffix(opening).strip()
-    text = _SAID.sub("", _COLOR.sub("", text))
+    text = _STYLED.sub(r"\1\2", _SIZE.sub("", _SAID.sub("", _COLOR.sub("", text)))).strip()
     text = _CURRENCY.sub("", _ABOUT.sub("", text))
     text = _WHOLLY_TEXT.sub(r"\1", text) if _WHOLLY_TEXT.fullmatch(text) else text
+    text = r"\emptyset" if _NO_SOLUTION.fullmatch(text) else _COUNTER.sub("", _PERCENT.sub(r"\\%", text))
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}" if match[1] or match[2] else r"\sqrt", text)
     text = _BARE_ROOT.sub(r"\\sqrt", text.replace(r"\varnothing", r"\emptyset"))
     text = _POWER.sub(lambda match: f"^{{{match[1]}}}" if match[1] else "^", text)
@@ -89,7 +111,29 @@ def normalise(written: str) -> str:
     text = _REPEATING.sub(_repeating_fraction, text)
     text = _TIMES_TEN.sub(r"\\times ", text.replace(r"\langle", "(").replace(r"\rangle", ")"))
     text = _NUMBER_TIMES.sub(r"\1 \\cdot (\2)", _whole_number_or_matrix(text) or text)
-    return _SCALED.sub(_scaled_number, text).strip()
+    return rewrite(_SCALED.sub(_scaled_number, text).strip())
+
+
+def in_one_notation(left: str, right: str) -> tuple[str, str]:
+    """Write degrees as radians where the other side has these, and a column vector as a tuple where it has one."""
+    if _DEGREE.search(left) and _RADIAN.search(right) and not _DEGREE.search(right):
+        left, right = _DEGREE.sub(_PER_DEGREE, left), _RADIANS.sub("", right)
+    elif _DEGREE.search(right) and _RADIAN.search(left) and not _DEGREE.search(left):
+        left, right = _RADIANS.sub("", left), _DEGREE.sub(_PER_DEGREE, right)
+    if left.startswith("(") != right.startswith("("):
+        left, right = as_tuple(left), as_tuple(right)
+    return left, right
+
+
+def as_shares(left: str, right: str) -> tuple[str, str] | None:
+    """Write what is a percentage on one side only as a share of one; None for anything else."""
+    if left.endswith("%") == right.endswith("%"):
+        return None
+    return _share(left), _share(right)
+
+
+def _share(text: str) -> str:
+    return rf"\frac{{{text.rstrip('%').rstrip(chr(92))}}}{{100}}" if text.endswith("%") else text
 
 
 def without_emphasis(written: str) -> str:
@@ -129,15 +173,27 @@ def split_words(text: str) -> tuple[str, Unit | str] | None:
 def _plain_characters(text: str) -> str:
     if text.isascii():
         return text
-    text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text).translate(_CHARACTERS)
-    return "".join(str(unicodedata.decimal(character, character)) for character in text)
+    text = _SUPERSCRIPT.sub(_raised_or_lowered, plain(text)).translate(_CHARACTERS)
+    return "".join(character if character.isascii() else _plain_number(character) for character in text)
+
+
+def _raised_or_lowered(match: re.Match[str]) -> str:
+    return ("_{" if match[0][0] in "₀₁₂₃₄₅₆₇₈₉" else "^{") + match[0].translate(_SUPERSCRIPTS) + "}"
+
+
+def _plain_number(character: str) -> str:
+    """Return ⑤ and ⅜ in plain signs, and any other character as it is."""
+    if unicodedata.category(character) != "No":
+        return character
+    value = Fraction(unicodedata.numeric(character)).limit_denominator(1000)
+    return str(value) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def _whole_number_or_matrix(text: str) -> str | None:
     """Rewrite what is one number as a whole: "1 000", "6.02e23", "2 1/2", "two"; or a matrix in brackets."""
     if text.lower() in _NUMBER_WORDS:
         return str(_NUMBER_WORDS.index(text.lower()))
-    if match := _PERIOD.fullmatch(text):
+    if match := _PERIOD.fullmatch(text) or _GOES_ON.fullmatch(text):
         return _repeating_fraction(match)
     if _GROUPED_THOUSANDS.fullmatch(text):
         return re.sub("[ _']", "", text)
@@ -162,6 +218,6 @@ def _repeating_fraction(match: re.Match[str]) -> str:
 
 
 def _scaled_number(match: re.Match[str]) -> str:
-    number = Fraction(match[1].replace(",", "").replace("$", ""))
-    value = number * SCALE[match[2].lower()]
+    number = Fraction(match[1].replace(",", "").replace("\\", "").replace("$", ""))
+    value = number * SCALE[(match[2] or match[3]).lower()]
     return str(value) if value.denominator == 1 else match[0]

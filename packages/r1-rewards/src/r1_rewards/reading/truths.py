@@ -1,7 +1,7 @@
 """What a ground truth says: one text, or several of which each is right."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 def read_truths(ground_truth: str | Sequence[str], *, blank: bool = False) -> list[str]:
@@ -29,6 +29,13 @@ def blank_problem(ground_truth: str | Sequence[str]) -> str | None:
     except (TypeError, ValueError) as error:
         return str(error)
     return None
+
+
+def emptied_problem(ground_truth: str, normalise: Callable[[str], str]) -> str | None:
+    """Return why a truth of which `normalise` leaves nothing is of no use, or None."""
+    if normalise(ground_truth):
+        return None
+    return f"of the truth {ground_truth[:80]!r} nothing is left that is compared, so that an empty answer is right"
 
 
 def _read_list(text: str) -> list[str] | None:

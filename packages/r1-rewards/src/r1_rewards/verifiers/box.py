@@ -15,11 +15,19 @@ def score(response: str, ground_truth: str, *, threshold: float | None = None) -
     """
     truth = last_box(ground_truth)
     if truth is None:
-        raise ValueError(f"the truth {ground_truth[:80]!r} has no box; write it as [x1, y1, x2, y2]")
+        raise ValueError(truth_problem(ground_truth))
     box = last_box(response)
     iou = 0.0 if box is None else overlap(box, truth)
     value = iou if threshold is None else float(iou >= threshold)
     return Score(value, {"overall": value, "iou": iou})
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or None."""
+    truth = last_box(ground_truth)
+    if truth is None:
+        return f"the truth {ground_truth[:80]!r} has no box; write it as [x1, y1, x2, y2]"
+    return None if overlap(truth, truth) > 0 else f"the truth {ground_truth[:80]!r} is a box without an area"
 
 
 def overlap(left: Box, right: Box) -> float:

@@ -4,21 +4,21 @@ import re
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
-from r1_rewards.reading import extract
+from r1_rewards.reading import characters, extract
 from r1_rewards.types import Score
 from r1_rewards.verifiers import text
 
 TAKES = ("choices",)  # columns of the data row that fill parameters of `score`
 
-_LATEX = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\s?\{|[${}*]|\\[()\[\]]")
+_LATEX = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\s?\{|[${}*\[\]]|\\[()\[\]]")
 _LETTERS = re.compile(r"\(?([A-Z])\)?(?:\s{0,4}(?:,|;|&|/|and\b|or\b)\s{0,4}(?:and\s{1,4})?\(?([A-Z])\)?)*[.)]?")
 _LETTER = re.compile(r"[A-Z]")
 _RUN = re.compile(r"[A-Z]{2,10}")
 _LETTER_WITH_TEXT = re.compile(r"\(?([A-Z])(?:\)|[.:])\s{0,8}(\S.*)?", re.DOTALL)
 _NAMED = re.compile(r"\b(?:option|choice|answer)s?\s{1,4}(?:is\s{1,4})?\(?([A-Z])\b\)?", re.IGNORECASE)
 _DENIED = re.compile(r"\b(?:not|isn't|isnt|never|neither|nor|except|wrong|incorrect|cannot|can't)\b", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"[.;!?\n]")
-_ALONE = re.compile(r"(?<![\w'])\(?([A-Z])(?:\)|[.:]|(?=\s*$))")
+_SENTENCE_END = re.compile(r"[.;!?\n]|,?\s(?:so|but|hence|thus|therefore)\s|,\s(?:it|then)\s", re.IGNORECASE)
+_ALONE = re.compile(r"(?<![0-9A-Za-zÀ-ɏ_'])\(?([A-Z])(?:\)|[.:]|(?=\s*$))")
 
 
 def score(
@@ -34,29 +34,43 @@ def score(
 
     Example: `score("The answer is (B) Paris.", "B").value` is 1.0.
     """
-    options = dict(choices) if isinstance(choices, Mapping) else dict(zip(ascii_uppercase, choices or (), strict=False))
+    options = _options(choices)
     right = read_letters(ground_truth, options)
     if not right:
-        raise ValueError(f"the truth {ground_truth[:80]!r} is no letter, no list of letters and no text of a choice")
+        raise ValueError(truth_problem(ground_truth, choices=choices))
+    if said := _LETTER_WITH_TEXT.fullmatch(ground_truth.strip()):
+        options.setdefault(said[1], said[2] or said[1])  # "Paris" is right for "B. Paris"
     chosen = chosen_letters(response, options)
     accuracy = float(chosen == right)
     value = len(chosen) / len(right) if partial and chosen <= right else accuracy
-    return Score(value, {"overall": value, "accuracy": accuracy})
+    reason = "there is no choice" if not chosen else "the right choice" if accuracy else "another choice"
+    extracted = ", ".join(sorted(chosen)) or None
+    return Score(value, {"overall": value, "accuracy": accuracy}, extracted=extracted, reason=reason)
+
+
+def truth_problem(ground_truth: str, *, choices: Sequence[str] | Mapping[str, str] | None = None) -> str | None:
+    """Return why no response can be right for a truth, or None."""
+    if read_letters(ground_truth, _options(choices)):
+        return None
+    return f"the truth {ground_truth[:80]!r} is no letter, no list of letters and no text of a choice"
+
+
+def _options(choices: Sequence[str] | Mapping[str, str] | None) -> dict[str, str]:
+    return dict(choices) if isinstance(choices, Mapping) else dict(zip(ascii_uppercase, choices or (), strict=False))
 
 
 def chosen_letters(response: str, options: Mapping[str, str]) -> set[str]:
     """Return the letters that a response chooses, or none."""
-    response = extract.after_thought(response)
-    for find in (extract.boxed, extract.tagged, extract.stated):
+    response = characters.plain(extract.after_thought(response)[-extract.TAIL :])
+    for find in (extract.boxed_list, extract.boxed, extract.tagged, extract.stated):
         extracted = find(response)
         if extracted is not None and _DENIED.search(extracted[:200]):
             return set()
         if extracted is not None and (letters := read_letters(extracted, options)):
             return letters
     whole = read_letters(response, options) if len(response) < 200 else set()
-    tail = response[-extract.TAIL :]
-    named = [match[1] for match in _NAMED.finditer(tail) if not _is_denied(tail, match.start())]
-    standing = [match[1] for match in _ALONE.finditer(tail) if not _is_denied(tail, match.start())]
+    named = [match[1] for match in _NAMED.finditer(response) if not _is_denied(response, match.start())]
+    standing = [match[1] for match in _ALONE.finditer(response) if not _is_denied(response, match.start())]
     return whole or set(named[-1:]) & set(ascii_uppercase) or set(standing[-1:])
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from itertools import islice
 
 from r1_rewards.sandbox.code_grading import Grading, count, grade
-from r1_rewards.sandbox.code_tests import read_tests
+from r1_rewards.sandbox.code_tests import TestsError, read_tests
 from r1_rewards.sandbox.execution import Limits, Sandbox
 from r1_rewards.types import Score
 
+TRUTH_IS_ANSWER = False  # but tests
 MAX_CHARACTERS = 200_000  # of a solution
 
 _FENCE = re.compile(r"^[ \t]{0,8}```[ \t]{0,8}([\w+#.-]{0,32})[^\n`]*$", re.MULTILINE)
@@ -54,6 +55,15 @@ def score(
             if verdict != "passed" and not share:
                 break
     return _score(verdicts, total, share)
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or None."""
+    try:
+        read_tests(ground_truth)
+    except TestsError as error:
+        return str(error)
+    return None
 
 
 def solution(response: str) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from r1_rewards import spec
 from r1_rewards.service import check_settings
 from r1_rewards.spec import BUILTINS, SERVICES, RewardSpecError, check_options, describe, parse_spec
 from r1_rewards.types import Score
 
+TRUTH_IS_ANSWER = False  # a right one may be worth any share of the sum
 MAX_PARTS = 32
 
 
@@ -44,6 +46,16 @@ def score(response: str, ground_truth: str, *, parts: Mapping[str, Any], **colum
         taken = {key: value for key, value in columns.items() if key in keywords}
         scores[name] = verify(response, ground_truth, **part.options, **taken)
     return weighted_sum(scores, parts)
+
+
+def truth_problem(ground_truth: str, *, parts: Mapping[str, Any], **columns: Any) -> str | None:
+    """Return why no response can be right for a truth by one of the verifiers, or None."""
+    for name, part in read_parts(parts).items():
+        if part.reward in BUILTINS and (
+            problem := spec.truth_problem(part.reward, ground_truth, part.options, columns)
+        ):
+            return f"{name}: {problem}"
+    return None
 
 
 def check(parts: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@ r"""Score as DAPO does: 1 or -1 for the text after "Answer:", less a punishment 
 
 import re
 
+from r1_rewards.reading.truths import emptied_problem
 from r1_rewards.types import Score
 from r1_rewards.verifiers.length import overlong_punishment
 
@@ -49,6 +50,13 @@ def score(
         )
     parts = {"accuracy": accuracy, "overlong": overlong, "accuracy_normalized": 0.5 * (accuracy + 1.0)}
     return Score(accuracy + overlong, {"overall": accuracy + overlong, **parts})
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or why an empty one is, or None."""
+    if "\n" in normalise(ground_truth):
+        return f"the truth {ground_truth[:80]!r} has several lines, and an answer is one line"
+    return emptied_problem(ground_truth, normalise)
 
 
 def final_answer(response: str) -> str:

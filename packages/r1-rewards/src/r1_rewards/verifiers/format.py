@@ -9,6 +9,8 @@ from typing import Any, Literal
 from r1_rewards.reading import extract
 from r1_rewards.types import Score
 
+TRUTH_IS_ANSWER = False  # it is not looked at
+
 Mode = Literal["r1", "r1_nothink", "r1v", "think", "think_box", "box"]
 MISSING = "a JSON schema needs jsonschema: install it with `pip install 'r1-rewards[json]'`"
 MAX_JSON = 200_000  # characters

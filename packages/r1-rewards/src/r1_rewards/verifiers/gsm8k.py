@@ -1,10 +1,15 @@
 """Score a GSM8K response: the extracted final numbers must be equal."""
 
+import re
 from fractions import Fraction
 
-from r1_rewards.reading import extract
+from r1_rewards.reading import characters, extract
+from r1_rewards.reading.notation import SCALE
 from r1_rewards.reading.number import parse_number
+from r1_rewards.reading.surroundings import in_context
 from r1_rewards.types import Score
+
+_SCALED = re.compile(rf"\s?({'|'.join(SCALE)}|k)s?\b", re.IGNORECASE)
 
 
 def score(response: str, ground_truth: str) -> Score:
@@ -20,7 +25,9 @@ def score(response: str, ground_truth: str) -> Score:
     expected = final_number(ground_truth)
     found = final_number(extract.after_thought(response))
     accuracy = float(expected is not None and found == expected)
-    return Score(accuracy, {"overall": accuracy, "accuracy": accuracy}, extracted=None if found is None else str(found))
+    reason = "there is no final number" if found is None else "the same number" if accuracy else "another number"
+    extracted = None if found is None else str(found)
+    return Score(accuracy, {"overall": accuracy, "accuracy": accuracy}, extracted=extracted, reason=reason)
 
 
 def truth_problem(ground_truth: str) -> str | None:
@@ -29,7 +36,8 @@ def truth_problem(ground_truth: str) -> str | None:
 
 
 def final_number(text: str) -> Fraction | None:
-    """Return the number that `text` ends with, or None."""
+    """Return the number that `text` ends with, or None; one that the text denies is none."""
+    text = characters.plain(text[-extract.TAIL :])
     for find in (extract.boxed, extract.hashed, extract.tagged, extract.stated):
         extracted = find(text)
         if extracted is not None:
@@ -37,7 +45,7 @@ def final_number(text: str) -> Fraction | None:
             if number is not None:
                 return number
     last = extract.last_number(text)
-    return None if last is None else parse_number(last)
+    return None if last is None else _in_words(last, *text.rpartition(last)[::2])
 
 
 def _number_in(extracted: str) -> Fraction | None:
@@ -45,5 +53,14 @@ def _number_in(extracted: str) -> Fraction | None:
     number = parse_number(extracted)
     if number is not None:
         return number
-    first = extract.first_number(extracted.rsplit("=", 1)[-1])
-    return None if first is None else parse_number(first)
+    said = extracted.rsplit("=", 1)[-1]
+    first = extract.first_number(said)
+    return None if first is None else _in_words(first, *said.partition(first)[::2])
+
+
+def _in_words(number: str, before: str, behind: str) -> Fraction | None:
+    """Return what a number is among its words: 24 in "2 dozen", none in "not 5"."""
+    if in_context(number, before, behind).startswith("not "):
+        return None
+    value, scale = parse_number(number), _SCALED.match(behind[:20])
+    return value * SCALE.get(scale[1].lower(), 1000) if value is not None and scale else value

@@ -25,3 +25,10 @@ def score(response: str, ground_truth: str, *, method: Literal["strict", "flexib
         found = [number for number in _NUMBER.findall(tail) if number != "."]
     right = bool(found) and found[-1] == ground_truth
     return Score(float(right), {"overall": float(right), "accuracy": float(right)})
+
+
+def truth_problem(ground_truth: str, *, method: Literal["strict", "flexible"] = "strict") -> str | None:
+    """Return why no response can be right for a truth, or None."""
+    if re.fullmatch("-?[0-9.]+" if method == "strict" else "-?[0-9.,]+", ground_truth):
+        return None
+    return f"the truth {ground_truth[:80]!r} is no bare number" + (" without commas" if method == "strict" else "")

@@ -4,6 +4,8 @@ import re
 
 from r1_rewards.types import Score
 
+TRUTH_IS_ANSWER = False  # it is not looked at
+
 _RANGES = {
     "latin": "A-Za-zÀ-ÖØ-öø-ɏḀ-ỿ",
     "cyrillic": "Ѐ-ԯ",

@@ -2,6 +2,8 @@
 
 from r1_rewards.types import Score
 
+TRUTH_IS_ANSWER = False  # it is not looked at
+
 
 def score(
     response: str,

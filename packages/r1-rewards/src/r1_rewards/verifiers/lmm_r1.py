@@ -24,6 +24,11 @@ def score(response: str, ground_truth: str) -> Score:
     return Score(overall, {"overall": overall, "accuracy": accuracy, "format": format_score})
 
 
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or None."""
+    return math.truth_problem(ground_truth)
+
+
 def has_format(response: str) -> bool:
     """Whether the response is one think block and, at once, one answer block, each tag once."""
     tags = ("<think>", "</think>", "<answer>", "</answer>")

@@ -14,7 +14,7 @@ from r1_rewards.reading import extract
 from r1_rewards.reading.amounts import close, equal_amounts
 from r1_rewards.reading.guards import refusal
 from r1_rewards.reading.hedges import hedge
-from r1_rewards.reading.notation import normalise, without_emphasis
+from r1_rewards.reading.notation import as_shares, in_one_notation, normalise, without_emphasis
 from r1_rewards.reading.truths import blank_problem, read_truths
 from r1_rewards.types import Score
 
@@ -27,8 +27,10 @@ _ZERO = 1e-20  # below it, a sum of larger numbers that cancel out cannot be tol
 _MAX_PROSE_WORDS = 4  # more, and it is a sentence, in which Math-Verify would pick any number
 _NUMERAL = re.compile(r"([0-9A-Za-z]{1,200})_\{?([0-9]{1,2})\}?")
 _BLANKS = re.compile(r"(?<![0-9,])\s+|\s+(?![0-9])")
-_OPTION = re.compile(r"[A-J]")
-_CHOSEN = re.compile(r"\(?([A-J])(?:\)|[.:](?=\s|$)|$)")  # "A. Paris", "(A)", "A"
+_CHOSEN = re.compile(  # "A. Paris", "(A)", "A", "Option A", r"\textbf{(A)} 5"
+    r"(?i:option\s|choice\s)?(?:\\(?:textbf|text|mathrm|mathbf)\s?\{\s?)?\(?([A-J])(?:\)|[.:](?=\s|$)|\}|$)"
+)
+_PLAIN_OPTION = re.compile(r"\(?([A-J])\)?")
 _OTHER_OPTION = re.compile(
     r"(?<![A-Za-z])\(?[A-J]\)|(?<![A-Za-z\\])[A-J][.:](?=\s|$)|(?:\b(?:or|and)\b|[,;/&])\s*\(?[A-J]\b"
 )
@@ -68,7 +70,7 @@ def truth_problem(ground_truth: str) -> str | None:
     if problem := blank_problem(ground_truth):
         return problem
     refused = [refusal(_truth(truth)) for truth in read_truths(ground_truth)]
-    return f"it is not computed: {refused[0]}" if all(refused) else None
+    return f"the truth {ground_truth[:80]!r} is not computed: {refused[0]}" if all(refused) else None
 
 
 def equal(extracted: str, truth: str, *, digits: int = 6, strict: bool = True) -> bool:
@@ -95,9 +97,9 @@ def compare(extracted: str, truth: str, *, digits: int = 6, strict: bool = True)
         return False, "there is nothing to compare"
     if _packed(extracted) == _packed(truth):
         return True, "the same text"
-    if _OPTION.fullmatch(truth) and (option := _CHOSEN.match(extracted)):
-        several = _OTHER_OPTION.search(extracted, option.end())
-        return option[1] == truth and not several, "another option" if option[1] != truth else "option by its letter"
+    if (wanted := _PLAIN_OPTION.fullmatch(truth)) and (option := _CHOSEN.match(extracted)):
+        same, several = option[1] == wanted[1], _OTHER_OPTION.search(extracted, option.end())
+        return same and not several, "option by its letter" if same else "another option"
     if reason := hedge(extracted, truth, lambda side, other: _compare_plain(side, other, digits, strict)[0]):
         return False, reason
     return _compare_plain(extracted, truth, digits, strict)
@@ -105,6 +107,7 @@ def compare(extracted: str, truth: str, *, digits: int = 6, strict: bool = True)
 
 def _compare_plain(extracted: str, truth: str, digits: int, strict: bool) -> tuple[bool, str]:
     """Compare what is normalised: as numbers with bases, as amounts, as words, by algebra."""
+    extracted, truth = in_one_notation(extracted, truth)
     if (decided := _equal_numerals(extracted, truth)) is not None:
         return decided, "by their bases"
     if (decided := equal_amounts(extracted, truth, digits)) is not None:
@@ -116,7 +119,10 @@ def _compare_plain(extracted: str, truth: str, digits: int, strict: bool) -> tup
         return False, "not computed"
     if extracted.lower() == truth.lower() and _LETTER.findall(extracted) != _LETTER.findall(truth):
         return False, "other letters"
-    return _equal_by_algebra(extracted, truth, digits, strict), "by algebra"
+    right = _equal_by_algebra(extracted, truth, digits, strict)
+    if not right and (shares := as_shares(extracted, truth)):
+        right = _equal_by_algebra(*shares, digits, strict)
+    return right, "by algebra"
 
 
 def _truth(ground_truth: str) -> str:

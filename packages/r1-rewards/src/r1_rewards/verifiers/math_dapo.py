@@ -22,3 +22,8 @@ def score(response: str, ground_truth: str, *, strict_box: bool = False) -> Scor
         right = dapo.normalise(dapo.final_answer(response)) == dapo.normalise(ground_truth)
     value = 1.0 if right else -1.0
     return Score(value, {"overall": value, "accuracy": float(right)})
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or why an empty one is, or None."""
+    return dapo.truth_problem(ground_truth)

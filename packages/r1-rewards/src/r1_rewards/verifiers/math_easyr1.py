@@ -4,6 +4,7 @@ import re
 
 from r1_rewards.reading import prm800k
 from r1_rewards.reading.extract import last_braced
+from r1_rewards.reading.truths import emptied_problem
 from r1_rewards.types import Score
 from r1_rewards.verifiers.format import has_think_box
 
@@ -20,6 +21,11 @@ def score(response: str, ground_truth: str, *, format_weight: float = 0.1) -> Sc
     """
     response = without_blanks_around_tags(response)
     return weighted(response, ground_truth, format_weight)
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or why an empty one is, or None."""
+    return emptied_problem(ground_truth, prm800k.normalise)
 
 
 def weighted(response: str, ground_truth: str, format_weight: float) -> Score:

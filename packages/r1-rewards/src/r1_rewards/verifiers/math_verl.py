@@ -2,6 +2,7 @@ r"""The verdict of veRL's `math_reward` on MATH, for comparison with published f
 
 from r1_rewards.reading import hendrycks
 from r1_rewards.reading.extract import last_braced
+from r1_rewards.reading.truths import blank_problem
 from r1_rewards.types import Score
 
 
@@ -15,6 +16,11 @@ def score(response: str, ground_truth: str) -> Score:
     extracted = boxed(response)
     right = extracted is not None and hendrycks.is_equivalent(extracted, ground_truth)
     return Score(float(right), {"overall": float(right), "accuracy": float(right)})
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or None."""
+    return blank_problem(ground_truth)
 
 
 def boxed(response: str) -> str | None:

@@ -4,7 +4,7 @@ import re
 from collections import deque
 from fractions import Fraction
 
-from r1_rewards.reading import extract
+from r1_rewards.reading import characters, extract
 from r1_rewards.reading.amounts import parse_exact
 from r1_rewards.reading.hedges import hedge
 from r1_rewards.reading.notation import SCALE
@@ -12,16 +12,17 @@ from r1_rewards.reading.number import parse_number
 from r1_rewards.reading.units import UNITS, Unit
 from r1_rewards.types import Score
 
+MAX_SHORT = 200  # characters
 MAX_WORDS = 6  # of an answer that its words may take back; with more, it is a sentence about other things, too
 
 _NUMBER_AND_REST = re.compile(
-    r"(?P<number>[-+−]?[$€£]?(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?(?:/[0-9]+)?)\s*(?P<rest>.*)",
+    r"(?P<number>[-+−]?[$€£¥]?(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?(?:/[0-9]+)?)\s*(?P<rest>.*)",
     re.DOTALL,
 )
 # Not the 2 of m^2, of x_2 or of 3 \times 10^2.
 _START = re.compile(
     r"(?:(?<![\w)\]}])[-−])?[$€£]?(?<![\w.^{√])(?:\.[0-9]+|"
-    r"[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+|\s?(?:\\times|\\cdot|×|\*)\s?10\s?\^\s?\{?[-+]?[0-9]*)?)"
+    r"[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+|\s?(?:\\times|\\cdot|×|\*|x)\s?10\s?\^\s?\{?[-+]?[0-9]*)?)"
 )
 _FRACTION_AND_REST = re.compile(r"[\s$]*(-?\\[dt]?frac\s?(?:\{-?[0-9]+\}|[0-9])\s?(?:\{[0-9]+\}|[0-9]))(.*)", re.DOTALL)
 _SCALED = re.compile(rf"({'|'.join(SCALE)})s?\b", re.IGNORECASE)
@@ -31,6 +32,11 @@ _FACTOR = re.compile(
     r"|\((?=[0-9])|[xyzn](?![A-Za-z])"
 )
 _TIMES_TEN = re.compile(r"\s?(?:\\times|\\cdot|×|\*|x)\s?10\s?\^?\s?\{?([-+]?[0-9]{1,3})\}?")
+_SEVERAL = re.compile(r"^[-+]?[0-9.]+(?:,?\s+[-+]?[0-9.]+)+$|[0-9]\s*(?:\bor\b|±|\\pm\b|\\text\s?\{\s?or\b)\s*\W*[0-9]")
+_BOUND = re.compile(r"\s*(?:[<>≤≥]|\\[lg]eq?(?![A-Za-z]))")
+_OTHER_NUMBER = re.compile(r"(?<![0-9A-Za-z_^{.,/-])[0-9]")  # not the 2 of m^2 or s^{-2}
+_MONEY = re.compile(r"\s*[-+−]?\s?\\?([$€£¥])\s?[0-9][^$]*$")
+_CURRENCIES = {"$": "dollars", "€": "euros", "£": "pounds sterling", "¥": "yen"}
 _DECORATION = re.compile(r"\\(?:text|mathrm|mbox|operatorname)\s?\{|\\[,;:! ()\[\]]|[${}~]|^\s*(?:\\approx|≈|about|=)")
 
 
@@ -45,8 +51,8 @@ def score(
     r"""Return 1 if the response's number lies within the tolerance of the truth, else 0.
 
     The tolerance is the larger of `relative` · |truth| and `absolute`, in the truth's unit; 0 asks for exact equality,
-    computed in rational numbers. Units of length, mass, time, volume, area, speed, angle, energy and temperature
-    difference are converted ("150 cm" is "1.5 m"); units of different kinds are never equal, and an answer without one
+    computed in rational numbers. Units of length, mass, time, volume, area, speed, angle, energy and so on are
+    converted ("150 cm" is "1.5 m"); units of different kinds are never equal, and an answer without one
     takes the truth's, unless `unit_required`. "50%" equals both "0.5" and "50", but "50" does not equal "0.5". The
     number is read from the last `\boxed{…}`, `<answer>`, `####`, "Answer: x", or else is the last one.
 
@@ -55,15 +61,24 @@ def score(
     """
     truth = read_quantity(ground_truth)
     if truth is None:
-        raise ValueError(f"the truth {ground_truth[:80]!r} is not a number with or without a unit")
-    extracted, found = _final_answer(extract.after_thought(response))
+        raise ValueError(truth_problem(ground_truth))
+    extracted, found = _final_answer(characters.plain(extract.after_thought(response)[-extract.TAIL :]))
     right = found is not None and _close(found, truth, relative, absolute, unit_required)
-    return Score(float(right), {"overall": float(right), "accuracy": float(right)}, extracted=extracted)
+    reason = "within the tolerance" if right else "there is no one number" if found is None else "another number"
+    return Score(float(right), {"overall": float(right), "accuracy": float(right)}, extracted=extracted, reason=reason)
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or None."""
+    if read_quantity(ground_truth) is None:
+        return f"the truth {ground_truth[:80]!r} is not a number with or without a unit"
+    return None
 
 
 def read_quantity(text: str) -> tuple[Fraction, str] | None:
     r"""Return a number and its unit as written ("" if none, "%" for percent), or None; reads "3\times 10^4 km"."""
-    plain = _DECORATION.sub("", text[:1000]).strip().rstrip(".").strip()
+    text = characters.plain(text[:1000])
+    plain = _DECORATION.sub("", text).strip().rstrip(".").strip()
     if fraction := _FRACTION_AND_REST.match(text.strip()):
         number, rest = parse_exact(fraction[1]), _DECORATION.sub("", fraction[2]).strip().rstrip(".")
     elif match := _NUMBER_AND_REST.fullmatch(plain):
@@ -74,7 +89,10 @@ def read_quantity(text: str) -> tuple[Fraction, str] | None:
         number, rest = number * Fraction(10) ** int(power[1]), rest[power.end() :].strip()
     if number is not None and (scale := _SCALED.match(rest)):
         number, rest = number * SCALE[scale[1].lower()], rest[scale.end() :].strip()
-    return None if number is None or _FACTOR.match(rest) else (number, _unit(rest))
+    if number is None or _FACTOR.match(rest) or (len(rest.split()) <= MAX_WORDS and _OTHER_NUMBER.search(rest)):
+        return None
+    money = _MONEY.match(text)
+    return number, _CURRENCIES[money[1]] if money and not rest else _unit(rest)
 
 
 def _final_answer(response: str) -> tuple[str | None, tuple[Fraction, str] | None]:
@@ -82,10 +100,19 @@ def _final_answer(response: str) -> tuple[str | None, tuple[Fraction, str] | Non
     for find in (extract.boxed, extract.tagged, extract.hashed, extract.stated):
         extracted = find(response)
         if extracted is not None:
-            if len(extracted.split()) <= MAX_WORDS and hedge(extracted, "", str.__eq__):
-                return extracted, None
-            return extracted, read_quantity(extracted) or _last_quantity(extracted)
+            return extracted, _said(extracted)
+    if len(response) <= MAX_SHORT and len(response.split()) <= MAX_WORDS:
+        return response.strip(), _said(response.strip())
     return extract.last_number(response), _last_quantity(response)
+
+
+def _said(text: str) -> tuple[Fraction, str] | None:
+    """Return the one quantity of a few words that take nothing back, or the last one of a sentence."""
+    if len(text.split()) > MAX_WORDS:
+        return read_quantity(text) or _last_quantity(text)
+    if hedge(text, "", str.__eq__) or _SEVERAL.search(text) or _BOUND.match(text):
+        return None
+    return read_quantity(text) or _last_quantity(text)
 
 
 def _last_quantity(text: str) -> tuple[Fraction, str] | None:

@@ -3,6 +3,8 @@
 from r1_rewards.reading.coordinates import last_box, last_point
 from r1_rewards.types import Score
 
+TRUTH_IS_ANSWER = False  # but a box, in which the answer has to be
+
 
 def score(response: str, ground_truth: str) -> Score:
     """Return 1 if the response's point lies in the true box `[x1, y1, x2, y2]` or on its edge, else 0.
@@ -14,7 +16,14 @@ def score(response: str, ground_truth: str) -> Score:
     """
     truth = last_box(ground_truth)
     if truth is None:
-        raise ValueError(f"the truth {ground_truth[:80]!r} has no box; write it as [x1, y1, x2, y2]")
+        raise ValueError(truth_problem(ground_truth))
     point = last_point(response)
     inside = point is not None and truth[0] <= point[0] <= truth[2] and truth[1] <= point[1] <= truth[3]
     return Score(float(inside), {"overall": float(inside), "accuracy": float(inside)})
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or None."""
+    if last_box(ground_truth) is None:
+        return f"the truth {ground_truth[:80]!r} has no box; write it as [x1, y1, x2, y2]"
+    return None

@@ -7,6 +7,7 @@ from r1_rewards.reading import prm800k
 from r1_rewards.reading.expression import Unreadable, parse
 from r1_rewards.reading.extract import TAIL, last_braced
 from r1_rewards.reading.guards import refusal
+from r1_rewards.reading.truths import emptied_problem
 from r1_rewards.types import Score
 
 TOLERANCE = 1e-4
@@ -33,6 +34,11 @@ def score(response: str, ground_truth: str) -> Score:
     extracted = extract_answer(response[-TAIL:])
     right = prm800k.grade(extracted, ground_truth, compact=False) or _equal_for_some_pi(extracted, ground_truth)
     return Score(float(right), {"overall": float(right), "accuracy": float(right)})
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or why an empty one is, or None."""
+    return emptied_problem(ground_truth, prm800k.normalise)
 
 
 def extract_answer(response: str) -> str:

@@ -15,10 +15,15 @@ def score(response: str, ground_truth: str) -> Score:
     Example: `score("<think>1, 2, 3</think><answer>3</answer>", "<answer> 3 </answer>").value` is 1.0.
     """
     body, truth = answer_body(response), answer_body(ground_truth)
-    accuracy = float(body is not None and truth is not None and (body == truth or math.equal(body, truth)))
+    accuracy = float(bool(body and truth) and (body == truth or math.equal(str(body), str(truth))))
     format_score = float(has_r1v(response))
     overall = 0.5 * accuracy + 0.5 * format_score
     return Score(overall, {"overall": overall, "accuracy": accuracy, "format": format_score})
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or None."""
+    return None if answer_body(ground_truth) else f"the truth {ground_truth[:80]!r} has no answer"
 
 
 def answer_body(text: str) -> str | None:

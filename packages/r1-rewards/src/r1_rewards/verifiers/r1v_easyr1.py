@@ -1,6 +1,7 @@
 """The verdict of EasyR1's `r1v` reward, for comparison with published figures."""
 
 from r1_rewards.reading import prm800k
+from r1_rewards.reading.truths import emptied_problem
 from r1_rewards.types import Score
 from r1_rewards.verifiers.format import has_r1v
 
@@ -19,6 +20,11 @@ def score(response: str, ground_truth: str, *, format_weight: float = 0.5) -> Sc
     format_score = float(has_r1v(response))
     overall = (1.0 - format_weight) * accuracy + format_weight * format_score
     return Score(overall, {"overall": overall, "accuracy": accuracy, "format": format_score})
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or why an empty one is, or None."""
+    return emptied_problem(ground_truth, prm800k.normalise)
 
 
 def _first_answer(response: str) -> str | None:

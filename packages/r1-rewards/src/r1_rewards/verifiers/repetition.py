@@ -5,6 +5,8 @@ from collections import Counter
 
 from r1_rewards.types import Score
 
+TRUTH_IS_ANSWER = False  # it is not looked at
+
 # A character of a script without blanks counts as a word.
 _WORD = re.compile(r"[぀-ヿ㐀-䶿一-鿿가-힯]|[^\s_぀-ヿ㐀-䶿一-鿿가-힯]+")
 

@@ -1,6 +1,7 @@
 """The verdict of veRL's `search_r1_like_qa_em`, for comparison with published figures."""
 
 from r1_rewards.reading import extract
+from r1_rewards.reading.truths import emptied_problem
 from r1_rewards.types import Score
 from r1_rewards.verifiers import text
 
@@ -19,3 +20,8 @@ def score(response: str, ground_truth: str) -> Score:
     hedged = max(response.count("<answer>"), response.count("</answer>")) > MAX_TAGS
     value = accuracy / 4 if hedged else accuracy
     return Score(value, {"overall": value, "accuracy": accuracy})
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or why an empty one is, or None."""
+    return emptied_problem(ground_truth, text.normalise_squad)

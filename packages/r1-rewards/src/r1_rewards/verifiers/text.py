@@ -2,19 +2,22 @@
 
 import re
 import string
+import unicodedata
 from collections.abc import Sequence
 
-from r1_rewards.reading import extract
-from r1_rewards.reading.truths import read_truths
+from r1_rewards.reading import characters, extract
+from r1_rewards.reading.truths import blank_problem, read_truths
 from r1_rewards.types import Score
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_LEADING_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?=\s+\w)")  # "vitamin A" is not "vitamin"
+_HYPHEN = re.compile(r"(?<=[^\W\d_])[-‐‑](?=[^\W\d_])")
 _PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 # Signs that say which number, name or formula it is: 1.5, -5, 1/2, 3:30, C#, C++, x<5, 5%.
 _MEANT = re.compile(
     r"(?<=[0-9])[.,/:^*%](?=[0-9])|(?<![0-9.])\.(?=[0-9])|(?<![\w)])[-−](?=\.?[0-9])|(?<=[a-z])[+#]{1,2}(?![\w+#])"
-    r"|[<>=]|(?<=[0-9a-z])[-+*/^](?=[0-9])|(?<=[0-9])[-+*/^](?=[a-z])"
+    r"|[<>=]|(?<=[0-9a-z])[-+*/^](?=[0-9])|(?<=[0-9])[-+*/^](?=[a-z])|(?<=[a-z])[+*^](?=[a-z])"
 )
 _ODD = re.compile(r"[^\w\s]")
 
@@ -29,9 +32,25 @@ def score(response: str, ground_truth: str | Sequence[str], *, exact: bool = Fal
     Example: `score("<answer>The Eiffel Tower.</answer>", "eiffel tower").value` is 1.0.
     """
     extracted = _final_answer(response).strip()
-    prepare = str.strip if exact else normalise
-    right = bool(extracted) and prepare(extracted) in {prepare(truth) for truth in read_truths(ground_truth)}
-    return Score(float(right), {"overall": float(right), "accuracy": float(right)}, extracted=extracted)
+    written = _as_it_stands if exact else _ways
+    truths = {way for truth in read_truths(ground_truth) for way in written(truth)}
+    right = bool(extracted) and not truths.isdisjoint(written(extracted))
+    reason = "the same text" if right else "another text" if extracted else "there is no answer"
+    return Score(float(right), {"overall": float(right), "accuracy": float(right)}, extracted=extracted, reason=reason)
+
+
+def truth_problem(ground_truth: str) -> str | None:
+    """Return why no response can be right for a truth, or None."""
+    return blank_problem(ground_truth)
+
+
+def _as_it_stands(text: str) -> set[str]:
+    return {text.strip()}
+
+
+def _ways(text: str) -> set[str]:
+    """Return how a text may be written: "new-york" is "new york" and "newyork"."""
+    return {normalise(text), normalise(_HYPHEN.sub(" ", text))}
 
 
 def normalise(text: str) -> str:
@@ -40,11 +59,15 @@ def normalise(text: str) -> str:
     Signs stay that say which number or name it is: "1.5", "-5", "1/2", "C#". What consists of articles or signs stays
     as it is: "A", "%".
     """
-    lower = _THOUSANDS.sub("", text.lower())
+    lower = _THOUSANDS.sub("", unicodedata.normalize("NFC", characters.plain(text)).casefold())
     kept = {match.start() for match in _MEANT.finditer(lower)}
     kept |= {place + 1 for place in kept if lower[place : place + 2] in ("++", "##")}
-    plain = _ODD.sub(lambda match: match[0] if match.start() in kept or not match[0].isascii() else "", lower)
-    return " ".join(_ARTICLES.sub(" ", plain).split()) or " ".join(plain.split()) or lower.strip()
+    plain = _ODD.sub(lambda match: match[0] if match.start() in kept or _is_symbol(match[0]) else "", lower)
+    return " ".join(_LEADING_ARTICLES.sub(" ", plain).split()) or " ".join(plain.split()) or lower.strip()
+
+
+def _is_symbol(sign: str) -> bool:
+    return not sign.isascii() and not unicodedata.category(sign).startswith("P")
 
 
 def normalise_squad(text: str) -> str:

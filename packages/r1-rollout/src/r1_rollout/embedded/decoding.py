@@ -122,7 +122,7 @@ class Decoding:
                 indices = [together[place] for place in part]
                 prompts = [self._prompts[index] for index in indices]
                 prefilled, behind = prefill(self._model, prompts, [inputs[place] for place in part], self._filler)
-                cache.insert(prefilled, len(self._slots))
+                cache.insert(prefilled, [len(prompt.token_ids) for prompt in prompts], len(self._slots))
                 logits.append(behind.repeat_interleave(choices.samples, dim=0))
                 for index in indices:
                     self._begin(index, rows)
@@ -139,12 +139,12 @@ class Decoding:
         """Feed every row its last token; return the logits [rows, vocabulary] of the next."""
         axes = len(rotary_axes(self._prompts[rows.owners[0][0]].position_ids))
         before = rows.ages - 1  # tokens in the cache
-        mask = cache.aim(before)
+        cache.aim(before)
         with cache.decoding():
             logits: Tensor = self._model(
                 input_ids=rows.last[:, None],
                 position_ids=without_lone_axis((rows.positions + before)[None, :, None].expand(axes, -1, -1)),
-                attention_mask=mask,
+                attention_mask=torch.zeros(len(rows), 1, 1, 1, device=before.device),  # none but the cache's
                 past_key_values=cache,
                 use_cache=True,
             ).logits
@@ -160,8 +160,8 @@ class Decoding:
             reason: Literal["stop", "length"] = "stop" if stopped[row] else "length"
             self._groups[prompt][sample] = Completion(tokens.numpy(), logprobs.numpy(), reason, self._version)
         sources, targets = rows.remove(finished)
-        if sources:
-            cache.move_rows(sources, targets)
+        if finished:
+            cache.remove_rows(finished, sources, targets)
         for prompt in [prompt for prompt, group in self._groups.items() if len(group) == self._choices.samples]:
             group = self._groups.pop(prompt)
             self._finished.append((prompt, [group[sample] for sample in range(self._choices.samples)]))
@@ -171,13 +171,12 @@ class Decoding:
     def _vacate(self, slot: int, rows: Rows, cache: GroupCache) -> None:
         """Give a slot to the prompt in the last one."""
         last = len(self._slots) - 1
+        cache.remove_slot(slot, last)
         if slot != last:
-            cache.move_slot(last, slot)
             rows.slots[rows.slots == last] = slot
         self._slots[slot] = self._slots[last]
         del self._slots[last]
 
     def _arrange(self, rows: Rows, cache: GroupCache) -> None:
         if rows:
-            lengths = torch.tensor([len(self._prompts[prompt].token_ids) for prompt in self._slots])
-            cache.arrange(rows.slots, lengths.to(rows.slots.device))
+            cache.arrange(rows.slots, [len(self._prompts[prompt].token_ids) for prompt in self._slots])

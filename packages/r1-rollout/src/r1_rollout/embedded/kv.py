@@ -1,7 +1,7 @@
 """Keys and values of the samples that are running, and the attention that reads them.
 
-A prompt's keys and values are kept once and read by all its samples, whose own tokens are kept apart. The two softmaxes
-are then merged by their maxima and sums, which is exact (FlashAttention, arXiv 2205.14135).
+A prompt's keys and values are kept once and read by all its samples, whose own tokens are kept apart; both are cut into
+segments. The softmaxes are then merged by their maxima and sums, which is exact (FlashAttention, arXiv 2205.14135).
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -16,25 +17,20 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from r1_rollout.embedded.segments import Layer, Readers, Segment, cut
+
 ATTENTION = "r1_rollout_decode"
-_FIRST_COLUMNS = 64  # answer tokens there is room for at first; doubled when they run out
 
 _decoding: ContextVar["GroupCache | None"] = ContextVar("decoding", default=None)
 
 
-class _Layer:
-    """One layer's keys and values, each [places, heads, columns, size]."""
+class Target(NamedTuple):
+    """Where the tokens that are decoded go in one segment."""
 
-    def __init__(self, keys: Tensor) -> None:
-        self.keys = self.values = keys.new_zeros(0, keys.shape[1], 0, keys.shape[3])
-
-    def grow(self, places: int, columns: int) -> None:
-        self.keys = _grown(self.keys, places, columns)
-        self.values = _grown(self.values, places, columns)
-
-    def move(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
-        self.keys[targets, :, :columns] = self.keys[sources, :, :columns]
-        self.values[targets, :, :columns] = self.values[sources, :, :columns]
+    segment: Segment
+    rows: Tensor | slice  # int64 [tokens], or all rows in their order
+    places: Tensor  # int64 [tokens]
+    columns: Tensor  # int64 [tokens]
 
 
 class GroupCache(Cache):
@@ -53,52 +49,65 @@ class GroupCache(Cache):
             prompt_columns: tokens of a prompt, at most.
         """
         super().__init__(layers=[])
-        self._rows, self._columns, self._prompt_columns = rows, columns, prompt_columns
-        self._prompts: list[_Layer] = []
-        self._answers: list[_Layer] = []
-        self._width = 0
+        self._prompts, self._answers = cut(prompt_columns, rows), cut(columns, rows)
+        self._kinds: list[Layer] = []  # of each layer, without places and columns
+        self._prompt_readers: list[tuple[Segment, Readers]] = []
+        self._answer_readers: list[tuple[Segment, Readers]] = []
+        self._targets: list[Target] = []
+        self._length = 0  # of the longest answer before the next token
         self.served: Tensor | None = None  # the keys that the last `update` gave out
         self.layer = 0  # and their layer
 
-    def insert(self, prefilled: DynamicCache, first_slot: int) -> None:
+    def insert(self, prefilled: DynamicCache, lengths: Sequence[int], first_slot: int) -> None:
         """Copy prefilled prompts [prompts, heads, padded length, size], padded on the right, to slots in a row."""
-        count, width = prefilled.layers[0].keys.shape[0], prefilled.layers[0].keys.shape[2]
-        if not self._prompts:
-            self._prompts = [_Layer(layer.keys) for layer in prefilled.layers]
-            self._answers = [_Layer(layer.keys) for layer in prefilled.layers]
-        slots = slice(first_slot, first_slot + count)
-        for layer, own in zip(prefilled.layers, self._prompts, strict=True):
-            if slots.stop > len(own.keys):
-                own.grow(max(slots.stop, 2 * len(own.keys)), self._prompt_columns)
-            own.keys[slots, :, :width] = layer.keys
-            own.values[slots, :, :width] = layer.values
+        self._kinds = self._kinds or [
+            Layer(*(tensor.new_empty(0, tensor.shape[1], 0, tensor.shape[3]) for tensor in (layer.keys, layer.values)))
+            for layer in prefilled.layers
+        ]
+        for segment in self._prompts:
+            reaching = [index for index, length in enumerate(lengths) if length > segment.first]
+            if not reaching:
+                break
+            places = segment.enter([first_slot + index for index in reaching], self._kinds)
+            columns = slice(segment.first, min(segment.last, max(lengths)))
+            width = columns.stop - columns.start
+            segment.width = max(segment.width, width)
+            for own, layer in zip(segment.layers, prefilled.layers, strict=True):
+                own.keys[places, :, :width] = layer.keys[reaching, :, columns]
+                own.values[places, :, :width] = layer.values[reaching, :, columns]
 
-    def arrange(self, slots: Tensor, lengths: Tensor) -> None:
+    def arrange(self, slots: Tensor, lengths: Sequence[int]) -> None:
         """Say which prompts the rows belong to.
 
         Args:
             slots: int64 [rows], the slot of each row's prompt.
-            lengths: int64 [slots in use], the length of each prompt.
+            lengths: [slots in use], the length of each prompt.
         """
-        order, counts = slots.argsort(stable=True), slots.bincount(minlength=len(lengths))
-        ranks = torch.arange(len(slots), device=slots.device) - (counts.cumsum(0) - counts)[slots[order]]
-        most = int(counts.max())
-        self._places = torch.empty_like(slots)  # [rows]: where a row stands in `members`
-        self._places[order] = slots[order] * most + ranks
-        self._members = slots.new_zeros(len(lengths) * most)  # [slots × most]: the rows of each slot, then row 0
-        self._members[self._places] = torch.arange(len(slots), device=slots.device)
-        self._used, self._prompt_width = len(lengths), int(lengths.max())
-        self._prompt_bias = _bias(lengths, self._prompt_width)
+        slot_of, device = slots.cpu().numpy(), slots.device
+        self._prompt_readers = []
+        for segment in self._prompts:
+            if len(segment.owners):
+                segment.see(np.array(lengths), device)
+                self._prompt_readers.append((segment, Readers.of(segment, slot_of, device)))
 
-    def aim(self, ages: Tensor) -> Tensor:
-        """Say where the next forward writes, row i at column `ages[i]`; return the rows' mask [rows, 1, 1, columns]."""
-        self._target = (torch.arange(len(ages), device=ages.device), ages)
-        self._width = int(ages.max()) + 1
-        if self._width > self._answers[0].keys.shape[2]:
-            columns = min(max(2 * self._width, _FIRST_COLUMNS), self._columns)
-            for layer in self._answers:
-                layer.grow(self._rows, columns)
-        return _bias(ages + 1, self._width)
+    def aim(self, ages: Tensor) -> None:
+        """Say where the next forward writes: row i at column `ages[i]` of its answer, int64 [rows]."""
+        columns, device = ages.cpu().numpy(), ages.device
+        self._length, self._answer_readers, self._targets = int(columns.max()), [], []
+        for segment in self._answers:
+            if segment.first > self._length:
+                break
+            segment.enter(np.flatnonzero(columns == segment.first), self._kinds)
+            segment.see(columns + 1, device)
+            readers = Readers.of(segment, np.arange(len(columns)), device)
+            self._answer_readers.append((segment, readers))
+            places = np.flatnonzero(columns[segment.owners] < segment.last)
+            if len(places):
+                rows = segment.owners[places]
+                written = (torch.from_numpy(one).to(device) for one in (rows, places, columns[rows] - segment.first))
+                target = Target(segment, *written)
+                whole = readers.straight and len(places) == len(columns)
+                self._targets.append(target._replace(rows=slice(None)) if whole else target)
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
@@ -113,97 +122,103 @@ class GroupCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store one token's keys and values [rows, heads, 1, size]; return those of the rows' answers so far."""
-        rows, columns = self._target
-        own = self._answers[layer_idx]
-        own.keys[rows, :, columns] = key_states[:, :, 0]
-        own.values[rows, :, columns] = value_states[:, :, 0]
-        self.served, self.layer = own.keys[: len(rows), :, : self._width], layer_idx
-        return self.served, own.values[: len(rows), :, : self._width]
+        """Store one token's keys and values [rows, heads, 1, size]; return them, for `attend` reads those before."""
+        for segment, rows, places, columns in self._targets:
+            own = segment.layers[layer_idx]
+            own.keys[places, :, columns] = key_states[rows, :, 0]
+            own.values[places, :, columns] = value_states[rows, :, 0]
+        self.served, self.layer = key_states, layer_idx
+        return key_states, value_states
 
-    def attend_prompts(self, query: Tensor) -> "Partial":
-        """Attend to the rows' prompts: one product a prompt, with the queries [rows, heads, queries, size] of a group.
+    def attend(self, query: Tensor) -> Tensor:
+        """Attend to the rows' prompts and answers with queries [rows, heads, queries, size] of each key head.
 
         Returns:
-            The rows' part of the attention, not normalised.
+            [rows, heads, queries, size].
         """
-        _, heads, queries, size = query.shape
-        own = self._prompts[self.layer]
-        together = query[self._members].view(self._used, -1, heads, queries, size).transpose(1, 2)
-        part = partial_attention(
-            together.reshape(self._used, heads, -1, size),
-            own.keys[: self._used, :, : self._prompt_width],
-            own.values[: self._used, :, : self._prompt_width],
-            self._prompt_bias,
-        )
-        return Partial(*(self._of_rows(tensor, queries) for tensor in part))
+        whole: Partial | None = None
+        for segment, readers in (*self._prompt_readers, *self._answer_readers):
+            part = self._attend_segment(segment, readers, query)
+            if whole is None:  # the first segment of prompts, which every row reads
+                whole = part
+            elif len(readers.rows) == len(query):
+                whole = merge(whole, part)
+            else:
+                both = merge(Partial(*(tensor[readers.rows] for tensor in whole)), part)
+                for tensor, changed in zip(whole, both, strict=True):
+                    tensor[readers.rows] = changed
+        assert whole is not None
+        return whole.output / whole.total
 
-    def _of_rows(self, tensor: Tensor, queries: int) -> Tensor:
-        """[slots, heads, members × queries, size] to [rows, heads, queries, size]."""
-        slots, heads, _, size = tensor.shape
-        return tensor.view(slots, heads, -1, queries, size).transpose(1, 2).flatten(0, 1)[self._places]
+    def _attend_segment(self, segment: Segment, readers: Readers, query: Tensor) -> "Partial":
+        """Attend to one segment: one product a place, with the queries of all rows that read it."""
+        places, (_, heads, queries, size) = len(segment.owners), query.shape
+        own = segment.layers[self.layer]
+        sorted_query = query if readers.straight else query[readers.members]
+        part = partial_attention(
+            sorted_query.view(places, -1, heads, queries, size).transpose(1, 2).reshape(places, heads, -1, size),
+            own.keys[:places, :, : segment.width],
+            own.values[:places, :, : segment.width],
+            segment.bias,
+        )
+
+        def of_rows(tensor: Tensor) -> Tensor:
+            """[places, heads, members × queries, size] to [readers, heads, queries, size]."""
+            apart = tensor.view(places, heads, -1, queries, tensor.shape[-1]).transpose(1, 2)
+            return apart.flatten(0, 1) if readers.straight else apart.flatten(0, 1)[readers.at]
+
+        return Partial(*map(of_rows, part))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the columns in use before the next token."""
-        return max(self._width - 1, 0)
+        return self._length
 
-    def move_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy rows over other rows, to close the gaps that finished samples leave."""
-        for layer in self._answers if self._width else ():
-            layer.move(sources, targets, self._width)
+    def remove_rows(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Forget rows; then the rows `sources` are called `targets`."""
+        for segment in self._answers:
+            segment.leave(rows)
+            segment.rename(sources, targets)
 
-    def move_slot(self, source: int, target: int) -> None:
-        """Copy a prompt over one that has no samples left."""
-        for layer in self._prompts:
-            layer.move([source], [target], self._prompt_columns)
+    def remove_slot(self, slot: int, last: int) -> None:
+        """Forget a prompt that has no samples left; then the slot `last` is called so."""
+        for segment in self._prompts:
+            segment.leave([slot])
+            segment.rename([last], [slot])
 
 
 class Partial(NamedTuple):
-    """A softmax over some of the columns, not normalised."""
+    """A softmax over some of the columns, not normalised; in float32, or finer if the model is."""
 
-    output: Tensor  # float32 [batch, heads, queries, size], the values weighted by exp(score - peak)
-    peak: Tensor  # float32 [batch, heads, queries, 1], the largest score
-    total: Tensor  # float32 [batch, heads, queries, 1], the sum of the weights
+    output: Tensor  # [batch, heads, queries, size], the values weighted by exp(score - peak)
+    peak: Tensor  # [batch, heads, queries, 1], the largest score
+    total: Tensor  # [batch, heads, queries, 1], the sum of the weights
 
 
-def partial_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Partial:
+def partial_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Partial:
     """Attend to some of the columns.
 
     Args:
         query: [batch, heads, queries, size], scaled.
         key: [batch, heads, columns, size].
         value: [batch, heads, columns, size].
-        bias: float32 [batch, 1, 1, columns], 0 or, where a column is out of sight, -inf.
+        bias: float32 [batch, 1, 1, columns], 0 or, where a column is out of sight, -inf; None: all are in sight.
     """
-    scores = (query @ key.transpose(2, 3)).float().add_(bias)
+    fine = torch.promote_types(query.dtype, torch.float32)
+    scores = (query @ key.transpose(2, 3)).to(fine)
+    if bias is not None:
+        scores.add_(bias)
     peak = scores.amax(dim=-1, keepdim=True)
     weights = scores.sub_(peak).exp_()
     output = weights.to(value.dtype) @ value
-    return Partial(output.float(), peak, weights.sum(dim=-1, keepdim=True))
+    return Partial(output.to(fine), peak, weights.sum(dim=-1, keepdim=True))
 
 
-def merge(first: Partial, second: Partial) -> Tensor:
-    """Return the attention over the columns of both."""
+def merge(first: Partial, second: Partial) -> Partial:
+    """Return the softmax over the columns of both."""
     peak = torch.maximum(first.peak, second.peak)
     first_scale, second_scale = (first.peak - peak).exp(), (second.peak - peak).exp()
     output = first.output * first_scale + second.output * second_scale
-    return output / (first.total * first_scale + second.total * second_scale)
-
-
-def _grown(tensor: Tensor, places: int, columns: int) -> Tensor:
-    """Return a copy [places, heads, columns, size] of a smaller tensor, zeros behind it."""
-    old_places, heads, old_columns, size = tensor.shape
-    # Zeros, because a masked column still meets the softmax's zero weight, and 0 × NaN is NaN.
-    larger = tensor.new_zeros(places, heads, columns, size)
-    larger[:old_places, :, :old_columns] = tensor
-    return larger
-
-
-def _bias(lengths: Tensor, width: int) -> Tensor:
-    """Return float32 [batch, 1, 1, width]: 0 in the first `lengths` columns, -inf behind them."""
-    hidden = torch.arange(width, device=lengths.device) >= lengths[:, None]
-    bias = torch.zeros(hidden.shape, device=lengths.device).masked_fill_(hidden, -torch.inf)
-    return bias[:, None, None]
+    return Partial(output, peak, first.total * first_scale + second.total * second_scale)
 
 
 def decode_attention(
@@ -215,8 +230,8 @@ def decode_attention(
 
     Args:
         query: [rows, heads, 1, size].
-        key, value: [rows, key heads, columns, size], those of the answers.
-        attention_mask: float32 [rows, 1, 1, columns], see `GroupCache.aim`.
+        key, value: [rows, key heads, 1, size], those of the new tokens as the cache gave them back.
+        attention_mask: of torch's own attention; the cache knows what is in sight.
 
     Returns:
         [rows, 1, heads, size] and None for the attention weights.
@@ -231,7 +246,7 @@ def decode_attention(
     if cache is None:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return output, None
-    if key is not cache.served or attention_mask is None:
+    if key is not cache.served:
         raise RuntimeError(
             f"{type(module).__name__} does not attend to the keys as its cache gave them: the embedded engine cannot "
             "decode with this model"
@@ -239,8 +254,7 @@ def decode_attention(
     rows, heads, _, size = query.shape
     scaling = kwargs.get("scaling")
     grouped = query.reshape(rows, key.shape[1], -1, size) * (size**-0.5 if scaling is None else scaling)
-    output = merge(cache.attend_prompts(grouped), partial_attention(grouped, key, value, attention_mask))
-    return output.to(query.dtype).reshape(rows, 1, heads, size), None
+    return cache.attend(grouped).to(query.dtype).reshape(rows, 1, heads, size), None
 
 
 AttentionInterface.register(ATTENTION, decode_attention)

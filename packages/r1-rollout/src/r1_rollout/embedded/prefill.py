@@ -10,15 +10,18 @@ from transformers import DynamicCache
 from r1_rollout.types import PromptLike
 
 _PROMPTS = 16  # per forward; with _TOKENS it bounds the logits and activations
+_SHORT = 64  # tokens: such prompts go together whatever their lengths
 _TOKENS = 16384  # per forward, padding included, unless one prompt alone has more
 
 
 def prefill_batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Cut prompts of these lengths into batches of similar length; return lists of indices."""
+    """Cut prompts of these lengths into batches, none more than twice as long as another; return lists of indices."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         batch = batches[-1] if batches else []
-        if batch and len(batch) < _PROMPTS and (len(batch) + 1) * lengths[batch[0]] <= _TOKENS:
+        longest = lengths[batch[0]] if batch else 0
+        alike = longest <= max(2 * lengths[index], _SHORT)
+        if batch and alike and len(batch) < _PROMPTS and (len(batch) + 1) * longest <= _TOKENS:
             batch.append(index)
         else:
             batches.append([index])

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from r1_rollout.embedded.segments import close_gaps
+
 
 class Rows:
     """A row per sample. Rows stay dense: when one leaves, the last takes its place."""
@@ -75,12 +77,10 @@ class Rows:
 
     def remove(self, finished: Sequence[int]) -> tuple[list[int], list[int]]:
         """Take rows out; return which rows (sources) have moved to which places (targets) to close the gaps."""
-        left, remaining = frozenset(finished), len(self) - len(finished)
-        targets = [row for row in finished if row < remaining]
-        sources = [row for row in range(remaining, len(self)) if row not in left]
+        sources, targets = close_gaps(len(self), finished)
         for tensor in (self._tokens, self._logprobs, self._state):
             tensor[targets] = tensor[sources]
         for source, target in zip(sources, targets, strict=True):
             self.owners[target] = self.owners[source]
-        del self.owners[remaining:]
+        del self.owners[len(self) - len(finished) :]
         return sources, targets

@@ -4,17 +4,14 @@
 `/collective_rpc` calls it there. Its import makes the transfer engine `r1_tcp` known to vLLM.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from torch import Tensor
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
 from r1_rollout.checksums import Expected, compare
 from r1_rollout.vllm.adapter import adapted_modules, check_bound, written_names
-from r1_rollout.vllm.shards import read_shards
-from r1_rollout.vllm.sync import drop_unfinished, repack_heads
+from r1_rollout.vllm.sync import drop_unfinished, load_folder, repack_heads
 
 WeightTransferEngineFactory.register_engine("r1_tcp", "r1_rollout.vllm.transfer_engine", "TcpTransferEngine")
 
@@ -32,21 +29,12 @@ class WeightReceiver:
         Returns:
             The version, and how many tensors there were, for the sender to compare; or what went wrong, under `error`.
         """
-        tensors = 0
-
-        def counted() -> Iterator[tuple[str, Tensor]]:
-            nonlocal tensors
-            for named in read_shards(folder):
-                tensors += 1
-                yield named
-
-        worker: Any = self
-        try:
-            self.r1_open()
-            worker.reload_weights(weights_iterator=counted())
-            self.r1_close(version)
-        except Exception as error:  # whatever it is, the sender must hear of it
-            return {"error": f"{type(error).__name__}: {error}"}
+        self.r1_open()
+        tensors, error = load_folder(self, folder)
+        self.r1_unfinished = False  # what an error has left was dropped
+        if error:
+            return {"error": error}
+        self.r1_base = self.r1_version = version
         return {"version": version, "tensors": tensors}
 
     def r1_begin(self) -> dict[str, Any]:
@@ -67,7 +55,9 @@ class WeightReceiver:
             raise RuntimeError("no broadcast of weights has begun in this worker")
         worker: Any = self
         worker.shutdown_weight_transfer_engine()
-        self.r1_close(version)
+        repack_heads(worker.get_model())
+        self.r1_unfinished = False
+        self.r1_base = self.r1_version = version
         return {"version": version}
 
     def r1_adopt(self, folder: str, version: str) -> dict[str, Any]:
@@ -123,10 +113,3 @@ class WeightReceiver:
                 worker.finish_weight_update()
             drop_unfinished(worker)
         self.r1_unfinished = True
-
-    def r1_close(self, version: str) -> None:
-        """Hold `version`, now that its last tensor is loaded."""
-        worker: Any = self
-        repack_heads(worker.get_model())
-        self.r1_unfinished = False
-        self.r1_base = self.r1_version = version

@@ -4,7 +4,7 @@ To workers in other processes they go by IPC on GPUs, through files elsewhere. A
 tensors are there, so the peak is the model plus one layer or one bucket.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -119,25 +119,33 @@ def push(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) ->
     with PrivateFolder("r1-weights-") as place:
         folder = place / "shards"
         write_shards(weights, folder, BUCKET, dtype)
-        errors = llm.collective_rpc(load_folder, args=(str(folder),))
-    for rank, error in enumerate(errors):
+        loaded = llm.collective_rpc(load_folder, args=(str(folder),))
+    for rank, (_, error) in enumerate(loaded):
         if error:
             raise ValueError(f"worker {rank}: {error}")
 
 
-def load_folder(worker: Any, folder: str) -> str:
-    """Load the shards of `folder` in a worker's process; return what went wrong, "" if nothing did.
+def load_folder(worker: Any, folder: str) -> tuple[int, str]:
+    """Load the shards of `folder` in a worker's process; return how many tensors came, and what went wrong, or "".
 
     It is told, not raised: of several workers' errors vLLM 0.32 raises the first and leaves the others in their queues,
     where its next call takes them for its own answers.
     """
+    tensors = 0
+
+    def counted() -> Iterator[tuple[str, Tensor]]:
+        nonlocal tensors
+        for named in read_shards(folder):
+            tensors += 1
+            yield named
+
     try:
-        worker.reload_weights(weights_iterator=read_shards(folder))
+        worker.reload_weights(weights_iterator=counted())
         repack_heads(worker.get_model())
     except Exception as error:
         drop_unfinished(worker)
-        return f"{type(error).__name__}: {error}"
-    return ""
+        return tensors, f"{type(error).__name__}: {error}"
+    return tensors, ""
 
 
 def send(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:

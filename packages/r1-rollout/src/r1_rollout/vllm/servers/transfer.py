@@ -83,7 +83,7 @@ class Transfer:
     def _make_group(self, workers: int) -> ProcessGroup:
         try:
             if self._backend == "nccl":
-                return NcclSender(workers, torch.device("cuda", 0))
+                return NcclSender(workers, torch.device("cuda", 0), self._left)
             return TcpSender(own_address(self._endpoint), workers, self._left)
         except (OSError, ImportError, RuntimeError, AssertionError) as error:  # no way to its host; no NCCL or GPU here
             raise ServerFault(f"{self._name}: no group over {self._backend} could be made here: {error}") from error

@@ -1,0 +1,215 @@
+"""What the driver of a run on many devices does by itself in a step, while all devices wait for it.
+
+uv run python benchmarks/driver.py [--sequences 1536] [--tokens 4096] [--profile]
+
+A step of `r1_cli.loop` as it is, GRPO with a KL term and four optimizer steps, around an engine that has its answers
+ready, rewards that are known, and eight ranks that answer at once: what remains is the driver's own work, from
+completions to samples, columns, advantages and metrics, with what it copies into the object store. Groups of 8 answers
+on prompts of 512 tokens, of `--tokens` in all. Memory is the peak of the process above what its imports take, and so
+holds the answers themselves. Processor seconds of one thread are shown beside wall time, because a machine has other
+work; the best of three steps counts.
+
+Then 64 prompts with a picture each, 8 answers to each: the bytes that are put into the object store for model inputs,
+to the bytes that these have in the precision the model computes in. The last line is one JSON object.
+"""
+
+import argparse
+import cProfile
+import gc
+import json
+import pickle
+import pstats
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from r1_cli import loop
+from r1_cli.cluster.batch import to_columns
+from r1_cli.cluster.learner import RankedLearner
+from r1_cli.groups.estimate import Estimate
+from r1_cli.groups.group import Group, Response, to_samples
+from r1_cli.groups.supply import Supply
+from r1_cli.roles import Collected, Position, Schedule, Update
+from r1_cli.state.checkpoints import CheckpointStore
+from r1_cli.state.stop import StopRequest
+from r1_cli.track import RunInfo, Tracker
+from r1_cli.track.stopwatch import Stopwatch
+from r1_core.advantages import GRPO
+from r1_core.filtering import KeepAll
+from r1_core.kl_control import FixedKL
+from r1_core.learner.facts import Facts
+from r1_core.objective import Objective
+from r1_core.reward_normalization import RewardNormalizer
+from r1_data.types import Prompt
+from r1_rewards.types import Score
+from r1_rollout.types import Completion
+
+PROMPT, ANSWERS, UPDATES, ROUNDS = 512, 8, 4, 3
+PICTURES, PATCHES, PATCH_VALUES = 64, 4096, 1176  # of 896×896 pixels, as Qwen2.5-VL cuts them
+
+
+class Store:
+    """An object store that counts what is copied into it, and keeps nothing."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def put(self, value: Any) -> "Store":
+        def copy(buffer: pickle.PickleBuffer) -> None:
+            self.num_bytes += len(bytes(buffer.raw()))
+
+        head = pickle.dumps(value, protocol=5, buffer_callback=copy)
+        self.num_bytes += len(head)
+        return self
+
+    def load(self) -> Any:
+        raise AssertionError("nothing is kept")
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Store, ()
+
+
+class Ranks(Store):
+    """Ranks that answer at once; rank 0 has found -0.5 at every trained token."""
+
+    def __init__(self, sequences: int, response: int) -> None:
+        super().__init__()
+        self.response, self.found = response, np.full(sequences * response, -0.5, np.float32)
+
+    def ask(self, verb: str, *args: Any) -> Any:
+        if verb == "annotate":
+            rows, _, needs = args
+            return {name: self.found[: len(rows) * self.response] for name in needs}
+        return {"forward_backward": {"pg_loss": 0.0}, "optim_step": {"grad_norm": 0.0, "lr": 0.0}}.get(verb)
+
+    def ask_all(self, verb: str, *args: Any) -> list[Any]:
+        return [Facts(1, 6.0, "cpu", None, None)] * 8
+
+    def close(self) -> None: ...
+
+
+class Engine:
+    """Has its answers ready."""
+
+    def __init__(self, prompts: int, response: int) -> None:
+        self.groups = [make_group(row, response) for row in range(prompts)]
+
+    @contextmanager
+    def awake(self, source: Any = None) -> Iterator[None]:
+        yield
+
+    def collect(self, at: Position, watch: Stopwatch) -> Collected:
+        for stage in ("gen", "reward"):
+            with watch(stage):
+                pass
+        return self.groups, at, {}
+
+
+class Silent:
+    def stage(self, name: str) -> None: ...
+    def log(self, step: int, record: Any) -> None: ...
+    def log_generations(self, step: int, rows: Any) -> None: ...
+    def close(self) -> None: ...
+
+
+def make_group(row: int, response: int, **model_inputs: torch.Tensor) -> Group:
+    draw = np.random.default_rng(row)
+    prompt = Prompt(
+        str(row), "?", draw.integers(0, 150_000, PROMPT).tolist(), [], torch.arange(PROMPT)[None], "1",
+        model_inputs=model_inputs,
+    )  # fmt: skip
+    responses = []
+    for index in range(ANSWERS):
+        tokens, logprobs = draw.integers(0, 150_000, response), -draw.random(response)
+        score = Score(float(index % 2), {"overall": float(index % 2), "format": 1.0})
+        completion = Completion(tokens.astype(np.int32), logprobs.astype(np.float32), "stop", 0)
+        responses.append(Response(completion, "?", score, score.value))
+    return Group(prompt, responses)
+
+
+def make_run(engine: Engine, ranks: Ranks, folder: Path) -> loop.Run:
+    prompts = len(engine.groups)
+    schedule = Schedule(
+        total_steps=1, rollout_batch_size=prompts, global_batch_size=prompts // UPDATES, ppo_epochs=1,
+        max_idle_steps=-1, train_generations_to_log=1, val_freq=-1, val_before_train=False, save_freq=-1,
+        save_model_only=False,
+    )  # fmt: skip
+    needs = frozenset({"old_logprobs", "ref_logprobs"})
+    return loop.Run(
+        learner=RankedLearner(ranks),
+        engine=engine,
+        collector=engine,
+        update=Update(Estimate(GRPO()), Objective(kl_penalty="low_var_kl"), needs),
+        schedule=schedule,
+        validation=None,
+        store=CheckpointStore(folder),
+        tracker=Tracker([], RunInfo("project", "name", folder, {}, resumed_from=0), Silent()),
+        stop=StopRequest(),
+        save_assets=lambda path: None,
+    )
+
+
+def measure_steps(sequences: int, tokens: int, profile: bool) -> dict[str, float]:
+    """Take steps; return the best one's seconds, and the peak of memory."""
+    before = psutil.Process().memory_info().rss
+    response = tokens - PROMPT
+    ranks = Ranks(sequences, response)
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        run = make_run(Engine(sequences // ANSWERS, response), ranks, Path(folder))
+        at = Position(0, Supply(), FixedKL(0.01), KeepAll(), RewardNormalizer())
+        profiler = cProfile.Profile(time.process_time)
+        for _ in range(ROUNDS):
+            gc.collect()
+            wall, processor, stored = time.perf_counter(), time.process_time(), ranks.num_bytes
+            if profile:
+                profiler.enable()
+            loop.take_step(run, at)
+            profiler.disable()
+            times.append((time.process_time() - processor, time.perf_counter() - wall))
+            stored = ranks.num_bytes - stored
+        if profile:
+            pstats.Stats(profiler).sort_stats("cumulative").print_stats(45)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "processor_s": min(times)[0],
+        "wall_s": min(wall for _, wall in times),
+        "memory_gb": (peak - before) / 1e9,
+        "stored_bytes_a_token": stored / (sequences * tokens),
+    }
+
+
+def measure_pictures() -> float:
+    """Return the bytes in the object store to those of the prompts' model inputs, in the model's precision."""
+    pixels = torch.zeros(PATCHES, PATCH_VALUES)
+    grid = torch.tensor([[1, 64, 64]])
+    groups = [make_group(row, 16, pixel_values=pixels, image_grid_thw=grid) for row in range(PICTURES)]
+    store = Store()
+    to_columns(to_samples(groups), store.put, torch.bfloat16)
+    return store.num_bytes / (PICTURES * (2 * pixels.numel() + grid.nbytes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sequences", type=int, default=1536)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--profile", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    found = measure_steps(asked.sequences, asked.tokens, asked.profile)
+    found["pictures"] = measure_pictures()
+    for name, value in found.items():
+        print(f"{name:24} {value:8.3f}")
+    print(json.dumps({"benchmark": "driver", "sequences": asked.sequences, "tokens": asked.tokens, **found}))
+
+
+if __name__ == "__main__":
+    main()

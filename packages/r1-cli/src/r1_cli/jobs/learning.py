@@ -1,0 +1,88 @@
+"""The learner of a run: in this process, or a rank of it on each device of a cluster."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+from r1_cli.assembly.learner import build_learner, joined_alone
+from r1_cli.cluster.placement import Seat, seat_ranks
+from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
+from r1_cli.config.trainer import TrainerConfig
+from r1_cli.hardware import Hardware
+from r1_cli.models.files import ModelFiles
+from r1_cli.roles import Learner, Schedule
+
+
+def settle_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
+    """Return the configuration with one device where there are no GPUs and the user asks for no number of ranks."""
+    if hardware.on_gpu or config.trainer.nnodes > 1 or provenance.is_set("trainer.n_gpus_per_node"):
+        return config
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"n_gpus_per_node": 1})})
+
+
+@contextmanager
+def open_seats(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[Seat, ...]]:
+    """Connect to the cluster that the run needs, and say where its ranks are to be; nowhere, with one device.
+
+    Raises:
+        ConfigError, ClusterError: as `cluster.connect.open_cluster` does, and where the devices are GPUs.
+    """
+    if trainer.devices == 1:
+        yield ()
+        return
+    from r1_cli.cluster.connect import open_cluster
+
+    _refuse_gpus(hardware.on_gpu, trainer)
+    with open_cluster(trainer, hardware) as nodes:
+        _refuse_gpus(nodes[0].devices[0] != "cpu", trainer)
+        yield seat_ranks(nodes)
+
+
+def _refuse_gpus(on_gpu: bool, trainer: TrainerConfig) -> None:
+    if on_gpu:
+        key = "trainer.n_gpus_per_node" if trainer.nnodes == 1 else "trainer.nnodes"
+        message = "several GPUs are not served in this version, whose engines have no place beside the ranks; set 1"
+        raise ConfigError([Problem(key, message, str(getattr(trainer, key.rpartition(".")[2])))])
+
+
+def open_learner(
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    schedule: Schedule,
+    seats: Sequence[Seat],
+    stack: ExitStack,
+) -> Learner:
+    """Load the policy and what trains it, here or, where there are seats, in an actor at each; these end with `stack`.
+
+    Raises:
+        ClusterError: a rank has died.
+        ModelError: the model cannot be loaded.
+    """
+    if not seats:
+        return build_learner(config, hardware, model, schedule, stack.enter_context(joined_alone(hardware)))
+    from r1_cli.cluster.actors import Actors, Place
+    from r1_cli.cluster.learner import RankedLearner
+    from r1_cli.cluster.rank import Rank, build_policy
+
+    logs, trainer = Path(config.trainer.checkpoint_folder).resolve() / "logs", config.trainer
+    ranks = Actors(
+        [
+            Place(
+                seat.name,
+                seat.node,
+                (seat.device,) if hardware.on_gpu else (),
+                logs / f"{seat.name}.log",
+                trainer.n_gpus_per_node,
+            )
+            for seat in seats
+        ]
+    )
+    stack.callback(ranks.close)
+    actor = config.worker.actor
+    build = partial(build_policy, config, hardware, schedule)
+    alike = len(seats), hardware.kind, trainer.collective_timeout, actor.fsdp.fsdp_size
+    ranks.make(Rank, [(build, seat.rank, *alike) for seat in seats])
+    ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
+    return RankedLearner(ranks, hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype))

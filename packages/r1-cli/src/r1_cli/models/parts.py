@@ -1,0 +1,135 @@
+"""Loading a model in parts: each rank reads its own rows of the files, so that no process ever holds it whole."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model
+
+logger = logging.getLogger("r1")
+
+NEEDED = (5, 19)  # the version of transformers whose loader reads rows
+
+
+class PartsError(ValueError):
+    """A model that cannot be read in parts; the message says why and what to do."""
+
+
+def load_in_parts(
+    family: Any, path: str, parallel: Parallel, shard: Shard, choices: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return what `family.from_pretrained` does, model and report, the model sharded over the ranks of `parallel`.
+
+    Every rank must call it. The loader of Hugging Face renames, merges and casts as the model's family needs, and reads
+    rows of parameters that are sharded before there is anything in them.
+
+    Args:
+        family: an Auto class.
+        choices: what `from_pretrained` takes, the configuration among it.
+
+    Raises:
+        PartsError: this transformers cannot do it, or a rank would have no part of what the family merges.
+    """
+    if parallel.world == 1:  # its rows are all there are
+        return _load_whole(family, path, parallel, shard, choices)
+    require_parts()
+    from transformers.distributed import DistributedConfig
+
+    with torch.device("meta"):
+        empty = family.from_config(choices["config"], trust_remote_code=choices["trust_remote_code"])
+    if odd := mixes_rows(empty):
+        logger.warning("%s: every rank reads all of it, since its family mixes rows on loading (%s)", path, odd)
+        return _load_whole(family, path, parallel, shard, choices)
+    try:
+        model, info = _sharding(type(empty), parallel, shard).from_pretrained(
+            path, distributed_config=DistributedConfig(), **choices
+        )
+    except RuntimeError as error:
+        raise PartsError(
+            f"{path}: rank {parallel.rank} of {parallel.world} could not read its rows ({str(error).strip()}); where "
+            "there are fewer experts than ranks, set worker.actor.fsdp.fsdp_size to no more ranks than experts"
+        ) from error
+    empty.tie_weights()
+    if len([*model.parameters()]) != len([*empty.parameters()]):
+        raise PartsError(
+            f"{path}: its configuration ties weights of which the files hold different values; set "
+            "worker.actor.model.override_config={tie_word_embeddings: false} to train them apart"
+        )
+    return model, info
+
+
+def _load_whole(
+    family: Any, path: str, parallel: Parallel, shard: Shard, choices: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    model, info = family.from_pretrained(path, **choices)
+    _shard(model, parallel, shard)
+    return model, info
+
+
+def require_parts() -> None:
+    """Raise PartsError if the installed transformers has no loader that reads rows."""
+    version = tuple(int(number) for number in transformers.__version__.split(".")[:2])
+    if version < NEEDED:
+        raise PartsError(
+            f"several ranks load a model in parts, which takes transformers {'.'.join(map(str, NEEDED))} or newer, and "
+            f"this is {transformers.__version__}: install a newer one"
+        )
+
+
+def mixes_rows(model: nn.Module) -> str | None:
+    """Return how the loader would make rows of parameters from other rows of the files, None if it does not.
+
+    Stacking experts is no such thing, nor is joining what each of them has: a rank does that with its own. Cutting or
+    joining rows of one matrix is: a rank's rows are then not where it would look for them.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import Chunk, Concatenate, Interleave, MergeModulelist, WeightConverter
+
+    for conversion in get_model_conversion_mapping(model):
+        for step in conversion.operations if isinstance(conversion, WeightConverter) else ():
+            stacks = type(step) is MergeModulelist and step.dim == 0
+            within = type(step) in (Chunk, Concatenate, Interleave) and step.dim > 0
+            if not (stacks or within):
+                return f"{type(step).__name__} of {', '.join(conversion.source_patterns)}"
+    return None
+
+
+def _sharding(model_class: Any, parallel: Parallel, shard: Shard) -> Any:
+    """Return the class, whose loader shards as we do where it would shard as Hugging Face does."""
+
+    class Sharding(model_class):
+        @classmethod
+        def prepare_distribute_model(cls, distributed_config: Any, device_map: Any = None) -> tuple[Any, Any, None]:
+            return distributed_config, device_map, None
+
+        @classmethod
+        def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: None) -> Any:
+            # Else the two names of a tied weight would be two weights to FSDP, gathered one after the other.
+            model.tie_weights()
+            _shard(model, parallel, shard)
+            return model
+
+    # The loader knows families by the names and modules of their classes.
+    for name in ("__name__", "__qualname__", "__module__"):
+        setattr(Sharding, name, getattr(model_class, name))
+    return Sharding
+
+
+def _shard(model: nn.Module, parallel: Parallel, shard: Shard) -> None:
+    assert parallel.mesh is not None
+    shard_model(model, find_blocks(model), parallel.mesh, shard)
+
+
+def place(model: nn.Module, device: torch.device, *, offload: bool) -> nn.Module:
+    """Move a model that is sharded to its device; with `offload` only its buffers, which are needed there whole."""
+    if not offload:
+        return model.to(device)
+    model.to("cpu")
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(name, buffer.to(device), persistent=name not in module._non_persistent_buffers_set)
+    return model

@@ -1,0 +1,57 @@
+"""Whether the disk that checkpoints go to has room for them, before anything is loaded."""
+
+from pathlib import Path
+from shutil import disk_usage
+
+from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.plan.memory import estimate
+
+UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+def checkpoint_bytes(config: RunConfig) -> int | None:
+    """Return about how large a checkpoint is: weights, and the optimizer's states; None for a model of the hub."""
+    memory = estimate(config)
+    if memory is None:
+        return None
+    devices = config.trainer.devices if config.worker.actor.fsdp.enable_full_shard else 1  # each holds a share
+    return devices * (memory.weights + (0 if config.trainer.save_model_only else memory.optimizer))
+
+
+def checkpoints_kept(config: RunConfig, steps: int | None) -> int:
+    """Return how many checkpoints of a run of `steps` lie on the disk at most: the newest, the best, and a draft."""
+    trainer = config.trainer
+    if trainer.save_freq <= 0:
+        return 0
+    written = -(-steps // trainer.save_freq) if steps else 1
+    return min(written, trainer.save_limit + 2) if trainer.save_limit > 0 else written
+
+
+def free_space(folder: Path) -> tuple[Path, int]:
+    """Return the nearest folder above, or `folder` itself, that there is, and the free bytes of its disk."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    _, _, free = disk_usage(there)
+    return there, free
+
+
+def require_room(config: RunConfig) -> None:
+    """Refuse a run that could not write a single checkpoint.
+
+    Raises:
+        ConfigError: the disk is too full; says how much a checkpoint takes.
+    """
+    size, wanted = checkpoint_bytes(config), config.trainer.checkpoint_folder
+    if size is None or config.trainer.save_freq <= 0:
+        return
+    folder, free = free_space(wanted)
+    if free < size:
+        message = f"a checkpoint takes about {size_text(size)}, and {folder} has {size_text(free)} free"
+        raise ConfigError([Problem("trainer.save_checkpoint_path", message, str(wanted))])
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes for people, e.g. `1.5 GB`."""
+    amount, unit = float(size), 0
+    while amount >= 1000 and unit < len(UNITS) - 1:
+        amount, unit = amount / 1000, unit + 1
+    return f"{amount:.3g} {UNITS[unit]}"

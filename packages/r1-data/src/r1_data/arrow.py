@@ -1,0 +1,76 @@
+"""Arrow columns as rows: of a `datasets.Dataset`, of a split from the hub, of a folder that a data set was saved to.
+
+Pictures stay the encoded bytes that they are stored as.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from r1_data.runs import Runs, as_dicts
+from r1_data.types import DataError
+
+_STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"  # what `save_to_disk` writes
+
+
+class ArrowTable:
+    """Rows of what gives an Arrow table for a slice; one becomes Python objects only when asked for."""
+
+    def __init__(self, columns: Any) -> None:
+        self._columns = columns
+        self._rows = Runs(self._read)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+        return index + 1, self._rows[index]
+
+    def _read(self, start: int, most: int) -> list[dict[str, Any]]:
+        return as_dicts(self._columns[start : start + most])
+
+
+class SavedTable(ArrowTable):
+    """A folder that `datasets.Dataset.save_to_disk` wrote, mapped into memory."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises DataError that names the file which is missing or broken."""
+        import pyarrow
+
+        self.path = folder
+        try:
+            state = json.loads((folder / _STATE).read_bytes())
+            files = [pyarrow.memory_map(str(folder / Path(one["filename"]).name)) for one in state["_data_files"]]
+            parts = [pyarrow.ipc.open_stream(file).read_all() for file in files]
+            super().__init__(pyarrow.concat_tables(parts) if parts else pyarrow.table({}))
+        except (OSError, ValueError, LookupError, TypeError, pyarrow.ArrowException) as error:
+            raise DataError(f"{folder}: a saved data set that cannot be read ({error})") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SavedTable, (self.path,)
+
+
+def saved_splits(folder: Path) -> dict[str, Path]:
+    """The folders of each split of a saved data set, that of one without splits as ""; {} for any other folder.
+
+    Raises DataError for a list of splits that cannot be read.
+    """
+    if (folder / _STATE).is_file() and (folder / _INFO).is_file():
+        return {"": folder}
+    if not (folder / _SPLITS).is_file():
+        return {}
+    try:
+        return {str(name): folder / str(name) for name in json.loads((folder / _SPLITS).read_bytes())["splits"]}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{folder / _SPLITS}: the list of splits cannot be read ({error})") from error
+
+
+def open_hub(name: str, configuration: str | None, split: str, revision: str | None = None) -> ArrowTable:
+    """Load a split of a hub data set through `datasets`. Raises DataError."""
+    import datasets
+
+    try:
+        dataset = datasets.load_dataset(name, configuration, split=split, revision=revision)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"as a hub dataset (split {split!r}) it cannot be loaded: {error}") from error
+    return ArrowTable(dataset.with_format("arrow"))

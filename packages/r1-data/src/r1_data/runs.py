@@ -1,0 +1,32 @@
+"""Single rows of what gives many at once for little more: a reader that goes on from row to row gets them in runs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+BLOCK = 2**22  # bytes of a run, about
+_MOST = 256  # rows of it
+
+
+class Runs:
+    """Items by number. One that is asked for out of order comes alone, one that follows brings those behind it."""
+
+    def __init__(self, fetch: Callable[[int, int], Sequence[Any]]) -> None:
+        """`fetch(start, most)` gives one item or more from `start` on, and at most `most`."""
+        self._fetch = fetch
+        self._run: tuple[int, Sequence[Any]] = (-1, ())  # where the latest run began, and the run
+
+    def __getitem__(self, index: int) -> Any:
+        start, run = self._run
+        if not start <= index < start + len(run):
+            most = _MOST if index == start + len(run) else 1
+            start, run = self._run = index, self._fetch(index, most)
+        return run[index - start]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Runs, (self._fetch,)
+
+
+def as_dicts(table: Any) -> list[dict[str, Any]]:
+    """The first rows of an Arrow table or batch, as many as are few bytes together, as Python objects."""
+    rows: list[dict[str, Any]] = table.slice(0, max(1, table.num_rows * BLOCK // max(1, table.nbytes))).to_pylist()
+    return rows

@@ -1,0 +1,56 @@
+r"""Rewrite the ways in which people write solutions: `]2, 7]`, `\{x \mid x > 3\}`, "x < 1 or x > 2", "y = 3, x = 2"."""
+
+import re
+
+_OUTWARD = re.compile(r"([\[\]])\s?([^\[\](),]{1,80}),([^\[\](),]{1,80})([\[\]])")
+_BUILDER = re.compile(r"\\\{\s?([A-Za-z])(?:\s?\\in\s?\\mathbb\s?\{?R\}?)?\s?(?:\\mid(?![A-Za-z])|:|\|)(.{1,200})\\\}")
+_OR = re.compile(r"\\(?:text|mbox|mathrm)\s?\{\s?or\s?\}|\bor\b|\\lor(?![A-Za-z])|\\vee(?![A-Za-z])")
+_BOUND = re.compile(r"([A-Za-z])\s?(<|>|\\leq?(?![A-Za-z])|\\geq?(?![A-Za-z])|\\leqslant|\\geqslant)\s?([^<>=]{1,60})")
+_ASSIGNED = re.compile(r"([A-Za-z])\s?=\s?([^=,]{1,60})")
+_SWAPPED = re.compile(r"([^=A-Za-z]{1,80})=\s?([A-Za-z])")
+_RATIO = re.compile(r"([0-9]{1,9})\s(?:to|\\text\s?\{\s?to\s?\})\s([0-9]{1,9})")
+_COLUMN = re.compile(r"(?:\\left\s?[(\[]\s?)?\\begin\{([pb]?matrix)\}([^&]{1,300})\\end\{\1\}(?:\s?\\right\s?[)\]])?")
+
+
+def rewrite(text: str) -> str:
+    """Return `text`, if it is as a whole one of these ways, in the common one."""
+    if built := _BUILDER.fullmatch(text):
+        text = built[2].strip()
+    if (turned := _OUTWARD.fullmatch(text)) and text[0] + text[-1] != "[]":
+        return "".join(("[" if turned[1] == "[" else "(", turned[2], ",", turned[3], "]" if turned[4] == "]" else ")"))
+    if ratio := _RATIO.fullmatch(text):
+        return f"{ratio[1]}:{ratio[2]}"
+    if swapped := _SWAPPED.fullmatch(text):
+        return f"{swapped[2]} = {swapped[1].strip()}"
+    return _union(text) or _in_order(text) or text
+
+
+def as_tuple(text: str) -> str:
+    """Return a column vector as a tuple, any other text as it is."""
+    column = _COLUMN.fullmatch(text)
+    return text if column is None else f"({','.join(part.strip() for part in column[2].split(chr(92) * 2))})"
+
+
+def _union(text: str) -> str | None:
+    """Rewrite "x < 1 or x > 2", of one letter, as a union of intervals; None for anything else."""
+    bounds = [_BOUND.fullmatch(part.strip()) for part in _OR.split(text)]
+    if len(bounds) < 2 or None in bounds or len({bound[1] for bound in bounds if bound}) > 1:
+        return None
+    return r" \cup ".join(_interval(bound[2], bound[3].strip()) for bound in bounds if bound)
+
+
+def _interval(sign: str, number: str) -> str:
+    if sign.startswith(("<", r"\le")):
+        return rf"(-\infty, {number}" + (")" if sign == "<" else "]")
+    return ("(" if sign == ">" else "[") + rf"{number}, \infty)"
+
+
+def _in_order(text: str) -> str | None:
+    """Sort "y = 3, x = 2" by its letters; None for anything else."""
+    assigned = [_ASSIGNED.fullmatch(part.strip()) for part in text.split(",")]
+    letters = [found[1] for found in assigned if found]
+    if not 2 <= len(letters) == len(assigned) == len(set(letters)):
+        return None
+    return ", ".join(
+        f"{found[1]}={found[2].strip()}" for found in sorted(filter(None, assigned), key=lambda one: one[1])
+    )

@@ -1,0 +1,125 @@
+"""Keys and values of sequences of different lengths, cut into segments of columns so that none pays for the longest.
+
+A segment holds its columns of those sequences only that reach so far. Each segment is as long as all before it, so what
+a sequence takes, in memory and in attention, is at most twice its own length, or one first segment.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+FIRST = 128  # columns of the first segment
+
+Numbers = NDArray[np.int64]
+
+
+class Layer(NamedTuple):
+    """One layer's keys and values, each [places, heads, columns, size]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class Segment:
+    """Columns `first` to `last` of the sequences that reach them, each at a place of its own; places stay dense."""
+
+    def __init__(self, first: int, last: int, places: int) -> None:
+        self.first, self.last = first, last
+        self.owners: Numbers = np.empty(0, np.int64)  # the sequence at each place
+        self.width = 0  # columns in use
+        self.bias: Tensor | None = None  # float32 [places, 1, 1, width], 0 or -inf; None if all columns are in sight
+        self.layers: list[Layer] = []
+        self._most = places
+
+    def enter(self, owners: Sequence[int] | Numbers, kinds: Sequence[Layer]) -> slice:
+        """Give sequences the next places; return these. `kinds` are empty tensors [0, heads, 0, size] of each layer."""
+        taken = len(self.owners)
+        self.owners = np.concatenate([self.owners, np.asarray(owners, np.int64)])
+        room = len(self.layers[0].keys) if self.layers else 0
+        if len(self.owners) > room:
+            places, columns = max(len(self.owners), min(2 * room, self._most)), self.last - self.first
+            self.layers = [
+                Layer(*(_grown(tensor, places, columns) for tensor in layer)) for layer in self.layers or kinds
+            ]
+        return slice(taken, len(self.owners))
+
+    def leave(self, owners: Collection[int]) -> None:
+        """Take sequences out, as far as they are here; the last ones take their places."""
+        leaving = np.flatnonzero(np.isin(self.owners, [*owners])).tolist()
+        sources, targets = close_gaps(len(self.owners), leaving)
+        for keys, values in self.layers if sources else ():
+            keys[targets, :, : self.width] = keys[sources, :, : self.width]
+            values[targets, :, : self.width] = values[sources, :, : self.width]
+        self.owners[targets] = self.owners[sources]
+        self.owners = self.owners[: len(self.owners) - len(leaving)]
+
+    def rename(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Call sequences by the numbers of others that have left."""
+        for source, target in zip(sources, targets, strict=True):
+            self.owners[self.owners == source] = target
+
+    def see(self, lengths: Numbers, device: torch.device) -> None:
+        """Say how long the sequences are, from the first column of all: int64 [sequences]."""
+        here = np.minimum(lengths[self.owners], self.last) - self.first
+        self.width, self.bias = int(here.max()), None
+        if here.min() < self.width:
+            hidden = torch.arange(self.width, device=device) >= torch.from_numpy(here).to(device)[:, None]
+            self.bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)[:, None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """The rows that read a segment, in ascending order."""
+
+    straight: bool  # members, rows and at are all 0, 1, 2, …: nothing need be sorted
+    members: Tensor  # int64 [places × most], the rows that read each place, filled up with row 0
+    rows: Tensor  # int64 [readers]
+    at: Tensor  # int64 [readers], where each of them stands in `members`
+
+    @classmethod
+    def of(cls, segment: Segment, sequences: Numbers, device: torch.device) -> "Readers":
+        """Return those of a segment, of rows that each read one of the sequences: int64 [rows]."""
+        place_of = np.full(max(sequences.max(), segment.owners.max()) + 1, -1)
+        place_of[segment.owners] = np.arange(len(segment.owners))
+        places = place_of[sequences]
+        rows = np.flatnonzero(places >= 0)
+        places = places[rows]
+        order, counts = np.argsort(places, kind="stable"), np.bincount(places, minlength=len(segment.owners))
+        ranks = np.empty_like(places)
+        ranks[order] = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
+        at = places * counts.max() + ranks
+        members = np.zeros(len(segment.owners) * counts.max(), np.int64)
+        members[at] = rows
+        straight = len(rows) == len(members) == len(sequences) and bool((at == rows).all())
+        return cls(straight, *(torch.from_numpy(array).to(device) for array in (members, rows, at)))
+
+
+def cut(columns: int, places: int) -> list[Segment]:
+    """Return empty segments for at most `places` sequences of at most `columns`."""
+    segments, first, last = [], 0, FIRST
+    while first < columns:
+        segments.append(Segment(first, min(last, columns), places))
+        first, last = last, 2 * last
+    return segments
+
+
+def close_gaps(count: int, leaving: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return which of `count` places (sources) must move to which (targets) to stay dense when some are left."""
+    left, remaining = frozenset(leaving), count - len(leaving)
+    targets = [place for place in leaving if place < remaining]
+    sources = [place for place in range(remaining, count) if place not in left]
+    return sources, targets
+
+
+def _grown(tensor: Tensor, places: int, columns: int) -> Tensor:
+    """Return a copy [places, heads, columns, size] with more places, zeros in them."""
+    # Zeros, because a masked column still meets the softmax's zero weight, and 0 × NaN is NaN.
+    larger = tensor.new_zeros(places, tensor.shape[1], columns, tensor.shape[3])
+    if len(tensor):
+        larger[: len(tensor)] = tensor
+    return larger

@@ -1,0 +1,145 @@
+"""Segments of keys and values: mixed lengths are exact, and nobody pays for the longest."""
+
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from embedded_cases import END, assert_exact, engine_for, mixed_prompts, sample, text_prompt
+from torch.nn import functional as F
+from transformers import DynamicCache
+
+from r1_rollout.embedded import segments
+from r1_rollout.embedded.kv import GroupCache
+from r1_rollout.embedded.prefill import prefill_batches
+from r1_rollout.embedded.segments import close_gaps, cut
+from r1_rollout.handover import LocalWeights
+from r1_rollout.types import SamplingParams
+
+HEADS, SIZE = 2, 8
+
+
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of 4, 4, 8, 16, … columns."""
+    monkeypatch.setattr(segments, "FIRST", 4)
+
+
+@pytest.fixture(params=["text_model", "vision_model"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+def test_segments_double_and_end_at_the_limit() -> None:
+    assert [(one.first, one.last) for one in cut(1000, 4)] == [(0, 128), (128, 256), (256, 512), (512, 1000)]
+    assert [(one.first, one.last) for one in cut(5, 4)] == [(0, 5)]
+
+
+@pytest.mark.parametrize(("count", "leaving"), [(5, []), (5, [0, 1, 2, 3, 4]), (6, [1, 5]), (6, [0, 2, 4]), (1, [0])])
+def test_gaps_are_closed_by_the_last_places(count: int, leaving: list[int]) -> None:
+    places: list[int | None] = [*range(count)]
+    sources, targets = close_gaps(count, leaving)
+    for source, target in zip(sources, targets, strict=True):
+        places[target] = source
+    assert sorted(places[: count - len(leaving)]) == sorted({*range(count)} - {*leaving})
+
+
+@pytest.mark.usefixtures("short_segments")
+@pytest.mark.parametrize("max_sequences", [64, 5])
+def test_logprobs_stay_exact_over_many_segments_and_ages(model, max_sequences):
+    prompts, params = mixed_prompts(model), SamplingParams(max_tokens=30, n=4)
+    groups = sample(model, prompts, params, max_sequences=max_sequences, end_token_ids={END, 8, 9})
+    assert_exact(model, prompts, groups, 1.0)
+    lengths = {len(completion.token_ids) for completion in chain.from_iterable(groups)}
+    assert min(lengths) <= 4, "none ended in the first segment"
+    assert max(lengths) > 16, "none came to the fourth"
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_a_samples_tokens_do_not_depend_on_how_long_others_are(text_model):
+    short, long = text_prompt("short", 3), text_prompt("long", 90)
+    params = SamplingParams(max_tokens=20, n=3, seed=4)
+    ((*alone,),) = sample(text_model, [short], params)
+    _, beside, _ = sample(text_model, [long, short, text_prompt("other", 17)], params, max_sequences=6)
+    assert [one.token_ids.tolist() for one in beside] == [one.token_ids.tolist() for one in alone]
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_attention_over_segments_is_that_over_whole_rows_to_1e_12_in_float64():
+    """Rows of several prompts enter, end and change places at random, against one plain attention a row."""
+    torch.manual_seed(0)
+    draw = torch.Generator().manual_seed(1)
+    lengths = [3, 30, 5, 11]
+    past = [torch.randn(2, HEADS, length, SIZE, dtype=torch.float64) for length in lengths]  # keys and values
+    cache, prefilled = GroupCache(12, 40, max(lengths)), DynamicCache()
+    padded = [F.pad(one, (0, 0, 0, max(lengths) - one.shape[2])) for one in past]
+    prefilled.update(*torch.stack(padded, dim=1), layer_idx=0)
+    cache.insert(prefilled, lengths, 0)
+    slots = torch.arange(12) % 4
+    rows = [past[slot] for slot in slots.tolist()]
+    ages = torch.zeros(12, dtype=torch.int64)
+    cache.arrange(slots, lengths)
+    for step in range(36):
+        key, value = torch.randn(2, len(rows), HEADS, 1, SIZE, dtype=torch.float64)
+        query = torch.randn(len(rows), HEADS, 3, SIZE, dtype=torch.float64)
+        cache.aim(ages)
+        cache.update(key, value, 0)
+        found = cache.attend(query)
+        for index, row in enumerate(rows):
+            rows[index] = row = torch.cat([row, torch.stack([key[index], value[index]])], dim=2)
+            torch.testing.assert_close(
+                found[index], F.scaled_dot_product_attention(query[index], row[0], row[1], scale=1.0),
+                rtol=1e-12, atol=1e-12,
+            )  # fmt: skip
+        ages += 1
+        if step % 3 == 0 and len(rows) > 4:  # one leaves, whichever: there stay two of each prompt at least
+            (leaving,) = torch.randint(4, len(rows), (1,), generator=draw).tolist()
+            sources, targets = close_gaps(len(rows), [leaving])
+            for source, target in zip(sources, targets, strict=True):
+                rows[target], slots[target], ages[target] = rows[source], slots[source], ages[source]
+            rows, slots, ages = rows[:-1], slots[:-1], ages[:-1]
+            if step % 2:  # and its sample is begun again
+                rows.append(past[0])
+                slots, ages = torch.cat([slots, torch.tensor([0])]), torch.cat([ages, torch.tensor([0])])
+            cache.remove_rows([leaving], sources, targets)
+            cache.arrange(slots, lengths)
+
+
+def held(cache: GroupCache) -> int:
+    """Columns of keys that the cache has room for, in one layer."""
+    parts = [segment.layers[0].keys for segment in (*cache._prompts, *cache._answers) if segment.layers]
+    return sum(keys.shape[0] * keys.shape[2] for keys in parts)
+
+
+def read(cache: GroupCache) -> int:
+    """Columns of keys that a step reads, in one layer."""
+    return sum(len(segment.owners) * segment.width for segment, _ in (*cache._prompt_readers, *cache._answer_readers))
+
+
+def test_one_long_prompt_among_short_ones_costs_its_own_length(text_model, monkeypatch):
+    monkeypatch.setattr(segments, "FIRST", 8)
+    prompts = [text_prompt(f"p{index}", 6) for index in range(31)] + [text_prompt("long", 200)]
+    found: list[tuple[int, int]] = []
+    aim = GroupCache.aim
+
+    def watched(cache: GroupCache, ages: Any) -> None:
+        aim(cache, ages)
+        found.append((held(cache), read(cache)))
+
+    monkeypatch.setattr(GroupCache, "aim", watched)
+    engine = engine_for(text_model, max_sequences=32)
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
+        list(engine.generate(prompts, SamplingParams(max_tokens=12, ignore_eos=True)))
+    own = sum(len(prompt.token_ids) for prompt in prompts) + 12 * len(prompts)
+    assert max(read_ for _, read_ in found) <= own + 8 * len(prompts)
+    assert max(held_ for held_, _ in found) <= 2 * own + 2 * 8 * len(prompts), (
+        "of which the longest alone takes 32 × 200"
+    )
+
+
+def test_a_short_prompt_is_not_padded_to_the_longest():
+    lengths = [2048, *[40] * 20, 70, 5]
+    assert all(
+        max(lengths[one] for one in batch) <= max(64, 2 * min(lengths[one] for one in batch))
+        for batch in prefill_batches(lengths)
+    )

@@ -1,0 +1,40 @@
+"""The commands of EasyR1's users on two ranks."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from easyr1_runs import COMMANDS, NAMES, family_of, main, words_of
+from endtoend import R1, ROOT
+
+from r1_cli.config import load_config, unavailable
+
+
+def test_all_commands_but_those_with_what_is_refused_are_run() -> None:
+    assert set(COMMANDS) - set(NAMES) == {
+        "qwen3_14b_dapo17k_dapo", "qwen3_4b_math_grpo_lora", "qwen3_vl_4b_geo3k_grpo_lora",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_of_a_command_is_refused_with_two_ranks(name: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    config, provenance = load_config(words_of(name, "owner/model", tmp_path))
+    assert config.trainer.devices == 2
+    assert unavailable(config, provenance) == []
+
+
+def test_a_dry_run_shows_where_ranks_would_be(r1: R1, tmp_path: Path) -> None:
+    words = words_of("qwen2_5_vl_3b_android_gui_grpo", "owner/model", tmp_path)
+    shown = r1("train", *words, "trainer.nnodes=2", "--dry-run").output
+    assert re.search(r"learner-0 … learner-1 +node 0 +0, 1", shown)
+    assert re.search(r"learner-2 … learner-3 +node 1 +0, 1", shown)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")
+@pytest.mark.parametrize("name", ["qwen3_vl_30b_geo3k_grpo"])
+def test_a_command_trains_for_two_steps_on_two_ranks(name: str) -> None:
+    assert family_of(name) == "qwen3_vl"
+    assert main([name]) == 0

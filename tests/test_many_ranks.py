@@ -1,0 +1,81 @@
+"""A run on two ranks under Ray: the numbers of one process, resumed on one rank, and nothing left when it ends."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log, without_clock
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")]
+
+PATIENCE = 240  # seconds for what takes 30 where nothing else runs
+RUN = [
+    "train", QUICKSTART, *SMALL, "data.val_files=null", "trainer.val_freq=-1", "trainer.save_freq=-1",
+    "worker.rollout.n=4", "algorithm.disable_kl=false", "worker.actor.clip_ratio_high=0.25",
+]  # fmt: skip
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until, "this took too long"
+        time.sleep(0.05)
+
+
+@contextmanager
+def running(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A run of two ranks that has taken a step; when it ends, its processes and Ray's folder must be gone."""
+    command = [str(Path(sys.executable).with_name("r1")), *RUN, f"trainer.save_checkpoint_path={folder}", *words]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=ROOT, text=True, env={**os.environ, "COLUMNS": "200"}, **streams)
+    try:
+        wait_for(lambda: steps_of(folder), process)
+        started = psutil.Process(process.pid).children(recursive=True)
+        (ray,) = {word for one in started for word in re.findall(r"/\S*r1-ray-\w+", " ".join(one.cmdline()))}
+        yield process
+    finally:
+        process.kill()
+    assert psutil.wait_procs(started, timeout=30)[1] == []
+    assert not Path(ray).exists()
+
+
+def steps_of(folder: Path) -> int:
+    log = folder / "experiment_log.jsonl"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_two_ranks_give_one_process_numbers_and_go_on_as_one(tmp_path: Path, r1: R1) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    r1(*RUN, f"trainer.save_checkpoint_path={one}", "trainer.max_steps=6")
+    with running(two, "trainer.n_gpus_per_node=2", "trainer.max_steps=6") as process:
+        process.terminate()
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGTERM, out + err
+    assert re.search(r"learner-0 … learner-1 +127\.0\.0\.1 +cpu, cpu", out)
+    taken = steps_of(two)
+    assert 0 < taken < 6, "the run ended before it was told to"
+    assert (two / f"global_step_{taken}/actor/model.safetensors").is_file()
+    r1(*RUN, f"trainer.save_checkpoint_path={two}", "trainer.max_steps=6")
+    for single, ranked in zip(*(without_clock(read_log(folder)) for folder in (one, two)), strict=True):
+        assert ranked == pytest.approx(single, rel=1e-3, abs=1e-4)
+
+
+def test_a_rank_that_is_killed_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    with running(tmp_path, "trainer.n_gpus_per_node=2", "trainer.max_steps=1000") as process:
+        log = (tmp_path / "logs/learner-1.log").read_text()
+        os.kill(int(re.findall(r"learner-1 on 127\.0\.0\.1, process (\d+)", log)[-1]), signal.SIGKILL)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2, out + err
+    assert "r1: learner-1 on 127.0.0.1 died" in err
+    assert str(tmp_path / "logs/learner-1.log") in err
+    assert "Traceback" not in err
