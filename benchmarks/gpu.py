@@ -132,7 +132,12 @@ def table(name: str, found: dict[str, Any]) -> str:
         return "\n".join([*lines, f"{found['status']}: {found.get('why', '')}".removesuffix(": "), ""])
     rows: list[dict[str, Any]] = found["rows"]
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    lines += [f"{found['conditions']}; {found['seconds']:.0f} s", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines += [
+        f"{found['conditions']}; {found['seconds']:.0f} s",
+        "",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+    ]
     lines += [f"| {' | '.join(cell(row.get(column)) for column in columns)} |" for row in rows]
     return "\n".join([*lines, ""])
 

@@ -10,7 +10,11 @@ from r1_cli.models.attention import packed_attention
 
 
 def measure(bench: Bench) -> list[Row]:
-    shapes = [(4, 2, 16, [5, 9, 2])] if bench.tiny else [(28, 4, 128, [512] * 32), (28, 4, 128, [4096] * 4), (28, 4, 128, [257, 3, 8000, 1024, 40] * 3)]
+    shapes = (
+        [(4, 2, 16, [5, 9, 2])]
+        if bench.tiny
+        else [(28, 4, 128, [512] * 32), (28, 4, 128, [4096] * 4), (28, 4, 128, [257, 3, 8000, 1024, 40] * 3)]
+    )
     return [row for shape in shapes for row in _ways(bench, *shape)]
 
 

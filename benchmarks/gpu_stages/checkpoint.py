@@ -3,6 +3,8 @@
 import tempfile
 from pathlib import Path
 
+import torch
+
 from gpu_stages.bench import Bench, Row, run_ranks, seconds
 from gpu_stages.models import build_learner, build_model, make_samples
 from r1_core.learner.parallel import Parallel, Shard
@@ -19,8 +21,6 @@ def measure(bench: Bench) -> list[Row]:
 
 
 def _job(parallel: Parallel, bench: Bench, name: str, folder: str) -> Row:
-    import torch
-
     shard = Shard() if bench.tiny else Shard(torch.bfloat16, torch.float32)
     learner = build_learner(build_model(name, bench, parallel, shard), bench, parallel, 4096)
     length = 64 if bench.tiny else 512

@@ -1,6 +1,9 @@
 """A training step (old log-probs, gradient, optimizer) on 1 to 8 ranks: speed, memory by phase, and equal numbers."""
 
 import time
+from itertools import pairwise
+
+import torch
 
 from gpu_stages.bench import Bench, Row, gigabytes, run_ranks, wait
 from gpu_stages.models import build_learner, build_model, make_samples
@@ -13,7 +16,7 @@ BYTES, ROOM = 16.0, 0.75
 
 
 def measure(bench: Bench) -> list[Row]:
-    names = ["tiny", "tiny-VL"] if bench.tiny else ["1.5B", "7B", "7B-VL", "32B"]
+    names = ["tiny-VL"] if bench.tiny else ["1.5B", "7B", "7B-VL", "32B"]
     rows = []
     for name in names:
         first: Row | None = None
@@ -30,15 +33,11 @@ def measure(bench: Bench) -> list[Row]:
 
 
 def _fits(name: str, world: int) -> bool:
-    import torch
-
     memory = torch.cuda.get_device_properties(0).total_memory
     return float(name.split("B")[0]) * 1e9 * BYTES / world < ROOM * memory
 
 
 def _job(parallel: Parallel, bench: Bench, name: str) -> Row:
-    import torch
-
     shard = Shard() if bench.tiny else Shard(torch.bfloat16, torch.float32)
     model = build_model(name, bench, parallel, shard)
     budget, length, count = (128, 64, 8) if bench.tiny else (16384, 2048, 64)
@@ -58,7 +57,7 @@ def _job(parallel: Parallel, bench: Bench, name: str) -> Row:
         row["optimizer GB"] = gigabytes(bench)
         if turn == 0:
             row |= {"loss": metrics["pg_loss"], "gradient norm": stepped["grad_norm"]}
-    forward, gradient, update = (end - start for start, end in zip(times, times[1:], strict=False))
+    forward, gradient, update = (end - start for start, end in pairwise(times))
     rate = count * length / (forward + gradient + update)
     peak = peak_flops(bench.device_name)
     flops = learner.describe().flops_per_token * count * length

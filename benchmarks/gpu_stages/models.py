@@ -26,7 +26,13 @@ TEXT = {
     "7B": (3584, 28, 28, 4, 18944, 152064, False),
     "32B": (5120, 64, 40, 8, 27648, 152064, False),
 }
-TOWER = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "fullatt_block_indexes": [7, 15, 23, 31]}
+TOWER = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
 TINY_TOWER = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "fullatt_block_indexes": [1]}
 
 
@@ -38,14 +44,19 @@ def model_config(name: str) -> Any:
         "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": key_heads, "intermediate_size": width, "vocab_size": vocabulary,
         "max_position_embeddings": 32768, "tie_word_embeddings": tied,
+        "bos_token_id": None, "eos_token_id": None,
     }  # fmt: skip
     if not vision:
         return Qwen2Config(**text, rope_parameters=ROPE)
     axes = [16, 24, 24] if hidden // heads == 128 else [2, 3, 3]
-    places = {"image_token_id": vocabulary - 1, "video_token_id": vocabulary - 2, "vision_start_token_id": vocabulary - 3}
+    places = {
+        "image_token_id": vocabulary - 1,
+        "video_token_id": vocabulary - 2,
+        "vision_start_token_id": vocabulary - 3,
+    }
     tower = TINY_TOWER if size == "tiny" else TOWER
     return Qwen2_5_VLConfig(
-        text_config={**text, "rope_parameters": {**ROPE, "rope_type": "default", "mrope_section": axes}},
+        text_config={**text, "rope_parameters": {**ROPE, "mrope_section": axes}},
         vision_config={**tower, "out_hidden_size": hidden, "window_size": 112},
         **places,
     )
@@ -58,7 +69,7 @@ def build_model(name: str, bench: Bench, parallel: Parallel, shard: Shard) -> nn
     computing = shard.param_dtype or torch.float32
     with parameters_on_meta():
         model = family.from_config(config, dtype=torch.float32, attn_implementation=attention(device, computing))
-    buffers = {key: buffer for key, buffer in model.named_buffers()}
+    buffers = dict(model.named_buffers())
     enable_gradient_checkpointing(model)
     assert parallel.mesh is not None
     shard_model(model, find_blocks(model), parallel.mesh, shard)
@@ -97,7 +108,9 @@ def parameters_on_meta() -> Iterator[None]:
 def build_learner(model: nn.Module, bench: Bench, parallel: Parallel, tokens: int) -> Learner:
     """Return a learner without a reference whose micro-batches hold so many tokens."""
     limit = MicroLimit(tokens=tokens)
-    optimizer = build_optimizer(model.named_parameters(), lr=1e-6, betas=(0.9, 0.999), weight_decay=0.01, strategy="adamw")
+    optimizer = build_optimizer(
+        model.named_parameters(), lr=1e-6, betas=(0.9, 0.999), weight_decay=0.01, strategy="adamw"
+    )
     return Learner(
         model, optimizer, lambda step: 1.0,
         batching=Batching(True, limit, limit), parallel=parallel, device=torch.device(bench.kind),

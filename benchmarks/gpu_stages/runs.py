@@ -1,4 +1,4 @@
-"""The quickstart by the command that users type, on one device and on all: accuracy, seconds, metrics of the last step."""
+"""The quickstart by the command that users type, on one device and on all: accuracy and seconds."""
 
 import json
 import subprocess
@@ -21,7 +21,15 @@ def _run(bench: Bench, devices: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         subprocess.run(
-            [sys.executable, "-m", "r1_cli.main", "train", QUICKSTART, f"trainer.save_checkpoint_path={folder}", *settings],
+            [
+                sys.executable,
+                "-m",
+                "r1_cli.main",
+                "train",
+                QUICKSTART,
+                f"trainer.save_checkpoint_path={folder}",
+                *settings,
+            ],
             check=True,
         )
         taken = time.perf_counter() - start
@@ -29,4 +37,6 @@ def _run(bench: Bench, devices: int) -> Row:
     row: Row = {"devices": devices, "seconds": taken, "steps": log[-1]["step"]}
     accuracies = [record["val/accuracy_reward"] for record in log if "val/accuracy_reward" in record]
     row |= {"accuracy before": accuracies[0], "accuracy after": accuracies[-1]} if accuracies else {}
-    return row | {name: log[-1][name] for name in ("timing_s/gen", "timing_s/update_actor", "timing_s/step") if name in log[-1]}
+    return row | {
+        name: log[-1][name] for name in ("timing_s/gen", "timing_s/update_actor", "timing_s/step") if name in log[-1]
+    }
