@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -70,6 +71,7 @@ class OneRank:
     rank: Rank
     asked: list[tuple[str, int]] = field(default_factory=list)  # verbs, and how many bytes went to and fro with each
     stored: list[Stored] = field(default_factory=list)
+    putter: Any = Stored.put
 
     def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         sent = pickle.dumps((args, kwargs), protocol=5)
@@ -91,6 +93,8 @@ class OneRank:
 
 class Together:
     """`Ranks` of which this process is one: all of them make the same calls, and rank 0's answers are what all get."""
+
+    putter = Stored.put
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
@@ -140,6 +144,21 @@ def fail_and_save(folder: Path) -> dict[str, Tensor]:
     return before
 
 
+def take_many_steps(steps: int) -> list[int]:
+    """A case for ranks: the bytes of this process, driver and rank in one, after each step with pictures."""
+    learner = RankedLearner(Together(meet(partial(build, "pictures", "KL"))))
+    taken = []
+    for step in range(steps):
+        samples = learner.annotate(step_samples("pictures", seed=step), ["old_logprobs"])
+        samples = assign(learner.annotate(samples, ["ref_logprobs"]), GRPO())
+        learner.forward_backward(samples, OBJECTIVES["KL"])
+        learner.optim_step()
+        for store in (STORE, LOADS):  # what an object store lets go of by itself
+            store.clear()
+        taken.append(psutil.Process().memory_info().rss)
+    return taken
+
+
 # --- what is trained -------------------------------------------------------------------------------------------------
 
 
@@ -181,9 +200,9 @@ def build(name: str, objective: str, parallel: Parallel) -> tuple[Learner, Objec
     return learner, replace(OBJECTIVES[objective], kl_coef=0.0)
 
 
-def video_samples() -> list[Sample]:
+def video_samples(seed: int) -> list[Sample]:
     """The samples with pictures, the third's two of which are frames of a video."""
-    samples = picture_samples()
+    samples = picture_samples(seed=seed)
     clip = samples[2]
     names = {"pixel_values": "pixel_values_videos", "image_grid_thw": "video_grid_thw"}
     samples[2] = replace(
@@ -194,9 +213,9 @@ def video_samples() -> list[Sample]:
     return samples
 
 
-def step_samples(name: str) -> list[Sample]:
+def step_samples(name: str, seed: int = 1) -> list[Sample]:
     """A step's samples as they come from an engine: with its log-probs, and of unequal groups."""
-    samples = {"text": text_samples, "pictures": picture_samples, "video": video_samples}[name]()
+    samples = {"text": text_samples, "pictures": picture_samples, "video": video_samples}[name](seed=seed)
     generator = torch.Generator().manual_seed(3)
     return [
         replace(sample, rollout_logprobs=-torch.rand(len(sample.token_ids), generator=generator) * sample.loss_mask)

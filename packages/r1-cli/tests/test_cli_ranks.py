@@ -70,6 +70,12 @@ def test_two_ranks_give_verb_by_verb_what_the_learner_gives(name: str, objective
 
 
 @pytest.mark.slow
+def test_memory_of_driver_and_ranks_is_flat_over_200_steps_with_pictures() -> None:
+    for taken in ranks.run(cli_ranks.take_many_steps, 200):
+        assert max(taken[20:]) < 1.02 * taken[20]
+
+
+@pytest.mark.slow
 def test_ranks_that_have_all_met_a_users_fault_still_save(tmp_path: Path) -> None:
     before, _ = ranks.run(cli_ranks.fail_and_save, tmp_path)
     saved = load_file(tmp_path / "model.safetensors")

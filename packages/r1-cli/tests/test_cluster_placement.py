@@ -26,7 +26,10 @@ def test_ranks_share_the_threads_and_each_has_one(processors, ranks, each):
     assert share_threads(processors, ranks) == each
 
 
-@pytest.mark.parametrize(("offers", "nnodes", "per_node"), [({"a": 8}, 1, 8), ({"a": 8, "b": 4, "c": 8}, 2, 8)])
+@pytest.mark.parametrize(
+    ("offers", "nnodes", "per_node"),
+    [([("a", 8)], 1, 8), ([("a", 8), ("b", 4), ("c", 8)], 2, 8), ([("a", 1), ("a", 1)], 2, 1)],
+)
 def test_what_fits_is_accepted(offers, nnodes, per_node):
     require_room(offers, nnodes, per_node, "GPUs")
 
@@ -35,13 +38,13 @@ def test_what_fits_is_accepted(offers, nnodes, per_node):
     ("offers", "nnodes", "per_node", "says"),
     [
         (
-            {"10.0.0.1": 8, "10.0.0.2": 4}, 2, 8,
+            [("10.0.0.1", 8), ("10.0.0.2", 4)], 2, 8,
             ["trainer.n_gpus_per_node=8", "16 GPUs", "has 12", "10.0.0.1 8, 10.0.0.2 4", "10.0.0.2 has fewer", "4"],
         ),
-        ({"10.0.0.1": 8}, 2, 8, ["trainer.nnodes=2", "16 GPUs", "has 8", "there are 1 nodes", "at most 1"]),
-        ({"127.0.0.1": 2}, 1, 8, ["trainer.n_gpus_per_node=8", "has 2", "at most 2"]),
-        ({"127.0.0.1": 0}, 1, 8, ["has 0", "no GPUs to train on"]),
-        ({}, 2, 1, ["trainer.nnodes=2", "by node: none"]),
+        ([("10.0.0.1", 8)], 2, 8, ["trainer.nnodes=2", "16 GPUs", "has 8", "there are 1 nodes", "at most 1"]),
+        ([("127.0.0.1", 2)], 1, 8, ["trainer.n_gpus_per_node=8", "has 2", "at most 2"]),
+        ([("127.0.0.1", 0)], 1, 8, ["has 0", "no GPUs to train on"]),
+        ([], 2, 1, ["trainer.nnodes=2", "by node: none"]),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told_by_node_with_what_to_set(offers, nnodes, per_node, says):

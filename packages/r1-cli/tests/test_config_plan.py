@@ -158,6 +158,7 @@ def test_memory_of_a_hub_model_or_a_broken_file_is_unknown(tmp_path: Path) -> No
     ("words", "steps", "kept"),
     [
         ("trainer.save_freq=5 trainer.save_limit=3", 100, 5),  # beside the newest the best one, and one being written
+        ("trainer.save_freq=5 trainer.save_limit=3 trainer.val_freq=-1", 100, 4),
         ("trainer.save_freq=5 trainer.save_limit=3", 12, 3),
         ("trainer.save_freq=5 trainer.save_limit=-1", 100, 20),
         ("trainer.save_freq=5", None, 1),

@@ -174,6 +174,12 @@ FORGERIES = {
     "a trace function": "import sys\nsys.settrace(lambda *a: None)\nsys.excepthook = lambda *a: os._exit(0)\n"
     "def add(a, b): 1 / 0",
     "garbage instead of JSON": "import os\nos.write(4, b'[' * 100000 + b'\\n')\ndef add(a, b): return None",
+    "a patched unittest": "import unittest\nunittest.TestCase.assertEqual = lambda *a, **k: None\n"
+    "unittest.TestSuite.debug = lambda *a: None\ndef add(a, b): raise unittest.SkipTest('passed')",
+    "patched frames": "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f:\n        print(f.f_locals)\n"
+    "        f.f_locals.update(result=3, request=None)\n        f = f.f_back\n    return 0",
+    "an alarm that exits": "import signal, sys\nsignal.signal(signal.SIGALRM, lambda *a: sys.exit(0))\n"
+    "signal.setitimer(signal.ITIMER_REAL, 0.01)\ndef add(a, b):\n    while True: pass",
     "a deep list": "def add(a, b):\n    x = []\n    for _ in range(100_000): x = [x]\n    return x",
     "a cycle": "def add(a, b):\n    x = []\n    x.append(x)\n    return x",
     "not a number": "def add(a, b): return float('nan')",

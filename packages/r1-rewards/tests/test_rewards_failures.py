@@ -124,6 +124,11 @@ def test_workers_retire_after_many_samples(write, monkeypatch):
         assert len(verifier.pids()) <= 2  # the one that forks, and one worker
 
 
+def test_a_reward_that_changes_how_its_worker_speaks_is_refused_when_loading(write):
+    with pytest.raises(RewardSpecError, match="garbled: does the reward's file change json or sys"):
+        load(write("import json\njson.dumps = lambda *a, **k: '{}'\ndef f(r): return 1.0"))
+
+
 def test_a_reward_that_starts_threads_when_imported_is_not_forked(write):
     source = (
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n" + SEQUENTIAL

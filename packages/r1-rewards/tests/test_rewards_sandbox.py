@@ -11,7 +11,7 @@ import time
 import pytest
 
 from r1_rewards.sandbox.execution import PROTECTIONS, Limits, Sandbox, SandboxError, describe
-from r1_rewards.sandbox.jail import kernel
+from r1_rewards.sandbox.jail import confinement, kernel
 
 pytestmark = pytest.mark.skipif(not kernel.SUPPORTED, reason="judged code is confined on Linux, x86_64 or aarch64")
 
@@ -367,6 +367,39 @@ def test_an_ordinary_user_gets_every_protection(tmp_path):
     if "unshare" in ran.stderr:
         pytest.skip("this system has no user namespaces to become an ordinary user in")
     assert ran.stdout.split() == ["1000", r"b'7\n'", *sorted(PROTECTIONS)], ran.stderr
+
+
+THREAD = "import threading\nt = threading.Thread(target=print, args=(7,))\nt.start()\nt.join()"
+AS_ORDINARY_USER = """
+import os, sys
+from r1_rewards.sandbox.jail import kernel
+uid = os.getuid()
+kernel.unshare(kernel.CLONE_NEWUSER)
+open("/proc/self/uid_map", "w").write(f"1000 {uid} 1")
+os.execv(sys.executable, [sys.executable, "-c", *sys.argv[1:]])
+"""
+
+
+def test_an_ordinary_user_has_threads_where_there_are_no_namespaces():
+    script = [ON_ANOTHER_SYSTEM, json.dumps([[UNSHARE], THREAD])]
+    ran = subprocess.run([sys.executable, "-c", AS_ORDINARY_USER, *script], capture_output=True, text=True)
+    if "unshare" in ran.stderr:
+        pytest.skip("this system has no user namespaces to become an ordinary user in")
+    assert ran.stdout.split() == ["7", *sorted(PROTECTIONS)], ran.stderr
+
+
+def test_the_threads_of_a_user_are_counted():
+    gate = threading.Event()
+    more = [threading.Thread(target=gate.wait) for _ in range(3)]
+    for thread in more:
+        thread.start()
+    try:
+        assert confinement._threads_of(os.getuid()) >= 4
+    finally:
+        gate.set()
+        for thread in more:
+            thread.join()
+    assert confinement._threads_of(0x7FFF_FFF0) == 0
 
 
 def test_another_system_than_linux_is_refused(monkeypatch):

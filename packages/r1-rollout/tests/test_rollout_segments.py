@@ -31,8 +31,8 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 
 def test_segments_double_and_end_at_the_limit() -> None:
-    assert [(one.first, one.last) for one in cut(1000, 4)] == [(0, 128), (128, 256), (256, 512), (512, 1000)]
-    assert [(one.first, one.last) for one in cut(5, 4)] == [(0, 5)]
+    assert [(one.first, one.last) for one in cut(4, 1000)] == [(0, 128), (128, 256), (256, 512), (512, 1000)]
+    assert [(one.first, one.last) for one in cut(4, 5)] == [(0, 5)]
 
 
 @pytest.mark.parametrize(("count", "leaving"), [(5, []), (5, [0, 1, 2, 3, 4]), (6, [1, 5]), (6, [0, 2, 4]), (1, [0])])
@@ -71,7 +71,7 @@ def test_attention_over_segments_is_that_over_whole_rows_to_1e_12_in_float64():
     draw = torch.Generator().manual_seed(1)
     lengths = [3, 30, 5, 11]
     past = [torch.randn(2, HEADS, length, SIZE, dtype=torch.float64) for length in lengths]  # keys and values
-    cache, prefilled = GroupCache(12, 40, max(lengths)), DynamicCache()
+    cache, prefilled = GroupCache(12, 40), DynamicCache()
     padded = [F.pad(one, (0, 0, 0, max(lengths) - one.shape[2])) for one in past]
     prefilled.update(*torch.stack(padded, dim=1), layer_idx=0)
     cache.insert(prefilled, lengths, 0)

@@ -11,6 +11,7 @@ from embedded_cases import END, copy_of, engine_for, mixed_prompts, sample, text
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.embedded.kv import GroupCache
+from r1_rollout.errors import PromptError
 from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Completion, SamplingParams
 
@@ -195,3 +196,31 @@ def test_too_little_memory_is_told_with_what_to_lower_and_leaves_the_engine_usab
             with pytest.raises(MemoryError, match=r"4 samples .* lower max_sequences \(4"):
                 list(engine.generate(prompts, params))
         assert len(list(engine.generate(prompts, params))) == 6
+
+
+def test_prompts_that_are_appended_while_others_run_are_sampled_as_if_they_had_been_there(text_model):
+    prompts, params = [text_prompt(f"p{i}", 3 + 9 * i) for i in range(5)], SamplingParams(max_tokens=6, n=2, seed=1)
+    expected = sample(text_model, prompts, params)
+    engine, growing = engine_for(text_model, max_sequences=4), prompts[:2]
+    found = {}
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 3)):
+        for index, group in engine.generate(growing, params):
+            found[index] = group
+            growing += prompts[len(growing) : len(growing) + 2]
+        tokens = [[one.token_ids.tolist() for one in found[index]] for index in range(5)]
+        assert tokens == [[one.token_ids.tolist() for one in group] for group in expected]
+        wrong = prompts[:1]
+        groups = engine.generate(wrong, params)
+        wrong.append(text_prompt("too long", 255))
+        with pytest.raises(PromptError, match="prompt too long ends at position 255"):
+            list(groups)
+
+
+def test_a_drained_call_begins_nothing_that_is_appended_later(text_model):
+    growing, params = [text_prompt("p", 4)], SamplingParams(max_tokens=6, n=2)
+    engine = engine_for(text_model)
+    with engine.awake(LocalWeights(text_model.state_dict().items(), 3)):
+        groups = engine.generate(growing, params)
+        engine.drain()
+        growing.append(text_prompt("q", 4))
+        assert dict(groups) == {}

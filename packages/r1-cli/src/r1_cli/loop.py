@@ -12,7 +12,7 @@ from r1_cli.groups.supply import save_surplus
 from r1_cli.measure.metrics import divergence, performance, step_metrics, update_metrics
 from r1_cli.measure.signal import count_idle, require_signal
 from r1_cli.measure.validate import Validation, generations_of
-from r1_cli.roles import Collector, Learner, Position, Schedule, Update
+from r1_cli.roles import Collector, Learner, Position, Schedule, Update, weights_of
 from r1_cli.state.checkpoints import CheckpointStore, Draft
 from r1_cli.state.stop import Stopped, StopRequest
 from r1_cli.track import Generation, Tracker
@@ -23,7 +23,6 @@ from r1_core.own import OwnCodeError
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
 from r1_rollout.errors import RolloutError
-from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Generator
 
 # What ends a run between two steps, where the learner is whole: its last step is saved before.
@@ -90,7 +89,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
     with watch("step"):
         with run.stop.interruptible(), ExitStack() as awake:
             with watch("sync"):
-                awake.enter_context(run.engine.awake(LocalWeights(run.learner.weights, at.step)))
+                awake.enter_context(run.engine.awake(weights_of(run.learner, at.step)))
             groups, after, collected = run.collector.collect(at, watch)
         samples = to_samples(groups)
         with watch("old"):  # log π_old of each token, unless the update's own forward pass gives it
@@ -135,7 +134,7 @@ def minibatches(samples: Sequence[Sample], schedule: Schedule) -> Iterator[list[
 
 def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, float], list[Generation]]:
     """Measure the weights of `step` on the validation set; return its metrics and some responses to look at."""
-    with run.engine.awake(LocalWeights(run.learner.weights, step)):
+    with run.engine.awake(weights_of(run.learner, step)):
         return validation.measure()
 
 

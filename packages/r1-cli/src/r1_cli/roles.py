@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from r1_core.reward_normalization import RewardNormalizer
 from r1_core.types import Sample
 from r1_data.types import Prompt
 from r1_rewards.types import Verifier
+from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.types import Generator
 
 Item = TypeVar("Item")
@@ -60,6 +61,19 @@ class Learner(Protocol):
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
     def save(self, folder: Path, *, model_only: bool = False) -> None: ...
     def load(self, folder: Path, *, model_only: bool = False) -> None: ...
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """A learner whose weights are in other processes."""
+
+    def source(self, version: int) -> WeightSource:
+        """Return them where they are, to be called by this version."""
+
+
+def weights_of(learner: Learner, version: int) -> WeightSource:
+    """Return what an engine takes up, wherever the learner's weights are."""
+    return learner.source(version) if isinstance(learner, Remote) else LocalWeights(learner.weights, version)
 
 
 class Progress(Protocol):

@@ -103,7 +103,7 @@ def _judge(
     if unseen and canary.accepts(_look(canary, engine, reference, version, canary.probes.reversed()).gap):
         return "prefix cache", "on sequences that the engine has not seen there is no gap: a cache outlives the sync"
     sights: dict[str, _Sight] = {}
-    groups = group_parameters(reference.weights(version).tensors(), canary.probes.inputs)
+    groups = group_parameters(reference.weights(version).names(), canary.probes.inputs)
     for group, rows in groups.items():
         with reference.zeroed(rows):
             sights[group] = _look(canary, engine, reference, version, canary.probes)

@@ -16,6 +16,9 @@ class WeightSource(Protocol):
     def version(self) -> int:
         """The number of the step that made them."""
 
+    def names(self) -> Weights:
+        """Return what `tensors` would, of which only names and shapes are looked at: no values need be there."""
+
     def tensors(self) -> Weights:
         """Bring them into this process, one after the other, named as in the checkpoint; or an adapter alone."""
 
@@ -32,6 +35,10 @@ class LocalWeights:
 
     weights: Weights | Callable[[], Weights]  # or what makes a pass over them, for sources that are read more than once
     version: int
+
+    def names(self) -> Weights:
+        """Return the weights: they are here."""
+        return self.tensors()
 
     def tensors(self) -> Weights:
         """Return the weights; a state dict stands for its items."""

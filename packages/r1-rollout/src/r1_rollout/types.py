@@ -159,7 +159,10 @@ class Generator(Protocol):
         """
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
-        """Yield (index into `prompts`, its `params.n` completions) as each group finishes."""
+        """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
+
+        An engine of one process also begins what is appended to `prompts` while some are unfinished.
+        """
 
 
 @runtime_checkable

@@ -114,6 +114,11 @@ class Reference:
         return ray.get(self.reference)
 
 
+def put(value: object) -> Reference:
+    """Put a value down once a machine, where actors read it in place; it stays while a reference to it does."""
+    return Reference(ray.put(value))
+
+
 class Actors:
     """Actors that work together: what one fails at, none of them goes on with."""
 
@@ -169,7 +174,12 @@ class Actors:
 
     def put(self, value: object) -> "Reference":
         """Put a value down once a machine, where its actors read it in place."""
-        return Reference(ray.put(value))
+        return put(value)
+
+    @property
+    def putter(self) -> Callable[[object], "Reference"]:
+        """What puts a value down in an actor, as `put` does here."""
+        return put
 
     def close(self) -> None:
         """End the processes as they are."""

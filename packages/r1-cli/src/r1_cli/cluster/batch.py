@@ -73,7 +73,7 @@ def to_columns(samples: Sequence[Sample], put: Put, dtype: torch.dtype | None = 
         head = _irregular(sample.position_ids)
         position.append(heads.setdefault((len(head), head.tobytes()), len(heads)))
         if sample.model_inputs and id(sample.model_inputs) not in inputs:
-            inputs[id(sample.model_inputs)] = _put_inputs(sample.model_inputs, put, dtype)
+            inputs[id(sample.model_inputs)] = put_inputs(sample.model_inputs, put, dtype)
     places = {key: place for place, key in enumerate(inputs)}
     return Columns(
         token_ids,
@@ -189,7 +189,8 @@ def _continued(head: NDArray[np.int32], length: int) -> Tensor:
     return torch.cat([start, start[:, -1:] + torch.arange(1, length - start.shape[1] + 1)], dim=1)
 
 
-def _put_inputs(inputs: Mapping[str, Tensor], put: Put, dtype: torch.dtype | None) -> LazyInputs:
+def put_inputs(inputs: Mapping[str, Tensor], put: Put, dtype: torch.dtype | None = None) -> LazyInputs:
+    """Put model inputs down, floating-point ones cast to `dtype`; what is a reference already stays one."""
     if isinstance(inputs, LazyInputs):
         return inputs
     arrays = {}

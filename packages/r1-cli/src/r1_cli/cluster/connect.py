@@ -55,7 +55,7 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[Node
     """Start Ray for this run alone: on loopback, with a token, and with a folder that is gone when the run is."""
     ranks = trainer.n_gpus_per_node
     devices = hardware.gpus if hardware.on_gpu else ("cpu",) * ranks
-    require_room({LOOPBACK: len(devices)}, 1, ranks, "GPUs")
+    require_room([(LOOPBACK, len(devices))], 1, ranks, "GPUs")
     # Read when Ray is imported: a node's address is loopback there where Ray thinks it cannot be one of many.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # Ray asks for a token by itself, and would write its own into the home. It reads one once, so it stays.
@@ -110,7 +110,7 @@ def _kept_machines(ray: ModuleType, trainer: TrainerConfig) -> Iterator[tuple[No
     """Take `nnodes` machines with enough free devices until the block ends, by an actor on each that has them all."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     resource = "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
-    offers = {node["NodeManagerAddress"]: int(node["Resources"].get(resource, 0)) for node in alive}
+    offers = [(node["NodeManagerAddress"], int(node["Resources"].get(resource, 0))) for node in alive]
     wanted = trainer.n_gpus_per_node
     require_room(offers, trainer.nnodes, wanted, "GPUs" if resource == "GPU" else "CPUs")
     group = ray.util.placement_group([{resource: wanted}] * trainer.nnodes, strategy="STRICT_SPREAD")

@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from r1_cli.cluster.batch import Array, Reference, find_changes, in_place, to_columns, to_tensor
+from r1_cli.cluster.batch import Array, Reference, find_changes, in_place, to_columns
+from r1_cli.cluster.ranks import Ranks
+from r1_cli.cluster.weights import RankedWeights
 from r1_core.learner.facts import Facts
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
 from r1_core.objective import Objective
@@ -17,25 +19,6 @@ from r1_core.rows import with_tokens
 from r1_core.types import PER_TOKEN, Sample
 
 FORGOTTEN: dict[str, Any] = dict.fromkeys(PER_TOKEN)
-
-
-class Ranks(Protocol):
-    """Processes that hold a `Rank` each, wherever they are.
-
-    What a verb raises in one of them is raised here as what it was, with a note of where; the ranks are of no use then.
-    """
-
-    def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a verb of every rank with the same arguments; return what rank 0 answers."""
-
-    def ask_all(self, verb: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Do as `ask`, and return what every rank answers, in their order."""
-
-    def put(self, value: Any) -> Reference:
-        """Put a value down where every rank can read it, and the arrays in it without a copy."""
-
-    def close(self) -> None:
-        """Let all ranks end."""
 
 
 class RankedLearner:
@@ -172,11 +155,8 @@ class RankedLearner:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Bring the weights here, a bucket of whole tensors after the other."""
-        self._ask("begin_weights")
-        try:
-            while (bucket := self._ask("next_weights")) is not None:
-                for name, packed in bucket:
-                    yield name, to_tensor(*packed)
-        except GeneratorExit:
-            self._ask("end_weights")
-            raise
+        return self.source(0).tensors()
+
+    def source(self, version: int) -> RankedWeights:
+        """Return the weights where they are, to be called by this version."""
+        return RankedWeights(self._ask, self._ranks.putter, version)

@@ -1,6 +1,6 @@
 """Which machine and which device each rank has: arithmetic on what a cluster says of itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -60,27 +60,26 @@ def share_threads(processors: int, ranks: int) -> int:
     return max(1, processors // ranks)
 
 
-def require_room(offers: Mapping[str, int], nnodes: int, per_node: int, kind: str) -> None:
+def require_room(offers: Sequence[tuple[str, int]], nnodes: int, per_node: int, kind: str) -> None:
     """Check that enough machines have enough devices.
 
     Args:
-        offers: devices of each machine, by its address.
+        offers: the address of each machine, and how many devices it has.
         kind: what the devices are, for people: "GPUs".
 
     Raises:
         ConfigError: names the key that asks for too much, and what each machine has.
     """
-    fitting = [address for address, devices in offers.items() if devices >= per_node]
-    if len(fitting) >= nnodes:
+    short = [address for address, devices in sorted(offers) if devices < per_node]
+    if len(offers) - len(short) >= nnodes:
         return
-    there = ", ".join(f"{address} {devices}" for address, devices in sorted(offers.items())) or "none"
+    counts = sorted((devices for _, devices in offers), reverse=True)
+    there = ", ".join(f"{address} {devices}" for address, devices in sorted(offers)) or "none"
     asked = f"trainer.nnodes={nnodes} × trainer.n_gpus_per_node={per_node} = {nnodes * per_node} {kind}"
-    found = f"{asked} are asked for, and the cluster has {sum(offers.values())} (by node: {there})"
+    found = f"{asked} are asked for, and the cluster has {sum(counts)} (by node: {there})"
     if len(offers) < nnodes:
         advice = f"there are {len(offers)} nodes; start Ray on more of them, or set at most {len(offers)}"
         raise ConfigError([Problem("trainer.nnodes", f"{found}; {advice}", str(nnodes))])
-    best = sorted(offers.values(), reverse=True)[nnodes - 1]
-    short = ", ".join(address for address in sorted(offers) if address not in fitting)
-    advice = f"{short} {'has' if len(offers) - len(fitting) == 1 else 'have'} fewer {kind} than that; "
-    advice += f"set at most {best}" if best else f"there are no {kind} to train on"
+    advice = f"{', '.join(short)} {'has' if len(short) == 1 else 'have'} fewer {kind} than that; "
+    advice += f"set at most {counts[nnodes - 1]}" if counts[nnodes - 1] else f"there are no {kind} to train on"
     raise ConfigError([Problem("trainer.n_gpus_per_node", f"{found}; {advice}", str(per_node))])

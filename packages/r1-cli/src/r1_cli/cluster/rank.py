@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
@@ -19,13 +20,14 @@ from torch._C._distributed_c10d import TCPStore
 
 from r1_cli.assembly.algorithm import build_objective
 from r1_cli.assembly.learner import build_learner
-from r1_cli.cluster.batch import Array, Reference, apply_changes, from_columns, to_array
+from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_cli.roles import Schedule
 from r1_core.learner import Learner
 from r1_core.learner.batching import split
+from r1_core.learner.checkpoint import named_state
 from r1_core.learner.facts import Facts
 from r1_core.learner.parallel import Parallel
 from r1_core.needs import Needs
@@ -35,6 +37,7 @@ from r1_core.types import Sample
 from r1_rollout.weights import Weights, buckets
 
 Rows = NDArray[np.int32]  # which samples of the batch
+Packed = tuple[str, tuple[Array, str]]  # a tensor by name, as `batch.to_array` gives it
 Found = dict[str, Array]  # per-token fields, each float32 [T] for the T trained tokens of the samples asked about
 Build = Callable[[Parallel], tuple[Learner, Objective]]  # a user's own loss does not pickle, so a rank makes it itself
 Result = TypeVar("Result")
@@ -212,16 +215,21 @@ class Rank:
             for _ in weights:
                 pass
 
-    def begin_weights(self) -> None:
-        """Begin a pass over the whole weights, which `next_weights` takes in steps."""
-        self._weights = buckets(self.learner.weights(), BUCKET)
+    def weight_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Return names and shapes of the whole weights, without gathering them."""
+        return [(name, tuple(tensor.shape)) for name, tensor in named_state(self.learner.model)]
 
-    def next_weights(self) -> list[tuple[str, tuple[Array, str]]] | None:
-        """Return the next whole tensors by name, as `batch.to_array` gives them, from rank 0; None at the end."""
+    def begin_weights(self, dtype: torch.dtype | None) -> None:
+        """Begin a pass over the whole weights, cast to `dtype`, which `next_weights` takes in steps."""
+        self._weights = buckets(self.learner.weights(dtype), BUCKET)
+
+    def next_weights(self, put: Put | None) -> list[Packed] | Reference | None:
+        """Return the next whole tensors from rank 0, or where they were put down there; None at the end."""
         bucket = next(self._weights, None)
-        if bucket is None:
-            return None
-        return [(name, to_array(tensor)) for name, tensor in bucket] if self._rank == 0 else []
+        if bucket is None or self._rank > 0:
+            return None if bucket is None else []
+        packed = [(name, to_array(tensor)) for name, tensor in bucket]
+        return put(packed) if put else packed
 
     def end_weights(self) -> None:
         """Go to the end of a pass that was broken off: ranks that gather have to do so together."""

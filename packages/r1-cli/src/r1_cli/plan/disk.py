@@ -19,12 +19,16 @@ def checkpoint_bytes(config: RunConfig) -> int | None:
 
 
 def checkpoints_kept(config: RunConfig, steps: int | None) -> int:
-    """Return how many checkpoints of a run of `steps` lie on the disk at most: the newest, the best, and a draft."""
+    """Return how many checkpoints of a run of `steps` lie on the disk at most: the newest, the best, and a draft.
+
+    There is no best one where nothing is validated.
+    """
     trainer = config.trainer
     if trainer.save_freq <= 0:
         return 0
     written = -(-steps // trainer.save_freq) if steps else 1
-    return min(written, trainer.save_limit + 2) if trainer.save_limit > 0 else written
+    beside = 2 if trainer.val_freq > 0 else 1
+    return min(written, trainer.save_limit + beside) if trainer.save_limit > 0 else written
 
 
 def free_space(folder: Path) -> tuple[Path, int]:

@@ -8,12 +8,12 @@ from functools import partial
 from typing import cast
 
 from r1_cli.groups.group import to_sample
-from r1_cli.roles import Learner, Scorer
+from r1_cli.roles import Learner, Scorer, weights_of
 from r1_rollout.canary import Canary
 from r1_rollout.checksums import ByteProof, Expected, expected_checksums
 from r1_rollout.errors import EngineError, StaleWeights
 from r1_rollout.fault import Engine, ParameterRows, find_fault, name_differing
-from r1_rollout.handover import LocalWeights, WeightSource
+from r1_rollout.handover import WeightSource
 from r1_rollout.types import Checksummed, Drainable, Groups, PromptLike, Replaying, SamplingParams
 
 log = logging.getLogger("r1")
@@ -30,7 +30,7 @@ class LearnerReference:
     learner: Learner
 
     def weights(self, version: int) -> WeightSource:
-        return LocalWeights(self.learner.weights, version)
+        return weights_of(self.learner, version)
 
     def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-prob of each response token, at the learner's temperature."""

@@ -56,6 +56,10 @@ class CheckpointStore:
     def write(self, step: int, save: Callable[[Path], None], state: dict[str, Any]) -> Draft:
         """Let `save` fill a hidden folder, add `state` to it, and force it all to disk.
 
+        Args:
+            save: where it lets other processes write, they force what they write to disk: from here only this
+                machine's files can be.
+
         Raises:
             CheckpointError: the disk is full or cannot be written; nothing of it is left there.
         """

@@ -33,7 +33,7 @@ def save(
         file_bytes: where tensors are cut into several files.
 
     Raises:
-        OSError, SafetensorError: the disk is full, or the folder cannot be written to; on all ranks.
+        OSError: the disk is full, or the folder cannot be written to; on all ranks.
     """
     parts = {"model": dict(named_state(model))}
     state = dict(numbers)
@@ -46,7 +46,7 @@ def save(
             write_text(folder / NUMBERS_FILE, json.dumps(state) + "\n")
         except OSError as error:
             failure = error
-    raise_together(failure, parallel, folder)
+    raise_together(failure, parallel)
     write_tensors(folder, parts, parallel, file_bytes)
 
 

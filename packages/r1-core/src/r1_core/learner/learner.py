@@ -61,7 +61,8 @@ class Learner:
 
     The model is called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, padded with
     `attention_mask=`, and returns an object with `.logits`, as Hugging Face's causal models do. One whose head cannot
-    be used alone (see `token_model`) is given `logits_to_keep=` (an index of positions), too, if packed. Under
+    be used alone (see `token_model`) is given `logits_to_keep=` (an index of positions), too, if packed, and one with
+    a true attribute `reads_pack` a `microbatch.Pack` as `pack=`, which spares its layers asking the device. Under
     several ranks every verb must be called by all of them with the same arguments, and `model` and `reference` must
     have gone through `parallel.shard_model` before.
 
@@ -299,14 +300,16 @@ class Learner:
 
     # --- weights and state -----------------------------------------------------------------------------------------
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter and persistent buffer, frozen ones too, as (state-dict name, full tensor).
 
         Tied parameters come once, under their first name. The tensors may share memory with the model's: copy what
-        you keep. Under several ranks all must exhaust the iterator.
+        you keep. Under several ranks all must exhaust the iterator; floating-point shards are cast to `dtype` before
+        they are gathered.
         """
         for name, tensor in checkpoint.named_state(self.model):
-            yield name, whole(tensor)
+            own = tensor.detach()
+            yield name, whole(own if dtype is None or not own.is_floating_point() else own.to(dtype))
 
     def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
         """Set rows of the weights (None: all of a tensor) to zero until `restore`; see `ablation.ablate`.

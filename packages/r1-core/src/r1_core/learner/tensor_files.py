@@ -15,6 +15,7 @@ from torch import Tensor
 from r1_core.learner.parallel import Parallel, gather
 
 FILE_BYTES = 2_000_000_000  # of a large checkpoint's files: the most that a rank holds beside its shards
+MESSAGE_BYTES = 500  # of an error that one rank has and all of them raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,11 @@ def write_tensors(
     other files are finished, then every rank raises.
 
     Raises:
-        OSError, SafetensorError: the disk is full, or the folder cannot be written to.
+        OSError: the disk is full, or the folder cannot be written to.
     """
     plan = {stem: cut(stem, tensors, file_bytes) for stem, tensors in parts.items()}
     work = [(file, tensors) for stem, tensors in parts.items() for file in plan[stem]]
-    failure: Exception | None = None
+    failure: OSError | None = None
     for (file, tensors), owner in zip(work, owners([file for file, _ in work], parallel.world), strict=True):
         mine = parallel.rank == owner and failure is None
         whole = {}
@@ -90,9 +91,8 @@ def write_tensors(
                 whole[name] = tensor.cpu().contiguous()
         if mine:
             try:
-                save_file(whole, folder / file.name, metadata={"format": "pt"})
-                force_to_disk(folder / file.name)
-            except (OSError, SafetensorError) as error:
+                save(whole, folder / file.name)
+            except OSError as error:
                 failure = error
     if parallel.rank == 0 and failure is None:
         try:
@@ -100,7 +100,16 @@ def write_tensors(
                 write_index(folder, stem, files)
         except OSError as error:
             failure = error
-    raise_together(failure, parallel, folder)
+    raise_together(failure, parallel)
+
+
+def save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write one file and force it to disk. Raises OSError."""
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # what a full disk is to it
+        raise OSError(f"{path}: {error}") from error
+    force_to_disk(path)
 
 
 def write_index(folder: Path, stem: str, files: Sequence[TensorFile]) -> None:
@@ -112,18 +121,26 @@ def write_index(folder: Path, stem: str, files: Sequence[TensorFile]) -> None:
     write_text(folder / f"{stem}.safetensors.index.json", json.dumps(index, indent=2) + "\n")
 
 
-def raise_together(failure: Exception | None, parallel: Parallel, folder: Path) -> None:
-    """Wait for all ranks; raise on all of them if one has failed, its own error where it did.
+def raise_together(failure: OSError | None, parallel: Parallel) -> None:
+    """Wait for all ranks; if some have failed, raise on all of them: its own error where one has, else the first's.
 
     Raises:
-        OSError: another rank could not write.
+        OSError: a rank could not write.
     """
     device = "cpu" if parallel.mesh is None else parallel.mesh.device_type
-    failed = parallel.sum(torch.tensor(float(failure is not None), device=device)).item()
+    failed = torch.zeros(parallel.world, device=device)
+    failed[parallel.rank] = float(failure is not None)
+    if not parallel.sum(failed).any():
+        return
+    first = int(failed.argmax())
+    said = torch.zeros(MESSAGE_BYTES, dtype=torch.int32, device=device)
+    if failure is not None and parallel.rank == first:
+        words = str(failure).encode()[:MESSAGE_BYTES]
+        said[: len(words)] = torch.tensor(list(words))
+    parallel.sum(said)
     if failure is not None:
         raise failure
-    if failed:
-        raise OSError(f"{int(failed)} of {parallel.world} ranks could not write to {folder}")
+    raise OSError(f"rank {first}: {bytes(said.tolist()).rstrip(bytes(1)).decode(errors='replace')}")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -11,6 +11,7 @@ MAX_NESTED_EXPONENT = 3  # of what is no plain number, within an exponent
 MAX_STACKED_EXPONENT = 100_000  # product of the exponents that stand on brackets
 MAX_SYMBOLIC_EXPONENT = 50  # of a bracket with one variable, where expanding is the trouble
 MAX_HARD_EXPONENT = 20  # of a bracket with several, and beside trigonometric functions
+MAX_ROOT_EXPONENT = 1_000  # of a bracket with a root, which is multiplied out
 MAX_FACTORIAL = 1_000
 
 _LONG_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
@@ -24,6 +25,7 @@ _ROOT_INDEX = re.compile(r"\\sqrt\s?\[\s?(?![0-9]{1,3}\s?\]|[A-Za-z]\s?\])")
 _PLAIN_EXPONENT = re.compile(r"(?<![)}\]\s])\s{0,8}(?:\^|\*\*)[\s{(]{0,8}-?([0-9]{1,6})")
 _ON_BRACKET = re.compile(r"[)}\]]\s{0,8}(?:\^|\*\*)[\s{(]{0,8}-?([0-9]{1,6})")
 _POWER_NUMBER = re.compile(r"(?:\^|\*\*)[\s{(]{0,8}-?([0-9]{1,6})")
+_POWER_OF_NUMBER = re.compile(r"([0-9]{1,200})[\s})]{0,8}(?:\^|\*\*)[\s{(]{0,8}([0-9]{1,6})")
 _FACTORIAL = re.compile(r"([0-9]+)\s{0,8}!")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp)\b")
@@ -84,9 +86,16 @@ def _power_refusal(text: str) -> str | None:
     inner = max((int(exponent) for exponent in _PLAIN_EXPONENT.findall(text)), default=1)
     if stacked > 1 and stacked * max(inner, 1) > MAX_STACKED_EXPONENT:
         return "exponents on brackets multiply to a huge one"
-    if _BIG_ARGUMENT.search(text) and any(len(number) > 4 for number in re.findall(r"[0-9]+", text)):
+    if stacked > MAX_ROOT_EXPONENT and "sqrt" in text:
+        return f"a bracket with a root to a power above {MAX_ROOT_EXPONENT}"
+    if _BIG_ARGUMENT.search(text) and (any(len(number) > 4 for number in re.findall(r"[0-9]+", text)) or _large(text)):
         return "a sum, product or binomial of large numbers"
     return None
+
+
+def _large(text: str) -> bool:
+    """Whether there is a power of more than four digits."""
+    return any(math.log10(max(int(base), 1)) * int(power) > 4 for base, power in _POWER_OF_NUMBER.findall(text))
 
 
 def _nested_power_refusal(exponent: str) -> str | None:

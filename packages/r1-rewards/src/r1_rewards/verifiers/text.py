@@ -9,6 +9,8 @@ from r1_rewards.reading import characters, extract
 from r1_rewards.reading.truths import blank_problem, read_truths
 from r1_rewards.types import Score
 
+MUCH_LONGER = 10_000  # characters; what exceeds ten times a truth by more is another text
+
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _LEADING_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?=\s+\w)")  # "vitamin A" is not "vitamin"
 _HYPHEN = re.compile(r"(?<=[^\W\d_])[-‐‑](?=[^\W\d_])")
@@ -33,8 +35,9 @@ def score(response: str, ground_truth: str | Sequence[str], *, exact: bool = Fal
     """
     extracted = _final_answer(response).strip()
     written = _as_it_stands if exact else _ways
+    longest = MUCH_LONGER + 10 * max(map(len, read_truths(ground_truth)))
     truths = {way for truth in read_truths(ground_truth) for way in written(truth)}
-    right = bool(extracted) and not truths.isdisjoint(written(extracted))
+    right = 0 < len(extracted) <= longest and not truths.isdisjoint(written(extracted))
     reason = "the same text" if right else "another text" if extracted else "there is no answer"
     return Score(float(right), {"overall": float(right), "accuracy": float(right)}, extracted=extracted, reason=reason)
 

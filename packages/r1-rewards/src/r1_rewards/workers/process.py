@@ -101,6 +101,9 @@ class ForkServer:
         if "error" in reply:
             self._end_server()
             raise RewardSpecError(reply["error"])
+        if not {"forks", "name", "batch", "shape", "wants"} <= reply.keys():
+            self._end_server()
+            raise RewardSpecError("the worker's first message is garbled: does the reward's file change json or sys?")
         if not reply["forks"]:
             with self._lock:
                 self._unforked = Worker(process.pid, connection, process)

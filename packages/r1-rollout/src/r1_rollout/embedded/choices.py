@@ -20,7 +20,8 @@ class Choices:
     """The choices that `Decoding` leaves to its caller."""
 
     samples: int  # rows per prompt
-    limits: Sequence[int]  # [prompts], tokens of an answer at most
+    limit: Callable[[int], int]  # prompt index -> tokens of an answer at most
+    longest: int  # the largest limit
     keys: Callable[[int], list[int]]  # prompt index -> an int64 for each of its rows, which `choose` gets back
     choose: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # logits, keys, ages -> tokens, log-probs
     stopped: Callable[[Rows], Tensor]  # bool [rows]: which answers the token said last has ended
@@ -56,7 +57,7 @@ def sampling_choices(
             ended |= torch.tensor(_completed(rows, params.stop, tokenizer), device=ended.device)
         return ended
 
-    return Choices(params.n, [params.max_tokens] * len(prompts), keys, choose, stopped)
+    return Choices(params.n, lambda prompt: params.max_tokens, params.max_tokens, keys, choose, stopped)
 
 
 def replay_choices(responses: "Sequence[Tokens]", temperature: float, device: torch.device) -> Choices:
@@ -78,7 +79,7 @@ def replay_choices(responses: "Sequence[Tokens]", temperature: float, device: to
     def stopped(rows: Rows) -> Tensor:
         return torch.zeros_like(rows.ages, dtype=torch.bool)
 
-    return Choices(1, [len(response) for response in responses], lambda prompt: [prompt], choose, stopped)
+    return Choices(1, lambda prompt: len(responses[prompt]), longest, lambda prompt: [prompt], choose, stopped)
 
 
 def _completed(rows: Rows, strings: Sequence[str], tokenizer: Any) -> list[bool]:

@@ -1,7 +1,7 @@
 """One call of the embedded engine while it runs: prompts waiting, rows decoding, groups finished."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,8 @@ from r1_rollout.types import Completion, PromptLike
 class Decoding:
     """Continuous batching: whole groups enter as room allows, finished rows make room at once.
 
-    An iterator of (index of the prompt, its completions), which does the work as it is asked for more.
+    An iterator of (index of the prompt, its completions), which does the work as it is asked for more. The prompts may
+    grow as long as some are unfinished.
     """
 
     def __init__(
@@ -30,18 +31,20 @@ class Decoding:
         filler: int,
         max_sequences: int,
         version: int,
+        require: Callable[[PromptLike, int], None] = lambda prompt, limit: None,
     ) -> None:
+        """Begin nothing yet; `require` is asked to refuse prompts, with their answers' limit, that come later."""
         self._model, self._prompts, self._choices, self._version = model, prompts, choices, version
-        self._filler, self._capacity = filler, min(max_sequences, len(prompts) * choices.samples)
+        self._filler, self._capacity, self._require = filler, max_sequences, require
+        self._known, self._drained = len(prompts), False
         self._waiting = deque(range(len(prompts)))
         self._slots: list[int] = []  # the prompt in each slot of the cache
         self._groups: dict[int, dict[int, Completion]] = {}  # prompts that are running
         self._finished: deque[tuple[int, list[Completion]]] = deque()
         self._over = ""  # why there are no more groups, if somebody else decided so
-        columns, longest = max(choices.limits, default=1), max((len(p.token_ids) for p in prompts), default=1)
         self._running: tuple[Rows, GroupCache] | None = (
-            Rows(self._capacity, columns, model.device),
-            GroupCache(self._capacity, columns, longest),
+            Rows(self._capacity, max(choices.longest, 1), model.device),
+            GroupCache(self._capacity, choices.longest),
         )
 
     def __iter__(self) -> Iterator[tuple[int, list[Completion]]]:
@@ -56,6 +59,7 @@ class Decoding:
             EngineMemoryError: there is too little memory on the GPU.
         """
         while not self._finished:
+            self._take_up()
             if self._running is None or not (self._waiting or self._running[0]):
                 self.close()
                 if self._over:
@@ -75,8 +79,20 @@ class Decoding:
                 raise
         return self._finished.popleft()
 
+    def _take_up(self) -> None:
+        """Let those prompts wait, too, that have been appended."""
+        while self._running is not None and not self._drained and self._known < len(self._prompts):
+            try:
+                self._require(self._prompts[self._known], self._choices.limit(self._known))
+            except BaseException:
+                self.close()
+                raise
+            self._waiting.append(self._known)
+            self._known += 1
+
     def drain(self) -> None:
         """Let no waiting prompt in."""
+        self._drained = True
         self._waiting.clear()
 
     def close(self) -> None:
@@ -131,7 +147,7 @@ class Decoding:
     def _begin(self, index: int, rows: Rows) -> None:
         """Start the samples of a prompt whose keys and values are in the cache's next slot."""
         choices, position = self._choices, int(rotary_axes(self._prompts[index].position_ids).max()) + 1
-        rows.add(index, choices.keys(index), choices.limits[index], position, slot=len(self._slots))
+        rows.add(index, choices.keys(index), choices.limit(index), position, slot=len(self._slots))
         self._slots.append(index)
         self._groups[index] = {}
 

@@ -117,9 +117,9 @@ class EmbeddedEngine:
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Decoding:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
 
-        A later call ends an earlier one; `close()` on what is returned ends this one and frees its memory. Answer token
-        t of a prompt of length P stands at position P + t; on the rotary axes of M-RoPE (arXiv 2409.12191)
-        at the prompt's largest position + 1 + t.
+        Prompts that are appended meanwhile are begun, too. A later call ends an earlier one; `close()` on what is
+        returned ends this one and frees its memory. Answer token t of a prompt of length P stands at position P + t; on
+        the rotary axes of M-RoPE (arXiv 2409.12191) at the prompt's largest position + 1 + t.
 
         Raises:
             RuntimeError: outside an awake block, or continued after the call was ended.
@@ -189,9 +189,13 @@ class EmbeddedEngine:
                 f"{name}() needs an awake engine with whole weights: call it inside `with engine.awake(source)`, "
                 "or after `engine.update(source)`"
             )
-        for prompt, limit in zip(prompts, choices.limits, strict=True):
+
+        def require(prompt: PromptLike, limit: int) -> None:
             _check_shape(prompt, len(prompts[0].position_ids), self._vocabulary)
             _check_length(prompt, limit, self._reach)
+
+        for index, prompt in enumerate(prompts):
+            require(prompt, choices.limit(index))
         return Decoding(
             self._model,
             prompts,
@@ -199,6 +203,7 @@ class EmbeddedEngine:
             filler=self._filler,
             max_sequences=self._max_sequences,
             version=self._version,
+            require=require,
         )
 
     def _load(self, source: WeightSource) -> None:

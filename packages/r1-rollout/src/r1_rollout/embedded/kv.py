@@ -7,6 +7,7 @@ segments. The softmaxes are then merged by their maxima and sums, which is exact
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,16 +41,10 @@ class GroupCache(Cache):
     without touching the others. Columns past a row's length hold leftovers and are masked.
     """
 
-    def __init__(self, rows: int, columns: int, prompt_columns: int) -> None:
-        """Make an empty cache.
-
-        Args:
-            rows: samples that run together, at most.
-            columns: tokens of an answer, at most.
-            prompt_columns: tokens of a prompt, at most.
-        """
+    def __init__(self, rows: int, columns: int) -> None:
+        """Make an empty cache for at most so many samples at a time, of at most `columns` tokens each."""
         super().__init__(layers=[])
-        self._prompts, self._answers = cut(prompt_columns, rows), cut(columns, rows)
+        self._prompts, self._answers = cut(rows), cut(rows, columns)
         self._kinds: list[Layer] = []  # of each layer, without places and columns
         self._prompt_readers: list[tuple[Segment, Readers]] = []
         self._answer_readers: list[tuple[Segment, Readers]] = []
@@ -85,10 +80,9 @@ class GroupCache(Cache):
         """
         slot_of, device = slots.cpu().numpy(), slots.device
         self._prompt_readers = []
-        for segment in self._prompts:
-            if len(segment.owners):
-                segment.see(np.array(lengths), device)
-                self._prompt_readers.append((segment, Readers.of(segment, slot_of, device)))
+        for segment in _in_use(self._prompts):
+            segment.see(np.array(lengths), device)
+            self._prompt_readers.append((segment, Readers.of(segment, slot_of, device)))
 
     def aim(self, ages: Tensor) -> None:
         """Say where the next forward writes: row i at column `ages[i]` of its answer, int64 [rows]."""
@@ -175,15 +169,20 @@ class GroupCache(Cache):
 
     def remove_rows(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
         """Forget rows; then the rows `sources` are called `targets`."""
-        for segment in self._answers:
+        for segment in _in_use(self._answers):
             segment.leave(rows)
             segment.rename(sources, targets)
 
     def remove_slot(self, slot: int, last: int) -> None:
         """Forget a prompt that has no samples left; then the slot `last` is called so."""
-        for segment in self._prompts:
+        for segment in _in_use(self._prompts):
             segment.leave([slot])
             segment.rename([last], [slot])
+
+
+def _in_use(segments: Sequence[Segment]) -> Iterator[Segment]:
+    """Yield those that hold something: what reaches one has been in all before it."""
+    return takewhile(lambda segment: len(segment.owners) > 0, segments)
 
 
 class Partial(NamedTuple):

@@ -99,7 +99,7 @@ class Readers:
         return cls(straight, *(torch.from_numpy(array).to(device) for array in (members, rows, at)))
 
 
-def cut(columns: int, places: int) -> list[Segment]:
+def cut(places: int, columns: int = 1 << 30) -> list[Segment]:
     """Return empty segments for at most `places` sequences of at most `columns`."""
     segments, first, last = [], 0, FIRST
     while first < columns:

@@ -262,16 +262,19 @@ class VllmEngine:
         from r1_rollout.vllm.requests import sample_settings
 
         owners: dict[str, tuple[int, int]] = {}  # unfinished requests: name to (prompt, sample)
-        groups: dict[int, dict[int, Completion]] = {index: {} for index in range(len(prompts))}
+        groups: dict[int, dict[int, Completion]] = {}
+        begun = 0
         try:
-            for index, prompt in enumerate(prompts):
-                asked = {
-                    f"{index}.{sample}": sample_settings(params, self._options.end_token_ids, prompt.id, sample)
-                    for sample in range(params.n)
-                }
-                owners |= {name: (index, sample) for sample, name in enumerate(asked)}
-                self._call(self._add, prompt, asked)
-            while owners:
+            while owners or begun < len(prompts):
+                for index in range(begun, len(prompts)):  # some may have been appended
+                    begun, groups[index], prompt = index + 1, {}, prompts[index]
+                    self._limits.require(prompt, params.max_tokens)
+                    asked = {
+                        f"{index}.{sample}": sample_settings(params, self._options.end_token_ids, prompt.id, sample)
+                        for sample in range(params.n)
+                    }
+                    owners |= {name: (index, sample) for sample, name in enumerate(asked)}
+                    self._call(self._add, prompt, asked)
                 for name, completion in self._advance({name: prompts[index] for name, (index, _) in owners.items()}):
                     index, sample = owners.pop(name)
                     groups[index][sample] = completion

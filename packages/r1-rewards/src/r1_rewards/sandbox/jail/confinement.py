@@ -1,5 +1,6 @@
 """The confinement of one run: what the process that becomes the judged program does to itself first."""
 
+import contextlib
 import os
 import resource
 import socket
@@ -18,8 +19,8 @@ def confine(limits: Mapping[str, Any], isolation: set[str], readable: Sequence[s
     A protection counts only after the kernel has accepted all that it takes; see PROTECTIONS in `sandbox.py` for
     their meaning. `launcher` is the parent's process number in the outer world.
     """
-    _limit(limits)
-    counted = _become_nobody(launcher, limits["module_paths"]) or ("user" in isolation and os.getuid() != 0)
+    _limit(limits, 0 if "user" in isolation or os.getuid() == 0 else _threads_of(os.getuid()))
+    counted = _become_nobody(launcher, limits["module_paths"]) or os.getuid() != 0
     kernel.die_with_parent(launcher)
     kernel.set_dumpable(False)
     kernel.drop_privileges()
@@ -40,14 +41,15 @@ def confine(limits: Mapping[str, Any], isolation: set[str], readable: Sequence[s
     return sorted(active)
 
 
-def _limit(limits: Mapping[str, Any]) -> None:
+def _limit(limits: Mapping[str, Any], neighbours: int) -> None:
+    """Bound what this process may use; `neighbours` are the threads that its user has already, which count as well."""
     seconds = int(limits["cpu_seconds"]) + 1
     bounds = {
         resource.RLIMIT_AS: limits["memory_mib"] * _MEBIBYTE,
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_FSIZE: limits["files_mib"] * _MEBIBYTE,
         resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_NPROC: limits["threads"],
+        resource.RLIMIT_NPROC: limits["threads"] + neighbours,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
@@ -57,6 +59,16 @@ def _limit(limits: Mapping[str, Any]) -> None:
         if hard != resource.RLIM_INFINITY:
             bound = min(bound, hard)
         resource.setrlimit(kind, (bound, bound))
+
+
+def _threads_of(uid: int) -> int:
+    """Count the threads of a user, as far as /proc shows them: where others are hidden, judged code gets fewer."""
+    threads = 0
+    for process in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{process}").st_uid == uid:
+                threads += len(os.listdir(f"/proc/{process}/task"))
+    return threads
 
 
 def _become_nobody(launcher: int, module_paths: Sequence[str]) -> bool:

@@ -1,0 +1,254 @@
+"""Several engines behind one: what they draw is what one draws, and all get the learner's weights or none samples."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from cli_engines import END, OneHost, as_set, build_engine, hosts, weights_reach_engines
+from cli_ranks import LOADS, STORE, OneRank, Stored
+from cli_ranks import build as build_learner
+from core_models import qwen2
+
+from r1_cli.cluster.engine import Arrival
+from r1_cli.cluster.errors import ClusterError
+from r1_cli.cluster.learner import RankedLearner
+from r1_cli.cluster.rank import Rank
+from r1_cli.cluster.weights import RankedWeights
+from r1_cli.roles import weights_of
+from r1_core.learner.parallel import Parallel
+from r1_rollout.checksums import expected_checksums
+from r1_rollout.errors import EngineError, PromptError, WeightsError
+from r1_rollout.handover import LocalWeights
+from r1_rollout.lora import Adapter
+from r1_rollout.probes import ProbePrompt
+from r1_rollout.types import Checksummed, Drainable, Replaying, SamplingParams
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    yield
+    STORE.clear()
+    LOADS.clear()
+
+
+def prompt(number: int, length: int) -> ProbePrompt:
+    return ProbePrompt(f"p{number}", [(5 * number + i) % 50 for i in range(length)], torch.arange(length)[None])
+
+
+PROMPTS = [prompt(number, 2 + 3 * (number % 5)) for number in range(14)]
+PARAMS = SamplingParams(max_tokens=9, n=3, seed=2)
+
+
+def weights(version: int, seed: int = 1) -> LocalWeights:
+    return LocalWeights(qwen2(seed).state_dict, version)
+
+
+def one_engine(params: SamplingParams = PARAMS) -> list[list[tuple[list[int], str, int]]]:
+    """What one engine draws."""
+    with ExitStack() as stack:
+        engine = build_engine(stack)
+        with engine.awake(weights(4)):
+            return plain(dict(engine.generate(PROMPTS, params)))
+
+
+def plain(groups: dict[int, Any]) -> list[list[tuple[list[int], str, int]]]:
+    return [
+        [(one.token_ids.tolist(), one.finish_reason, one.weight_version) for one in groups[index]]
+        for index in range(len(PROMPTS))
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_engines_together_draw_what_one_draws_sample_by_sample(count: int) -> None:
+    members = hosts(count)
+    engines = as_set(members)
+    assert isinstance(engines, Replaying)
+    assert isinstance(engines, Checksummed)
+    assert not isinstance(engines, Drainable)
+    with engines.awake(weights(4)):
+        assert plain(dict(engines.generate(PROMPTS, PARAMS))) == one_engine()
+        assert plain(dict(engines.generate(PROMPTS, PARAMS))) == one_engine()
+    assert all(member.asked.count("work") > 2 for member in members), "one engine had nothing to do"
+
+
+def test_no_engine_has_more_than_it_has_room_for_while_another_has_less() -> None:
+    members, most = hosts(2), [0, 0]
+
+    def watched(number: int, member: OneHost) -> None:
+        work, unfinished = member.host.work, set[int]()
+
+        def counted(prompts: Any) -> Any:
+            unfinished.update(index for index, _ in prompts)
+            most[number] = max(most[number], len(unfinished))
+            finished = work(prompts)
+            unfinished.difference_update(index for index, _ in finished)
+            return finished
+
+        member.host.work = counted  # type: ignore[method-assign]
+
+    for number, member in enumerate(members):
+        watched(number, member)
+    engines = as_set(members)
+    with engines.awake(weights(4)):
+        assert len(dict(engines.generate(PROMPTS, PARAMS))) == len(PROMPTS)
+    assert most == [4, 4]  # two groups of three sequences of eight, and two in reserve
+
+
+def test_weights_are_everywhere_the_same_and_proven_everywhere() -> None:
+    members = hosts(2)
+    engines = as_set(members)
+    source = weights(4)
+    with engines.awake(source):
+        expected = expected_checksums(source.tensors(), engines.precisions)
+        assert not engines.compare(expected).differing
+        (own,) = build_and_ask([[1, 2]])
+        assert engines.logprobs_of(PROMPTS[:1], [[1, 2]]) == [pytest.approx(own, abs=1e-6)]
+        members[1].host._engine.update(weights(4, seed=9))  # type: ignore[attr-defined]
+        assert engines.compare(expected).differing
+        with pytest.raises(EngineError, match="engine-0 and engine-1 give the same responses log-probs that differ"):
+            engines.logprobs_of(PROMPTS[:1], [[1, 2]])
+
+
+def build_and_ask(responses: list[list[int]]) -> list[list[float]]:
+    with ExitStack() as stack:
+        engine = build_engine(stack)
+        with engine.awake(weights(4)):
+            return engine.logprobs_of(PROMPTS[: len(responses)], responses)
+
+
+def test_asleep_or_with_too_large_groups_they_refuse_as_one_engine_does() -> None:
+    engines = as_set(hosts(2))
+    with pytest.raises(RuntimeError, match=r"generate\(\) needs awake engines"):
+        engines.generate(PROMPTS, PARAMS)
+    with engines.awake(weights(4)):
+        with pytest.raises(ValueError, match="n=9 samples a prompt, but max_sequences=8"):
+            engines.generate(PROMPTS, SamplingParams(max_tokens=2, n=9))
+        with pytest.raises(RuntimeError, match="awake already"), engines.awake(weights(5)):
+            pass
+        with pytest.raises(PromptError, match="prompt p3 is empty"):
+            list(engines.generate([*PROMPTS[:3], prompt(3, 0)], PARAMS))
+        assert plain(dict(engines.generate(PROMPTS, PARAMS))) == one_engine()
+    engines.update(weights(5))
+    assert len(dict(engines.generate(PROMPTS[:3], PARAMS))) == 3
+
+
+def test_a_call_that_is_over_says_so_and_leaves_the_engines_well() -> None:
+    engines = as_set(hosts(2))
+    with engines.awake(weights(4)):
+        first = engines.generate(PROMPTS, PARAMS)
+        next(first)
+        second = engines.generate(PROMPTS, PARAMS)
+        with pytest.raises(RuntimeError, match=r"a later generate\(\) began"):
+            list(first)
+        assert plain(dict(second)) == one_engine()
+        third = engines.generate(PROMPTS, PARAMS)
+        next(third)
+        third.close()
+        assert list(third) == []
+        last = engines.generate(PROMPTS, PARAMS)
+    with pytest.raises(RuntimeError, match="its awake block ended"):
+        list(last)
+    with engines.awake(weights(5)):
+        assert len(dict(engines.generate(PROMPTS, PARAMS))) == len(PROMPTS)
+
+
+def test_a_dead_engine_ends_the_call_with_its_name_and_nobody_waits_for_the_others() -> None:
+    members, held = hosts(2), threading.Event()
+    engines = as_set(members)
+
+    def sample() -> None:
+        with engines.awake(weights(4)):
+            members[1].dies_in = "work"
+            members[0].host.work = lambda prompts: held.wait() and []  # type: ignore[assignment, method-assign]
+            list(engines.generate(PROMPTS, PARAMS))
+
+    with pytest.raises(ClusterError, match=r"engine-1 on 127\.0\.0\.1 died in work"):
+        sample()
+    held.set()
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_weights_of_two_ranks_reach_two_engines_to_the_bit(dtype: torch.dtype | None) -> None:
+    assert ranks.run(weights_reach_engines, dtype) == [[], []]
+
+
+def ranked(monkeypatch: pytest.MonkeyPatch) -> tuple[RankedLearner, OneRank]:
+    monkeypatch.setattr("r1_cli.cluster.rank.BUCKET", 20_000)
+    rank = Rank(lambda parallel: build_learner("text", "KL", Parallel()))
+    rank.join()
+    one = OneRank(rank)
+    return RankedLearner(one), one
+
+
+def test_a_learner_elsewhere_gives_its_weights_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, asked = ranked(monkeypatch)
+    source = weights_of(learner, 6)
+    assert isinstance(source, RankedWeights)
+    own = dict(asked.rank.learner.weights())
+    assert {name: tuple(tensor.shape) for name, tensor in source.names()} == {
+        name: tuple(tensor.shape) for name, tensor in own.items()
+    }
+    assert [verb for verb, _ in asked.asked] == ["weight_shapes"], "names alone moved weights"
+    assert all(tensor.equal(own[name]) for name, tensor in source.tensors())
+    assert source.hand_over(len_of) == len(own)
+    assert not STORE, "something was put down that nobody reads"
+
+
+def len_of(weights: Any) -> int:
+    return len(list(weights))
+
+
+def test_two_buckets_are_alive_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, asked = ranked(monkeypatch)
+    references: list[Any] = []
+    engines = as_set(hosts(2))
+    put = Stored.put
+
+    def counted(value: Any) -> Stored:
+        assert len(set(LOADS)) >= len(STORE) - 1, "a third bucket was made before the first was read"
+        references.append(put(value))
+        return references[-1]
+
+    asked.putter = counted
+    asked.ask = lambda verb, *args: getattr(asked.rank, verb)(*args)  # type: ignore[method-assign]
+    with engines.awake(weights_of(learner, 2)):
+        assert len(references) > 2
+        expected = expected_checksums({n: t.float() for n, t in asked.rank.learner.weights()}.items(), ["float32"])
+        assert not engines.compare(expected).differing
+
+
+def test_what_an_engine_does_not_take_is_told_when_the_ranks_have_ended_their_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learner, asked = ranked(monkeypatch)
+    engines = as_set(hosts(2))
+    engines.update(weights(9))
+    with pytest.raises(WeightsError, match="weights of version 2 are older than version 9"):
+        engines.update(weights_of(learner, 2))
+    assert [verb for verb, _ in asked.asked][-1] == "end_weights"
+    engines.update(weights_of(learner, 10))
+    assert [verb for verb, _ in asked.asked][-1] == "next_weights"
+    with pytest.raises(WeightsError, match="an adapter came"):
+        engines.update(LocalWeights(Adapter(1, 1.0, ("q_proj",), []), 11))
+    engines.update(weights_of(learner, 12))
+
+
+def test_weights_that_break_off_are_an_error_of_the_engine_that_has_half_of_them() -> None:
+    taken: list[str] = []
+
+    def take_up(source: Any) -> None:
+        taken.extend(name for name, _ in source.tensors())
+
+    arrival = Arrival(take_up, 1)
+    arrival.take(Stored.put([]))
+    with pytest.raises(ConnectionError, match="the rest of the weights did not come"):
+        arrival.finish(whole=False)
+    assert END not in taken
