@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen2Config
 
 from gpu_stages.bench import Bench
-from r1_cli.models.load import attention, enable_gradient_checkpointing
+from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
+from r1_cli.models.load import enable_gradient_checkpointing
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer
@@ -66,9 +67,9 @@ def build_model(name: str, bench: Bench, parallel: Parallel, shard: Shard) -> nn
     """Return this rank's share of a model; no rank ever has more than one whole tensor."""
     config, device = model_config(name), torch.device(bench.kind)
     family = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-    computing = shard.param_dtype or torch.float32
     with parameters_on_meta():
-        model = family.from_config(config, dtype=torch.float32, attn_implementation=attention(device, computing))
+        model = family.from_config(config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
+    attend_packed(model)
     buffers = dict(model.named_buffers())
     enable_gradient_checkpointing(model)
     assert parallel.mesh is not None
