@@ -82,8 +82,7 @@ ASIDE = {
         r1_core.kl_control
     """,
     "finds, keeps and prepares what the walk takes": """
-        r1_data.workers r1_data.files r1_data.parquet r1_data.formats r1_data.mixture r1_data.prompt_memory
-        r1_data.references
+        r1_data.workers r1_data.tables r1_data.formats r1_data.mixture r1_data.prompt_memory r1_data.references
         r1_data.reader r1_data.positions r1_data.sources r1_core.registry r1_rollout.handover r1_rollout.names
         r1_rollout.lora
     """,
@@ -91,7 +90,8 @@ ASIDE = {
         r1_rewards.workers.failures r1_rewards.workers.frames r1_rewards.workers.process
     """,
     "lays tensors out": """
-        r1_rollout.embedded.kv r1_core.advantages.scan r1_core.learner.gradient_sums r1_core.learner.parallel
+        r1_rollout.embedded.kv r1_rollout.embedded.segments r1_core.advantages.scan r1_core.learner.gradient_sums
+        r1_core.learner.parallel
         r1_core.learner.checkpoint r1_core.learner.optim r1_cli.models
     """,
 }
@@ -117,6 +117,7 @@ NOT_ON_THE_WAY = {
     "what one function hands to the next": """
         r1_data.vision.Pixels r1_rewards.types.RewardInput r1_core.advantages.inputs.AdvantageInputs
         r1_core.advantages.groups.GroupStatistics r1_core.learner.linear_head._Chunk r1_core.types.LossOutput
+        r1_core.learner.microbatch.Pack r1_rollout.embedded.segments.Readers
     """,
     "what is known of rows, names and the step": """
         r1_data.formats.Columns r1_data.formats.Detected r1_rollout.names.Place r1_core.types.Totals

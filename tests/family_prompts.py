@@ -8,7 +8,7 @@ import torch
 from golden import prompt_cases
 
 from r1_cli.groups.group import extend_positions
-from r1_cli.models.attention import PACKED_ATTENTION
+from r1_cli.models.attention import attend_packed
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer
@@ -67,7 +67,7 @@ def make_samples(prompts: list[Prompt]) -> list[Sample]:
 
 def make_learner(model: Any, *, rows: int = 8, padding_free: bool = True, temperature: float = 1.0) -> Learner:
     """A learner of `model`, with up to `rows` samples in a micro-batch."""
-    model.set_attn_implementation(PACKED_ATTENTION)
+    attend_packed(model)
     optimizer = build_optimizer(model.named_parameters(), lr=1e-3)
     batching = Batching(padding_free, MicroLimit(rows), MicroLimit(rows))
     return Learner(model, optimizer, lambda step: 1.0, batching=batching, temperature=temperature)

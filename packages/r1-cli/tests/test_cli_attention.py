@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
+import families
 import pytest
 import torch
 import transformers as hf
+from torch import Tensor
 
-from r1_cli.models.attention import PACKED_ATTENTION
+from r1_cli.models import attention
+from r1_cli.models.attention import PACKED_ATTENTION, VISION_ATTENTION, attend_packed
+from r1_core.learner.microbatch import Pack
 
 TEXT: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -72,3 +76,113 @@ def test_a_padded_batch_keeps_its_mask() -> None:
     model.set_attn_implementation(PACKED_ATTENTION)
     actual = model(input_ids=ids, attention_mask=mask).logits
     torch.testing.assert_close(actual[mask.bool()], expected[mask.bool()], rtol=1e-6, atol=1e-6)
+
+
+# --- the kernel, by a stand-in ---------------------------------------------------------------------------------------
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float, window: tuple[int, int]) -> Tensor:
+    """What the kernel computes of [T, heads, size], from its definition."""
+    place, piece = torch.arange(len(query)), torch.zeros(len(query), dtype=torch.long)
+    for end in ends[1:-1].tolist():
+        piece[end:] += 1
+    back = place[:, None] - place
+    seen = piece[:, None] == piece
+    seen &= (window[0] < 0) | (back <= window[0])
+    seen &= (window[1] < 0) | (-back <= window[1])
+    key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for each in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), value)
+
+
+def newer(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Takes what torch 2.12 and later do."""
+    assert cu_seq_q.dtype == torch.int32
+    assert max_q == max_k == int(cu_seq_q.diff().max())
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    return attend(query, key, value, cu_seq_q, scale or query.shape[-1] ** -0.5, window_size)
+
+
+def older(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    is_causal: bool = False,
+) -> Tensor:
+    """Takes no more than the first version did."""
+    assert query.shape[1] == key.shape[1]
+    return attend(query, key, value, cu_seq_q, query.shape[-1] ** -0.5, (-1, 0) if is_causal else (-1, -1))
+
+
+@pytest.fixture(params=[newer, older])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
+    """A kernel of one signature or the other, which takes anything."""
+    monkeypatch.setattr(attention, "varlen_attn", request.param)
+    monkeypatch.setattr(attention, "_has_kernel_for", lambda device, dtype, head: True)
+    found: Callable[..., Tensor] = request.param
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("told", [True, False])
+def test_one_call_of_the_kernel_gives_what_the_pieces_give(
+    name: str, told: bool, kernel: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = FAMILIES[name]().double().eval()
+    ids = torch.randint(0, 50, (1, sum(LENGTHS)))
+    position_ids = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    more = {"pack": Pack.of(LENGTHS, "cpu")} if told else {}
+    with monkeypatch.context() as without:
+        without.setattr(attention, "_has_kernel_for", lambda device, dtype, head: False)
+        attend_packed(model)
+        assert model.reads_pack
+        expected = model(input_ids=ids, position_ids=position_ids, use_cache=False, **more).logits
+    found = model(input_ids=ids, position_ids=position_ids, use_cache=False, **more).logits
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", families.VISION_FAMILIES)
+def test_a_tower_attends_within_pictures_and_windows_however_it_is_called(
+    family: str, kernel: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = families.make_model(family).double()
+    tower = model.model.visual
+    config = model.config.vision_config
+    grid = torch.tensor([[1, 8, 8], [1, 4, 12], [2, 4, 4]])
+    values = 3 * config.temporal_patch_size * config.patch_size**2
+    patches = torch.randn(int(grid.prod(-1).sum()), values, generator=torch.Generator().manual_seed(0)).double()
+
+    def features() -> Tensor:
+        found: Tensor = tower(patches, grid_thw=grid).pooler_output
+        return found
+
+    plain = features()
+    attend_packed(model)
+    assert tower.config._attn_implementation == VISION_ATTENTION
+    torch.testing.assert_close(features(), plain, rtol=1e-6, atol=1e-6)
+    with monkeypatch.context() as without:
+        without.setattr(attention, "_has_kernel_for", lambda device, dtype, head: False)
+        assert torch.equal(features(), plain)
+
+
+def test_processors_and_single_precision_have_no_kernel() -> None:
+    assert not attention._has_kernel_for(torch.device("cpu"), torch.bfloat16, 64)
+    assert not attention._has_kernel_for(torch.device("cuda"), torch.float32, 64)
+    assert not attention._has_kernel_for(torch.device("cuda"), torch.bfloat16, 12)

@@ -115,18 +115,6 @@ def test_a_convolution_over_more_than_one_patch_stays_one() -> None:
     assert torch.equal(padded(pictures), expected[1])
 
 
-@pytest.mark.parametrize(
-    ("kind", "computing", "installed", "flash"),
-    [("cuda", torch.bfloat16, True, True), ("cuda", torch.float16, True, True), ("cuda", torch.float32, True, False),
-     ("cuda", torch.bfloat16, False, False), ("cpu", torch.bfloat16, True, False)],
-)  # fmt: skip
-def test_flash_attention_is_for_half_precision_on_gpus_only(
-    kind: str, computing: torch.dtype, installed: bool, flash: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transformers.utils, "is_flash_attn_2_available", lambda: installed)
-    assert (models.attention(torch.device(kind), computing) == "flash_attention_2") == flash
-
-
 def test_there_is_no_vision_tower_to_freeze_in_a_text_model() -> None:
     small = Qwen2Config(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
                         num_attention_heads=2, num_key_value_heads=1)  # fmt: skip

@@ -14,7 +14,7 @@ import transformers as hf
 from torch import Tensor
 
 from r1_cli.groups.group import extend_positions
-from r1_cli.models.attention import PACKED_ATTENTION
+from r1_cli.models.attention import attend_packed
 from r1_cli.models.load import is_vision_language
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
@@ -72,10 +72,12 @@ def vision_config(config: Callable[..., Any], vision: dict[str, Any]) -> Any:
     )  # fmt: skip
 
 
-def build(name: str, attention: str) -> Any:
+def build(name: str, *, packed: bool) -> Any:
     model_class, config = (TEXT_FAMILIES | VISION_FAMILIES)[name]
     torch.manual_seed(0)
-    model = model_class._from_config(config(), attn_implementation=attention)
+    model = model_class._from_config(config(), attn_implementation="sdpa")
+    if packed:
+        attend_packed(model)
     # Larger than at the start of a training, so that a token that sees another's picture shows.
     with torch.no_grad():
         for parameter in model.parameters():
@@ -151,8 +153,8 @@ def step(model: Any, samples: list[Sample], batching: Batching) -> tuple[Tensor,
 
 @pytest.mark.parametrize(("name", "rows"), CASES)
 def test_packed_is_padded_is_one_by_one(name: str, rows: str) -> None:
-    model, plain = build(name, PACKED_ATTENTION), build(name, "sdpa")
-    samples = make_samples(name, ROWS.get(rows, [()] * 5), model.config)
+    model, plain = build(name, packed=True), build(name, packed=False)
+    samples = make_samples(name, ROWS.get(rows, [()] * 5), plain.config)
     with torch.no_grad():
         expected_logprobs = torch.cat([logprobs_alone(plain, sample) for sample in samples])
     _, expected = step(plain, samples, Batching(False, MicroLimit(1), MicroLimit(1)))
@@ -170,9 +172,9 @@ def test_packed_is_padded_is_one_by_one(name: str, rows: str) -> None:
 
 def test_a_sample_in_a_pack_does_not_see_its_neighbours_picture() -> None:
     name = "qwen3-vl"
-    model = build(name, PACKED_ATTENTION)
-    samples = make_samples(name, [(SMALL,), (SMALL,), ()], model.config)
-    other = make_samples(name, [(SMALL,), (SMALL,), ()], model.config)
+    model, config = build(name, packed=True), VISION_FAMILIES[name][1]()
+    samples = make_samples(name, [(SMALL,), (SMALL,), ()], config)
+    other = make_samples(name, [(SMALL,), (SMALL,), ()], config)
     other[0].model_inputs["pixel_values"].mul_(-3)
     batching = Batching(True, MicroLimit(3), MicroLimit(3))
     (before, _), (after, _) = step(model, samples, batching), step(model, other, batching)

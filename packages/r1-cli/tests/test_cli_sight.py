@@ -3,10 +3,14 @@
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from r1_cli.state.sight import find_unseen, shown_folders
+from r1_cli.cluster.placement import imagine_nodes, seat_ranks
+from r1_cli.config import ConfigError, load_config
+from r1_cli.jobs.learning import require_sight
+from r1_cli.state.sight import Unseen, shown_folders
 
 WRITTEN, READ = "trainer.save_checkpoint_path", "worker.actor.model.model_path"
 
@@ -24,11 +28,13 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 def test_a_node_that_shares_the_folders_sees_them_and_nothing_stays_behind(folders: tuple[Path, Path]) -> None:
     run, model = folders
     with shown_folders((WRITTEN, run), {READ: model, "trainer.load_checkpoint_path": Path("owner/name")}) as proof:
-        assert find_unseen(pickle.loads(pickle.dumps(proof))) == []
+        assert pickle.loads(pickle.dumps(proof)).find_unseen() == []
         assert [listing.key for listing in proof.listings] == [READ]
         assert len([*run.iterdir()]) == 1
     assert [*run.iterdir()] == []
-    assert find_unseen(proof) == [f"{WRITTEN}={run} is another folder here: set one on a disk that all nodes share"]
+    assert proof.find_unseen() == [
+        Unseen(WRITTEN, str(run), "is another folder there, set one on a disk that all nodes share")
+    ]
 
 
 def test_a_folder_of_another_machine_is_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -39,13 +45,16 @@ def test_a_folder_of_another_machine_is_named(folders: tuple[Path, Path], tmp_pa
             token=replace(proof.token, folder=str(tmp_path / "not here")),
             listings=(replace(proof.listings[0], folder=str(tmp_path / "nor here")),),
         )
-        assert find_unseen(elsewhere) == [
-            f"{WRITTEN}={tmp_path / 'not here'} is no folder here: set one on a disk that all nodes share",
-            f"{READ}={tmp_path / 'nor here'} is no folder here: set one that all nodes see, or copy it to the same "
-            "place on each",
+        assert elsewhere.find_unseen() == [
+            Unseen(WRITTEN, str(tmp_path / "not here"), "is no folder there, set one on a disk that all nodes share"),
+            Unseen(
+                READ,
+                str(tmp_path / "nor here"),
+                "is no folder there, set one that all nodes see, or copy it to the same place on each",
+            ),
         ]
         (run / proof.token.name).write_text("of another run")
-        assert find_unseen(proof)[0].endswith("is another folder here: set one that all nodes share")
+        assert proof.find_unseen()[0].why == "is another folder there, set one that all nodes share"
 
 
 @pytest.mark.parametrize(
@@ -60,9 +69,11 @@ def test_a_copy_of_the_model_that_differs_is_named_by_file(change, says, folders
     run, model = folders
     with shown_folders((WRITTEN, run), {READ: model}) as proof:
         (model / "notes.txt").touch()
-        assert find_unseen(proof) == []
+        assert proof.find_unseen() == []
         change(model)
-        assert find_unseen(proof) == [f"{READ}={model}: {says} here; its files are to be the same on all nodes"]
+        assert proof.find_unseen() == [
+            Unseen(READ, str(model), f"has other files there ({says}), they are to be the same on all nodes")
+        ]
 
 
 def test_a_folder_that_a_node_cannot_write_to_is_named(
@@ -73,4 +84,29 @@ def test_a_folder_that_a_node_cannot_write_to_is_named(
 
     with shown_folders((WRITTEN, folders[0]), {}) as proof:
         monkeypatch.setattr(Path, "touch", refuse)
-        assert "cannot be written to here (Read-only file system)" in find_unseen(proof)[0]
+        assert "cannot be written to there (Read-only file system)" in proof.find_unseen()[0].why
+
+
+class Nodes:
+    """Actors on two nodes, the second of which has other disks."""
+
+    def make(self, maker: Any, each: list[tuple[Any, ...]]) -> None:
+        self.held = [maker(*arguments) for arguments in each]
+
+    def ask_all(self, verb: str) -> list[Any]:
+        own, other = self.held
+        own_disk = replace(other.token, folder="/nowhere/run")
+        return [getattr(own, verb)(), getattr(replace(other, token=own_disk), verb)()]
+
+
+def test_a_run_is_refused_with_the_node_and_the_key_before_anything_is_loaded(folders: tuple[Path, Path]) -> None:
+    run, model = folders
+    words = [
+        f"trainer.save_checkpoint_path={run}",
+        f"worker.actor.model.model_path={model}",
+        "data.train_files=a@train",
+    ]
+    config = load_config([*words, "worker.reward.reward_function=math"])[0]
+    seats = seat_ranks(imagine_nodes(2, 1))
+    with pytest.raises(ConfigError, match=rf"trainer\.save_checkpoint_path=.*{seats[1].node.address} it is no folder"):
+        require_sight(config, Nodes(), seats)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,7 @@ def write_model(folder: Path) -> None:
 
 def test_memory_is_read_off_the_headers_of_a_local_model(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
+    shutil.copy(tmp_path / "model/model.safetensors", tmp_path / "model/optimizer-00001-of-00002.safetensors")
     model = f"worker.actor.model.model_path={tmp_path / 'model'}"
     memory = make_plan(config_of(model, "trainer.n_gpus_per_node=1"), 512).memory
     assert memory is not None

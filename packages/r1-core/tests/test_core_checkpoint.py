@@ -51,6 +51,21 @@ def test_large_checkpoints_are_numbered_files_with_an_index(tmp_path):
     assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
 
 
+def test_the_index_of_a_small_checkpoint_names_the_models_file_and_not_the_optimizers(tmp_path):
+    """vLLM loads all safetensors files of a folder that its index does not leave out."""
+    learner = learner_for()
+    step(learner, 1)
+    learner.save(tmp_path)
+    (index,) = tmp_path.glob("*.index.json")
+    weight_map = json.loads(index.read_text())["weight_map"]
+    assert set(weight_map.values()) == {"model.safetensors"}
+    assert weight_map.keys() == load_file(tmp_path / "model.safetensors").keys()
+    index.unlink()  # as those have it that were written before there was one
+    resumed = learner_for(seed=9)
+    resumed.load(tmp_path)
+    assert step(resumed, 2) == step(learner, 2)
+
+
 def test_a_tensor_larger_than_a_file_has_one_of_its_own():
     tensors = {"a": torch.zeros(2), "b": torch.zeros(100), "c": torch.zeros(2)}
     assert [file.tensors for file in cut("model", tensors, file_bytes=40)] == [("a",), ("b",), ("c",)]

@@ -189,6 +189,7 @@ def test_a_checkpoint_holds_safetensors_and_json_only(tmp_path):
     learner.save(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {
         "model.safetensors",
+        "model.safetensors.index.json",
         "optimizer.safetensors",
         "learner.json",
     }

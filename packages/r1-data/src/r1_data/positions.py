@@ -1,5 +1,6 @@
 """Where each token of a prompt stands: the rule of the model itself, as its own code states it."""
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ class RotaryPositions:
         from transformers import AutoModelForImageTextToText
 
         self.config = config
+        config = copy.deepcopy(config)
+        config._attn_implementation = "eager"  # it attends to nothing, so what a loaded model attends by is not sought
         with torch.device("meta"):
             self.model = AutoModelForImageTextToText.from_config(config).model
 

@@ -21,9 +21,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from r1_data.arrow import ArrowTable, open_hub, saved_splits
-from r1_data.files import KINDS, Table, count_table, kind_of, open_table
-from r1_data.slices import Slice, split_slice
+from r1_data.tables.arrow import ArrowTable, open_hub, saved_splits
+from r1_data.tables.files import KINDS, Table, count_table, kind_of, open_table
+from r1_data.tables.slices import Slice, split_slice
 from r1_data.types import DataError
 
 log = logging.getLogger("r1_data")

@@ -46,7 +46,7 @@ def build_learner(
     actor = config.worker.actor
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
     kept, (policy_shard, reference_shard) = dtype(actor.kept_dtype), build_shards(config, hardware)
-    policy = load_weights(config, model, kept, hardware.device, computing, parallel, policy_shard)
+    policy = load_weights(config, model, kept, hardware.device, parallel, policy_shard)
     if actor.model.freeze_vision_tower:
         models.freeze_vision(policy)
     if actor.model.enable_gradient_checkpointing:
@@ -54,7 +54,7 @@ def build_learner(
     reference = None
     if not config.algorithm.disable_kl:
         # Never trained, so it needs no more digits than it computes with.
-        reference = load_weights(config, model, computing, hardware.device, computing, parallel, reference_shard)
+        reference = load_weights(config, model, computing, hardware.device, parallel, reference_shard)
     optimizer = build_optimizer(
         policy.named_parameters(),
         lr=actor.optim.lr,

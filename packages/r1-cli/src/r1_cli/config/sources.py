@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from r1_cli.config.data import DataConfig, SourceConfig
-from r1_data.names import answers_per_prompt, name_source
+from r1_data.tables.names import answers_per_prompt, name_source
 
 COLUMNS = {"prompt_key", "answer_key"}  # who sets one of them wants no detection
 

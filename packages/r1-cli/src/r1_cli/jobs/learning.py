@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from r1_cli.assembly.learner import build_learner, joined_alone
 from r1_cli.cluster.placement import Seat, seat_ranks
@@ -12,6 +13,7 @@ from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.roles import Learner, Schedule
+from r1_cli.state.sight import Proof, shown_folders
 
 
 def settle_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
@@ -58,6 +60,7 @@ def open_learner(
 
     Raises:
         ClusterError: a rank has died.
+        ConfigError: a node does not see the model's folder or the checkpoints'.
         ModelError: the model cannot be loaded.
     """
     if not seats:
@@ -80,9 +83,33 @@ def open_learner(
         ]
     )
     stack.callback(ranks.close)
+    require_sight(config, ranks, seats)
     actor = config.worker.actor
     build = partial(build_policy, config, hardware, schedule)
     alike = len(seats), hardware.kind, trainer.collective_timeout, actor.fsdp.fsdp_size
     ranks.make(Rank, [(build, seat.rank, *alike) for seat in seats])
     ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
     return RankedLearner(ranks, hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype))
+
+
+def require_sight(config: RunConfig, ranks: Any, seats: Sequence[Seat]) -> None:
+    """Raise ConfigError if a node does not see the folders of the run as this process does.
+
+    Args:
+        ranks: actors at the seats that hold nothing yet.
+    """
+    trainer, model_path = config.trainer, config.worker.actor.model.model_path
+    read = {"worker.actor.model.model_path": Path(model_path or "")} if model_path else {}
+    if trainer.load_checkpoint_path:
+        read["trainer.load_checkpoint_path"] = Path(trainer.load_checkpoint_path) / "actor"
+    with shown_folders(("trainer.save_checkpoint_path", Path(trainer.checkpoint_folder)), read) as proof:
+        ranks.make(Proof, [(proof.token, proof.listings)] * len(seats))
+        answers = ranks.ask_all("find_unseen")
+    nodes = {seat.node.address: unseen for seat, unseen in zip(seats, answers, strict=True)}
+    problems = [
+        Problem(unseen.key, f"on node {address} it {unseen.why}", unseen.folder)
+        for address, found in nodes.items()
+        for unseen in found
+    ]
+    if problems:
+        raise ConfigError(problems)

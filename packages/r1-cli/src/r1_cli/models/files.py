@@ -45,11 +45,10 @@ def load_weights(
     model: ModelFiles,
     dtype: torch.dtype,
     device: torch.device,
-    computing: torch.dtype | None = None,
     parallel: Parallel | None = None,
     shard: Shard = Shard(),  # noqa: B008 (frozen)
 ) -> Any:
-    """Return the model of `model.path` in `dtype` on `device`, which computes in `dtype` or in `computing`.
+    """Return the model of `model.path` in `dtype` on `device`.
 
     With `parallel` it is this rank's share of it, and all ranks must call this.
     """
@@ -58,7 +57,6 @@ def load_weights(
         config=model.config,
         dtype=dtype,
         device=device,
-        computing=computing,
         trust_remote_code=config.worker.actor.model.trust_remote_code,
         parallel=parallel,
         shard=shard,

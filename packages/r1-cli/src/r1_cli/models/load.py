@@ -17,7 +17,7 @@ from transformers import (
     GenerationConfig,
 )
 
-from r1_cli.models.attention import PACKED_ATTENTION
+from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
 from r1_cli.models.parts import PartsError, load_in_parts, place
 from r1_cli.models.patches import multiply_patches
 from r1_core.learner.parallel import Parallel, Shard
@@ -63,7 +63,6 @@ def load_model(
     config: Any,
     dtype: torch.dtype,
     device: torch.device,
-    computing: torch.dtype | None = None,
     trust_remote_code: bool = False,
     parallel: Parallel | None = None,
     shard: Shard = Shard(),  # noqa: B008 (frozen)
@@ -71,7 +70,6 @@ def load_model(
     """Return the model with its language-model head, in `dtype` on `device`, without dropout.
 
     Args:
-        computing: the precision of its matrix products, where it is not that of the weights (autocast).
         parallel: ranks that share the model, all of which must call this; each reads its own rows of the files.
         shard: how they do.
 
@@ -83,7 +81,7 @@ def load_model(
     choices = {
         "config": _without_dropout(config),
         "dtype": dtype,
-        "attn_implementation": attention(device, computing or dtype),
+        "attn_implementation": PACKED_ATTENTION,
         "trust_remote_code": trust_remote_code,
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # else Hugging Face raises, and names them in the log alone
@@ -101,6 +99,7 @@ def load_model(
         missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")
     multiply_patches(model)
+    attend_packed(model)
     return place(model, device, offload=shard.offload).eval()
 
 
@@ -112,17 +111,6 @@ def _without_dropout(config: Any) -> Any:
             if name.endswith("dropout"):
                 setattr(part, name, 0.0)
     return config
-
-
-def attention(device: torch.device, computing: torch.dtype) -> str:
-    """Return the attention that packs well: flash-attn where it is installed on a GPU, torch's by pieces elsewhere.
-
-    The kernels of flash-attn take half precision only.
-    """
-    half = computing in (torch.bfloat16, torch.float16)
-    if device.type == "cuda" and half and transformers.utils.is_flash_attn_2_available():
-        return "flash_attention_2"
-    return PACKED_ATTENTION
 
 
 def freeze_vision(model: nn.Module) -> int:

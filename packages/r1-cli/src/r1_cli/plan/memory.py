@@ -57,8 +57,13 @@ def estimate(config: RunConfig) -> Memory | None:
 
 
 def _tensor_sizes(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield (name, number of values) of every tensor in the folder; files that are not safetensors are passed over."""
+    """Yield (name, number of values) of the model's tensors in the folder; what is not safetensors is passed over.
+
+    A checkpoint of r1 has the optimizer's beside them.
+    """
     for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else []:
+        if file.name.startswith("optimizer"):
+            continue
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = stream.read(length) if length < LARGEST_HEADER else b""

@@ -1,6 +1,6 @@
 """Whether every node sees the folders of a run: a token file shows it of one that is written to, lists of others.
 
-The driver opens `shown_folders`; each node is sent the `Proof` and asked `find_unseen`. Neither knows of Ray.
+The driver opens `shown_folders`; each node is sent the `Proof` and asked `find_unseen`. None of it knows of Ray.
 """
 
 import secrets
@@ -36,11 +36,30 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Unseen:
+    """A folder that a node does not see as the driver does, the key that names it, and what is wrong."""
+
+    key: str
+    folder: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Proof:
     """What a node has to find."""
 
     token: Token
     listings: tuple[Listing, ...]
+
+    def find_unseen(self) -> list[Unseen]:
+        """Return, on a node, the folders that it does not see as the driver does; asked while they are shown."""
+        unseen = []
+        if why := find_token(self.token):
+            unseen.append(Unseen(self.token.key, self.token.folder, why))
+        for listing in self.listings:
+            if why := compare_files(listing):
+                unseen.append(Unseen(listing.key, listing.folder, why))
+        return unseen
 
 
 @contextmanager
@@ -73,40 +92,34 @@ def list_files(folder: Path) -> tuple[tuple[str, int], ...]:
     return tuple(sorted((path.name, path.stat().st_size) for path in files))
 
 
-def find_unseen(proof: Proof) -> list[str]:
-    """Return, on a node, a line for each folder that it does not see as the driver does; asked while they are shown."""
-    found = [find_token(proof.token), *map(compare_files, proof.listings)]
-    return [line for line in found if line]
-
-
 def find_token(token: Token) -> str | None:
     """Say what is wrong with the folder that is written to, None if nothing is."""
-    folder, named = Path(token.folder), f"{token.key}={token.folder}"
+    folder = Path(token.folder)
     try:
         if (folder / token.name).read_text() != token.word:
-            return f"{named} is another folder here: set one that all nodes share"
+            return "is another folder there, set one that all nodes share"
     except FileNotFoundError:
-        what = "is another folder here" if folder.is_dir() else "is no folder here"
-        return f"{named} {what}: set one on a disk that all nodes share"
+        what = "is another folder there" if folder.is_dir() else "is no folder there"
+        return f"{what}, set one on a disk that all nodes share"
     except OSError as error:
-        return f"{named} cannot be read here ({error.strerror})"
+        return f"cannot be read there ({error.strerror})"
     own = folder / f"{token.name}_{secrets.token_hex(8)}"
     try:
         own.touch()
         own.unlink()
     except OSError as error:
-        return f"{named} cannot be written to here ({error.strerror}): every node writes its files of a checkpoint"
+        return f"cannot be written to there ({error.strerror}): every node writes files of a checkpoint"
     return None
 
 
 def compare_files(listing: Listing) -> str | None:
     """Say in what a folder that is read differs from the driver's, None if in nothing."""
-    folder, named = Path(listing.folder), f"{listing.key}={listing.folder}"
+    folder = Path(listing.folder)
     if not folder.is_dir():
-        return f"{named} is no folder here: set one that all nodes see, or copy it to the same place on each"
+        return "is no folder there, set one that all nodes see, or copy it to the same place on each"
     here, there = dict(list_files(folder)), dict(listing.files)
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):
             what = "is missing" if name not in here else "is one more" if name not in there else "has another size"
-            return f"{named}: {name} {what} here; its files are to be the same on all nodes"
+            return f"has other files there ({name} {what}), they are to be the same on all nodes"
     return None

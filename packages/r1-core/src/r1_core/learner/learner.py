@@ -61,7 +61,8 @@ class Learner:
 
     The model is called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, padded with
     `attention_mask=`, and returns an object with `.logits`, as Hugging Face's causal models do. One whose head cannot
-    be used alone (see `token_model`) is given `logits_to_keep=` (an index of positions), too, if packed. Under
+    be used alone (see `token_model`) is given `logits_to_keep=` (an index of positions), too, if packed, and one with
+    a true attribute `reads_pack` a `microbatch.Pack` as `pack=`, which spares its layers asking the device. Under
     several ranks every verb must be called by all of them with the same arguments, and `model` and `reference` must
     have gone through `parallel.shard_model` before.
 

@@ -14,6 +14,28 @@ LOSS_FIELDS = ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs",
 
 
 @dataclass(frozen=True, slots=True)
+class Pack:
+    """Where the sequences of a packed row end: for the host, which cuts, and on the device, whose kernels do.
+
+    Example: of samples of 4 and 3 tokens `lengths` are [4, 3] and `ends` [0, 4, 7].
+    """
+
+    lengths: list[int]
+    ends: Tensor  # int32 [sequences + 1]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device | str) -> "Pack":
+        """Sequences of these lengths, one after another."""
+        ends = torch.tensor([0, *lengths]).cumsum(0)
+        return cls([*lengths], ends.to(device, torch.int32))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """B samples ready for one forward pass, with T trained tokens among them and at most R in one sample.
 
@@ -22,7 +44,7 @@ class MicroBatch:
     """
 
     forward: dict[str, Tensor]  # arguments of the model
-    packed: bool
+    pack: Pack | None  # None if padded
     predictors: Tensor  # int64 [T], where in the flattened input the hidden state stands that predicts each target
     targets: Tensor  # int64 [T], sample after sample
     loss_mask: Tensor  # bool [B, R]
@@ -68,7 +90,7 @@ def collate(samples: Sequence[Sample], *, padding_free: bool, device: torch.devi
     where = [begin + sample.loss_mask.nonzero().squeeze(-1) for begin, sample in zip(starts, samples, strict=True)]
     return MicroBatch(
         forward={name: value.to(device) for name, value in arguments.items()},
-        packed=padding_free,
+        pack=Pack.of([len(sample.token_ids) for sample in samples], device) if padding_free else None,
         predictors=(torch.cat(where) - 1).to(device),
         targets=tokens(samples, "token_ids").to(device, torch.int64),
         loss_mask=trained(samples).to(device),

@@ -70,7 +70,7 @@ def owners(files: Sequence[TensorFile], world: int) -> list[int]:
 def write_tensors(
     folder: Path, parts: Mapping[str, Mapping[str, Tensor]], parallel: Parallel, file_bytes: int = FILE_BYTES
 ) -> None:
-    """Write each part, tensors by name, into files that `cut` names, with an index beside them where they are several.
+    """Write each part, tensors by name, into files that `cut` names, with an index beside them (see `write_index`).
 
     All ranks must call this with the same parts. A file's tensors are gathered to its owner alone, which forces it to
     disk; no rank holds more than its shards and one file. A file that cannot be written leaves nobody waiting: the
@@ -113,8 +113,12 @@ def save(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def write_index(folder: Path, stem: str, files: Sequence[TensorFile]) -> None:
-    """Write `stem.safetensors.index.json`, as Hugging Face has it, where there are several files."""
-    if len(files) < 2:
+    """Write `stem.safetensors.index.json`, as Hugging Face has it, where there are several files.
+
+    A model has one always: vLLM, and whoever else loads all safetensors files of a folder, then passes over those of
+    the optimizer.
+    """
+    if len(files) < 2 and stem != "model":
         return
     weight_map = {name: file.name for file in files for name in file.tensors}
     index = {"metadata": {"total_size": sum(file.num_bytes for file in files)}, "weight_map": weight_map}

@@ -127,7 +127,7 @@ class TokenModel:
             return result
 
         with _replaced(head, forward):
-            logits = self.model(**batch.forward, use_cache=False).logits
+            logits = self._call(batch)
         # They leave the model as its output, because FSDP2 waits for the gradient of just that.
         self._head_is_last = len(given) == 1 and logits is given[0][0] and logits._version == given[0][1]
         if self._head_is_last:
@@ -140,10 +140,16 @@ class TokenModel:
 
     def _logits(self, batch: MicroBatch) -> Tensor:
         """All the logits that the model gives, [T, V]."""
-        if batch.packed:
-            return self.model(**batch.forward, use_cache=False, logits_to_keep=batch.predictors).logits[0]
+        if batch.pack is not None:
+            return self._call(batch, logits_to_keep=batch.predictors)[0]
         # Rows need different positions, which `logits_to_keep` cannot say.
-        return self.model(**batch.forward, use_cache=False).logits.flatten(0, 1)[batch.predictors]
+        return self._call(batch).flatten(0, 1)[batch.predictors]
+
+    def _call(self, batch: MicroBatch, **more: Tensor) -> Tensor:
+        """What the model says are its logits; one that asks for it is told where sequences end."""
+        told = {"pack": batch.pack} if batch.pack is not None and getattr(self.model, "reads_pack", False) else {}
+        logits: Tensor = self.model(**batch.forward, **more, **told, use_cache=False).logits
+        return logits
 
 
 def _linear(

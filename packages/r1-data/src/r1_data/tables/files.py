@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from r1_data.arrow import SavedTable
-from r1_data.runs import BLOCK, Runs
+from r1_data.tables.arrow import SavedTable
+from r1_data.tables.runs import BLOCK, Runs
 from r1_data.types import DataError
 
 KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}  # suffix -> kind
@@ -51,7 +51,7 @@ def open_table(path: Path, kind: str) -> Table:
     Raises DataError that names the file, and the line where it can.
     """
     if kind == "parquet":
-        from r1_data.parquet import ParquetTable
+        from r1_data.tables.parquet import ParquetTable
 
         return ParquetTable(path)
     if kind == "arrow":

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from r1_data.files import KINDS
-from r1_data.slices import split_slice
+from r1_data.tables.files import KINDS
+from r1_data.tables.slices import split_slice
 
 _ANSWERS = re.compile(r"Avg@?(\d+)")  # RLPR names its files AIME2024_Avg16.parquet
 
