@@ -46,12 +46,19 @@ def running(folder: Path, *words: str, **environment: str) -> Iterator[subproces
     try:
         wait_for(lambda: steps_of(folder), process)
         started = psutil.Process(process.pid).children(recursive=True)
-        own = {word for one in started for word in re.findall(r"/\S*r1-ray-\w+", " ".join(one.cmdline()))}
+        own = {word for one in started for word in re.findall(r"/\S*r1-ray-\w+", words_of(one))}
         yield process
     finally:
         process.kill()
-    assert psutil.wait_procs(started, timeout=30)[1] == []
+    assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
     assert not any(Path(one).exists() for one in own)
+
+
+def words_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it lived for a moment only
+        return ""
 
 
 def steps_of(folder: Path) -> int:
