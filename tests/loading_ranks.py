@@ -82,7 +82,14 @@ def folder_of(family: str, folder: Path, **config):
     """Write a tiny model of the family, with other settings in its text configuration; return its path."""
     import families
 
-    made = families.make_config(family)
+    made = families.make_config("qwen3_vl" if family == "qwen3_vl_moe" else family)
+    if family == "qwen3_vl_moe":
+        text, vision = (
+            {name: value for name, value in part.to_dict().items() if name != "model_type"}
+            for part in (made.text_config, made.vision_config)
+        )
+        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        made = families.hf.AutoConfig.for_model(family, text_config=text, vision_config=vision)
     for name, value in config.items():
         setattr(made.get_text_config() if name != "tie_word_embeddings" else made, name, value)
     torch.manual_seed(0)

@@ -30,6 +30,12 @@ def test_parts_are_the_whole_to_the_bit(family, settings, tmp_path):
             assert tied == settings.get("tie_word_embeddings", False)
 
 
+def test_a_family_whose_loader_mixes_rows_is_read_whole_and_shared_then(tmp_path):
+    for differing, share, same_logits, _ in ranks.run(loading_ranks.compare, folder_of("qwen3_vl_moe", tmp_path)):
+        assert (differing, same_logits) == ([], True)
+        assert share < 0.6
+
+
 def test_ragged_and_hybrid_shards_and_offloaded_ones_are_read_right(tmp_path):
     path = folder_of("qwen2", tmp_path, hidden_size=66, intermediate_size=97, vocab_size=271)
     for options in ((-1, False), (2, False), (1, False), (-1, True)):

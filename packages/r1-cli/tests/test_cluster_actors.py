@@ -1,5 +1,6 @@
 """Actors in a private Ray cluster: asked together, ended by the first error, and gone with the run."""
 
+import json
 import os
 import tempfile
 from contextlib import contextmanager
@@ -25,17 +26,20 @@ def traces() -> tuple[set[int], set[Path], set[Path]]:
 
 
 @pytest.fixture(scope="module")
-def node():
+def node(tmp_path_factory):
     if not find_spec("ray"):
         pytest.skip("ray is not installed")
-    before = traces()
-    with pytest.MonkeyPatch.context() as patch:
+    timeline = tmp_path_factory.mktemp("told") / "new/timeline.json"
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="r1-") as own:
+        patch.setattr(tempfile, "tempdir", own)  # where nobody else's clusters are; a short name, as sockets need
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where an actor finds the toys
-        with open_cluster(TrainerConfig(n_gpus_per_node=2), Hardware("cpu")) as nodes:
+        before = traces()
+        with open_cluster(TrainerConfig(n_gpus_per_node=2, ray_timeline=str(timeline)), Hardware("cpu")) as nodes:
             yield nodes[0]
             during = psutil.Process().children(recursive=True)
-    psutil.wait_procs(during, timeout=10)
-    assert traces() == before
+        psutil.wait_procs(during, timeout=10)
+        assert traces() == before
+    assert any(event["cat"] == "task::learner-0.about" for event in json.loads(timeline.read_text()))
 
 
 @contextmanager
@@ -82,7 +86,7 @@ def test_actors_answer_by_rank_under_their_names_in_the_drivers_folder(toys, log
     assert [one["rank"] for one in found] == [0, 1]
     assert [one["pid"] for one in found] == toys.pids
     assert {one["folder"] for one in found} == {os.getcwd()}
-    assert [one["title"] for one in found] == ["ray::learner-0.ask", "ray::learner-1.ask"]
+    assert [one["title"] for one in found] == ["ray::learner-0.about", "ray::learner-1.about"]
     assert {one["threads"] for one in found} == {os.environ["OMP_NUM_THREADS"]}
     assert toys.ask("about")["rank"] == 0
     for rank in (0, 1):

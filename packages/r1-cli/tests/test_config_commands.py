@@ -144,10 +144,10 @@ def test_a_dry_run_shows_the_row_format_of_each_source(repository: Path, tmp_pat
 
 
 def test_a_real_run_refuses_what_is_not_available_all_at_once(repository: Path) -> None:
-    code, _, err = run("train", *COMMANDS["qwen3_4b_math_grpo_lora"], "trainer.ray_timeline=out.json")
+    code, _, err = run("train", *COMMANDS["qwen3_4b_math_grpo_lora"], "worker.actor.fsdp.torch_dtype=fp16")
     assert code == 2
     assert "worker.actor.model.lora.rank=64 (command line): is not available in this version" in err
-    assert "trainer.ray_timeline=out.json (command line): is not available in this version" in err
+    assert "worker.actor.fsdp.torch_dtype=fp16 (command line): is not available in this version" in err
     assert "Traceback" not in err
 
 

@@ -247,7 +247,6 @@ def test_an_old_sequential_reward_must_say_so_in_its_file(tmp_path: Path) -> Non
         "worker.actor.fsdp.torch_dtype=fp16",
         "worker.actor.fsdp.mp_param_dtype=fp16",
         "worker.actor.model.lora.rank=8",
-        "trainer.ray_timeline=out.json",
     ],
 )
 def test_an_option_that_is_not_there_yet_is_named(word: str) -> None:

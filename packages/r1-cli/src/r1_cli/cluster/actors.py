@@ -201,7 +201,10 @@ class Actors:
         if self._end:
             raise ClusterError(f"{self.places[0].name} and those beside it have ended: {self._end}") from self._end
         with self._turn:
-            calls = [one.ask.remote(w, verb, *args, **kwargs) for one, w in zip(self._handles, wanted, strict=True)]
+            calls = [
+                one.ask.options(name=f"{place.name}.{verb}").remote(w, verb, *args, **kwargs)  # as a timeline shows it
+                for one, place, w in zip(self._handles, self.places, wanted, strict=True)
+            ]
         return self._collect(calls, verb)
 
     def _collect(self, calls: list[Any], verb: str, timeout: float | None = None) -> list[Any]:

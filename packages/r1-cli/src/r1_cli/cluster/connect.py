@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -35,23 +36,26 @@ NO_CLUSTER = (
 def open_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[Node, ...]]:
     """Connect to a cluster, and keep `nnodes` machines of it with `n_gpus_per_node` devices each for the run.
 
-    One machine is always a cluster of the run's own: whatever else runs there under Ray is another user's.
+    One machine is always a cluster of the run's own: whatever else runs there under Ray is another user's. When the run
+    ends, what its actors did when is written to `ray_timeline`, for chrome://tracing.
 
     Raises:
         ConfigError: there is no cluster, it has too few devices, or its machines do not fit one another.
     """
     if not find_spec("ray"):
         raise ConfigError([Problem("trainer.n_gpus_per_node", "several devices need Ray: install r1-cli[ray]")])
-    if trainer.nnodes == 1:
-        with private_cluster(trainer, hardware) as node:
-            yield (node,)
-    else:
-        with joined_cluster(trainer) as nodes:
+    cluster = private_cluster(trainer, hardware) if trainer.nnodes == 1 else joined_cluster(trainer)
+    with cluster as nodes:
+        try:
             yield nodes
+        finally:
+            if trainer.ray_timeline:
+                Path(trainer.ray_timeline).parent.mkdir(parents=True, exist_ok=True)
+                _import_ray().timeline(trainer.ray_timeline)
 
 
 @contextmanager
-def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[Node]:
+def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[Node, ...]]:
     """Start Ray for this run alone: on loopback, with a token, and with a folder that is gone when the run is."""
     ranks = trainer.n_gpus_per_node
     devices = hardware.gpus if hardware.on_gpu else ("cpu",) * ranks
@@ -77,7 +81,7 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[Node
             _temp_dir=folder,
             _node_ip_address=LOOPBACK,
         )
-        yield Node(ray.get_runtime_context().get_node_id(), LOOPBACK, devices[:ranks])
+        yield (Node(ray.get_runtime_context().get_node_id(), LOOPBACK, devices[:ranks]),)
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)

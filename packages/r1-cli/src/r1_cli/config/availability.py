@@ -40,7 +40,6 @@ NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
     ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
-    ("trainer.ray_timeline", lambda v, c: v is not None, "Ray's timeline is not written, set null"),
 )
 # Refused where the user asks for it; as a mere default it means nothing on one device.
 NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
@@ -89,6 +88,7 @@ READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("data.stopping_strategy", lambda c: any(s.weight for s in training_sources(c.data)), "no source has a weight"),
     ("worker.actor.fsdp.fsdp_size", lambda c: c.trainer.devices > 1, "one device, nothing to shard"),
     ("worker.rollout.engines", lambda c: c.trainer.devices > 1, "one device, one engine"),
+    ("trainer.ray_timeline", lambda c: c.trainer.devices > 1, "one device, no Ray"),
     ("trainer.collective_timeout", lambda c: c.trainer.devices > 1, "one device, nobody to wait for"),
     ("worker.critic", wants_critic, "the estimator needs no critic"),
     ("trainer.critic_warmup", wants_critic, "the estimator needs no critic"),

@@ -48,7 +48,7 @@ class TrainerConfig(Section):
     load_checkpoint_path: str | None = None
     find_last_checkpoint: bool = True
     collective_timeout: Positive = 1800.0  # seconds that a rank waits for the others, with several devices
-    ray_timeline: str | None = None
+    ray_timeline: str | None = None  # a file for what ranks did when, with several devices
 
     @property
     def checkpoint_folder(self) -> Path:
