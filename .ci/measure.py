@@ -122,7 +122,7 @@ NOT_ON_THE_WAY = {
     "what is known of rows, names and the step": """
         r1_data.formats.Columns r1_data.formats.Detected r1_rollout.names.Place r1_core.types.Totals
         r1_core.learner.facts.Facts r1_cli.models.attention._Seen r1_cli.track.types.Generation
-        r1_rollout.handover.LocalWeights r1_rollout.checksums.Expected
+        r1_rollout.handover.LocalWeights r1_rollout.checksums.Expected r1_core.learner.microbatch.Pack
         r1_rollout.checksums.Comparison r1_cli.sampling.proof.Expectation
     """,
 }

@@ -1,0 +1,182 @@
+"""What Ray costs two ranks: a step, a verb that does nothing, and the start.
+
+uv run python benchmarks/ranks.py [--rounds 8]
+
+Two ranks of a 30-million-parameter model on processors, in actors that `RankedLearner` asks, beside two plain processes
+that call the same verbs of the same learners, with gloo and FSDP2 on both sides and a thread for each rank. A step is
+old log-probs, reference log-probs, a gradient and an update of 8 sequences of 64 tokens. Steps of the two alternate,
+and the best of each side counts: where the machine has other work, that is what both had when it had least. Then a verb
+that does nothing, asked of eight actors, the median of 200; and the seconds from nothing to two ranks that have met.
+The last line is one JSON object.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from r1_cli.cluster.actors import Actors, Place
+from r1_cli.cluster.connect import open_cluster
+from r1_cli.cluster.learner import RankedLearner
+from r1_cli.cluster.placement import seat_ranks
+from r1_cli.cluster.rank import Rank
+from r1_cli.config.trainer import TrainerConfig
+from r1_cli.hardware import Hardware
+from r1_core.advantages import GRPO, assign
+from r1_core.learner import Learner
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.optim import build_optimizer
+from r1_core.learner.parallel import Parallel, find_blocks, shard_model
+from r1_core.objective import Objective
+from r1_core.types import Sample
+
+SEQUENCES, TOKENS, PROMPT, GROUP, VOCAB = 8, 64, 16, 4, 8192
+CALLS, MANY = 200, 8
+OBJECTIVE = Objective(kl_penalty="low_var_kl", kl_coef=0.01)
+
+
+def build(parallel: Parallel) -> tuple[Learner, Objective]:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCAB, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8,
+        num_key_value_heads=2, tie_word_embeddings=True, attn_implementation="sdpa",
+    )  # fmt: skip
+    models = [Qwen2ForCausalLM(config) for _ in range(2)]
+    for model in models:
+        shard_model(model, find_blocks(model), parallel.mesh)
+    optimizer = build_optimizer(models[0].named_parameters(), lr=1e-5)
+    batching = Batching(True, MicroLimit(4, 4 * TOKENS), MicroLimit(4, 4 * TOKENS))
+    learner = Learner(
+        models[0], optimizer, lambda step: 1.0, reference=models[1], batching=batching, parallel=parallel,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    return learner, OBJECTIVE
+
+
+def make_samples() -> list[Sample]:
+    draw = torch.Generator().manual_seed(0)
+    return [
+        Sample(
+            torch.randint(0, VOCAB, (TOKENS,), generator=draw), torch.arange(TOKENS) >= PROMPT,
+            torch.arange(TOKENS)[None], index // GROUP, float(index % 2),
+        )
+        for index in range(SEQUENCES)
+    ]  # fmt: skip
+
+
+def take_step(learner: Any) -> float:
+    """Return the seconds of a step."""
+    samples, start = make_samples(), time.perf_counter()
+    samples = assign(learner.annotate(learner.annotate(samples, ["old_logprobs"]), ["ref_logprobs"]), GRPO())
+    learner.forward_backward(samples, OBJECTIVE)
+    learner.optim_step()
+    return time.perf_counter() - start
+
+
+# --- two plain processes ----------------------------------------------------------------------------------------------
+
+
+def serve(pipe: Connection, rank: int, folder: str) -> None:
+    """A rank's life: a step whenever it is told to."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    learner, _ = build(Parallel.join("cpu"))
+    pipe.send(None)
+    while pipe.recv():
+        pipe.send(take_step(learner))
+    dist.destroy_process_group()
+
+
+@contextmanager
+def plain_ranks() -> Iterator[list[Connection]]:
+    spawn = get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [spawn.Pipe() for _ in range(2)]
+        processes = [spawn.Process(target=serve, args=(pipes[rank][1], rank, folder)) for rank in range(2)]
+        for process in processes:
+            process.start()
+        ours = [pipe for pipe, _ in pipes]
+        for pipe in ours:
+            pipe.recv()
+        yield ours
+        for pipe in ours:
+            pipe.send(False)
+        for process in processes:
+            process.join()
+
+
+def take_plain_step(pipes: list[Connection]) -> float:
+    for pipe in pipes:
+        pipe.send(True)
+    return max([pipe.recv() for pipe in pipes])
+
+
+# --- actors -----------------------------------------------------------------------------------------------------------
+
+
+class Idle:
+    def nothing(self) -> None: ...
+
+
+@contextmanager
+def actors(count: int, folder: Path) -> Iterator[tuple[Actors, Any]]:
+    """Actors in a cluster of their own, and the seats they have."""
+    with open_cluster(TrainerConfig(n_gpus_per_node=count), Hardware("cpu")) as nodes:
+        seats = seat_ranks(nodes)
+        found = Actors([Place(seat.name, seat.node, (), folder / f"{seat.name}.log", count) for seat in seats])
+        try:
+            yield found, seats
+        finally:
+            found.close()
+
+
+def time_verbs(folder: Path) -> float:
+    """Return the median milliseconds of a verb that does nothing."""
+    with actors(MANY, folder) as (idle, seats):
+        idle.make(Idle, [() for _ in seats])
+        times = []
+        for _ in range(CALLS):
+            start = time.perf_counter()
+            idle.ask("nothing")
+            times.append(time.perf_counter() - start)
+    return 1000 * statistics.median(times)
+
+
+def time_steps(rounds: int, folder: Path) -> dict[str, float]:
+    """Return the best seconds of a step, in actors and in plain processes, and of the actors' start."""
+    start = time.perf_counter()
+    with actors(2, folder) as (ranks, seats):
+        ranks.make(Rank, [(build, seat.rank, len(seats)) for seat in seats])
+        ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
+        started = time.perf_counter() - start
+        learner = RankedLearner(ranks)
+        with plain_ranks() as pipes:
+            pairs = [(take_step(learner), take_plain_step(pipes)) for _ in range(rounds + 1)][1:]
+    asked, plain = (min(times) for times in zip(*pairs, strict=True))
+    return {"step_s": asked, "plain_step_s": plain, "step_to_plain": asked / plain, "start_s": started}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=8)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as folder:
+        found = {**time_steps(rounds, Path(folder)), "verb_ms": time_verbs(Path(folder))}
+    for name, value in found.items():
+        print(f"{name:16} {value:8.3f}")
+    print(json.dumps({"benchmark": "ranks", "rounds": rounds, **found}))
+
+
+if __name__ == "__main__":
+    main()
