@@ -90,6 +90,10 @@ class Ranks(Store):
             return {name: self.found[: len(rows) * self.response] for name in needs}
         return {"forward_backward": {"pg_loss": 0.0}, "optim_step": {"grad_norm": 0.0, "lr": 0.0}}.get(verb)
 
+    @property
+    def putter(self) -> Any:
+        return self.put
+
     def ask_all(self, verb: str, *args: Any) -> list[Any]:
         return [Facts(1, 6.0, "cpu", None, None)] * 8
 
