@@ -93,6 +93,18 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(tmp_path: Path) -> None
     assert "Traceback" not in err
 
 
+def test_an_engine_that_is_killed_ends_the_run_with_its_name_and_the_last_step_is_kept(tmp_path: Path) -> None:
+    with running(tmp_path, "trainer.n_gpus_per_node=2", "trainer.max_steps=1000") as process:
+        log = (tmp_path / "logs/engine-1.log").read_text()
+        os.kill(int(re.findall(r"engine-1 on 127\.0\.0\.1, process (\d+)", log)[-1]), signal.SIGKILL)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2, out + err
+    assert "engine-1 on 127.0.0.1 died" in err
+    taken = max(int(folder.name.rpartition("_")[2]) for folder in tmp_path.glob("global_step_*"))
+    assert (tmp_path / f"global_step_{taken}/actor/model.safetensors").is_file()
+    assert "Traceback" not in err
+
+
 @contextmanager
 def two_nodes() -> Iterator[tuple[str, list[int]]]:
     """A cluster's address, and the processes that its two nodes stand and fall with."""

@@ -14,7 +14,6 @@ from cli_ranks import build as build_learner
 from core_models import qwen2
 
 from r1_cli.cluster.engine import Arrival
-from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.weights import RankedWeights
@@ -166,7 +165,7 @@ def test_a_dead_engine_ends_the_call_with_its_name_and_nobody_waits_for_the_othe
             members[0].host.work = lambda prompts: held.wait() and []  # type: ignore[assignment, method-assign]
             list(engines.generate(PROMPTS, PARAMS))
 
-    with pytest.raises(ClusterError, match=r"engine-1 on 127\.0\.0\.1 died in work"):
+    with pytest.raises(EngineError, match=r"engine-1 on 127\.0\.0\.1 died in work"):
         sample()
     held.set()
 

@@ -254,8 +254,8 @@ def test_an_option_that_is_not_there_yet_is_named(word: str) -> None:
 
 
 def test_of_several_devices_only_what_is_not_there_is_named() -> None:
-    words = ["worker.rollout.tensor_parallel_size=4", "worker.actor.ulysses_size=2"]
-    limits = unavailable(*load_config([*BASE, "trainer.nnodes=2", *words]))
+    words = ["worker.actor.model.lora.rank=8", "worker.actor.ulysses_size=2"]
+    limits = unavailable(*load_config([*BASE, "trainer.nnodes=2", *words, "worker.rollout.tensor_parallel_size=4"]))
     assert {limit.key for limit in limits} == {word.partition("=")[0] for word in words}
 
 

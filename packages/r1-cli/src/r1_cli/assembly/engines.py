@@ -19,27 +19,8 @@ from r1_rollout.tokens import end_token_ids, media_token_ids
 from r1_rollout.types import Generator, SamplingParams
 
 
-def build_scorer(
-    config: RunConfig,
-    hardware: Hardware,
-    model: ModelFiles,
-    verifier: DispatchingVerifier,
-    stack: ExitStack,
-    weights: Any = None,
-) -> Scorer:
-    """Make an engine, which ends with `stack`, and put the verifier beside it.
-
-    Args:
-        weights: a loaded model that the engine may take over; None: it is loaded if the engine needs one.
-
-    Raises:
-        ModelError: the engine cannot run this kind of model, or cannot start.
-    """
-
-    def load() -> Any:
-        return load_engine_weights(config, hardware, model) if weights is None else weights
-
-    engine = build_engine(config, hardware, model, load, stack)
+def build_scorer(config: RunConfig, model: ModelFiles, verifier: DispatchingVerifier, engine: Generator) -> Scorer:
+    """Put the verifier beside the engine."""
     plain = config.worker.reward.skip_special_tokens
     return Scorer(engine, verifier, model.tokenizer, verifier.per_sample, plain, verifier.truth_problem)
 

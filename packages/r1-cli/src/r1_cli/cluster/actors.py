@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -175,6 +176,16 @@ class Actors:
     def put(self, value: object) -> "Reference":
         """Put a value down once a machine, where its actors read it in place."""
         return put(value)
+
+    def apart(self) -> "list[Actors]":
+        """Return each actor by itself: an error of one ends no other."""
+        return [self._alone(index) for index in range(len(self.places))]
+
+    def _alone(self, index: int) -> "Actors":
+        one = copy(self)
+        one.places, one.pids = (self.places[index],), [self.pids[index]]
+        one._handles, one._turn = [self._handles[index]], Lock()
+        return one
 
     @property
     def putter(self) -> Callable[[object], "Reference"]:

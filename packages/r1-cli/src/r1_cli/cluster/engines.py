@@ -194,7 +194,7 @@ class EngineSet:
             asked = [threads.submit(member.ranks.ask, verb, *args) for member in self._members]
         errors = [error for one in asked if (error := one.exception())]
         if errors and not quiet:
-            raise errors[0]
+            raise _told(errors[0])
         return [] if errors else [one.result() for one in asked]
 
 
@@ -284,7 +284,7 @@ class Dispatch:
             except BaseException as error:  # a thread's error must reach the consumer
                 with self._changed:
                     self._over, self._dead = True, self._dead or isinstance(error, ClusterError)
-                self._arrived.put(error)
+                self._arrived.put(_told(error))
             with self._changed:
                 member.calls -= 1
                 for number, _ in finished:
@@ -304,3 +304,8 @@ class Dispatch:
             numbers, member.inbox = member.inbox, []
             member.calls += 1
             return numbers
+
+
+def _told(error: BaseException) -> BaseException:
+    """Return an error as one of sampling: where an engine is gone, the learner is what it was."""
+    return EngineError(str(error)) if isinstance(error, ClusterError) else error

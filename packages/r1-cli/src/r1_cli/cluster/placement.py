@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from r1_cli.config import ConfigError, Problem
+from r1_cli.config.worker import EnginesConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,31 @@ def seat_ranks(nodes: Sequence[Node]) -> tuple[Seat, ...]:
     """
     places = [(node, device) for node in sorted(nodes, key=_by_address) for device in node.devices]
     return tuple(Seat(rank, node, device) for rank, (node, device) in enumerate(places))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSeat:
+    """Where one engine computes."""
+
+    number: int
+    node: Node
+    devices: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What the engine's actor, its log and its process are called."""
+        return f"engine-{self.number}"
+
+
+def seat_engines(seats: Sequence[Seat], size: int, apart: EnginesConfig) -> tuple[EngineSeat, ...]:
+    """Give every `size` devices of a machine an engine: those that ranks have there, or others if they are `apart`."""
+    nodes = list({seat.node.id: seat.node for seat in seats}.values())
+    if apart.nnodes:
+        own = [(node, ("cpu",) * apart.n_gpus_per_node) for node in nodes[: apart.nnodes]]
+    else:
+        own = [(node, node.devices) for node in nodes]
+    parts = [(node, devices[at : at + size]) for node, devices in own for at in range(0, len(devices), size)]
+    return tuple(EngineSeat(number, node, devices) for number, (node, devices) in enumerate(parts))
 
 
 def imagine_nodes(nnodes: int, per_node: int) -> list[Node]:

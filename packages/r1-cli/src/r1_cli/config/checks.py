@@ -169,12 +169,23 @@ def _parallel(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
             "worker.rollout.tensor_parallel_size",
             f"must divide trainer.n_gpus_per_node = {config.trainer.n_gpus_per_node}: an engine is on one node",
         )
+    yield from _engines(config)
     longest = config.data.max_prompt_length + config.data.max_response_length
     lengths = f"data.max_prompt_length + data.max_response_length ({longest})"
     if rollout.name == "vllm" and not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < longest:
         yield "worker.rollout.max_num_batched_tokens", f"must be at least {lengths}"
     if rollout.max_model_len is not None and rollout.max_model_len < longest:
         yield "worker.rollout.max_model_len", f"must be at least {lengths}, or null"
+
+
+def _engines(config: RunConfig) -> Iterator[Finding]:
+    rollout, trainer = config.worker.rollout, config.trainer
+    nnodes, per_node = rollout.engines.nnodes, rollout.engines.n_gpus_per_node
+    if bool(nnodes) != bool(per_node):
+        key = "n_gpus_per_node" if nnodes else "nnodes"
+        yield f"worker.rollout.engines.{key}", "must be above 0 with the other one, or both 0: on the learner's devices"
+    elif nnodes > trainer.nnodes:
+        yield "worker.rollout.engines.nnodes", f"must be at most trainer.nnodes = {trainer.nnodes}"
 
 
 def _sampling(config: RunConfig) -> Iterator[Finding]:

@@ -137,6 +137,13 @@ class ServersConfig(Section):
         return bool(self.count or self.urls)
 
 
+class EnginesConfig(Section):
+    """Where engines compute in a run on several devices: 0, 0 is on those that learn, else on so many more."""
+
+    nnodes: Annotated[int, Field(ge=0)] = 0
+    n_gpus_per_node: Annotated[int, Field(ge=0)] = 0
+
+
 class RolloutConfig(Section):
     name: Annotated[str, one_of(ENGINES)] = AUTO
     n: Count = 5  # answers per prompt
@@ -158,6 +165,7 @@ class RolloutConfig(Section):
     canary: bool = True  # compare log-probs with the learner's after every sync, and stop at a mismatch
     val_override_config: ValOverrideConfig = ValOverrideConfig()
     servers: ServersConfig = ServersConfig()
+    engines: EnginesConfig = EnginesConfig()
 
     @property
     def engine(self) -> str:

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from r1_cli.assembly.engines import build_sampling, build_scorer, load_engine_weights
+from r1_cli.assembly.engines import build_engine, build_sampling, build_scorer, load_engine_weights
 from r1_cli.assembly.prompts import build_prompts, build_validation
 from r1_cli.assembly.rendering import build_renderer, open_rendering
 from r1_cli.assembly.rows import open_sources
@@ -49,7 +49,8 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
         weights = load_engine_weights(config, hardware, files)
         verifier = open_verifier(config, sources, stack)
         require_columns(verifier, sources, prompts.parts)
-        scorer = build_scorer(config, hardware, files, verifier, stack, weights)
+        engine = build_engine(config, hardware, files, lambda: weights, stack)
+        scorer = build_scorer(config, files, verifier, engine)
         sets = build_validation(prompts, sources, sampling)
         validation = Validation(scorer, sets, config.data.val_batch_size, shown=0, progress=reporter.progress)
         with scorer.generator.awake(LocalWeights(weights.state_dict, 0)):

@@ -25,6 +25,7 @@ from r1_cli.groups.supply import load_surplus
 from r1_cli.hardware import find_hardware
 from r1_cli.jobs.closing import say_what_comes_next
 from r1_cli.jobs.learning import open_learner, open_seats, settle_devices
+from r1_cli.jobs.sampling import open_engine
 from r1_cli.measure.validate import Validation
 from r1_cli.models.files import open_model, save_assets
 from r1_cli.plan.announce import announce, render_sources, show_table
@@ -91,7 +92,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         tracker = Tracker(config.trainer.logger, info, reporter)
         stack.callback(tracker.close)
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
-        scorer = build_scorer(config, hardware, model, verifier, stack)
+        scorer = build_scorer(config, model, verifier, open_engine(config, hardware, model, seats, stack))
         if config.worker.rollout.canary:
             scorer = prove(scorer, learner, build_canary(config, hardware, model, rendering.renderer))
         sampling, val_sampling = build_sampling(config)
