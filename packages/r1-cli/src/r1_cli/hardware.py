@@ -76,6 +76,13 @@ def dtype(name: str) -> "torch.dtype":
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
 
 
+def generation(gpu: "torch.device") -> int:
+    """Return the first number of a GPU's compute capability: 8 for those of 2020 (A100)."""
+    import torch
+
+    return torch.cuda.get_device_capability(gpu)[0]
+
+
 def peak_flops(device: str) -> float | None:
     """Return the peak of a device's name, None if it is not known: an unknown peak is no reason for a wrong MFU."""
     return next((peak for known, peak in PEAK_FLOPS.items() if known in device), None)

@@ -25,6 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from r1_cli.hardware import generation
 from r1_core.learner.microbatch import Pack
 
 PACKED_ATTENTION = "r1_packed"
@@ -126,7 +127,7 @@ def _has_kernel_for(device: torch.device, dtype: torch.dtype, head: int) -> bool
     """Whether it takes heads of this size: in half precision, on a GPU that is of 2020 or later."""
     if device.type != "cuda" or dtype not in HALF or head % 8 or not 0 < head <= LARGEST_HEAD:
         return False
-    return torch.cuda.get_device_capability(device)[0] >= 8
+    return generation(device) >= 8
 
 
 def _known() -> Mapping[str, Any]:

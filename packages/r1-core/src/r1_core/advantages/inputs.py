@@ -28,13 +28,13 @@ class AdvantageInputs:
     values: Tensor | None = None  # [N, R], a critic's forecast before each token (GAE)
     baselines: Tensor | None = None  # [N], the reward of the prompt's greedy answer (ReMax)
     old_logprobs: Tensor | None = None  # [N, R], of the sampled tokens (optimal token baseline)
-    rollout_logprobs: Tensor | None = None  # [N, R], of the sampled tokens, as the engine sampled
     squared_probs: Tensor | None = None  # [N, R], sum over the vocabulary of squared probabilities (the same)
     ref_logprobs: Tensor | None = None  # [N, R], of the sampled tokens, the frozen reference's
     full_kl: Tensor | None = None  # [N, R], KL of the policy's distribution from the reference's, over the vocabulary
     correction_weights: Tensor | None = None  # [N, R], of learner against engine (the same)
     parts: Tensor | None = None  # [N, K], several rewards of each answer (GDPO)
     part_names: tuple[str, ...] | None = None  # K names of theirs
+    rollout_logprobs: Tensor | None = None  # [N, R], of the sampled tokens, as the engine sampled
 
     @property
     def mask(self) -> Tensor:

@@ -160,7 +160,7 @@ class Decoding:
             logits: Tensor = self._model(
                 input_ids=rows.last[:, None],
                 position_ids=without_lone_axis((rows.positions + before)[None, :, None].expand(axes, -1, -1)),
-                attention_mask=torch.zeros(len(rows), 1, 1, 1, device=before.device),  # none but the cache's
+                attention_mask=cache.mask,
                 past_key_values=cache,
                 use_cache=True,
             ).logits

@@ -87,6 +87,7 @@ class GroupCache(Cache):
     def aim(self, ages: Tensor) -> None:
         """Say where the next forward writes: row i at column `ages[i]` of its answer, int64 [rows]."""
         columns, device = ages.cpu().numpy(), ages.device
+        self.mask = torch.zeros(len(columns), 1, 1, 1, device=device)  # for the model: it hides nothing
         self._length, self._answer_readers, self._targets = int(columns.max()), [], []
         for segment in self._answers:
             if segment.first > self._length:
@@ -163,6 +164,10 @@ class GroupCache(Cache):
 
         return Partial(*map(of_rows, part))
 
+    def knows(self, mask: Tensor | None) -> bool:
+        """Whether a mask says no more than `mask`: a layer's own would be lost, since `attend` reads none."""
+        return mask is not None and (mask.data_ptr() == self.mask.data_ptr() or not mask.any())
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the columns in use before the next token."""
         return self._length
@@ -230,14 +235,14 @@ def decode_attention(
     Args:
         query: [rows, heads, 1, size].
         key, value: [rows, key heads, 1, size], those of the new tokens as the cache gave them back.
-        attention_mask: of torch's own attention; the cache knows what is in sight.
+        attention_mask: of torch's own attention; while decoding, the cache's, which knows by itself what is in sight.
 
     Returns:
         [rows, 1, heads, size] and None for the attention weights.
 
     Raises:
         RuntimeError: the model caps its scores, which torch's attention cannot; or while decoding, it attends to other
-            keys than the cache gave it.
+            keys than the cache gave it, or weighs them by a mask of its own.
     """
     if kwargs.get("softcap") is not None:
         raise RuntimeError(f"{type(module).__name__} caps its attention scores (softcap)")
@@ -245,10 +250,10 @@ def decode_attention(
     if cache is None:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return output, None
-    if key is not cache.served:
+    if key is not cache.served or not cache.knows(attention_mask):
         raise RuntimeError(
-            f"{type(module).__name__} does not attend to the keys as its cache gave them: the embedded engine cannot "
-            "decode with this model"
+            f"{type(module).__name__} does not attend to the keys as its cache gave them, or hides some of them by "
+            "itself: the embedded engine cannot decode with this model"
         )
     rows, heads, _, size = query.shape
     scaling = kwargs.get("scaling")
