@@ -165,24 +165,32 @@ def test_scoring_works_beside_a_running_event_loop(write):
     assert ticks > 0
 
 
+IN_AN_ACTOR = """
+import sys, ray
+from r1_rewards import RewardInput, load
+
+class Judge:
+    def __init__(self, spec):
+        self.verifier = load(spec, workers=2)
+
+    def score(self, responses):
+        return [score.value for score in self.verifier([RewardInput(text, "5") for text in responses])]
+
+ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level="error")
+judge = ray.remote(Judge).remote(sys.argv[1])
+print(ray.get(judge.score.remote(["1", "2", "3"])))
+"""
+
+
 @pytest.mark.slow
-def test_a_ray_actor_can_hold_a_verifier(write, monkeypatch):
-    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # or each worker is started as `uv run pytest` was
-    ray = pytest.importorskip("ray", reason="ray is not installed")
-
-    class Judge:
-        def __init__(self, spec):
-            self.verifier = load(spec, workers=2)
-
-        def score(self, responses):
-            return [score.value for score in self.verifier(inputs(*responses))]
-
-    ray.init(num_cpus=1, include_dashboard=False, logging_level="error", runtime_env={"env_vars": dict(os.environ)})
-    try:
-        judge = ray.remote(Judge).remote(write(MIXED))
-        assert ray.get(judge.score.remote([1, 2, 3])) == [1.0, 2.0, 3.0]
-    finally:
-        ray.shutdown()
+def test_a_ray_actor_can_hold_a_verifier(write, tmp_path):
+    pytest.importorskip("ray", reason="ray is not installed")
+    # In a process of its own, as a driver is: Ray remembers in its process what another test has told it.
+    script = tmp_path / "driver.py"
+    script.write_text(IN_AN_ACTOR)
+    env = {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}  # or each worker is started as `uv run pytest` was
+    ran = subprocess.run([sys.executable, script, write(MIXED)], capture_output=True, text=True, env=env)
+    assert ran.stdout.splitlines()[-1:] == ["[1.0, 2.0, 3.0]"], ran.stderr
 
 
 SCRIPT = """
