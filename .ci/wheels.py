@@ -1,6 +1,7 @@
 """Build each package as a wheel, install it alone into a bare environment, and import all of it there.
 
-What stands on vLLM's own classes cannot be imported without vLLM; every other module has to do without extras.
+What stands on vLLM's own classes cannot be imported without vLLM, nor Ray's actors without Ray; every other module has
+to do without extras.
 """
 
 import subprocess
@@ -15,11 +16,12 @@ IMPORT_ALL = """
 import sys, {module}
 from importlib import import_module
 from pkgutil import walk_packages
+needing = {{"vllm": "r1_rollout.vllm.", "ray": "r1_cli.cluster.actors"}}
 for found in walk_packages({module}.__path__, "{module}."):
     try:
         import_module(found.name)
     except ModuleNotFoundError as error:
-        if error.name != "vllm" or not found.name.startswith("r1_rollout.vllm."):
+        if not found.name.startswith(needing.get(error.name, "nothing")):
             raise
 print("{package}: every module imports alone")
 """
