@@ -123,4 +123,5 @@ def test_two_nodes_train_together_and_the_loss_of_one_ends_the_run(tmp_path: Pat
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2, out + err
     assert re.search(r"learner-0 +127\.0\.0\.1 +cpu *\n *learner-1 +127\.0\.0\.1 +cpu", out)
-    assert "learner-1 on 127.0.0.1" in err
+    # Two nodes of one address are told apart by Ray's ids alone, so either rank may have been on the one that is gone.
+    assert re.search(r"learner-[01] on 127\.0\.0\.1", err), err
