@@ -255,7 +255,7 @@ def test_nothing_is_left_after_closing_even_in_the_middle_of_a_run():
     before, descriptors = set(supervisors()), len(os.listdir("/proc/self/fd"))
     sandbox = Sandbox(LIMITS)
     conversation = sandbox.start("answer", "while True: pass")
-    assert len(set(supervisors()) - before) == 3  # supervisor, launcher, program
+    assert eventually(lambda: len(set(supervisors()) - before) == 3)  # supervisor, launcher, program
     conversation.close()
     sandbox.close()
     assert eventually(lambda: not set(supervisors()) - before)
