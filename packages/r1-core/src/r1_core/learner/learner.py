@@ -17,6 +17,7 @@ from r1_core.learner.batching import Batching, MicroLimit, count, fillers, round
 from r1_core.learner.facts import Facts, describe
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import MicroBatch, collate
+from r1_core.learner.offload import Offload, Residence
 from r1_core.learner.parallel import Parallel, reshard, total_norm, whole
 from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
@@ -70,7 +71,7 @@ class Learner:
     `temperature` is the one that the answers were sampled at. `device` is where it computes, by default where the
     first parameter lies. In which precision is a matter of the model: of its weights, or of how it is sharded
     (`parallel.Shard`). `fillers`, of use to several ranks only, are tiny samples, one of each kind of media, for those
-    that have none of it while others do.
+    that have none of it while others do. `offload` says what leaves the device meanwhile.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Learner:
         parallel: Parallel | None = None,
         fillers: Sequence[Sample] = (),
         device: torch.device | None = None,
+        offload: Offload | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -105,6 +107,7 @@ class Learner:
         self._base_lrs = [group["lr"] for group in optimizer.param_groups]
         if reference is not None:
             reference.requires_grad_(False).eval()
+        self._residence = Residence(offload or Offload(), model, reference, optimizer)
 
     # --- log-probs -------------------------------------------------------------------------------------------------
 
@@ -140,6 +143,7 @@ class Learner:
         """Return fields of the samples, for each of which the name in `TokenStats` is given: float32 [T]."""
         if not samples:
             return {}
+        self._residence.fetch(token_model.model)
         token_model.model.eval()
         table = TokenTable(samples, tuple(fields), self.device)
         for indices, batch in self._microbatches(samples, self.batching.experience):
@@ -147,8 +151,7 @@ class Learner:
             stats = token_model(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
             table.put(indices, torch.stack([getattr(stats, name) for name in fields.values()], dim=-1))
         reshard(token_model.model)
-        if self.reference is not None:
-            reshard(self.reference)
+        self._residence.release(self.reference)
         return table.columns(self.parallel.sum)
 
     @torch.no_grad()
@@ -157,6 +160,7 @@ class Learner:
 
         So it can be seen whether they are what each sample gets alone. Every rank computes all of it.
         """
+        self._residence.fetch(self.model)
         self.model.eval()
         batch = collate(samples, padding_free=padding_free, device=self.device)
         found = self._policy_tokens(batch, self.temperature).logprobs
@@ -221,6 +225,7 @@ class Learner:
         if any(sample.advantages is None for sample in samples):
             raise ValueError("a sample has no advantages; call advantages.assign first")
         samples, prepared = objective.prepare(samples)
+        self._residence.fetch(self.model)
         self.model.train()
         totals = count(samples)
         sums: dict[str, Tensor] = {}
@@ -235,8 +240,7 @@ class Learner:
                 table.put(indices, stats.logprobs.detach()[:, None])
             for name, value in output.metrics.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
-        if self.reference is not None:
-            reshard(self.reference)
+        self._residence.release(self.reference)
         gradients.deliver()
         values = self.parallel.sum(torch.stack([*sums.values()])).tolist() if sums else []
         return dict(zip(sums, values, strict=True)) | prepared
@@ -260,6 +264,7 @@ class Learner:
         )
 
     def _reference_logits(self, batch: MicroBatch) -> LazyLogits | None:
+        self._residence.fetch(self.reference)
         return None if self._reference_tokens is None else self._reference_tokens.lazy_logits(batch)
 
     def optim_step(self) -> dict[str, float]:
@@ -271,6 +276,7 @@ class Learner:
         params = [param for group in self.optimizer.param_groups for param in group["params"] if param.grad is not None]
         if not params:
             raise RuntimeError("there is no gradient to step with; call forward_backward first")
+        self._residence.fetch(self.optimizer)
         norm = total_norm([param.grad for param in params])
         scale = self.learning_rate(self.step)
         for group, base in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
@@ -305,11 +311,17 @@ class Learner:
 
         Tied parameters come once, under their first name. The tensors may share memory with the model's: copy what
         you keep. Under several ranks all must exhaust the iterator; floating-point shards are cast to `dtype` before
-        they are gathered.
+        they are gathered. They are asked for before others sample, so the optimizer's states leave if they are to.
         """
+        self._residence.release(self.optimizer)
+        self._residence.fetch(self.model)
         for name, tensor in checkpoint.named_state(self.model):
             own = tensor.detach()
             yield name, whole(own if dtype is None or not own.is_floating_point() else own.to(dtype))
+
+    def rest(self) -> None:
+        """Let all that is offloaded leave the device, until the verb that needs it."""
+        self._residence.release(self.model, self.reference, self.optimizer)
 
     def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
         """Set rows of the weights (None: all of a tensor) to zero until `restore`; see `ablation.ablate`.
@@ -318,11 +330,13 @@ class Learner:
         """
         if self._kept is not None:
             raise RuntimeError("some weights are set to zero already; call restore first")
+        self._residence.fetch(self.model)
         self._kept = ablate(self.model, rows)
 
     def restore(self) -> None:
         """Give the weights that `ablate` has set to zero their values back, to the bit. Without any, do nothing."""
         if self._kept is not None:
+            self._residence.fetch(self.model)
             restore(self.model, self._kept)
         self._kept = None
 
@@ -337,6 +351,7 @@ class Learner:
         written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
         caller writes beside, then renames. Raises OSError on all ranks if one could not write.
         """
+        self._residence.fetch(self.model, None if model_only else self.optimizer)
         reshard(self.model)  # what a verb that failed has left whole
         numbers = {"step": self.step, "skipped_steps": self.skipped_steps}
         optimizer = None if model_only else self.optimizer
@@ -348,6 +363,7 @@ class Learner:
         `model_only` reads the weights alone and starts the optimizer and the schedule afresh. Raises
         FileNotFoundError or ValueError, naming file and tensor, if the folder does not fit this model.
         """
+        self._residence.fetch(self.model, None if model_only else self.optimizer)
         state = {} if model_only else checkpoint.load_numbers(folder)
         checkpoint.load_model(folder, self.model)
         if not model_only:
