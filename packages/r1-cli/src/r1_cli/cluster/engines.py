@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from r1_cli.cluster.batch import Put, put_inputs
+from r1_cli.cluster.delivery import Way
 from r1_cli.cluster.engine import EngineFacts, Numbered
 from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.ranks import Ranks
-from r1_cli.cluster.weights import put_down
+from r1_cli.cluster.weights import RankedWeights, put_down
 from r1_rollout.canary import TOLERANCE, widest_gap
 from r1_rollout.checksums import Comparison, Expected, merged
 from r1_rollout.errors import EngineError
@@ -61,18 +62,26 @@ class EngineSet:
     dies ends the call, with its name: what the others have is of no use without it.
     """
 
-    def __init__(self, members: Sequence[tuple[str, Ranks]], *, max_sequences: int, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        members: Sequence[tuple[str, Ranks]],
+        *,
+        max_sequences: int,
+        dtype: torch.dtype | None,
+        way: Way | None = None,
+    ) -> None:
         """Take engines that have been made.
 
         Args:
             members: a name for each, and what asks its `EngineHost`.
             max_sequences: samples that decode at the same time in each.
             dtype: what weights are cast to before they cross; None: as they are.
+            way: how ranks send them to the engines past this process; None: as objects that the engines read.
         """
         if not members:
             raise ValueError("a set of engines needs at least one")
         self._members = [Member(name, ranks) for name, ranks in members]
-        self._max_sequences, self._dtype = max_sequences, dtype
+        self._max_sequences, self._dtype, self._way = max_sequences, dtype, way
         self._put: Put = self._members[0].ranks.put
         self._dispatch: Dispatch | None = None
         self._inside = self._ready = False
@@ -109,24 +118,32 @@ class EngineSet:
         self._ready = True
 
     def _bring(self, source: WeightSource, *, wake: bool) -> None:
-        """Bring each bucket to all engines while the next one is made; two of them are alive at most."""
-        self._ask("expect", source.version, wake)
+        """Let all engines take up the weights of a source."""
+        way = self._way if isinstance(source, RankedWeights) else None
+        self._ask("expect", source.version, wake, way is not None)
         whole = False
         try:
-            with ThreadPoolExecutor(1) as ahead:
-                taking = None
-                for bucket in put_down(source, self._dtype, self._put):
-                    if taking is not None:
-                        taking.result()
-                    taking = ahead.submit(self._ask, "take", bucket)
-                    del bucket
-                if taking is not None:
-                    taking.result()
+            if way is not None and isinstance(source, RankedWeights):
+                source.send(way, [member.ranks.caller for member in self._members], self._dtype)
+            else:
+                self._bring_buckets(source)
             whole = True
         finally:
             if not whole:
                 self._ask("finish", False, quiet=True)
         self._ask("finish", True)
+
+    def _bring_buckets(self, source: WeightSource) -> None:
+        """Bring each bucket to all engines while the next one is made; two of them are alive at most."""
+        with ThreadPoolExecutor(1) as ahead:
+            taking = None
+            for bucket in put_down(source, self._dtype, self._put):
+                if taking is not None:
+                    taking.result()
+                taking = ahead.submit(self._ask, "take", bucket)
+                del bucket
+            if taking is not None:
+                taking.result()
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> "Dispatch":
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes, whichever engine has it.

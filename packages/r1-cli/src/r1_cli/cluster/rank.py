@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from r1_cli.assembly.algorithm import build_objective
 from r1_cli.assembly.learner import build_learner
 from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
+from r1_cli.cluster.delivery import Ask, Sender, Way, open_sender
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
@@ -83,6 +85,7 @@ class Rank:
         self._batch: list[Sample] = []
         self._fullest = self._mean = 0.0  # tokens of the batch's updates: the fullest rank's by rounds, and the mean's
         self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
+        self._sender: Sender | None = None  # of weights past the driver
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -110,7 +113,9 @@ class Rank:
         self.learner, self.objective = self._build(parallel)
 
     def close(self) -> None:
-        """Leave the group of ranks."""
+        """Leave the group of ranks, and that with the engines."""
+        if self._sender is not None:
+            self._sender.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -222,6 +227,20 @@ class Rank:
     def weight_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return names and shapes of the whole weights, without gathering them."""
         return [(name, tuple(tensor.shape)) for name, tensor in named_state(self.learner.model)]
+
+    def send_weights(self, way: Way, hosts: Sequence[Ask], dtype: torch.dtype | None) -> None:
+        """Send the whole weights, cast to `dtype`, to the engines' processes, and rest."""
+        if self._sender is None:
+            shapes = [(tensor.numel(), dtype or tensor.dtype) for _, tensor in named_state(self.learner.model)]
+            largest = max(numel * kind.itemsize for numel, kind in shapes)
+            self._sender = open_sender(way, hosts, self._rank, partial(self.learner.weights, dtype), largest)
+        try:
+            self._sender.send()
+        except BaseException:
+            self._sender.close()
+            self._sender = None
+            raise
+        self.learner.rest()
 
     def begin_weights(self, dtype: torch.dtype | None) -> None:
         """Begin a pass over the whole weights, cast to `dtype`, which `next_weights` takes in steps."""
