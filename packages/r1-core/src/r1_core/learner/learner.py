@@ -149,23 +149,30 @@ class Learner:
         reshard(token_model.model)
         if self.reference is not None:
             reshard(self.reference)
-        return table.columns(self.parallel.sum)
+        return table.columns(self.parallel.sum_data)
 
     @torch.no_grad()
     def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
         """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
 
-        So it can be seen whether they are what each sample gets alone. Every rank computes all of it.
+        So it can be seen whether they are what each sample gets alone. Every rank computes all of it, or a packed row's
+        part if ranks share sequences.
         """
         self.model.eval()
-        batch = collate(samples, padding_free=padding_free, device=self.device)
+        sequence = self.parallel.sequence if padding_free else None
+        batch = collate(samples, padding_free=padding_free, device=self.device, sequence=sequence)
         found = self._policy_tokens(batch, self.temperature).logprobs
         reshard(self.model)
         lengths = [sample.response_length for sample in samples]
         return [own.tolist() for own in found.float().cpu().split(lengths)]
 
     def pad(self) -> None:
-        """Pad micro-batches to their longest sample from now on, whatever the batching has said."""
+        """Pad micro-batches to their longest sample from now on, whatever the batching has said.
+
+        Raises ValueError if ranks share sequences, which are cut in packed rows only.
+        """
+        if self.parallel.sequence is not None:
+            raise ValueError("padded micro-batches cannot be cut over the ranks that share sequences")
         self.batching = replace(self.batching, padding_free=False)
 
     # --- one optimizer step ----------------------------------------------------------------------------------------
@@ -210,7 +217,7 @@ class Learner:
             self.measure(samples[:1], ["old_logprobs"])
         table = TokenTable(samples, ("old_logprobs",), self.device)
         metrics = self._forward_backward(samples, objective, table)
-        return table.columns(self.parallel.sum), metrics
+        return table.columns(self.parallel.sum_data), metrics
 
     def _forward_backward(
         self, samples: Sequence[Sample], objective: Loss, table: TokenTable | None
@@ -238,7 +245,7 @@ class Learner:
         if self.reference is not None:
             reshard(self.reference)
         gradients.deliver()
-        values = self.parallel.sum(torch.stack([*sums.values()])).tolist() if sums else []
+        values = self.parallel.sum_data(torch.stack([*sums.values()])).tolist() if sums else []
         return dict(zip(sums, values, strict=True)) | prepared
 
     def _token_stats(self, batch: MicroBatch, objective: Loss, totals: Totals) -> TokenStats:
@@ -247,7 +254,7 @@ class Learner:
         def loss_gradient(stats: Tensor) -> Tensor:
             with torch.enable_grad():
                 stats = stats.detach().requires_grad_()
-                logprobs, entropy, _ = stats.unbind(-1)
+                logprobs, entropy, _ = (batch.share.spread(stats) if batch.share else stats).unbind(-1)
                 loss = objective(batch.loss_inputs(logprobs, entropy, totals)).loss
             return torch.autograd.grad(loss, stats)[0]
 
@@ -364,4 +371,5 @@ class Learner:
             own = [samples[i] for i in parts[rank]]
             if world > 1:
                 own += fillers(own, [samples[i] for part in parts for i in part], self.fillers)
-            yield parts[rank], collate(own, padding_free=self.batching.padding_free, device=self.device)
+            sequence = self.parallel.sequence
+            yield parts[rank], collate(own, padding_free=not padded, device=self.device, sequence=sequence)

@@ -71,6 +71,9 @@ class TokenModel:
     ) -> TokenStats:
         """Measure the batch's trained tokens.
 
+        Ranks that share a row measure their part each, and all get all T tokens' statistics; `loss_gradient` is asked
+        about the own part's.
+
         With gradients, `backward` has to follow: the head's may be added to its weight's `.grad` directly, and with
         `loss_gradient`, for a token-wise loss (see `linear_head`), even before. With `reference`, the same tokens'
         `lazy_logits` of another model, the KL from it is measured, too, and every head is computed as one that is not
@@ -91,6 +94,8 @@ class TokenModel:
         if stats is None:
             ref_logits = None if reference is None else reference.head(reference.hidden)
             stats = _stats_of(self._logits(batch), batch.targets, settings, ref_logits)
+        if batch.share is not None:
+            stats = batch.share.gather(stats)
         logprobs, entropy, squares, *full_kl = stats.unbind(-1)
         entropy = entropy if entropy_gradient else entropy.detach()
         return TokenStats(logprobs, entropy, squares.detach(), full_kl[0] if full_kl else None)
