@@ -7,7 +7,7 @@ import cli_sequences
 import pytest
 import ranks
 import torch
-from cli_sequences import FORMS, Course, Form
+from cli_sequences import FORMS, Course
 from torch import Tensor
 
 # Each objective in each form, and each family, once at least: what they have to do with one another is little.

@@ -69,7 +69,7 @@ def packed_attention(
     """Attend, as a text layer does, within each sequence of a packed row.
 
     Args:
-        query: [1, heads, T, head size]; key and value [1, key heads, T, head size]. T are the own part's tokens if ranks
+        query: [1, heads, T, head size]; key and value [1, key heads, T, head size]. T counts the own part if ranks
             share the row (`pack.sequence`).
         attention_mask: None for a packed row; padded batches come with one, and windows that no kernel knows.
         position_ids: int64 [1, T], 0 at the start of each sequence; None in vision towers, which cut by themselves.

@@ -10,7 +10,7 @@ from r1_core.learner.sequence import SequenceGroup, Share
 from r1_core.rows import known, rows, to_rows, tokens, trained
 from r1_core.types import LossInputs, Sample, Totals
 
-# The per-token fields of a sample that a loss sees.
+# The per-token fields of a sample that a policy's loss sees.
 LOSS_FIELDS = ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs", "weights", "selected")
 
 
@@ -53,7 +53,7 @@ class MicroBatch:
     predictors: Tensor  # int64 [T], where in the flattened input the hidden state stands that predicts each target
     targets: Tensor  # int64 [T], sample after sample
     loss_mask: Tensor  # bool [B, R]
-    values: dict[str, Tensor]  # fields of LossInputs [B, R], those that the samples have
+    values: dict[str, Tensor]  # per-token fields that a loss sees [B, R], those that the samples have
     share: Share | None = None  # which of the T tokens are this rank's to predict; None: all of them
 
     def rows(self, flat: Tensor) -> Tensor:
@@ -83,9 +83,12 @@ def collate(
     *,
     padding_free: bool,
     device: torch.device | str = "cpu",
+    fields: Sequence[str] = LOSS_FIELDS,
     sequence: SequenceGroup | None = None,
 ) -> MicroBatch:
-    """Build the tensors of one forward pass on `device`, for one rank of `sequence` if there are ranks to share it.
+    """Build the tensors of one forward pass on `device`, with those of `fields` that the samples have.
+
+    With `sequence` they are those of one of the ranks that share the row.
 
     Raises ValueError if a first token is trained (nothing predicts it), position ids do not fit the model, some samples
     lack a per-token field that others have, or ranks were to share a padded batch.
@@ -113,14 +116,12 @@ def collate(
         predictors=predictors.to(device),
         targets=targets.to(device, torch.int64),
         loss_mask=trained(samples).to(device),
-        values={name: rows(samples, name).to(device) for name in LOSS_FIELDS if known(samples, name)},
+        values={name: rows(samples, name).to(device) for name in fields if known(samples, name)},
         share=share,
     )
 
 
-def _fill_up(
-    arguments: dict[str, Tensor], lengths: list[int], size: int
-) -> tuple[dict[str, Tensor], list[int]]:
+def _fill_up(arguments: dict[str, Tensor], lengths: list[int], size: int) -> tuple[dict[str, Tensor], list[int]]:
     """Make a packed row a multiple of `size` long, by a last sequence that trains nothing."""
     missing = -sum(lengths) % size
     if not missing:
@@ -133,9 +134,7 @@ def _fill_up(
     return arguments | added, [*lengths, missing]
 
 
-def _own_part(
-    predictors: Tensor, targets: Tensor, width: int, sequence: SequenceGroup
-) -> tuple[Share, Tensor, Tensor]:
+def _own_part(predictors: Tensor, targets: Tensor, width: int, sequence: SequenceGroup) -> tuple[Share, Tensor, Tensor]:
     """What a rank has to predict of a row of `width` tokens, and where from, counted from the start of its part."""
     part = width // sequence.size
     start = sequence.rank * part
