@@ -62,7 +62,10 @@ def vision_config(config: Callable[..., Any], vision: dict[str, Any]) -> Any:
 def build(name: str, *, packed: bool, seed: int = 0, heads: int = 4) -> Any:
     model_class, make_config = (TEXT_FAMILIES | VISION_FAMILIES)[name]
     config = make_config()
-    config.get_text_config().num_attention_heads = heads
+    text, vision = config.get_text_config(), getattr(config, "vision_config", None)
+    text.num_attention_heads, text.hidden_size = heads, 8 * heads
+    if vision is not None:
+        setattr(vision, "hidden_size" if name == "qwen2-vl" else "out_hidden_size", 8 * heads)
     torch.manual_seed(seed)
     model = model_class._from_config(config, attn_implementation="sdpa")
     if packed:

@@ -53,11 +53,6 @@ class SequenceGroup:
         )
 
 
-def divide_heads(heads: int, key_heads: int, size: int) -> bool:
-    """Whether so many ranks can share attention of so many heads: each gets as many, and key heads that fit them."""
-    return heads % size == 0 and (key_heads % size == 0 or size % key_heads == 0)
-
-
 @dataclass(frozen=True, slots=True)
 class Share:
     """Which of a row's `total` trained tokens are predicted in this rank's part of it: those of [first, last)."""
