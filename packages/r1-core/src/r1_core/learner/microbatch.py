@@ -60,6 +60,10 @@ class MicroBatch:
         """Lay one value per trained token [T] out in one row per sample [B, R], 0 where there is no token."""
         return to_rows(flat, self.loss_mask)
 
+    def gather(self, own: Tensor) -> Tensor:
+        """Return values of all T trained tokens [T, k], from those that were found here: all, or this rank's share."""
+        return own if self.share is None else self.share.gather(own)
+
     def loss_inputs(
         self, logprobs: Tensor, entropy: Tensor | None, totals: Totals, *, full_kl: Tensor | None = None
     ) -> LossInputs:
