@@ -24,7 +24,8 @@ def sequence_problems(config: RunConfig) -> Iterator[tuple[str, str]]:
         return
     if not actor.padding_free:
         yield KEY, "cuts packed rows: set worker.actor.padding_free=true, or 1"
-    if text := _read_text(actor.model):
+    text = _read_text(actor.model)
+    if "num_attention_heads" in text:  # families have other names for it, too, which transformers knows
         yield from _misfits(text, actor.ulysses_size, per_node)
 
 
@@ -72,11 +73,11 @@ def divide_heads(heads: int, key_heads: int, size: int) -> bool:
     return heads % size == 0 and (key_heads % size == 0 or size % key_heads == 0)
 
 
-def _read_text(model: ModelConfig) -> Mapping[str, Any] | None:
-    """Return the text part of a local model's `config.json`, None if there is none, of which `files` tells."""
+def _read_text(model: ModelConfig) -> Mapping[str, Any]:
+    """Return the text part of a local model's `config.json`; nothing if there is none, of which `files` tells."""
     try:
         found = json.loads((Path(model.model_path or "") / "config.json").read_text("utf-8")) | model.override_config
     except (OSError, ValueError, TypeError):
-        return None
+        return {}
     text: Mapping[str, Any] = found.get("text_config") or found
     return text
