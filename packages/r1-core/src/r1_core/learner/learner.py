@@ -18,6 +18,7 @@ from r1_core.learner.facts import Facts, describe
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.parallel import Parallel, reshard, total_norm, whole
+from r1_core.learner.prefetch import prefetch
 from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
@@ -360,8 +361,8 @@ class Learner:
         """This rank's micro-batches with the indices of their samples; as many on every rank."""
         padded = not self.batching.padding_free
         rank, world = self.parallel.data_rank, self.parallel.data_world
-        for parts in rounds(samples, limit, world, padded=padded):
-            own = [samples[i] for i in parts[rank]]
+        cut = rounds(samples, limit, world, padded=padded)
+        for parts, own in zip(cut, prefetch([samples[i] for i in parts[rank]] for parts in cut), strict=True):
             if world > 1:
-                own += fillers(own, [samples[i] for part in parts for i in part], self.fillers)
+                own = own + fillers(own, [samples[i] for part in parts for i in part], self.fillers)
             yield parts[rank], collate(own, padding_free=self.batching.padding_free, device=self.device)
