@@ -117,7 +117,7 @@ NOT_ON_THE_WAY = {
     "what one function hands to the next": """
         r1_data.vision.Pixels r1_rewards.types.RewardInput r1_core.advantages.inputs.AdvantageInputs
         r1_core.advantages.groups.GroupStatistics r1_core.learner.linear_head._Chunk r1_core.types.LossOutput
-        r1_core.learner.microbatch.Pack r1_rollout.embedded.segments.Readers
+        r1_core.learner.microbatch.Pack r1_core.learner.passes.Passes r1_rollout.embedded.segments.Readers
     """,
     "what is known of rows, names and the step": """
         r1_data.formats.Columns r1_data.formats.Detected r1_rollout.names.Place r1_core.types.Totals
