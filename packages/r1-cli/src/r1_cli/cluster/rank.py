@@ -69,15 +69,17 @@ class Rank:
         device: str = "cpu",
         timeout: float = 1800.0,
         shard_size: int = -1,
+        sequence_size: int = 1,
     ) -> None:
         """Begin without touching the device.
 
         Args:
             timeout: how many seconds ranks wait for one another.
             shard_size: how many ranks share a copy of the weights, `fsdp.fsdp_size`.
+            sequence_size: how many share a sequence, `ulysses_size`.
         """
         self._build, self._rank, self._world, self._device = build, rank, world, device
-        self._shard_size = shard_size
+        self._sizes = {"shard_size": shard_size, "sequence_size": sequence_size}
         self._timeout = timedelta(seconds=timeout)
         self._store: TCPStore | None = None
         self._batch: list[Sample] = []
@@ -106,7 +108,7 @@ class Rank:
                 "gloo" if self._device == "cpu" else "cpu:gloo,cuda:nccl",
                 store=store, rank=self._rank, world_size=self._world, timeout=self._timeout,
             )  # fmt: skip
-            parallel = Parallel.join(self._device, shard_size=self._shard_size, timeout=self._timeout)
+            parallel = Parallel.join(self._device, **self._sizes, timeout=self._timeout)
         self.learner, self.objective = self._build(parallel)
 
     def close(self) -> None:

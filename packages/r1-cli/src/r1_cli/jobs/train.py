@@ -20,6 +20,7 @@ from r1_cli.assembly.rows import open_sources
 from r1_cli.assembly.truths import TruthReader, first_problems
 from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
+from r1_cli.config.sequences import require_shareable
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.groups.supply import load_surplus
 from r1_cli.hardware import find_hardware
@@ -63,6 +64,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
     start = find_start(config, store)
     model, hardware = open_model(config), find_hardware()
     config = settle_devices(config, provenance, hardware)
+    require_shareable(config, model.config.get_text_config())
     with ExitStack() as stack:
         seats = stack.enter_context(open_seats(config.trainer, hardware))
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
