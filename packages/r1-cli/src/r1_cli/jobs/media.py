@@ -11,9 +11,9 @@ from r1_cli.assembly.rendering import GIGABYTE, open_workers
 from r1_cli.cluster.media import MediaHost, MediaSet
 from r1_cli.cluster.placement import Node, Seat
 from r1_cli.cluster.ranks import Ranks
-from r1_cli.cluster.store import Batch, require_store
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
+from r1_cli.plan.store import Batch, require_store
 from r1_data.mixture import Mixture
 from r1_data.render import Renderer
 

@@ -4,10 +4,10 @@ import pytest
 from cli_media import dataset_of, make_renderer, row
 
 from r1_cli.cluster.placement import Node, seat_ranks
-from r1_cli.cluster.store import Batch, require_store
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.media import inputs_dtype, require_batch_room
+from r1_cli.plan.store import Batch, require_store
 from r1_data.mixture import Mixture
 from r1_data.references import Video
 from r1_data.types import Example
