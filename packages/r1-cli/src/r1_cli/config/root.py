@@ -26,6 +26,22 @@ class RunConfig(Section):
     worker: WorkerConfig = WorkerConfig()
     trainer: TrainerConfig = TrainerConfig()
 
+    @property
+    def sequence_ranks(self) -> int:
+        """How many devices share a sequence."""
+        return self.worker.actor.ulysses_size if self.trainer.devices > 1 else 1
+
+    @property
+    def data_ranks(self) -> int:
+        """Into how many shares the samples of a step are cut."""
+        return max(1, self.trainer.devices // self.sequence_ranks)
+
+    @property
+    def colocated(self) -> bool:
+        """Whether engines sample on the devices that learn."""
+        rollout = self.worker.rollout
+        return not rollout.servers.used and (self.trainer.devices == 1 or not rollout.engines.nnodes)
+
 
 def lookup(config: RunConfig, key: str) -> Any:
     """Return the value of a dotted key, e.g. `worker.rollout.n`."""
