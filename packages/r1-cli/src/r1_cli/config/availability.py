@@ -39,7 +39,6 @@ NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("worker.actor.ulysses_size", lambda v, c: v > 1, "sequences are not cut over devices, set 1"),
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
-    ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
 )
 # Refused where the user asks for it; as a mere default it means nothing on one device.
 NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -13,10 +14,12 @@ from torch.optim import Optimizer
 
 from r1_core.learner import checkpoint
 from r1_core.learner.ablation import ablate, restore
+from r1_core.learner.adaptation import Adaptation
 from r1_core.learner.batching import Batching, MicroLimit, count, fillers, rounds
 from r1_core.learner.facts import Facts, describe
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import MicroBatch, collate
+from r1_core.learner.optim import group_norms
 from r1_core.learner.parallel import Parallel, reshard, total_norm, whole
 from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
@@ -70,7 +73,8 @@ class Learner:
     `temperature` is the one that the answers were sampled at. `device` is where it computes, by default where the
     first parameter lies. In which precision is a matter of the model: of its weights, or of how it is sharded
     (`parallel.Shard`). `fillers`, of use to several ranks only, are tiny samples, one of each kind of media, for those
-    that have none of it while others do.
+    that have none of it while others do. With an `adaptation` only the adapter is handed over and kept, and where
+    `reference` is the model itself, it is the model without the adapter.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Learner:
         parallel: Parallel | None = None,
         fillers: Sequence[Sample] = (),
         device: torch.device | None = None,
+        adaptation: Adaptation | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -96,14 +101,16 @@ class Learner:
         self.max_grad_norm = max_grad_norm
         self.parallel = parallel or Parallel()
         self.fillers = fillers
+        self.adaptation = adaptation
         self.step = 0  # calls of optim_step, skipped ones too
         self.skipped_steps = 0
         self.device = device or next(model.parameters()).device
         self._kept: dict[str, Tensor] | None = None  # what `ablate` has set to zero
         self._policy_tokens = TokenModel(model)
-        self._reference_tokens = None if reference is None else TokenModel(reference)
+        inside = adaptation.off if adaptation is not None and reference is model else nullcontext
+        self._reference_tokens = None if reference is None else TokenModel(reference, inside)
         self._base_lrs = [group["lr"] for group in optimizer.param_groups]
-        if reference is not None:
+        if reference is not None and reference is not model:
             reference.requires_grad_(False).eval()
 
     # --- log-probs -------------------------------------------------------------------------------------------------
@@ -265,13 +272,15 @@ class Learner:
     def optim_step(self) -> dict[str, float]:
         """Clip the gradient's norm, step, and clear the gradients; returns `grad_norm`, `lr` and `skipped_steps`.
 
+        Where the optimizer has several groups of parameters, there is a `grad_norm/…` of each, before clipping, too.
+
         A gradient that is not finite leaves parameters and optimizer as they are: the step is skipped, counted in
         `skipped_steps` (over the whole run), and logged once. Raises RuntimeError without a gradient.
         """
         params = [param for group in self.optimizer.param_groups for param in group["params"] if param.grad is not None]
         if not params:
             raise RuntimeError("there is no gradient to step with; call forward_backward first")
-        norm = total_norm([param.grad for param in params])
+        norm, norms = total_norm([param.grad for param in params]), group_norms(self.optimizer)
         scale = self.learning_rate(self.step)
         for group, base in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base * scale
@@ -287,7 +296,7 @@ class Learner:
             "grad_norm": grad_norm,
             "lr": self.optimizer.param_groups[0]["lr"],
             "skipped_steps": float(self.skipped_steps),
-        }
+        } | norms
 
     def _report_skip(self, grad_norm: float) -> None:
         if self.skipped_steps == 0 and self.parallel.rank == 0:
@@ -303,11 +312,12 @@ class Learner:
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter and persistent buffer, frozen ones too, as (state-dict name, full tensor).
 
-        Tied parameters come once, under their first name. The tensors may share memory with the model's: copy what
-        you keep. Under several ranks all must exhaust the iterator; floating-point shards are cast to `dtype` before
-        they are gathered.
+        With an adaptation these are the adapter's alone. Tied parameters come once, under their first name. The tensors
+        may share memory with the model's: copy what you keep. Under several ranks all must exhaust the iterator;
+        floating-point shards are cast to `dtype` before they are gathered.
         """
-        for name, tensor in checkpoint.named_state(self.model):
+        adapter = self.adaptation
+        for name, tensor in checkpoint.named_state(self.model) if adapter is None else adapter.state(self.model):
             own = tensor.detach()
             yield name, whole(own if dtype is None or not own.is_floating_point() else own.to(dtype))
 
@@ -333,6 +343,7 @@ class Learner:
     def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
         """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.
 
+        With an adaptation, `adapter_model.safetensors` and the adaptation's files stand in place of the first.
         Above `file_bytes` they are cut into numbered files with an index, the same for any number of ranks, each
         written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
         caller writes beside, then renames. Raises OSError on all ranks if one could not write.
@@ -340,7 +351,7 @@ class Learner:
         reshard(self.model)  # what a verb that failed has left whole
         numbers = {"step": self.step, "skipped_steps": self.skipped_steps}
         optimizer = None if model_only else self.optimizer
-        checkpoint.save(folder, self.model, optimizer, numbers, self.parallel, file_bytes)
+        checkpoint.save(folder, self.model, optimizer, numbers, self.parallel, file_bytes, self.adaptation)
 
     def load(self, folder: Path, *, model_only: bool = False) -> None:
         """Take up what any number of ranks saved; the next step is then, to the bit, the one that would have come.
@@ -349,7 +360,7 @@ class Learner:
         FileNotFoundError or ValueError, naming file and tensor, if the folder does not fit this model.
         """
         state = {} if model_only else checkpoint.load_numbers(folder)
-        checkpoint.load_model(folder, self.model)
+        checkpoint.load_model(folder, self.model, self.adaptation)
         if not model_only:
             checkpoint.load_optimizer(folder, self.model, self.optimizer, state["optimizer"])
             self.step, self.skipped_steps = state["step"], state["skipped_steps"]

@@ -1,0 +1,56 @@
+"""The adapter of a run: put on the policy, known to the learner, and what engines take up in place of the weights."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from r1_cli.config import RunConfig
+from r1_cli.models.adapters import CONFIG_FILE, AdapterError, Adapters, Form, factor_names
+from r1_cli.models.bases import Base
+from r1_cli.models.load import ModelError
+from r1_core.learner import Learner
+from r1_core.learner.adaptation import Adaptation
+from r1_rollout.handover import LocalWeights
+from r1_rollout.lora import Adapter
+
+
+def open_adapters(config: RunConfig) -> Adapters | None:
+    """Return what `worker.actor.model.lora` puts on the policy; None where all weights are trained.
+
+    Raises:
+        ModelError: the adapter to start from cannot be read.
+    """
+    lora = config.worker.actor.model.lora
+    try:
+        return Adapters(Form.of(lora)) if lora.used else None
+    except AdapterError as error:
+        raise ModelError(str(error)) from error
+
+
+def build_adaptation(adapters: Adapters, policy: nn.Module, path: str, dtype: torch.dtype) -> Adaptation:
+    """Return what the learner has to know of the adapter on `policy`, whose base is the model at `path` in `dtype`."""
+    base = Base.of(path, dtype)
+    return Adaptation(
+        names=factor_names(policy),
+        off=adapters.off,
+        files={CONFIG_FILE: adapters.describe(base.name)},
+        base=base.as_dict(),
+    )
+
+
+class AdaptedLearner(Learner):
+    """A learner of an adapter, which is all that engines are given: they have the base from its files."""
+
+    def __init__(self, adapters: Adapters, *args: Any, **options: Any) -> None:
+        """Take what the policy has been given, and what `Learner` takes."""
+        super().__init__(*args, **options)
+        self._adapters = adapters
+
+    def as_adapter(self) -> Adapter:
+        """Return the factors as engines take them up, one pass over them."""
+        return self._adapters.handed_over(self.weights())
+
+    def source(self, version: int) -> LocalWeights:
+        """Return them as what a sync carries, to be called by this version."""
+        return LocalWeights(self.as_adapter, version)
