@@ -62,7 +62,7 @@ WALK = [
     "r1_core.advantages.groups",
     "r1_core.advantages.grpo",
     "r1_core.learner.learner",
-    "r1_core.learner.batching",
+    "r1_core.learner.passes",
     "r1_core.learner.microbatch",
     "r1_core.learner.token_model",
     "r1_core.learner.linear_head",
@@ -92,7 +92,7 @@ ASIDE = {
     "lays tensors out": """
         r1_rollout.embedded.kv r1_rollout.embedded.segments r1_core.advantages.scan r1_core.learner.gradient_sums
         r1_core.learner.parallel
-        r1_core.learner.checkpoint r1_core.learner.optim r1_cli.models
+        r1_core.learner.batching r1_core.learner.checkpoint r1_core.learner.optim r1_cli.models
     """,
 }
 # The containers that an item is in on its way from a row to the loss, in order.

@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 from r1_core.learner import checkpoint
 from r1_core.learner.ablation import ablate, restore
 from r1_core.learner.adaptation import Adaptation
-from r1_core.learner.batching import Batching, MicroLimit, count, fillers, rounds
+from r1_core.learner.batching import Batching, count
 from r1_core.learner.facts import Facts, describe
-from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import MicroBatch, collate
-from r1_core.learner.optim import group_norms
-from r1_core.learner.parallel import Parallel, reshard, total_norm, whole
+from r1_core.learner.optim import clip_and_step, group_norms
+from r1_core.learner.parallel import Parallel, reshard, whole
+from r1_core.learner.passes import Passes
 from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
@@ -113,6 +113,10 @@ class Learner:
         if reference is not None and reference is not model:
             reference.requires_grad_(False).eval()
 
+    @property
+    def _passes(self) -> Passes:
+        return Passes(self.batching, self.parallel, self.fillers, self.device)
+
     # --- log-probs -------------------------------------------------------------------------------------------------
 
     def annotate(self, samples: Sequence[Sample], needs: Needs = ("old_logprobs", "ref_logprobs")) -> list[Sample]:
@@ -140,23 +144,22 @@ class Learner:
             found |= self._measure(self._reference_tokens, samples, {"ref_logprobs": "logprobs"})
         return found
 
-    @torch.no_grad()
     def _measure(
         self, token_model: TokenModel, samples: Sequence[Sample], fields: Mapping[str, str]
     ) -> dict[str, Tensor]:
         """Return fields of the samples, for each of which the name in `TokenStats` is given: float32 [T]."""
-        if not samples:
-            return {}
-        token_model.model.eval()
-        table = TokenTable(samples, tuple(fields), self.device)
-        for indices, batch in self._microbatches(samples, self.batching.experience):
+
+        def stats_of(batch: MicroBatch) -> Tensor:
             reference = self._reference_logits(batch) if "full_kl" in fields else None
             stats = token_model(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
-            table.put(indices, torch.stack([getattr(stats, name) for name in fields.values()], dim=-1))
+            return torch.stack([getattr(stats, name) for name in fields.values()], dim=-1)
+
+        token_model.model.eval()
+        found = self._passes.measure(samples, tuple(fields), stats_of)
         reshard(token_model.model)
         if self.reference is not None:
             reshard(self.reference)
-        return table.columns(self.parallel.sum)
+        return found
 
     @torch.no_grad()
     def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
@@ -230,23 +233,17 @@ class Learner:
         samples, prepared = objective.prepare(samples)
         self.model.train()
         totals = count(samples)
-        sums: dict[str, Tensor] = {}
-        gradients = GradientSums(self.model)
-        for index, (indices, batch) in enumerate(self._microbatches(samples, self.batching.update)):
-            if index > 0:
-                gradients.collect()
+
+        def evaluate(indices: list[int], batch: MicroBatch) -> LossOutput:
             stats = self._token_stats(batch, objective, totals)
-            output = objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, full_kl=stats.full_kl))
-            output.loss.backward()
             if table is not None:
                 table.put(indices, stats.logprobs.detach()[:, None])
-            for name, value in output.metrics.items():
-                sums[name] = sums.get(name, 0.0) + value.detach().double()
+            return objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, full_kl=stats.full_kl))
+
+        metrics = self._passes.add_gradients(self.model, samples, evaluate)
         if self.reference is not None:
             reshard(self.reference)
-        gradients.deliver()
-        values = self.parallel.sum(torch.stack([*sums.values()])).tolist() if sums else []
-        return dict(zip(sums, values, strict=True)) | prepared
+        return metrics | prepared
 
     def _token_stats(self, batch: MicroBatch, objective: Loss, totals: Totals) -> TokenStats:
         """Statistics with gradients: the entropy's and the full KL's if the objective has them in the loss."""
@@ -277,20 +274,11 @@ class Learner:
         A gradient that is not finite leaves parameters and optimizer as they are: the step is skipped, counted in
         `skipped_steps` (over the whole run), and logged once. Raises RuntimeError without a gradient.
         """
-        params = [param for group in self.optimizer.param_groups for param in group["params"] if param.grad is not None]
-        if not params:
-            raise RuntimeError("there is no gradient to step with; call forward_backward first")
-        norm, norms = total_norm([param.grad for param in params]), group_norms(self.optimizer)
+        norms = group_norms(self.optimizer)  # before they are clipped
         scale = self.learning_rate(self.step)
-        for group, base in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
-            group["lr"] = base * scale
-        grad_norm = norm.item()
-        if math.isfinite(grad_norm):
-            torch.nn.utils.clip_grads_with_norm_(params, self.max_grad_norm, norm)
-            self.optimizer.step()
-        else:
+        grad_norm = clip_and_step(self.optimizer, [base * scale for base in self._base_lrs], self.max_grad_norm)
+        if not math.isfinite(grad_norm):
             self._report_skip(grad_norm)
-        self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return {
             "grad_norm": grad_norm,
@@ -364,15 +352,3 @@ class Learner:
         if not model_only:
             checkpoint.load_optimizer(folder, self.model, self.optimizer, state["optimizer"])
             self.step, self.skipped_steps = state["step"], state["skipped_steps"]
-
-    # --- forward passes --------------------------------------------------------------------------------------------
-
-    def _microbatches(self, samples: Sequence[Sample], limit: MicroLimit) -> Iterator[tuple[list[int], MicroBatch]]:
-        """This rank's micro-batches with the indices of their samples; as many on every rank."""
-        padded = not self.batching.padding_free
-        rank, world = self.parallel.data_rank, self.parallel.data_world
-        for parts in rounds(samples, limit, world, padded=padded):
-            own = [samples[i] for i in parts[rank]]
-            if world > 1:
-                own += fillers(own, [samples[i] for part in parts for i in part], self.fillers)
-            yield parts[rank], collate(own, padding_free=self.batching.padding_free, device=self.device)

@@ -1,4 +1,4 @@
-"""Optimizers by name, and the learning rate over the steps of a run."""
+"""Optimizers by name, a step of one, and the learning rate over the steps of a run."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -81,6 +81,31 @@ def group_norms(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     named = {group["name"]: group["params"] for group in optimizer.param_groups if "name" in group}
     gradients = {name: [p.grad for p in params if p.grad is not None] for name, params in named.items()}
     return {f"grad_norm/{name}": total_norm(own).item() for name, own in gradients.items() if own}
+
+
+def clip_and_step(optimizer: torch.optim.Optimizer, lrs: Iterable[float], max_grad_norm: float) -> float:
+    """Clip the gradient's norm, step, and clear the gradients; return the norm before, over all ranks.
+
+    A norm that is not finite leaves parameters and the optimizer's states as they are.
+
+    Args:
+        lrs: the learning rate of each of the optimizer's groups.
+
+    Raises:
+        RuntimeError: no parameter has a gradient.
+    """
+    params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+    if not params:
+        raise RuntimeError("there is no gradient to step with; call forward_backward first")
+    norm = total_norm([param.grad for param in params])
+    for group, lr in zip(optimizer.param_groups, lrs, strict=True):
+        group["lr"] = lr
+    grad_norm = norm.item()
+    if math.isfinite(grad_norm):
+        torch.nn.utils.clip_grads_with_norm_(params, max_grad_norm, norm)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return grad_norm
 
 
 def learning_rate_scale(
