@@ -1,9 +1,8 @@
-"""An adapter on a frozen base: the same on any number of ranks, its reference is the base, and peft reads what it keeps."""
+"""An adapter on a frozen base: the same on any number of ranks, with the base as its reference, as peft reads it."""
 
 from pathlib import Path
 from typing import Any
 
-import cli_adapters
 import pytest
 import ranks
 import torch

@@ -1,5 +1,6 @@
 """The adapter of a run: put on the policy, known to the learner, and what engines take up in place of the weights."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,10 +48,11 @@ class AdaptedLearner(Learner):
         super().__init__(*args, **options)
         self._adapters = adapters
 
-    def as_adapter(self) -> Adapter:
-        """Return the factors as engines take them up, one pass over them."""
-        return self._adapters.handed_over(self.weights())
+    @property
+    def form(self) -> Adapter:
+        """What engines are to be told of the adapter, without its factors."""
+        return self._adapters.form_for_engines
 
     def source(self, version: int) -> LocalWeights:
-        """Return them as what a sync carries, to be called by this version."""
-        return LocalWeights(self.as_adapter, version)
+        """Return the factors as what a sync carries, to be called by this version."""
+        return LocalWeights(lambda: replace(self.form, weights=self.weights()), version)

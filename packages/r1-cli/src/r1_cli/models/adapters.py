@@ -177,12 +177,20 @@ class Adapters:
         self.config.base_model_name_or_path = base
         with tempfile.TemporaryDirectory(prefix="r1-adapter-") as folder:
             self.config.save_pretrained(folder)
-            return (Path(folder) / CONFIG_FILE).read_text(encoding="utf-8")
+            said = json.loads((Path(folder) / CONFIG_FILE).read_text(encoding="utf-8"))
+        if not isinstance(said["target_modules"], str):
+            said["target_modules"] = sorted(said["target_modules"])  # a set, whose order is chance
+        return json.dumps(said | {"inference_mode": True}, indent=2) + "\n"
 
-    def handed_over(self, weights: Iterator[tuple[str, Tensor]]) -> Adapter:
-        """Return factors as engines take them up."""
-        ends = sorted({name.rpartition(".")[2] for name in self._layers})
-        return Adapter(self.form.rank, self.form.alpha, tuple(ends), weights)
+    @property
+    def form_for_engines(self) -> Adapter:
+        """What engines are told of an adapter; the factors come later."""
+        return Adapter(self.form.rank, self.form.alpha, tuple(self._ends), ())
+
+    @property
+    def _ends(self) -> list[str]:
+        """The last words of the names of layers that have an adapter."""
+        return sorted({name.rpartition(".")[2] for name in self._layers})
 
 
 def factor_names(model: nn.Module) -> dict[str, str]:

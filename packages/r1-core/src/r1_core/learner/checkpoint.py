@@ -73,6 +73,11 @@ def load_model(folder: Path, model: nn.Module, adaptation: Adaptation | None = N
     read_tensors(find_tensors(folder, stem), tensors, folder)
 
 
+def handed_over(model: nn.Module, adaptation: Adaptation | None) -> Iterator[tuple[str, Tensor]]:
+    """Yield what engines are given of a model, an adapter alone if there is one, under its state-dict names."""
+    return named_state(model) if adaptation is None else adaptation.state(model)
+
+
 def kept_part(model: nn.Module, adaptation: Adaptation | None) -> tuple[str, dict[str, Tensor]]:
     """Return how the files of what a checkpoint keeps of a model begin, and its tensors by their names there."""
     if adaptation is None:

@@ -304,8 +304,7 @@ class Learner:
         may share memory with the model's: copy what you keep. Under several ranks all must exhaust the iterator;
         floating-point shards are cast to `dtype` before they are gathered.
         """
-        adapter = self.adaptation
-        for name, tensor in checkpoint.named_state(self.model) if adapter is None else adapter.state(self.model):
+        for name, tensor in checkpoint.handed_over(self.model, self.adaptation):
             own = tensor.detach()
             yield name, whole(own if dtype is None or not own.is_floating_point() else own.to(dtype))
 
