@@ -26,6 +26,12 @@ class RunConfig(Section):
     worker: WorkerConfig = WorkerConfig()
     trainer: TrainerConfig = TrainerConfig()
 
+    @property
+    def colocated(self) -> bool:
+        """Whether engines sample on the devices that learn."""
+        rollout = self.worker.rollout
+        return not rollout.servers.used and (self.trainer.devices == 1 or not rollout.engines.nnodes)
+
 
 def lookup(config: RunConfig, key: str) -> Any:
     """Return the value of a dotted key, e.g. `worker.rollout.n`."""

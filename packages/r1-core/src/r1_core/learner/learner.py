@@ -18,6 +18,7 @@ from r1_core.learner.adaptation import Adaptation
 from r1_core.learner.batching import Batching, count
 from r1_core.learner.facts import Facts, describe
 from r1_core.learner.microbatch import MicroBatch, collate
+from r1_core.learner.offload import Offload, Residence
 from r1_core.learner.optim import clip_and_step, group_norms
 from r1_core.learner.parallel import Parallel, reshard, whole
 from r1_core.learner.passes import Passes
@@ -73,8 +74,8 @@ class Learner:
     `temperature` is the one that the answers were sampled at. `device` is where it computes, by default where the
     first parameter lies. In which precision is a matter of the model: of its weights, or of how it is sharded
     (`parallel.Shard`). `fillers`, of use to several ranks only, are tiny samples, one of each kind of media, for those
-    that have none of it while others do. With an `adaptation` only the adapter is handed over and kept, and where
-    `reference` is the model itself, it is the model without the adapter.
+    that have none of it while others do. `offload` says what leaves the device meanwhile. With an `adaptation` only
+    the adapter is handed over and kept, and where `reference` is the model itself, it is the model without the adapter.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Learner:
         parallel: Parallel | None = None,
         fillers: Sequence[Sample] = (),
         device: torch.device | None = None,
+        offload: Offload | None = None,
         adaptation: Adaptation | None = None,
     ) -> None:
         self.model = model
@@ -110,8 +112,10 @@ class Learner:
         inside = adaptation.off if adaptation is not None and reference is model else nullcontext
         self._reference_tokens = None if reference is None else TokenModel(reference, inside)
         self._base_lrs = [group["lr"] for group in optimizer.param_groups]
-        if reference is not None and reference is not model:
-            reference.requires_grad_(False).eval()
+        self._apart = None if reference is model else reference  # a model of its own
+        if self._apart is not None:
+            self._apart.requires_grad_(False).eval()
+        self._residence = Residence(offload or Offload(), model, self._apart, optimizer)
 
     @property
     def _passes(self) -> Passes:
@@ -154,11 +158,11 @@ class Learner:
             stats = token_model(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
             return torch.stack([getattr(stats, name) for name in fields.values()], dim=-1)
 
+        self._residence.fetch(token_model.model)
         token_model.model.eval()
         found = self._passes.measure(samples, tuple(fields), stats_of)
         reshard(token_model.model)
-        if self.reference is not None:
-            reshard(self.reference)
+        self._residence.release(self._apart)
         return found
 
     @torch.no_grad()
@@ -167,6 +171,7 @@ class Learner:
 
         So it can be seen whether they are what each sample gets alone. Every rank computes all of it.
         """
+        self._residence.fetch(self.model)
         self.model.eval()
         batch = collate(samples, padding_free=padding_free, device=self.device)
         found = self._policy_tokens(batch, self.temperature).logprobs
@@ -231,6 +236,7 @@ class Learner:
         if any(sample.advantages is None for sample in samples):
             raise ValueError("a sample has no advantages; call advantages.assign first")
         samples, prepared = objective.prepare(samples)
+        self._residence.fetch(self.model)
         self.model.train()
         totals = count(samples)
 
@@ -241,8 +247,7 @@ class Learner:
             return objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, full_kl=stats.full_kl))
 
         metrics = self._passes.add_gradients(self.model, samples, evaluate)
-        if self.reference is not None:
-            reshard(self.reference)
+        self._residence.release(self._apart)
         return metrics | prepared
 
     def _token_stats(self, batch: MicroBatch, objective: Loss, totals: Totals) -> TokenStats:
@@ -264,6 +269,7 @@ class Learner:
         )
 
     def _reference_logits(self, batch: MicroBatch) -> LazyLogits | None:
+        self._residence.fetch(self._apart)
         return None if self._reference_tokens is None else self._reference_tokens.lazy_logits(batch)
 
     def optim_step(self) -> dict[str, float]:
@@ -276,6 +282,7 @@ class Learner:
         """
         norms = group_norms(self.optimizer)  # before they are clipped
         scale = self.learning_rate(self.step)
+        self._residence.fetch(self.optimizer)
         grad_norm = clip_and_step(self.optimizer, [base * scale for base in self._base_lrs], self.max_grad_norm)
         if not math.isfinite(grad_norm):
             self._report_skip(grad_norm)
@@ -302,11 +309,18 @@ class Learner:
 
         With an adaptation these are the adapter's alone. Tied parameters come once, under their first name. The tensors
         may share memory with the model's: copy what you keep. Under several ranks all must exhaust the iterator;
-        floating-point shards are cast to `dtype` before they are gathered.
+        floating-point shards are cast to `dtype` before they are gathered. They are asked for before others sample, so
+        the optimizer's states leave if they are to.
         """
+        self._residence.release(self.optimizer)
+        self._residence.fetch(self.model)
         for name, tensor in checkpoint.handed_over(self.model, self.adaptation):
             own = tensor.detach()
             yield name, whole(own if dtype is None or not own.is_floating_point() else own.to(dtype))
+
+    def rest(self) -> None:
+        """Let all that is offloaded leave the device, until the verb that needs it."""
+        self._residence.release(self.model, self._apart, self.optimizer)
 
     def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
         """Set rows of the weights (None: all of a tensor) to zero until `restore`; see `ablation.ablate`.
@@ -315,11 +329,13 @@ class Learner:
         """
         if self._kept is not None:
             raise RuntimeError("some weights are set to zero already; call restore first")
+        self._residence.fetch(self.model)
         self._kept = ablate(self.model, rows)
 
     def restore(self) -> None:
         """Give the weights that `ablate` has set to zero their values back, to the bit. Without any, do nothing."""
         if self._kept is not None:
+            self._residence.fetch(self.model)
             restore(self.model, self._kept)
         self._kept = None
 
@@ -335,6 +351,7 @@ class Learner:
         written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
         caller writes beside, then renames. Raises OSError on all ranks if one could not write.
         """
+        self._residence.fetch(self.model, None if model_only else self.optimizer)
         reshard(self.model)  # what a verb that failed has left whole
         numbers = {"step": self.step, "skipped_steps": self.skipped_steps}
         optimizer = None if model_only else self.optimizer
@@ -346,6 +363,7 @@ class Learner:
         `model_only` reads the weights alone and starts the optimizer and the schedule afresh. Raises
         FileNotFoundError or ValueError, naming file and tensor, if the folder does not fit this model.
         """
+        self._residence.fetch(self.model, None if model_only else self.optimizer)
         state = {} if model_only else checkpoint.load_numbers(folder)
         checkpoint.load_model(folder, self.model, self.adaptation)
         if not model_only:
