@@ -6,6 +6,7 @@ float32, whatever the base is kept in.
 
 import hashlib
 import json
+import logging
 import math
 import re
 import tempfile
@@ -106,6 +107,8 @@ class Adapters:
         """
         if not find_spec("peft"):
             raise AdapterError(MISSING)
+        # It complains of kernels for 4 bits where it is installed, which peft asks, whatever it is asked for.
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
         from peft.tuners.lora import LoraLayer
