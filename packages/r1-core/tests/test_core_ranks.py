@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import core_critics
 import core_ranks
 import core_toy
 import pytest
@@ -33,6 +34,13 @@ def test_two_ranks_learn_what_one_process_learns(shard_size, shard):
         assert_same_weights(found, weights, atol=1e-10)
 
 
+@pytest.mark.parametrize(("shard_size", "aggregation"), [(-1, "token"), (1, "seq")])
+def test_two_ranks_critic_forecasts_and_learns_what_one_process_does(shard_size, aggregation):
+    expected = core_critics.learn(None, aggregation)
+    for found in ranks.run(core_critics.learn, shard_size, aggregation):
+        core_critics.assert_same_course(found, expected)
+
+
 def test_a_mesh_has_the_dimensions_and_the_timeout_that_were_asked_for():
     full, copies = (ranks.run(core_toy.describe, size, 77.0) for size in (-1, 1))
     assert [rank["data"] for rank in full] == [rank["data"] for rank in copies] == [(0, 2), (1, 2)]
@@ -53,9 +61,22 @@ def test_a_shard_size_that_does_not_divide_the_ranks_is_refused(shard_size):
 
 # --- models of transformers -----------------------------------------------------------------------------------------
 
-# Every objective, three steps at a time; a few of all kinds where another form is what is looked at.
+# Every objective, three steps at a time; and a few of all kinds.
 EVERY = [[*core_ranks.ALL][i : i + 3] for i in range(0, len(core_ranks.ALL), 3)]
 SOME = [[*core_ranks.THREE], ["correction", "entropy bonus", "clip_cov, token"]]
+
+
+def triples_for(name, form):
+    """Of the full form every objective on every model; of another a few on each, and every one on one of them."""
+    if form == "full":
+        return EVERY
+    turn = [*MODELS].index(name) + [*FORMS].index(form)
+    return SOME + EVERY[turn % len(MODELS) :: len(MODELS)]
+
+
+def test_every_form_is_asked_for_every_objective():
+    for form in FORMS:
+        assert {one for name in MODELS for triple in triples_for(name, form) for one in triple} == {*core_ranks.ALL}
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +89,7 @@ def rotation_is_put_back():
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_form_takes_the_steps_of_one_process(name, form):
-    triples = EVERY if form == "full" and not name.endswith("frozen") else SOME
+    triples = triples_for(name, form)
     expected = core_ranks.courses(name, triples)
     by_rank = ranks.run(core_ranks.courses, name, triples, FORMS[form], world=FORMS[form].world)
     for own in by_rank[1:]:

@@ -26,7 +26,7 @@ from r1_cli.cluster.placement import Node, share_threads
 from r1_cli.config.root import SECRET
 
 STARTING = 600.0  # seconds for an actor's process to be there
-SETTLING = 2.0  # seconds after a first error, in which the death that caused it may become known
+SETTLING = 10.0  # seconds after a first error, in which the death that caused it may become known
 # What the driver's environment says of computing holds on every machine; secrets stay where they are.
 PASSED_ON = ("CUBLAS_", "GLOO_", "GOMP_", "HF_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TRANSFORMERS_", "VLLM_")
 
@@ -123,8 +123,8 @@ def put(value: object) -> Reference:
 class Actors:
     """Actors that work together: what one fails at, none of them goes on with."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        """Start a process at each place.
+    def __init__(self, places: Sequence[Place], calls: int = 1) -> None:
+        """Start a process at each place, which serves so many calls at the same time.
 
         Raises:
             ClusterError: one is not there within `STARTING` seconds.
@@ -136,7 +136,11 @@ class Actors:
         self._end: BaseException | None = None  # why there are none any more
         self._handles: list[Any] = [
             ray.remote(max_restarts=0, num_cpus=0)(type(place.name, (Host,), {}))
-            .options(name=place.name, scheduling_strategy=NodeAffinitySchedulingStrategy(place.node.id, soft=False))
+            .options(
+                name=place.name,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(place.node.id, soft=False),
+                max_concurrency=calls,
+            )
             .remote()
             for place in self.places
         ]

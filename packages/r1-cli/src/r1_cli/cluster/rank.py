@@ -71,15 +71,17 @@ class Rank:
         device: str = "cpu",
         timeout: float = 1800.0,
         shard_size: int = -1,
+        sequence_size: int = 1,
     ) -> None:
         """Begin without touching the device.
 
         Args:
             timeout: how many seconds ranks wait for one another.
             shard_size: how many ranks share a copy of the weights, `fsdp.fsdp_size`.
+            sequence_size: how many share a sequence, `ulysses_size`.
         """
         self._build, self._rank, self._world, self._device = build, rank, world, device
-        self._shard_size = shard_size
+        self._sizes = {"shard_size": shard_size, "sequence_size": sequence_size}
         self._timeout = timedelta(seconds=timeout)
         self._store: TCPStore | None = None
         self._batch: list[Sample] = []
@@ -108,7 +110,7 @@ class Rank:
                 "gloo" if self._device == "cpu" else "cpu:gloo,cuda:nccl",
                 store=store, rank=self._rank, world_size=self._world, timeout=self._timeout,
             )  # fmt: skip
-            parallel = Parallel.join(self._device, shard_size=self._shard_size, timeout=self._timeout)
+            parallel = Parallel.join(self._device, **self._sizes, timeout=self._timeout)
         self.learner, self.objective = self._build(parallel)
 
     def close(self) -> None:
@@ -173,10 +175,11 @@ class Rank:
     def _weigh(self, samples: Sequence[Sample]) -> None:
         """Note how evenly an update's tokens are spread: in each round of micro-batches all wait for the fullest."""
         lengths, batching = [len(sample.token_ids) for sample in samples], self.learner.batching
-        parts = split(lengths, batching.update, self._world, padded=not batching.padding_free)
+        world = self.learner.parallel.data_world
+        parts = split(lengths, batching.update, world, padded=not batching.padding_free)
         loads = [sum(lengths[i] for i in part) for part in parts]
-        self._fullest += sum(max(loads[first : first + self._world]) for first in range(0, len(loads), self._world))
-        self._mean += sum(loads) / self._world
+        self._fullest += sum(max(loads[first : first + world]) for first in range(0, len(loads), world))
+        self._mean += sum(loads) / world
 
     def _objective(self, kl_coef: float) -> Objective:
         return replace(self.objective, kl_coef=kl_coef)

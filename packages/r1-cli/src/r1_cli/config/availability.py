@@ -36,7 +36,6 @@ def wants_critic(config: RunConfig) -> bool:
 
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("algorithm.adv_estimator", lambda v, c: wants_critic(c), "there is no critic, set another estimator"),
-    ("worker.actor.ulysses_size", lambda v, c: v > 1, "sequences are not cut over devices, set 1"),
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
 )
@@ -93,6 +92,7 @@ def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
 READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("data.stopping_strategy", lambda c: any(s.weight for s in training_sources(c.data)), "no source has a weight"),
     ("worker.actor.fsdp.fsdp_size", lambda c: c.trainer.devices > 1, "one device, nothing to shard"),
+    ("worker.actor.ulysses_size", lambda c: c.trainer.devices > 1, "one device, nobody to share sequences with"),
     ("worker.rollout.engines", lambda c: c.trainer.devices > 1, "one device, one engine"),
     ("trainer.ray_timeline", lambda c: c.trainer.devices > 1, "one device, no Ray"),
     ("trainer.collective_timeout", lambda c: c.trainer.devices > 1, "one device, nobody to wait for"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from r1_core.learner.batching import Batching, MicroLimit, fillers, rounds
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
 from r1_core.learner.parallel import Parallel
+from r1_core.learner.prefetch import prefetch
 from r1_core.rows import TokenTable
 from r1_core.types import LossOutput, Sample
 
@@ -32,11 +34,12 @@ class Passes:
         """Yield this rank's micro-batches with the indices of their samples; as many on every rank."""
         padded = not self.batching.padding_free
         rank, world = self.parallel.data_rank, self.parallel.data_world
-        for parts in rounds(samples, limit, world, padded=padded):
-            own = [samples[i] for i in parts[rank]]
+        cut = rounds(samples, limit, world, padded=padded)
+        for parts, own in zip(cut, prefetch([samples[i] for i in parts[rank]] for parts in cut), strict=True):
             if world > 1:
-                own += fillers(own, [samples[i] for part in parts for i in part], self.fillers)
-            yield parts[rank], collate(own, padding_free=not padded, device=self.device, fields=fields)
+                own = own + fillers(own, [samples[i] for part in parts for i in part], self.fillers)
+            ready = partial(collate, padding_free=not padded, device=self.device, sequence=self.parallel.sequence)
+            yield parts[rank], ready(own, fields=fields)
 
     @torch.no_grad()
     def measure(
@@ -52,7 +55,7 @@ class Passes:
         table = TokenTable(samples, names, self.device)
         for indices, batch in self.microbatches(samples, self.batching.experience):
             table.put(indices, stats(batch))
-        return table.columns(self.parallel.sum)
+        return table.columns(self.parallel.sum_data)
 
     def add_gradients(
         self,
@@ -77,5 +80,5 @@ class Passes:
             for name, value in output.metrics.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
         gradients.deliver()
-        values = self.parallel.sum(torch.stack([*sums.values()])).tolist() if sums else []
+        values = self.parallel.sum_data(torch.stack([*sums.values()])).tolist() if sums else []
         return dict(zip(sums, values, strict=True))

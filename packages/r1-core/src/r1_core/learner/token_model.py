@@ -72,6 +72,9 @@ class TokenModel:
     ) -> TokenStats:
         """Measure the batch's trained tokens.
 
+        Ranks that share a row measure their part each, and all get all T tokens' statistics; `loss_gradient` is asked
+        about the own part's.
+
         With gradients, `backward` has to follow: the head's may be added to its weight's `.grad` directly, and with
         `loss_gradient`, for a token-wise loss (see `linear_head`), even before. With `reference`, the same tokens'
         `lazy_logits` of another model, the KL from it is measured, too, and every head is computed as one that is not
@@ -92,7 +95,7 @@ class TokenModel:
         if stats is None:
             ref_logits = None if reference is None else reference.head(reference.hidden)
             stats = _stats_of(self._logits(batch), batch.targets, settings, ref_logits)
-        logprobs, entropy, squares, *full_kl = stats.unbind(-1)
+        logprobs, entropy, squares, *full_kl = batch.gather(stats).unbind(-1)
         entropy = entropy if entropy_gradient else entropy.detach()
         return TokenStats(logprobs, entropy, squares.detach(), full_kl[0] if full_kl else None)
 
@@ -115,6 +118,18 @@ class TokenModel:
             if hidden is not None:
                 return LazyLogits(hidden, logits)
         return LazyLogits(self._logits(batch), lambda logits: logits)
+
+    def outputs(self, batch: MicroBatch) -> Tensor:
+        """Return what the head gives where each of the batch's trained tokens is predicted, [T, outputs].
+
+        That is a value for a head of one output; of a vocabulary all logits would be there at once. A linear head
+        computes in float32 at least, whatever the model does.
+        """
+        head = self._head()
+        found = None
+        if head is not None:
+            found = self._from_head(head, batch, partial(_wide, head) if _is_linear(head) else head.forward)
+        return batch.gather(self._logits(batch) if found is None else found)
 
     def _head(self) -> nn.Module | None:
         """The module that gives the logits; None if the model does not tell or changes them afterwards."""
@@ -158,6 +173,12 @@ class TokenModel:
         with self._inside():
             logits: Tensor = self.model(**batch.forward, **more, **told, use_cache=False).logits
         return logits
+
+
+def _wide(head: nn.Linear, hidden: Tensor) -> Tensor:
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    bias = None if head.bias is None else head.bias.to(dtype)
+    return nn.functional.linear(hidden.to(dtype), head.weight.to(dtype), bias)
 
 
 def _linear(
