@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from r1_cli.cluster.batch import Put, put_inputs
+from r1_cli.cluster.batch import Put, Reference, put_inputs
 from r1_cli.cluster.delivery import Way
 from r1_cli.cluster.engine import EngineFacts, Numbered
 from r1_cli.cluster.errors import ClusterError
@@ -119,25 +120,27 @@ class EngineSet:
 
     def _bring(self, source: WeightSource, *, wake: bool) -> None:
         """Let all engines take up the weights of a source."""
-        way = self._way if isinstance(source, RankedWeights) else None
-        self._ask("expect", source.version, wake, way is not None)
+        if self._way is not None and isinstance(source, RankedWeights) and source.form is None:
+            self._ask("expect", source.version, wake, None, True)
+            send = partial(source.send, self._way, [member.ranks.caller for member in self._members], self._dtype)
+        else:
+            form, buckets = put_down(source, self._dtype, self._put)
+            self._ask("expect", source.version, wake, form)
+            send = partial(self._bring_buckets, buckets)
         whole = False
         try:
-            if way is not None and isinstance(source, RankedWeights):
-                source.send(way, [member.ranks.caller for member in self._members], self._dtype)
-            else:
-                self._bring_buckets(source)
+            send()
             whole = True
         finally:
             if not whole:
                 self._ask("finish", False, quiet=True)
         self._ask("finish", True)
 
-    def _bring_buckets(self, source: WeightSource) -> None:
+    def _bring_buckets(self, buckets: Iterator[Reference]) -> None:
         """Bring each bucket to all engines while the next one is made; two of them are alive at most."""
         with ThreadPoolExecutor(1) as ahead:
             taking = None
-            for bucket in put_down(source, self._dtype, self._put):
+            for bucket in buckets:
                 if taking is not None:
                     taking.result()
                 taking = ahead.submit(self._ask, "take", bucket)
