@@ -43,7 +43,7 @@ def find_way(config: RunConfig, hardware: Hardware, engine: str, workers: int) -
         engine: the one that samples, as `worker.rollout.name` calls it.
         workers: of each engine.
     """
-    if engine != "vllm" or not hardware.on_gpu or config.worker.actor.model.lora.rank:
+    if engine != "vllm" or not hardware.on_gpu or config.worker.actor.model.lora.used:
         return None
     return Way("ipc" if config.colocated else "nccl", workers)
 

@@ -2,9 +2,9 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -138,7 +138,9 @@ class EngineSet:
 
     def _bring_buckets(self, buckets: Iterator[Reference]) -> None:
         """Bring each bucket to all engines while the next one is made; two of them are alive at most."""
-        with ThreadPoolExecutor(1) as ahead:
+        with ExitStack() as ending, ThreadPoolExecutor(1) as ahead:
+            if isinstance(buckets, Generator):
+                ending.callback(buckets.close)  # ranks that gather for it have to end their pass
             taking = None
             for bucket in buckets:
                 if taking is not None:
