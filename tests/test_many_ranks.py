@@ -128,4 +128,4 @@ def test_two_nodes_train_together_and_the_loss_of_one_ends_the_run(tmp_path: Pat
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2, out + err
     assert re.search(r"learner-0 +127\.0\.0\.1 +cpu *\n *learner-1 +127\.0\.0\.1 +cpu", out)
-    assert re.search(rf"(learner|engine)-{rank} on 127\.0\.0\.1", err), err
+    assert re.search(rf"(learner-{rank}|engine-{rank}|media-\d) on 127\.0\.0\.1", err), err

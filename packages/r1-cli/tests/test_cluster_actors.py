@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import tempfile
+import time
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -137,6 +139,19 @@ def test_a_death_is_named_before_the_error_that_it_causes_elsewhere(doomed, monk
         doomed.ask("leave", 1)
     assert "toy 1 is made" in str(error.value)
     assert str(doomed.places[1].log) in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_value_that_is_lost_is_told_by_who_had_it(doomed):
+    first, second = doomed.apart()
+    value = first.ask("put_down", doomed.putter)
+    assert second.ask("total", value) == (499999500000.0, False)
+    other = first.ask("put_down", doomed.putter)
+    first.close()
+    until = time.monotonic() + 60
+    with pytest.raises(ClusterError, match=rf"{re.escape(str(doomed.places[0]))} is gone, and with it what was to be"):
+        while time.monotonic() < until:  # Ray takes a moment to see it
+            second.ask("total", other)
 
 
 @pytest.mark.slow
