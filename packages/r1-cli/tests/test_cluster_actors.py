@@ -4,8 +4,7 @@ import json
 import os
 import re
 import tempfile
-import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from cluster_toys import Toy, Unpicklable
-from patience import LONG
+from patience import LONG, eventually
 
 from r1_cli.cluster.connect import open_cluster, require_same_versions
 from r1_cli.cluster.errors import ClusterError
@@ -148,10 +147,16 @@ def test_a_value_that_is_lost_is_told_by_who_had_it(doomed):
     assert second.ask("total", value) == (499999500000.0, False)
     other = first.ask("put_down", doomed.putter)
     first.close()
-    until = time.monotonic() + 60
-    with pytest.raises(ClusterError, match=rf"{re.escape(str(doomed.places[0]))} is gone, and with it what was to be"):
-        while time.monotonic() < until:  # Ray takes a moment to see it
+
+    def lost() -> bool:  # Ray takes a moment to see it
+        with suppress(ClusterError):
             second.ask("total", other)
+            return False
+        return True
+
+    assert eventually(lost)
+    with pytest.raises(ClusterError, match=rf"{re.escape(str(doomed.places[0]))} is gone, and with it what was to be"):
+        second.ask("total", other)
 
 
 @pytest.mark.slow
