@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
+from r1_cli.models.experts import settle_experts
 from r1_cli.models.parts import PartsError, load_in_parts, place
 from r1_cli.models.patches import multiply_patches
 from r1_core.learner.parallel import Parallel, Shard
@@ -100,6 +101,7 @@ def load_model(
         raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")
     multiply_patches(model)
     attend_packed(model)
+    settle_experts(model, shard.param_dtype or dtype, device)
     return place(model, device, offload=shard.offload).eval()
 
 
