@@ -21,12 +21,12 @@ from torch._C._distributed_c10d import TCPStore
 from r1_cli.assembly.algorithm import build_objective
 from r1_cli.assembly.learner import build_learner
 from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
+from r1_cli.cluster.loads import Loads
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_cli.roles import Schedule
 from r1_core.learner import Learner
-from r1_core.learner.batching import split
 from r1_core.learner.checkpoint import named_state
 from r1_core.learner.facts import Facts
 from r1_core.learner.parallel import Parallel
@@ -83,7 +83,7 @@ class Rank:
         self._timeout = timedelta(seconds=timeout)
         self._store: TCPStore | None = None
         self._batch: list[Sample] = []
-        self._fullest = self._mean = 0.0  # tokens of the batch's updates: the fullest rank's by rounds, and the mean's
+        self._loads = Loads(1)  # of the batch's updates
         self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
 
     # --- beginning ---------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Rank:
     def take(self, columns: Reference) -> None:
         """Take a batch in the place of the last: rows and changes are of this one from now on."""
         self._batch = from_columns(columns.load())
-        self._fullest = self._mean = 0.0
+        self._loads = Loads(self.learner.parallel.data_world)
 
     def _shown(self, rows: Rows, changes: Reference | None) -> list[Sample]:
         if changes is not None:
@@ -171,13 +171,7 @@ class Rank:
         return self._keep(rows, samples, found), metrics
 
     def _weigh(self, samples: Sequence[Sample]) -> None:
-        """Note how evenly an update's tokens are spread: in each round of micro-batches all wait for the fullest."""
-        lengths, batching = [len(sample.token_ids) for sample in samples], self.learner.batching
-        world = self.learner.parallel.data_world
-        parts = split(lengths, batching.update, world, padded=not batching.padding_free)
-        loads = [sum(lengths[i] for i in part) for part in parts]
-        self._fullest += sum(max(loads[first : first + world]) for first in range(0, len(loads), world))
-        self._mean += sum(loads) / world
+        self._loads.add([len(sample.token_ids) for sample in samples], self.learner.batching)
 
     def _objective(self, kl_coef: float) -> Objective:
         return replace(self.objective, kl_coef=kl_coef)
@@ -200,8 +194,8 @@ class Rank:
 
     def describe(self) -> Facts:
         """Return the facts of the whole model, and of this rank's device."""
-        facts = self.learner.describe()
-        return replace(facts, straggler=self._fullest / self._mean) if self._mean else facts
+        facts, loads = self.learner.describe(), self._loads
+        return replace(facts, straggler=loads.straggler, tokens=tuple(loads.tokens))
 
     def save(self, folder: Path, model_only: bool) -> None:
         """Do what the learner's does."""

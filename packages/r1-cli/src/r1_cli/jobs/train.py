@@ -26,7 +26,7 @@ from r1_cli.groups.supply import load_surplus
 from r1_cli.hardware import find_hardware
 from r1_cli.jobs.closing import say_what_comes_next
 from r1_cli.jobs.learning import open_learner, open_seats, settle_devices
-from r1_cli.jobs.media import open_media
+from r1_cli.jobs.media import open_media, require_batch_room
 from r1_cli.jobs.sampling import open_engine
 from r1_cli.measure.validate import Validation
 from r1_cli.models.files import open_model, save_assets
@@ -81,6 +81,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         show_table(console, render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
         for line in first_problems(TruthReader(config, [*sources, *val_sources]), [*opened, *val_opened]):
             log.warning("%s", line)
+        require_batch_room(config, hardware, seats, prompts)
         schedule = build_schedule(config, plan)
         learner = open_learner(config, hardware, model, schedule, seats, stack)
         settle_packing(config, hardware, model, rendering.renderer, learner)
