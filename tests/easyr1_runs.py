@@ -54,7 +54,7 @@ def words_of(name: str, model: str, folder: Path) -> list[str]:
     if any(word.startswith("data.mini_rollout_batch_size=") for word in own):
         words += ["data.mini_rollout_batch_size=2"]
     for key in ("worker.rollout.tensor_parallel_size", "worker.actor.ulysses_size"):
-        if f"{key}=8" in own:  # of 2 devices
+        if {f"{key}=4", f"{key}=8"} & {*own}:  # of 2 devices
             words += [f"{key}=2"]
     if "algorithm.online_filtering=True" in own and found != QUICKSTART:
         words += ["algorithm.filter_low=-0.01"]  # random weights are never right, and no group would be kept
