@@ -1,8 +1,6 @@
 """Every command of EasyR1's users, for two steps on two ranks, with tiny models, rows and batches in place of its own.
 
-    uv run python tests/easyr1_runs.py [NAME]...
-
-Left out are those that ask for what this version refuses: LoRA.
+uv run python tests/easyr1_runs.py [NAME]...
 """
 
 import json
@@ -18,8 +16,6 @@ from families import save_model
 ROOT = Path(__file__).resolve().parents[1]
 WRITTEN = ROOT / "packages/r1-cli/tests/easyr1_commands.json"
 COMMANDS: dict[str, list[str]] = json.loads(WRITTEN.read_text())["commands"]
-REFUSED = ("worker.actor.model.lora.rank",)
-NAMES = [name for name, words in COMMANDS.items() if not any(word.startswith(REFUSED) for word in words)]
 # Models in place of those that the commands name, by how the path begins: the quickstart's, which can do a little of
 # what its rows ask for, and tiny random ones of the other families.
 QUICKSTART = "examples/quickstart/model"
@@ -82,4 +78,4 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or NAMES))
+    sys.exit(main(sys.argv[1:] or [*COMMANDS]))
