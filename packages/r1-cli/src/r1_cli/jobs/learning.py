@@ -1,5 +1,6 @@
 """The learner of a run: in this process, or a rank of it on each device of a cluster."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -11,12 +12,15 @@ from r1_cli.cluster.placement import Seat, seat_ranks
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
+from r1_cli.models.experts import describe_router
 from r1_cli.models.files import ModelFiles
 from r1_cli.roles import Learner, Schedule
 from r1_cli.state.sight import Proof, shown_folders
 
 if TYPE_CHECKING:
     from r1_cli.cluster.actors import Actors
+
+log = logging.getLogger("r1")
 
 
 def settle_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
@@ -69,6 +73,8 @@ def prepare_learner(
         ConfigError: a node does not see the model's folder or the checkpoints'.
         ModelError: by what is returned, if the model cannot be loaded.
     """
+    if said := describe_router(model.config):
+        log.info("%s", said)
     if not seats:
         return partial(build_learner, config, hardware, model, schedule, stack.enter_context(joined_alone(hardware)))
     from r1_cli.cluster.actors import Actors, Place
