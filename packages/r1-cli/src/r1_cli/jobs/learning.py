@@ -1,5 +1,6 @@
 """The learner of a run: in this process, or a rank of it on each device of a cluster."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -11,9 +12,12 @@ from r1_cli.cluster.placement import Seat, seat_ranks
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
+from r1_cli.models.experts import describe_router
 from r1_cli.models.files import ModelFiles
 from r1_cli.roles import Learner, Schedule
 from r1_cli.state.sight import Proof, shown_folders
+
+log = logging.getLogger("r1")
 
 
 def settle_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
@@ -63,6 +67,8 @@ def open_learner(
         ConfigError: a node does not see the model's folder or the checkpoints'.
         ModelError: the model cannot be loaded.
     """
+    if said := describe_router(model.config):
+        log.info("%s", said)
     if not seats:
         return build_learner(config, hardware, model, schedule, stack.enter_context(joined_alone(hardware)))
     from r1_cli.cluster.actors import Actors, Place
