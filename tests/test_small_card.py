@@ -85,6 +85,7 @@ def row(name: str, phases: list[Any]) -> str:
     return f"| `{name}.yaml` | {' | '.join(size_text(phase.total) for phase in phases)} |"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_phase_of_a_step_fits_into_the_card_as_its_page_says(name: str, tmp_path: Path) -> None:
     config, phases, card = arithmetic(name, tmp_path)
