@@ -103,7 +103,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
                 samples = run.critic.annotate_values(samples)
         with watch("adv"):  # A, for GRPO (r − mean r) / std r over the group
             samples = update.estimate(samples, groups, at.kl.coef)
-        forecasts, updates, kl = [], [], at.kl
+        kl, updates, forecasts = at.kl, list[dict[str, float]](), list[dict[str, float]]()
         if run.critic:
             with watch("update_critic"):  # descend max((V − G)², (clip(V) − G)²), with G the return
                 forecasts = update_critic(run.critic, samples, run.schedule)

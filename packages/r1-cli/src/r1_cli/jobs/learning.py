@@ -6,13 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from r1_cli.assembly.critic import build_critic
 from r1_cli.assembly.learner import build_learner, joined_alone
 from r1_cli.cluster.placement import Seat, seat_ranks
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
-from r1_cli.roles import Learner, Schedule
+from r1_cli.roles import Critic, Learner, Schedule
 from r1_cli.state.sight import Proof, shown_folders
 
 
@@ -55,8 +58,10 @@ def open_learner(
     schedule: Schedule,
     seats: Sequence[Seat],
     stack: ExitStack,
-) -> Learner:
+) -> tuple[Learner, Critic | None]:
     """Load the policy and what trains it, here or, where there are seats, in an actor at each; these end with `stack`.
+
+    The critic, if the estimator needs one, stands beside it.
 
     Raises:
         ClusterError: a rank has died.
@@ -64,10 +69,16 @@ def open_learner(
         ModelError: the model cannot be loaded.
     """
     if not seats:
-        return build_learner(config, hardware, model, schedule, stack.enter_context(joined_alone(hardware)))
+        parallel = stack.enter_context(joined_alone(hardware))
+        learner = build_learner(config, hardware, model, schedule, parallel)
+        if not config.has_critic:
+            return learner, None
+        learner.rest()
+        return learner, build_critic(config, hardware, model, schedule, parallel)
     from r1_cli.cluster.actors import Actors, Place
+    from r1_cli.cluster.critic import RankedCritic
     from r1_cli.cluster.learner import RankedLearner
-    from r1_cli.cluster.rank import Rank, build_policy
+    from r1_cli.cluster.rank import Rank, build_critic_beside, build_policy
 
     logs, trainer = Path(config.trainer.checkpoint_folder).resolve() / "logs", config.trainer
     ranks = Actors(
@@ -84,12 +95,18 @@ def open_learner(
     )
     stack.callback(ranks.close)
     require_sight(config, ranks, seats)
-    actor = config.worker.actor
+    actor, critic = config.worker.actor, config.worker.critic
     build = partial(build_policy, config, hardware, schedule)
-    alike = len(seats), hardware.kind, trainer.collective_timeout, actor.fsdp.fsdp_size
+    build_beside = partial(build_critic_beside, config, hardware, schedule) if config.has_critic else None
+    alike = len(seats), hardware.kind, trainer.collective_timeout, actor.fsdp.fsdp_size, build_beside
     ranks.make(Rank, [(build, seat.rank, *alike) for seat in seats])
     ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
-    return RankedLearner(ranks, hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype))
+    computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
+    if not config.has_critic:
+        return RankedLearner(ranks, computing), None
+    finer = torch.promote_types(computing, hardware.computing_dtype(critic.kept_dtype, critic.fsdp.mp_param_dtype))
+    ranked = RankedLearner(ranks, finer)
+    return ranked, RankedCritic(ranked.crossing)
 
 
 def require_sight(config: RunConfig, ranks: Any, seats: Sequence[Seat]) -> None:
@@ -98,8 +115,9 @@ def require_sight(config: RunConfig, ranks: Any, seats: Sequence[Seat]) -> None:
     Args:
         ranks: actors at the seats that hold nothing yet.
     """
-    trainer, model_path = config.trainer, config.worker.actor.model.model_path
-    read = {"worker.actor.model.model_path": Path(model_path or "")} if model_path else {}
+    trainer, owners = config.trainer, ("actor", "critic") if config.has_critic else ("actor",)
+    models = {f"worker.{owner}.model.model_path": getattr(config.worker, owner).model.model_path for owner in owners}
+    read = {key: Path(path) for key, path in models.items() if path}
     if trainer.load_checkpoint_path:
         read["trainer.load_checkpoint_path"] = Path(trainer.load_checkpoint_path) / "actor"
     with shown_folders(("trainer.save_checkpoint_path", Path(trainer.checkpoint_folder)), read) as proof:

@@ -105,8 +105,9 @@ def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     record: dict[str, float] = {}
     if known(samples, "values"):
         found["values"] = tokens(samples, "values")
-        errors, spread = (x.double().var(unbiased=False) for x in (found["returns"] - found["values"], found["returns"]))
-        record["critic/vf_explained_var"] = float(torch.where(spread > 0, 1 - errors / spread, 0.0))
+        errors = found["returns"].double() - found["values"]
+        unexplained, whole = errors.var(unbiased=False), found["returns"].double().var(unbiased=False)
+        record["critic/vf_explained_var"] = float(torch.where(whole > 0, 1 - unexplained / whole, 0.0))
     for name, values in found.items():
         mean = float(values.mean(dtype=torch.float64))
         record |= {f"critic/{name}/mean": mean, f"critic/{name}/max": float(values.max())}

@@ -10,12 +10,16 @@ UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def checkpoint_bytes(config: RunConfig) -> int | None:
-    """Return about how large a checkpoint is: weights, and the optimizer's states; None for a model of the hub."""
+    """Return about how large a checkpoint is: weights, and optimizer states, a critic's too; None for a hub's model."""
     memory = estimate(config)
     if memory is None:
         return None
-    devices = config.trainer.devices if config.worker.actor.fsdp.enable_full_shard else 1  # each holds a share
-    return devices * (memory.weights + (0 if config.trainer.save_model_only else memory.optimizer))
+    whole = 0
+    for owner, states in ((config.worker.actor, memory), (config.worker.critic, memory.critic)):
+        if states is not None:
+            devices = config.trainer.devices if owner.fsdp.enable_full_shard else 1  # each holds a share
+            whole += devices * (states.weights + (0 if config.trainer.save_model_only else states.optimizer))
+    return whole
 
 
 def checkpoints_kept(config: RunConfig, steps: int | None) -> int:
