@@ -28,7 +28,7 @@ from r1_cli.jobs.learning import open_learner, open_seats, settle_devices
 from r1_cli.jobs.media import open_media
 from r1_cli.jobs.sampling import open_engine
 from r1_cli.measure.validate import Validation
-from r1_cli.models.files import open_critic_config, open_model, save_assets
+from r1_cli.models.files import open_critic_config, open_model, save_beside_weights
 from r1_cli.plan.announce import announce, render_sources, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.disk import require_room
@@ -126,7 +126,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
             store=store,
             tracker=tracker,
             stop=stack.enter_context(StopRequest().listening()),
-            save_assets=partial(save_assets, model, critic_config),
+            save_assets=partial(save_beside_weights, model, critic_config),
             critic=critic,
         )
         if trainer.val_only:

@@ -85,14 +85,15 @@ def load_weights(
     )
 
 
-def save_assets(model: ModelFiles, critic: Any, checkpoint: Path) -> None:
-    """Write configuration, tokenizer and processor, so that `actor` with weights is a whole Hugging Face model.
-
-    The critic's folder gets its configuration (None: there is no critic), so that a run can begin with it.
-    """
+def save_beside_weights(model: ModelFiles, critic: Any, checkpoint: Path) -> None:
+    """Write what the actor's weights need to stand alone, and the critic's configuration (None: there is no critic)."""
+    save_assets(model, checkpoint / "actor")
     if critic is not None:
         critic.save_pretrained(checkpoint / "critic")
-    folder = checkpoint / "actor"
+
+
+def save_assets(model: ModelFiles, folder: Path) -> None:
+    """Write configuration, tokenizer and processor, so that `folder` with weights is a whole Hugging Face model."""
     model.config.save_pretrained(folder)
     model.processor.save_pretrained(folder)
     generation = Path(model.path) / "generation_config.json"
