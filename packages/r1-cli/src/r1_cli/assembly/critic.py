@@ -1,5 +1,7 @@
 """The critic of a run, for estimators that need its values: model, optimizer, learning rate, micro-batches."""
 
+from dataclasses import replace
+
 from r1_cli.assembly.fillers import build_fillers
 from r1_cli.assembly.learner import build_batching, build_learning_rate, build_shard
 from r1_cli.config import RunConfig
@@ -19,6 +21,7 @@ def build_critic(
 ) -> Critic:
     """Load the critic's model, and make its optimizer. Where `parallel` has a mesh, this is this rank's share."""
     critic = config.worker.critic
+    parallel = replace(parallel, sequence=None)  # its sequences are whole, also where the actor's are cut
     model = models.load_model(
         critic.model.model_path or "",
         config=open_critic_config(config, actor),

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from r1_cli.assembly.canary import build_probes
-from r1_cli.config import RunConfig
+from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.groups.group import extend_positions
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
@@ -33,6 +33,9 @@ def settle_packing(
     """Let the learner pad, and say so, if packing is asked for and its model mixes up the sequences of a row.
 
     A critic, whose model is of the same family, pads for the same reason.
+
+    Raises:
+        ConfigError: ranks are to share the rows, which cannot be padded then.
     """
     actor, packs = config.worker.actor, []
     if actor.padding_free:
@@ -46,6 +49,9 @@ def settle_packing(
     fault = find_packing_fault(learner, probes, fresh, tolerance)
     if fault is not None:
         name = model.config.model_type
+        if config.sequence_ranks > 1:
+            message = f"shares packed rows, and {name} {fault} on ranks that share it: set 1"
+            raise ConfigError([Problem("worker.actor.ulysses_size", message, str(config.sequence_ranks))])
         for owner, pad in packs:
             log.warning("%s %s: micro-batches are padded, as with worker.%s.padding_free=false", name, fault, owner)
             pad()

@@ -81,7 +81,7 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tupl
             _temp_dir=folder,
             _node_ip_address=LOOPBACK,
         )
-        yield (Node(ray.get_runtime_context().get_node_id(), LOOPBACK, devices[:ranks]),)
+        yield (Node(ray.get_runtime_context().get_node_id(), LOOPBACK, devices[:ranks], _store_bytes(ray)),)
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
@@ -136,7 +136,12 @@ def _kept_machines(ray: ModuleType, trainer: TrainerConfig) -> Iterator[tuple[No
         found = ray.get([one.look.remote() for one in keepers], timeout=JOINING)
         require_same_versions(found)
         yield tuple(
-            Node(one["id"], one["address"], tuple(one["gpus"]) if resource == "GPU" else ("cpu",) * wanted)
+            Node(
+                one["id"],
+                one["address"],
+                tuple(one["gpus"]) if resource == "GPU" else ("cpu",) * wanted,
+                one["store"],
+            )
             for one in found
         )
     finally:
@@ -153,15 +158,26 @@ class Keeper:
     """Has the devices of a machine, so that no other run gets them, and tells of the machine."""
 
     def look(self) -> dict[str, Any]:
-        """Return the machine's id, address and GPUs, and the versions of what runs there."""
+        """Return the machine's id, address, GPUs and object store, and the versions of what runs there."""
         import ray
 
         return {
             "id": ray.get_runtime_context().get_node_id(),
             "address": ray.util.get_node_ip_address(),
             "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
+            "store": _store_bytes(ray),
             "versions": own_versions(),
         }
+
+
+def _store_bytes(ray: ModuleType) -> int | None:
+    """Return the bytes of this machine's object store that lie in memory; None where the user wants them on a disk."""
+    if os.environ.get("RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"):
+        return None
+    own = ray.get_runtime_context().get_node_id()
+    store = next(node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == own)
+    shared = Path("/dev/shm")
+    return int(min(store, shutil.disk_usage(shared).free) if shared.is_dir() else store)
 
 
 def own_versions() -> dict[str, str]:

@@ -18,6 +18,7 @@ class Node:
     id: str  # what Ray calls it
     address: str
     devices: tuple[str, ...]  # GPUs as CUDA_VISIBLE_DEVICES names them; "cpu" for each rank that computes on processors
+    store: int | None = None  # bytes of what actors share there, in Ray's object store and its memory; None: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ def _has_critic(config: RunConfig) -> bool:
 
 
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
-    ("worker.actor.ulysses_size", lambda v, c: v > 1, "sequences are not cut over devices, set 1"),
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
     ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
@@ -113,6 +112,7 @@ def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
 READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("data.stopping_strategy", lambda c: any(s.weight for s in training_sources(c.data)), "no source has a weight"),
     ("worker.actor.fsdp.fsdp_size", lambda c: c.trainer.devices > 1, "one device, nothing to shard"),
+    ("worker.actor.ulysses_size", lambda c: c.trainer.devices > 1, "one device, nobody to share sequences with"),
     ("worker.rollout.engines", lambda c: c.trainer.devices > 1, "one device, one engine"),
     ("trainer.ray_timeline", lambda c: c.trainer.devices > 1, "one device, no Ray"),
     ("trainer.collective_timeout", lambda c: c.trainer.devices > 1, "one device, nobody to wait for"),

@@ -98,7 +98,8 @@ def open_learner(
     actor, critic = config.worker.actor, config.worker.critic
     build = partial(build_policy, config, hardware, schedule)
     build_beside = partial(build_critic_beside, config, hardware, schedule) if config.has_critic else None
-    alike = len(seats), hardware.kind, trainer.collective_timeout, actor.fsdp.fsdp_size, build_beside
+    sizes = actor.fsdp.fsdp_size, actor.ulysses_size
+    alike = len(seats), hardware.kind, trainer.collective_timeout, *sizes, build_beside
     ranks.make(Rank, [(build, seat.rank, *alike) for seat in seats])
     ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)

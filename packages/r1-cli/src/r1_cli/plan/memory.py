@@ -52,7 +52,7 @@ def estimate(config: RunConfig) -> Memory | None:
     if not sizes or actor.model.lora.rank:
         return None
     parameters, devices = sum(sizes.values()), config.trainer.devices
-    policy = estimate_states(config, actor, sizes)
+    policy = estimate_states(config, actor, sizes, config.data_ranks)
     shards = devices if actor.fsdp.enable_full_shard else 1
     reference = min(BYTES[actor.kept_dtype], BYTES[actor.fsdp.mp_param_dtype])  # in what it computes with, on a GPU
     has_reference = not config.algorithm.disable_kl
@@ -73,16 +73,16 @@ def estimate_critic(config: RunConfig) -> States | None:
     if not config.has_critic or not critic.model.model_path:
         return None
     sizes = {name: n for name, n in _tensor_sizes(Path(critic.model.model_path)) if name != "lm_head.weight"}
-    return estimate_states(config, critic, sizes) if sizes else None
+    return estimate_states(config, critic, sizes, config.trainer.devices) if sizes else None
 
 
-def estimate_states(config: RunConfig, owner: UpdateConfig, sizes: Mapping[str, int]) -> States:
-    """Return what a model of tensors of these sizes takes, where it is trained as `owner` says."""
+def estimate_states(config: RunConfig, owner: UpdateConfig, sizes: Mapping[str, int], shares: int) -> States:
+    """Return what a model of tensors of these sizes takes, trained as `owner` says on so many shares of a step."""
     parameters, devices = sum(sizes.values()), config.trainer.devices
     frozen = sum(n for name, n in sizes.items() if "visual." in name) if owner.model.freeze_vision_tower else 0
     trained, kept = parameters - frozen, BYTES[owner.kept_dtype]
     sequences = owner.global_batch_size * config.worker.rollout.n
-    accumulates = sequences > devices * owner.micro_batch_size_per_device_for_update
+    accumulates = sequences > shares * owner.micro_batch_size_per_device_for_update
     # Gradients in half precision are added up in float32 (`r1_core.learner.gradient_sums`).
     gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
     shards = devices if owner.fsdp.enable_full_shard else 1
