@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from r1_core.learner.facts import Facts
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
 from r1_core.objective import Objective
 from r1_core.types import Sample
+from r1_rollout.lora import Adapter
 
 
 class RankedLearner:
@@ -30,6 +32,12 @@ class RankedLearner:
         self._ranks = ranks
         self.crossing = Crossing(ranks, inputs_dtype)
         self._ask = self.crossing.ask
+
+    @cached_property
+    def _form(self) -> Adapter | None:
+        """What an adapter is like that is trained in place of the weights."""
+        form: Adapter | None = self._ask("adapter")
+        return form
 
     # --- the verbs of `roles.Learner` --------------------------------------------------------------------------------
 
@@ -105,9 +113,9 @@ class RankedLearner:
         self._ask("load", folder, model_only)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Bring the weights here, a bucket of whole tensors after the other."""
-        return self.source(0).tensors()
+        """Bring the weights, or an adapter's factors, here, a bucket of whole tensors after the other."""
+        return self.source(0).pairs()
 
     def source(self, version: int) -> RankedWeights:
         """Return the weights where they are, to be called by this version."""
-        return RankedWeights(self._ask, self._ranks.putter, version)
+        return RankedWeights(self._ask, self._ranks.putter, version, self._form)

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,17 +19,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from r1_cli.assembly.adapter import AdaptedLearner
 from r1_cli.assembly.algorithm import build_objective
 from r1_cli.assembly.critic import build_critic
 from r1_cli.assembly.learner import build_learner
 from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
+from r1_cli.cluster.delivery import Ask, Sender, Way, open_sender
 from r1_cli.cluster.loads import Loads
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_cli.roles import Schedule
 from r1_core.learner import Learner
-from r1_core.learner.checkpoint import named_state
+from r1_core.learner.checkpoint import handed_over
 from r1_core.learner.critic import Critic
 from r1_core.learner.facts import Facts
 from r1_core.learner.parallel import Parallel
@@ -36,6 +39,7 @@ from r1_core.needs import Needs
 from r1_core.objective import Objective
 from r1_core.rows import with_tokens
 from r1_core.types import Sample
+from r1_rollout.lora import Adapter
 from r1_rollout.weights import Weights, buckets
 
 Rows = NDArray[np.int32]  # which samples of the batch
@@ -95,6 +99,7 @@ class Rank:
         self._batch: list[Sample] = []
         self._loads = Loads(1)  # of the batch's updates
         self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
+        self._sender: Sender | None = None  # of weights past the driver
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -125,7 +130,9 @@ class Rank:
             self.critic = self._build_critic(parallel)
 
     def close(self) -> None:
-        """Leave the group of ranks."""
+        """Leave the group of ranks, and that with the engines."""
+        if self._sender is not None:
+            self._sender.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -253,16 +260,35 @@ class Rank:
 
     def hand_over(self, task: Callable[[Weights], Result]) -> Result | None:
         """Run a task on the whole weights, on rank 0; the others only gather with it, to the end whatever it does."""
-        weights = self.learner.weights()
+        weights, form = self.learner.weights(), self.adapter()
         try:
-            return task(weights) if self._rank == 0 else None
+            return task(weights if form is None else replace(form, weights=weights)) if self._rank == 0 else None
         finally:
             for _ in weights:
                 pass
 
+    def adapter(self) -> Adapter | None:
+        """Return what an adapter is like that is trained in place of the weights, without its factors."""
+        return self.learner.form if isinstance(self.learner, AdaptedLearner) else None
+
     def weight_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return names and shapes of the whole weights, without gathering them."""
-        return [(name, tuple(tensor.shape)) for name, tensor in named_state(self.learner.model)]
+        weights = handed_over(self.learner.model, self.learner.adaptation)
+        return [(name, tuple(tensor.shape)) for name, tensor in weights]
+
+    def send_weights(self, way: Way, hosts: Sequence[Ask], dtype: torch.dtype | None) -> None:
+        """Send the whole weights, cast to `dtype`, to the engines' processes, and rest."""
+        if self._sender is None:
+            state = handed_over(self.learner.model, self.learner.adaptation)
+            largest = max(tensor.numel() * (dtype or tensor.dtype).itemsize for _, tensor in state)
+            self._sender = open_sender(way, hosts, self._rank, partial(self.learner.weights, dtype), largest)
+        try:
+            self._sender.send()
+        except BaseException:
+            self._sender.close()
+            self._sender = None
+            raise
+        self.learner.rest()
 
     def begin_weights(self, dtype: torch.dtype | None) -> None:
         """Begin a pass over the whole weights, cast to `dtype`, which `next_weights` takes in steps."""

@@ -35,10 +35,11 @@ def _has_critic(config: RunConfig) -> bool:
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
-    ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
     ("worker.critic.ulysses_size", lambda v, c: c.has_critic and v > 1, "the critic's sequences are whole, set 1"),
     ("worker.critic.fsdp.torch_dtype", lambda v, c: c.has_critic and v == "fp16", "losses are not scaled, set bf16"),
     ("worker.critic.fsdp.mp_param_dtype", lambda v, c: c.has_critic and v == "fp16", "losses are not scaled, set bf16"),
+    ("worker.critic.model.freeze", lambda v, c: c.has_critic and v, "only the actor's weights are chosen, set []"),
+    ("worker.critic.optim.groups", lambda v, c: c.has_critic and v, "the critic has one learning rate, set []"),
     ("worker.critic.model.lora.rank", lambda v, c: c.has_critic and v > 0, "all the critic's weights train, set 0"),
 )
 # Refused where the user asks for it; as a mere default it means nothing on one device.
@@ -116,6 +117,14 @@ READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("worker.rollout.engines", lambda c: c.trainer.devices > 1, "one device, one engine"),
     ("trainer.ray_timeline", lambda c: c.trainer.devices > 1, "one device, no Ray"),
     ("trainer.collective_timeout", lambda c: c.trainer.devices > 1, "one device, nobody to wait for"),
+    *(
+        (f"worker.actor.model.lora.{key}", lambda c: not c.worker.actor.model.lora.path, "lora.path's own holds")
+        for key in ("alpha", "target_modules", "exclude_modules")
+    ),
+    *(
+        (f"worker.actor.model.lora.{key}", lambda c: c.worker.actor.model.lora.used, "lora.rank is 0")
+        for key in ("alpha", "target_modules", "exclude_modules")
+    ),
     ("worker.critic", _has_critic, "the estimator needs no critic"),
     ("trainer.critic_warmup", _has_critic, "the estimator needs no critic"),
     ("algorithm.kl_horizon", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),

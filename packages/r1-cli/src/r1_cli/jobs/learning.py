@@ -1,10 +1,11 @@
 """The learner of a run: in this process, or a rank of it on each device of a cluster."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,9 +15,16 @@ from r1_cli.cluster.placement import Seat, seat_ranks
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
+from r1_cli.models.experts import describe_router
 from r1_cli.models.files import ModelFiles
 from r1_cli.roles import Critic, Learner, Schedule
 from r1_cli.state.sight import Proof, shown_folders
+from r1_core.learner.parallel import Parallel
+
+if TYPE_CHECKING:
+    from r1_cli.cluster.actors import Actors
+
+log = logging.getLogger("r1")
 
 
 def settle_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
@@ -51,34 +59,31 @@ def _refuse_gpus(on_gpu: bool, trainer: TrainerConfig) -> None:
         raise ConfigError([Problem(key, message, str(getattr(trainer, key.rpartition(".")[2])))])
 
 
-def open_learner(
+def prepare_learner(
     config: RunConfig,
     hardware: Hardware,
     model: ModelFiles,
     schedule: Schedule,
     seats: Sequence[Seat],
     stack: ExitStack,
-) -> tuple[Learner, Critic | None]:
-    """Load the policy and what trains it, here or, where there are seats, in an actor at each; these end with `stack`.
+) -> Callable[[], tuple[Learner, Critic | None]]:
+    """Start the learner's processes, one at each seat or none but this; return what loads it there, weights and all.
+
+    Engines are to be started in between, while the devices are empty: vLLM claims a share of them. All ends with
+    `stack`.
 
     The critic, if the estimator needs one, stands beside it.
 
     Raises:
         ClusterError: a rank has died.
         ConfigError: a node does not see the model's folder or the checkpoints'.
-        ModelError: the model cannot be loaded.
+        ModelError: by what is returned, if the model cannot be loaded.
     """
+    if said := describe_router(model.config):
+        log.info("%s", said)
     if not seats:
-        parallel = stack.enter_context(joined_alone(hardware))
-        learner = build_learner(config, hardware, model, schedule, parallel)
-        if not config.has_critic:
-            return learner, None
-        learner.rest()
-        return learner, build_critic(config, hardware, model, schedule, parallel)
+        return partial(load_here, config, hardware, model, schedule, stack.enter_context(joined_alone(hardware)))
     from r1_cli.cluster.actors import Actors, Place
-    from r1_cli.cluster.critic import RankedCritic
-    from r1_cli.cluster.learner import RankedLearner
-    from r1_cli.cluster.rank import Rank, build_critic_beside, build_policy
 
     logs, trainer = Path(config.trainer.checkpoint_folder).resolve() / "logs", config.trainer
     ranks = Actors(
@@ -95,7 +100,29 @@ def open_learner(
     )
     stack.callback(ranks.close)
     require_sight(config, ranks, seats)
-    actor, critic = config.worker.actor, config.worker.critic
+    return partial(load_ranked, config, hardware, schedule, seats, ranks)
+
+
+def load_here(
+    config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, parallel: Parallel
+) -> tuple[Learner, Critic | None]:
+    """Load learner and critic in this process, the one after the other has left the device if it is to."""
+    learner = build_learner(config, hardware, model, schedule, parallel)
+    if not config.has_critic:
+        return learner, None
+    learner.rest()
+    return learner, build_critic(config, hardware, model, schedule, parallel)
+
+
+def load_ranked(
+    config: RunConfig, hardware: Hardware, schedule: Schedule, seats: Sequence[Seat], ranks: "Actors"
+) -> tuple[Learner, Critic | None]:
+    """Let actors that have started at their seats meet, and load their shares. Raises as `prepare_learner` says."""
+    from r1_cli.cluster.critic import RankedCritic
+    from r1_cli.cluster.learner import RankedLearner
+    from r1_cli.cluster.rank import Rank, build_critic_beside, build_policy
+
+    actor, critic, trainer = config.worker.actor, config.worker.critic, config.trainer
     build = partial(build_policy, config, hardware, schedule)
     build_beside = partial(build_critic_beside, config, hardware, schedule) if config.has_critic else None
     sizes = actor.fsdp.fsdp_size, actor.ulysses_size

@@ -14,12 +14,13 @@ def checkpoint_bytes(config: RunConfig) -> int | None:
     memory = estimate(config)
     if memory is None:
         return None
-    whole = 0
-    for owner, states in ((config.worker.actor, memory), (config.worker.critic, memory.critic)):
-        if states is not None:
-            devices = config.trainer.devices if owner.fsdp.enable_full_shard else 1  # each holds a share
-            whole += devices * (states.weights + (0 if config.trainer.save_model_only else states.optimizer))
-    return whole
+    actor, critic, only_weights = config.worker.actor, config.worker.critic, config.trainer.save_model_only
+    devices = config.trainer.devices if actor.fsdp.enable_full_shard else 1  # each holds a share
+    saved = memory.saved + (0 if only_weights else devices * memory.optimizer)
+    if memory.critic is not None:
+        devices = config.trainer.devices if critic.fsdp.enable_full_shard else 1
+        saved += devices * (memory.critic.weights + (0 if only_weights else memory.critic.optimizer))
+    return saved
 
 
 def checkpoints_kept(config: RunConfig, steps: int | None) -> int:

@@ -1,13 +1,13 @@
 """How much memory a model's states take, read off the headers of its safetensors files."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 from r1_cli.config import RunConfig
-from r1_cli.config.worker import UpdateConfig
+from r1_cli.plan.trained import count_trained
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 OPTIMIZER_STATES = {"adamw": 2, "adamw_bf16": 3}  # values kept per trained weight
@@ -32,6 +32,8 @@ class Memory:
     """Bytes on one device. Activations and the engine's cache come on top."""
 
     parameters: int  # a count, not bytes
+    trained: int  # likewise
+    saved: int  # of the weights in a checkpoint, over all devices
     weights: int
     gradients: int
     optimizer: int
@@ -48,20 +50,30 @@ class Memory:
 def estimate(config: RunConfig) -> Memory | None:
     """Return what the run's copies of the model take, None unless the model is a local folder of safetensors."""
     actor, rollout = config.worker.actor, config.worker.rollout
-    sizes = dict(_tensor_sizes(Path(actor.model.model_path))) if actor.model.model_path else {}
-    if not sizes or actor.model.lora.rank:
+    lora = actor.model.lora
+    shapes = dict(_tensor_shapes(Path(actor.model.model_path))) if actor.model.model_path else {}
+    if not shapes:
         return None
-    parameters, devices = sum(sizes.values()), config.trainer.devices
-    policy = estimate_states(config, actor, sizes, config.data_ranks)
+    parameters = sum(map(prod, shapes.values()))
+    trained = count_trained(actor.model, shapes, dict(_tensor_shapes(Path(lora.path))) if lora.path else {})
+    frozen = min(BYTES[actor.kept_dtype], BYTES[actor.fsdp.mp_param_dtype])  # in what it computes with, on a GPU
+    kept = BYTES["fp32"] if lora.used else BYTES[actor.kept_dtype]
+    factors = BYTES["fp32"] * trained if lora.used else 0
+    devices = config.trainer.devices
+    accumulates = actor.global_batch_size * rollout.n > config.data_ranks * actor.micro_batch_size_per_device_for_update
+    # Gradients in half precision are added up in float32 (`r1_core.learner.gradient_sums`).
+    gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
     shards = devices if actor.fsdp.enable_full_shard else 1
-    reference = min(BYTES[actor.kept_dtype], BYTES[actor.fsdp.mp_param_dtype])  # in what it computes with, on a GPU
-    has_reference = not config.algorithm.disable_kl
+    has_reference = not config.algorithm.disable_kl and not lora.used  # which is the base under an adapter
+    weights = parameters * frozen + factors if lora.used else parameters * kept
     return Memory(
         parameters=parameters,
-        weights=policy.weights,
-        gradients=policy.gradients,
-        optimizer=policy.optimizer,
-        reference=parameters * reference // shards if has_reference else 0,
+        trained=trained,
+        saved=factors or parameters * kept,
+        weights=weights // shards,
+        gradients=trained * gradient // shards,
+        optimizer=trained * kept * OPTIMIZER_STATES[actor.optim.strategy] // shards,
+        reference=parameters * frozen // shards if has_reference else 0,
         engine=parameters * BYTES[rollout.dtype] // min(devices, rollout.tensor_parallel_size),
         critic=estimate_critic(config),
     )
@@ -72,29 +84,24 @@ def estimate_critic(config: RunConfig) -> States | None:
     critic = config.worker.critic
     if not config.has_critic or not critic.model.model_path:
         return None
-    sizes = {name: n for name, n in _tensor_sizes(Path(critic.model.model_path)) if name != "lm_head.weight"}
-    return estimate_states(config, critic, sizes, config.trainer.devices) if sizes else None
-
-
-def estimate_states(config: RunConfig, owner: UpdateConfig, sizes: Mapping[str, int], shares: int) -> States:
-    """Return what a model of tensors of these sizes takes, trained as `owner` says on so many shares of a step."""
-    parameters, devices = sum(sizes.values()), config.trainer.devices
-    frozen = sum(n for name, n in sizes.items() if "visual." in name) if owner.model.freeze_vision_tower else 0
-    trained, kept = parameters - frozen, BYTES[owner.kept_dtype]
-    sequences = owner.global_batch_size * config.worker.rollout.n
-    accumulates = sequences > shares * owner.micro_batch_size_per_device_for_update
-    # Gradients in half precision are added up in float32 (`r1_core.learner.gradient_sums`).
+    shapes = {name: shape for name, shape in _tensor_shapes(Path(critic.model.model_path)) if name != "lm_head.weight"}
+    parameters, trained = sum(map(prod, shapes.values())), count_trained(critic.model, shapes, {})
+    if not parameters:
+        return None
+    kept, devices = BYTES[critic.kept_dtype], config.trainer.devices
+    sequences = critic.global_batch_size * config.worker.rollout.n
+    accumulates = sequences > devices * critic.micro_batch_size_per_device_for_update
     gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
-    shards = devices if owner.fsdp.enable_full_shard else 1
+    shards = devices if critic.fsdp.enable_full_shard else 1
     return States(
         weights=parameters * kept // shards,
         gradients=trained * gradient // shards,
-        optimizer=trained * kept * OPTIMIZER_STATES[owner.optim.strategy] // shards,
+        optimizer=trained * kept * OPTIMIZER_STATES[critic.optim.strategy] // shards,
     )
 
 
-def _tensor_sizes(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield (name, number of values) of the model's tensors in the folder; what is not safetensors is passed over.
+def _tensor_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of the model's tensors in the folder; what is not safetensors is passed over.
 
     A checkpoint of r1 has the optimizer's beside them.
     """
@@ -110,4 +117,4 @@ def _tensor_sizes(folder: Path) -> Iterator[tuple[str, int]]:
             continue
         for name, entry in tensors.items():
             if name != "__metadata__":
-                yield name, prod(entry["shape"])
+                yield name, tuple(entry["shape"])
