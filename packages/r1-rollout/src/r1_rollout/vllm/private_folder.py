@@ -1,4 +1,4 @@
-"""Folders for weights on their way and the like: nobody else reads them, and no process that is killed leaves one."""
+"""Folders that nobody else can read, and which do not outlive a process that was killed: for weights on their way, say."""
 
 import fcntl
 import os
