@@ -6,6 +6,7 @@ import secrets
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -19,7 +20,6 @@ from r1_cli.cluster.placement import Node, require_room
 from r1_cli.config import ConfigError, Problem
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
-from r1_rollout.vllm.private_folder import PrivateFolder
 
 LOOPBACK = "127.0.0.1"
 JOINING = 120.0  # seconds for the machines of a cluster to be free, and to say what they have
@@ -56,10 +56,7 @@ def open_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[N
 
 @contextmanager
 def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[Node, ...]]:
-    """Start Ray for this run alone: on loopback, with a token, and with a folder that is gone when the run is.
-
-    If the run is killed, its folder goes with the next one.
-    """
+    """Start Ray for this run alone: on loopback, with a token, and with a folder that is gone when the run is."""
     ranks = trainer.n_gpus_per_node
     devices = hardware.gpus if hardware.on_gpu else ("cpu",) * ranks
     require_room([(LOOPBACK, len(devices))], 1, ranks, "GPUs")
@@ -71,7 +68,7 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tupl
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     ray = _import_ray()
-    folder = PrivateFolder("r1-ray-")
+    folder = tempfile.mkdtemp(prefix="r1-ray-")
     try:
         ray.init(
             address="local",
@@ -81,13 +78,13 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tupl
             namespace=_namespace(),
             log_to_driver=False,
             configure_logging=False,
-            _temp_dir=str(folder.path / "s"),  # which Ray opens to everybody; sockets in it need a short name
+            _temp_dir=folder,
             _node_ip_address=LOOPBACK,
         )
         yield (Node(ray.get_runtime_context().get_node_id(), LOOPBACK, devices[:ranks], _store_bytes(ray)),)
     finally:
         ray.shutdown()
-        folder.remove()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
