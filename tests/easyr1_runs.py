@@ -53,8 +53,10 @@ def words_of(name: str, model: str, folder: Path) -> list[str]:
     words += ROWS["pictures" if found == QUICKSTART or "_vl" in found else "text"]
     if any(word.startswith("data.mini_rollout_batch_size=") for word in own):
         words += ["data.mini_rollout_batch_size=2"]
-    if "worker.rollout.tensor_parallel_size=8" in own:  # of 2 devices
-        words += ["worker.rollout.tensor_parallel_size=2"]
+    for key in ("worker.rollout.tensor_parallel_size", "worker.actor.ulysses_size"):  # of 2 devices
+        words += [f"{key}=2" for word in own if word in (f"{key}=4", f"{key}=8")]
+    if found != QUICKSTART and "algorithm.online_filtering=True" in own:  # random weights are never right
+        words += ["algorithm.filter_low=-0.01"]
     if "trainer.logger=[console,swanlab]" in own and not find_spec("swanlab"):
         words += ["trainer.logger=[console]"]
     return words
