@@ -43,7 +43,7 @@ def test_two_ranks_take_the_step_of_one_process(name: str, models: dict[str, str
     expected = easyr1_ranks.take_step(name, models[model_of(name)])
     assert len(expected) == 2
     for found in ranks.run(easyr1_ranks.take_step, name, models[model_of(name)]):
-        assert found == [pytest.approx(one, rel=0.01, abs=1e-4) for one in expected]
+        assert found == [pytest.approx(one, rel=0.02, abs=1e-3) for one in expected]
 
 
 @pytest.mark.slow
