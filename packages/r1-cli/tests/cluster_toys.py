@@ -40,15 +40,6 @@ class Toy:
         raise ConnectionError("closed by peer")
 
 
-class Misfit:
-    """What keeps a machine that lacks what it takes."""
-
-    def __init__(self) -> None:
-        raise ImportError("no torch here")
-
-    def look(self) -> None: ...
-
-
 class Unpicklable(Exception):
     """An error that is another one after pickling."""
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from cluster_toys import Misfit, Toy, Unpicklable
+from cluster_toys import Toy, Unpicklable
 from patience import LONG
 
-from r1_cli.cluster import connect
 from r1_cli.cluster.connect import open_cluster, require_same_versions
 from r1_cli.cluster.errors import ClusterError
 from r1_cli.config import ConfigError
@@ -147,16 +146,6 @@ def test_a_folder_that_a_machine_does_not_see_is_named_with_it(node, tmp_path):
     (tmp_path / "logs").write_text("a file")
     with pytest.raises(ClusterError, match=r"every machine must see .*logs.* lost on 127\.0\.0\.1 in start"):
         Actors([Place("lost", node, (), tmp_path / "logs/lost.log")])
-
-
-@pytest.mark.slow
-def test_a_machine_that_lacks_the_software_is_told_of(node, monkeypatch):
-    monkeypatch.setattr(connect, "Keeper", Misfit)
-    with (
-        pytest.raises(ClusterError, match=r"(?s)a machine of the cluster cannot take part.*no torch here"),
-        connect._kept_machines(connect._import_ray(), TrainerConfig(nnodes=1, n_gpus_per_node=1)),
-    ):
-        pass
 
 
 def test_too_many_gpus_are_refused_before_ray_starts():

@@ -5,8 +5,9 @@ import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -77,3 +78,17 @@ def test_a_cluster_of_other_versions_is_told_of(monkeypatch: pytest.MonkeyPatch)
             open_cluster(TWO, Hardware("cpu")),
         ):
             pass
+
+
+def test_a_machine_that_lacks_the_software_is_told_of() -> None:
+    ray = MagicMock()
+    ray.exceptions.RayError = LookupError
+    node = {"Alive": True, "Resources": {"CPU": 2.0}, "NodeManagerAddress": "10.0.0.1"}
+    ray.nodes.return_value = [node, node | {"NodeManagerAddress": "10.0.0.2"}]
+    ray.get.side_effect = LookupError("ModuleNotFoundError: No module named 'r1_cli'")
+    with (
+        pytest.raises(ClusterError, match=r"a machine of the cluster cannot take part.*No module named 'r1_cli'"),
+        connect._kept_machines(cast(ModuleType, ray), TWO),
+    ):
+        pass
+    ray.util.remove_placement_group.assert_called_once_with(ray.util.placement_group.return_value)

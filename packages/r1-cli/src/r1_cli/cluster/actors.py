@@ -151,7 +151,8 @@ class Actors:
         except OSError as error:
             self.close()
             where = f"{os.getcwd()}, where the command was typed, and {self.places[0].log.parent}"
-            raise ClusterError(f"every machine must see {where}: {error}; {'; '.join(error.__notes__)}") from error
+            told = "; ".join([str(error), *getattr(error, "__notes__", ())])
+            raise ClusterError(f"every machine must see {where}: {told}") from error
         except BaseException:
             self.close()
             raise
