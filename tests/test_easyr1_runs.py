@@ -7,14 +7,14 @@ from pathlib import Path
 import easyr1_ranks
 import pytest
 import ranks
-from easyr1_runs import NAMES, QUICKSTART, main, model_of, words_of
+from easyr1_runs import COMMANDS, QUICKSTART, main, model_of, words_of
 from endtoend import R1, ROOT
 from families import save_model
 
 from r1_cli.config import load_config, unavailable
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_nothing_of_a_command_is_refused_with_two_ranks(name: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     config, provenance = load_config(words_of(name, "owner/model", tmp_path))
@@ -32,12 +32,12 @@ def test_a_dry_run_shows_where_ranks_would_be(r1: R1, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the commands' models are replaced by, as folders."""
-    folder, kinds = tmp_path_factory.mktemp("models"), {model_of(name) for name in NAMES}
+    folder, kinds = tmp_path_factory.mktemp("models"), {model_of(name) for name in COMMANDS}
     return {QUICKSTART: QUICKSTART} | {kind: save_model(kind, folder / kind) for kind in kinds - {QUICKSTART}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_two_ranks_take_the_step_of_one_process(name: str, models: dict[str, str], monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     expected = easyr1_ranks.take_step(name, models[model_of(name)])
