@@ -7,10 +7,11 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -83,7 +84,8 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tupl
             _temp_dir=folder,
             _node_ip_address=LOOPBACK,
         )
-        yield (Node(ray.get_runtime_context().get_node_id(), LOOPBACK, devices[:ranks], _store_bytes(ray)),)
+        own = ray.get_runtime_context().get_node_id()
+        yield (Node(own, LOOPBACK, devices[:ranks], store_bytes(ray.nodes(), own, shared_bytes())),)
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
@@ -180,7 +182,7 @@ def _kept_machines(ray: ModuleType, trainer: TrainerConfig) -> Iterator[tuple[No
                 one["id"],
                 one["address"],
                 tuple(one["gpus"]) if resource == "GPU" else ("cpu",) * wanted,
-                one["store"],
+                store_bytes(alive, one["id"], one["shared"]),
             )
             for one in found
         )
@@ -198,26 +200,35 @@ class Keeper:
     """Has the devices of a machine, so that no other run gets them, and tells of the machine."""
 
     def look(self) -> dict[str, Any]:
-        """Return the machine's id, address, GPUs and object store, and the versions of what runs there."""
+        """Return the machine's id, address, GPUs and free shared memory, and the versions of what runs there."""
         import ray
 
         return {
             "id": ray.get_runtime_context().get_node_id(),
             "address": ray.util.get_node_ip_address(),
             "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
-            "store": _store_bytes(ray),
+            "shared": shared_bytes(),
             "versions": own_versions(),
         }
 
 
-def _store_bytes(ray: ModuleType) -> int | None:
-    """Return the bytes of this machine's object store that lie in memory; None where the user wants them on a disk."""
-    if os.environ.get("RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"):
-        return None
-    own = ray.get_runtime_context().get_node_id()
-    store = next(node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == own)
+def shared_bytes() -> float:
+    """Return the free bytes of this machine's shared memory; without bound where the user wants the store on a disk."""
     shared = Path("/dev/shm")
-    return int(min(store, shutil.disk_usage(shared).free) if shared.is_dir() else store)
+    if os.environ.get("RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE") or not shared.is_dir():
+        return inf
+    return shutil.disk_usage(shared).free
+
+
+def store_bytes(nodes: Iterable[Mapping[str, Any]], node_id: str, shared: float) -> int | None:
+    """Return the bytes of a machine's object store that lie in its shared memory; None where they are not known.
+
+    Args:
+        nodes: what Ray says of all machines.
+        shared: what the machine says of its shared memory.
+    """
+    stores = [node["Resources"].get("object_store_memory") for node in nodes if node["NodeID"] == node_id]
+    return int(min(stores[0], shared)) if stores and stores[0] and shared < inf else None
 
 
 def own_versions() -> dict[str, str]:
