@@ -14,11 +14,18 @@ from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.roles import Learner, Schedule
 from r1_cli.state.sight import Proof, shown_folders
+from r1_core.learner.parallel import Parallel
 
 
 def settle_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
-    """Return the configuration with one device where there are no GPUs and the user asks for no number of ranks."""
+    """Return the configuration with one device where there are no GPUs and the user asks for no number of ranks.
+
+    Raises:
+        ConfigError: what is for one device is asked of several.
+    """
     if hardware.on_gpu or config.trainer.nnodes > 1 or provenance.is_set("trainer.n_gpus_per_node"):
+        if config.trainer.devices > 1:
+            _refuse_quantized(config)
         return config
     return config.model_copy(update={"trainer": config.trainer.model_copy(update={"n_gpus_per_node": 1})})
 
@@ -64,7 +71,9 @@ def open_learner(
         ModelError: the model cannot be loaded.
     """
     if not seats:
-        return build_learner(config, hardware, model, schedule, stack.enter_context(joined_alone(hardware)))
+        quantized = config.worker.actor.model.quantization is not None
+        parallel = Parallel() if quantized else stack.enter_context(joined_alone(hardware))
+        return build_learner(config, hardware, model, schedule, parallel)
     from r1_cli.cluster.actors import Actors, Place
     from r1_cli.cluster.learner import RankedLearner
     from r1_cli.cluster.rank import Rank, build_policy
@@ -90,6 +99,18 @@ def open_learner(
     ranks.make(Rank, [(build, seat.rank, *alike) for seat in seats])
     ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
     return RankedLearner(ranks, hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype))
+
+
+def _refuse_quantized(config: RunConfig) -> None:
+    """Raise ConfigError if ranks are to share a base in 4 bits.
+
+    Weights of bitsandbytes lose what belongs to them where FSDP2 cuts them, without an error: accelerate #3983,
+    bitsandbytes #1945.
+    """
+    if (quantization := config.worker.actor.model.quantization) is not None:
+        message = "is for one device: ranks would share weights of 4 bits, which lose their scales when they are cut "
+        message += "(accelerate #3983, bitsandbytes #1945); set null, or trainer.n_gpus_per_node=1"
+        raise ConfigError([Problem("worker.actor.model.quantization", message, quantization)])
 
 
 def require_sight(config: RunConfig, ranks: Any, seats: Sequence[Seat]) -> None:

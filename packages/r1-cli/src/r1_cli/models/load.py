@@ -22,6 +22,7 @@ from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
 from r1_cli.models.bases import read_base
 from r1_cli.models.parts import PartsError, load_in_parts, place
 from r1_cli.models.patches import multiply_patches
+from r1_cli.models.quantized import quantized_choices, restore_digits
 from r1_core.learner.parallel import Parallel, Shard
 
 
@@ -69,6 +70,7 @@ def load_model(
     parallel: Parallel | None = None,
     shard: Shard = Shard(),  # noqa: B008 (frozen)
     adapters: Adapters | None = None,
+    quantization: str | None = None,
 ) -> transformers.PreTrainedModel:
     """Return the model with its language-model head, in `dtype` on `device`, without dropout.
 
@@ -77,6 +79,8 @@ def load_model(
     Args:
         parallel: ranks that share the model, all of which must call this; each reads its own rows of the files.
         shard: how they do.
+        quantization: keep the linear layers under the adapters in so few bits (`models.quantized`); without adapters,
+            have the values that they would have so. Not for ranks.
         adapters: are put on the model, with the factors that they begin with, in float32; the rest is then frozen.
 
     Raises:
@@ -92,6 +96,9 @@ def load_model(
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # else Hugging Face raises, and names them in the log alone
     }
+    quantization = quantization or _quantization_of(path)
+    if quantization is not None:
+        choices |= quantized_choices(dtype, device)
     try:
         base = read_base(path)
         if base is not None and adapters is not None:
@@ -106,6 +113,8 @@ def load_model(
         else:
             model, info = load_in_parts(family, files, parallel, shard, choices, adapters)
         _require_whole(path, info)
+        if quantization is not None and adapters is None:
+            model = restore_digits(model, dtype)
         if adapters is not None:
             adapters.fill(model)
         if base is not None:
@@ -116,7 +125,15 @@ def load_model(
         raise ModelError(str(error)) from error
     multiply_patches(model)
     attend_packed(model)
+    if quantization is not None and adapters is not None:  # it is on its device
+        return model.eval()
     return place(model, device, offload=shard.offload).eval()
+
+
+def _quantization_of(path: str) -> str | None:
+    """In how few bits the base was kept of the adapter that a checkpoint holds."""
+    base = read_base(path)
+    return None if base is None else base.quantization
 
 
 def _require_whole(path: str, info: Mapping[str, Any]) -> None:
