@@ -22,7 +22,7 @@ from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
 from r1_cli.models.bases import read_base
 from r1_cli.models.parts import PartsError, load_in_parts, place
 from r1_cli.models.patches import multiply_patches
-from r1_cli.models.quantized import quantized_choices, restore_digits
+from r1_cli.models.quantized import compute_alike, quantized_choices, restore_digits
 from r1_core.learner.parallel import Parallel, Shard
 
 
@@ -113,8 +113,9 @@ def load_model(
         else:
             model, info = load_in_parts(family, files, parallel, shard, choices, adapters)
         _require_whole(path, info)
-        if quantization is not None and adapters is None:
-            model = restore_digits(model, dtype)
+        if quantization is not None:
+            compute_alike(model)
+            model = restore_digits(model, dtype) if adapters is None else model
         if adapters is not None:
             adapters.fill(model)
         if base is not None:

@@ -36,6 +36,16 @@ def quantized_choices(dtype: torch.dtype, device: torch.device) -> dict[str, Any
     return {"quantization_config": config, "device_map": {"": str(device)}}
 
 
+def compute_alike(model: Any) -> None:
+    """Let bitsandbytes compute on processors in evaluation what it does in training.
+
+    Else some processors would pack the weights anew for a product in bfloat16, which not all shapes have.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
 def restore_digits(model: Any, dtype: torch.dtype) -> Any:
     """Return the model with plain weights that have the values of its 4 bits, in `dtype`."""
     plain = model.dequantize(dtype)
