@@ -49,5 +49,6 @@ def compute_alike(model: Any) -> None:
 def restore_digits(model: Any, dtype: torch.dtype) -> Any:
     """Return the model with plain weights that have the values of its 4 bits, in `dtype`."""
     plain = model.dequantize(dtype)
-    plain.config = plain.config.__class__.from_dict(plain.config.to_dict())
+    if hasattr(plain.config, "quantization_config"):
+        del plain.config.quantization_config  # it would be saved, and weights read for what they are not
     return plain
