@@ -19,7 +19,7 @@ from transformers import (
 
 from r1_cli.models.adapters import AdapterError, Adapters, fold
 from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
-from r1_cli.models.bases import read_base
+from r1_cli.models.bases import Base, read_base
 from r1_cli.models.experts import settle_experts
 from r1_cli.models.parts import PartsError, load_in_parts, place
 from r1_cli.models.patches import multiply_patches
@@ -88,7 +88,6 @@ def load_model(
         ModelError: there are no weights, they do not fit the configuration and layers would be left random, or they
             cannot be read in parts.
     """
-    family = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
     choices = {
         "config": _without_dropout(config),
         "dtype": dtype,
@@ -97,24 +96,12 @@ def load_model(
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # else Hugging Face raises, and names them in the log alone
     }
-    quantization = quantization or _quantization_of(path)
-    if quantization is not None:
-        choices |= quantized_choices(dtype, device)
     try:
-        base = read_base(path)
-        if base is not None and adapters is not None:
-            raise ModelError(f"{path} holds an adapter: merge it, or set lora.path to it and model_path to {base.name}")
-        if base is not None:
-            base.require_there()
-        files = path if base is None else base.name
-        if parallel is None or parallel.mesh is None:
-            model, info = family.from_pretrained(files, **choices)
-            if adapters is not None:
-                adapters.put_on(model)
-        else:
-            model, info = load_in_parts(family, files, parallel, shard, choices, adapters)
-        _require_whole(path, info)
-        if quantization is not None:
+        base = _find_base(path, adapters)
+        bits = quantization if base is None else base.quantization
+        choices |= {} if bits is None else quantized_choices(dtype, device)
+        model = _read(path if base is None else base.name, choices, parallel, shard, adapters)
+        if bits is not None:
             compute_alike(model)
             model = restore_digits(model, dtype) if adapters is None else model
         if adapters is not None:
@@ -128,21 +115,35 @@ def load_model(
     multiply_patches(model)
     attend_packed(model)
     settle_experts(model, shard.param_dtype or dtype, device)
-    if quantization is not None and adapters is not None:  # it is on its device
-        return model.eval()
-    return place(model, device, offload=shard.offload).eval()
+    on_device = bits is not None and adapters is not None  # 4 bits cannot be moved as weights are
+    return (model if on_device else place(model, device, offload=shard.offload)).eval()
 
 
-def _quantization_of(path: str) -> str | None:
-    """In how few bits the base was kept of the adapter that a checkpoint holds."""
+def _find_base(path: str, adapters: Adapters | None) -> Base | None:
+    """Return the base of the adapter that a checkpoint holds, whose weights are there; None of a model."""
     base = read_base(path)
-    return None if base is None else base.quantization
+    if base is not None and adapters is not None:
+        raise ModelError(f"{path} holds an adapter: merge it, or set lora.path to it and model_path to {base.name}")
+    if base is not None:
+        base.require_there()
+    return base
 
 
-def _require_whole(path: str, info: Mapping[str, Any]) -> None:
+def _read(
+    path: str, choices: Mapping[str, Any], parallel: Parallel | None, shard: Shard, adapters: Adapters | None
+) -> Any:
+    """Return the model of a folder or hub name, with adapters whose factors are still to be filled."""
+    family = AutoModelForImageTextToText if is_vision_language(choices["config"]) else AutoModelForCausalLM
+    if parallel is not None and parallel.mesh is not None:
+        model, info = load_in_parts(family, path, parallel, shard, choices, adapters)
+    else:
+        model, info = family.from_pretrained(path, **choices)
+        if adapters is not None:
+            adapters.put_on(model)
     if info["missing_keys"] or info["mismatched_keys"]:
         missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")
+    return model
 
 
 def _without_dropout(config: Any) -> Any:
