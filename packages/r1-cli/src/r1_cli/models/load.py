@@ -88,14 +88,7 @@ def load_model(
         ModelError: there are no weights, they do not fit the configuration and layers would be left random, or they
             cannot be read in parts.
     """
-    choices = {
-        "config": _without_dropout(config),
-        "dtype": dtype,
-        "attn_implementation": PACKED_ATTENTION,
-        "trust_remote_code": trust_remote_code,
-        "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # else Hugging Face raises, and names them in the log alone
-    }
+    choices = {"config": _without_dropout(config), "dtype": dtype, "trust_remote_code": trust_remote_code}
     try:
         base = _find_base(path, adapters)
         bits = quantization if base is None else base.quantization
@@ -134,6 +127,12 @@ def _read(
 ) -> Any:
     """Return the model of a folder or hub name, with adapters whose factors are still to be filled."""
     family = AutoModelForImageTextToText if is_vision_language(choices["config"]) else AutoModelForCausalLM
+    choices = {
+        **choices,
+        "attn_implementation": PACKED_ATTENTION,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # else Hugging Face raises, and names them in the log alone
+    }
     if parallel is not None and parallel.mesh is not None:
         model, info = load_in_parts(family, path, parallel, shard, choices, adapters)
     else:
