@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from r1_cli.models.experts import settle_experts
 from r1_cli.models.parts import PartsError, load_in_parts, place
 from r1_cli.models.patches import multiply_patches
 from r1_cli.models.quantized import compute_alike, quantized_choices, restore_digits
+from r1_cli.models.value_head import quiet, start_head, with_value_head
 from r1_core.learner.parallel import Parallel, Shard
 
 
@@ -31,8 +33,14 @@ class ModelError(ValueError):
     """A model folder or hub name that cannot be used; the message says why and what to do."""
 
 
-def load_config(path: str, *, trust_remote_code: bool = False, overrides: Mapping[str, Any] | None = None) -> Any:
-    """Return the model's configuration from a folder or the hub.
+def load_config(
+    path: str,
+    *,
+    trust_remote_code: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    key: str = "worker.actor.model.model_path",
+) -> Any:
+    """Return the model's configuration from a folder or the hub, which `key` of the run's configuration names.
 
     Raises:
         ModelError: neither a folder with a `config.json` nor a hub name that can be reached, or a model whose text
@@ -40,17 +48,16 @@ def load_config(path: str, *, trust_remote_code: bool = False, overrides: Mappin
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ModelError(f"worker.actor.model.model_path={path}: the folder has no config.json")
+        raise ModelError(f"{key}={path}: the folder has no config.json")
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **(overrides or {}))
     except OSError as error:
         raise ModelError(
-            f"worker.actor.model.model_path={path}: no such folder here, and the hub did not give it "
-            f"({str(error).splitlines()[0]})"
+            f"{key}={path}: no such folder here, and the hub did not give it ({str(error).splitlines()[0]})"
         ) from error
     if getattr(config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
         raise ModelError(
-            f"worker.actor.model.model_path={path}: text of {config.model_type} attends in both directions "
+            f"{key}={path}: text of {config.model_type} attends in both directions "
             "(use_bidirectional_attention), r1 trains causal language models"
         )
     return config
@@ -72,12 +79,14 @@ def load_model(
     shard: Shard = Shard(),  # noqa: B008 (frozen)
     adapters: Adapters | None = None,
     quantization: str | None = None,
+    value_head: bool = False,
 ) -> transformers.PreTrainedModel:
     """Return the model with its language-model head, in `dtype` on `device`, without dropout.
 
     A checkpoint of an adapter is loaded as the model that it makes of its base.
 
     Args:
+        value_head: give it a critic's in place of it, see `models.value_head`.
         parallel: ranks that share the model, all of which must call this; each reads its own rows of the files.
         shard: how they do.
         quantization: keep the linear layers under the adapters in so few bits (`models.quantized`); without adapters,
@@ -93,7 +102,7 @@ def load_model(
         base = _find_base(path, adapters)
         bits = quantization if base is None else base.quantization
         choices |= {} if bits is None else quantized_choices(dtype, device)
-        model = _read(path if base is None else base.name, choices, parallel, shard, adapters)
+        model = _read(path if base is None else base.name, choices, parallel, shard, adapters, value_head=value_head)
         if bits is not None:
             compute_alike(model)
             model = restore_digits(model, dtype) if adapters is None else model
@@ -123,22 +132,34 @@ def _find_base(path: str, adapters: Adapters | None) -> Base | None:
 
 
 def _read(
-    path: str, choices: Mapping[str, Any], parallel: Parallel | None, shard: Shard, adapters: Adapters | None
+    path: str,
+    choices: Mapping[str, Any],
+    parallel: Parallel | None,
+    shard: Shard,
+    adapters: Adapters | None,
+    *,
+    value_head: bool,
 ) -> Any:
     """Return the model of a folder or hub name, with adapters whose factors are still to be filled."""
-    family = AutoModelForImageTextToText if is_vision_language(choices["config"]) else AutoModelForCausalLM
+    config = choices["config"]
+    family: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
+    if value_head:
+        family, config = with_value_head(family, config, trust_remote_code=choices["trust_remote_code"])
     choices = {
         **choices,
+        "config": config,
         "attn_implementation": PACKED_ATTENTION,
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # else Hugging Face raises, and names them in the log alone
     }
-    if parallel is not None and parallel.mesh is not None:
-        model, info = load_in_parts(family, path, parallel, shard, choices, adapters)
-    else:
-        model, info = family.from_pretrained(path, **choices)
-        if adapters is not None:
-            adapters.put_on(model)
+    with quiet() if value_head else nullcontext():
+        if parallel is not None and parallel.mesh is not None:
+            model, info = load_in_parts(family, path, parallel, shard, choices, adapters)
+        else:
+            model, info = family.from_pretrained(path, **choices)
+            if adapters is not None:
+                adapters.put_on(model)
+    info = start_head(model, info) if value_head else info
     if info["missing_keys"] or info["mismatched_keys"]:
         missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")
@@ -155,15 +176,15 @@ def _without_dropout(config: Any) -> Any:
     return config
 
 
-def freeze_vision(model: nn.Module) -> int:
-    """Stop the vision tower from training; return how many parameters that froze.
+def freeze_vision(model: nn.Module, key: str = "worker.actor.model.freeze_vision_tower") -> int:
+    """Stop the vision tower from training, as `key` asks; return how many parameters that froze.
 
     Raises:
         ModelError: nothing in the model is named as a vision tower, so nothing would be frozen.
     """
     frozen = [p for name, p in model.named_parameters() if "visual." in name or "vision_tower." in name]
     if not frozen:
-        raise ModelError("worker.actor.model.freeze_vision_tower=true: this model has no vision tower to freeze")
+        raise ModelError(f"{key}=true: this model has no vision tower to freeze")
     for parameter in frozen:
         parameter.requires_grad_(False)
     return sum(p.numel() for p in frozen)
