@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from r1_cli.cluster.placement import Seating
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.learning import open_seats, settle_devices
@@ -33,12 +34,12 @@ def test_one_device_needs_no_cluster():
     config, _ = load_config([*BASE, "trainer.n_gpus_per_node=1"])
     before = "ray" in sys.modules
     for hardware in (Hardware("cpu"), GPUS):
-        with open_seats(config.trainer, hardware) as seats:
-            assert seats == ()
+        with open_seats(config, hardware) as seats:
+            assert seats == Seating()
     assert ("ray" in sys.modules) == before
 
 
 def test_several_gpus_are_refused_by_name():
     config, _ = load_config([*BASE, "trainer.n_gpus_per_node=2"])
-    with pytest.raises(ConfigError, match=r"n_gpus_per_node=2.*set 1"), open_seats(config.trainer, GPUS):
+    with pytest.raises(ConfigError, match=r"n_gpus_per_node=2.*set 1"), open_seats(config, GPUS):
         pass

@@ -8,7 +8,8 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,12 +17,16 @@ from types import ModuleType
 from typing import Any
 
 from r1_cli.cluster.errors import ClusterError
-from r1_cli.cluster.placement import Node, require_room
+from r1_cli.cluster.placement import Machines, Node, require_room, require_room_apart
 from r1_cli.config import ConfigError, Problem
 from r1_cli.config.trainer import TrainerConfig
+from r1_cli.config.worker import EnginesConfig
 from r1_cli.hardware import Hardware
+from r1_rollout.vllm.private_folder import PrivateFolder
 
 LOOPBACK = "127.0.0.1"
+TOGETHER = EnginesConfig()  # on the learner's devices
+SWEEPING = 5.0  # seconds for the machines to remove their temporary files
 JOINING = 120.0  # seconds for the machines of a cluster to be free, and to say what they have
 NO_CLUSTER = (
     "needs a Ray cluster, and none runs here: type on the first machine\n"
@@ -33,8 +38,10 @@ NO_CLUSTER = (
 
 
 @contextmanager
-def open_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[Node, ...]]:
+def open_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig = TOGETHER) -> Iterator[Machines]:
     """Connect to a cluster, and keep `nnodes` machines of it with `n_gpus_per_node` devices each for the run.
+
+    Engines that are to be `apart` get as many other devices as that says, on those machines or on others.
 
     One machine is always a cluster of the run's own: whatever else runs there under Ray is another user's. When the run
     ends, what its actors did when is written to `ray_timeline`, for chrome://tracing.
@@ -44,10 +51,10 @@ def open_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[N
     """
     if not find_spec("ray"):
         raise ConfigError([Problem("trainer.n_gpus_per_node", "several devices need Ray: install r1-cli[ray]")])
-    cluster = private_cluster(trainer, hardware) if trainer.nnodes == 1 else joined_cluster(trainer)
-    with cluster as nodes:
+    private = max(trainer.nnodes, apart.nnodes) == 1
+    with private_cluster(trainer, hardware, apart) if private else joined_cluster(trainer, apart) as machines:
         try:
-            yield nodes
+            yield machines
         finally:
             if trainer.ray_timeline:
                 Path(trainer.ray_timeline).parent.mkdir(parents=True, exist_ok=True)
@@ -55,11 +62,12 @@ def open_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[N
 
 
 @contextmanager
-def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[Node, ...]]:
+def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig) -> Iterator[Machines]:
     """Start Ray for this run alone: on loopback, with a token, and with a folder that is gone when the run is."""
-    ranks = trainer.n_gpus_per_node
-    devices = hardware.gpus if hardware.on_gpu else ("cpu",) * ranks
+    ranks, wanted = trainer.n_gpus_per_node, trainer.n_gpus_per_node + apart.n_gpus_per_node
+    devices = hardware.gpus if hardware.on_gpu else ("cpu",) * wanted
     require_room([(LOOPBACK, len(devices))], 1, ranks, "GPUs")
+    require_room_apart([(LOOPBACK, len(devices))], 1, ranks, apart, "GPUs")
     # Read when Ray is imported: a node's address is loopback there where Ray thinks it cannot be one of many.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # Ray asks for a token by itself, and would write its own into the home. It reads one once, so it stays.
@@ -72,7 +80,7 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tupl
     try:
         ray.init(
             address="local",
-            num_cpus=ranks,  # of which Ray starts as many processes ahead
+            num_cpus=wanted,  # of which Ray starts as many processes ahead
             num_gpus=0,  # the run deals them out itself
             include_dashboard=False,
             namespace=_namespace(),
@@ -81,14 +89,17 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tupl
             _temp_dir=folder,
             _node_ip_address=LOOPBACK,
         )
-        yield (Node(ray.get_runtime_context().get_node_id(), LOOPBACK, devices[:ranks]),)
+        scratch = Path(folder, "scratch")
+        scratch.mkdir()
+        here = Node(ray.get_runtime_context().get_node_id(), LOOPBACK, devices[:ranks], str(scratch))
+        yield Machines((here,), (replace(here, devices=devices[ranks:wanted]),) if apart.nnodes else ())
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def joined_cluster(trainer: TrainerConfig) -> Iterator[tuple[Node, ...]]:
+def joined_cluster(trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[Machines]:
     """Connect to the cluster of RAY_ADDRESS, or to the one that `ray start` has begun on this machine."""
     ray = _import_ray()
     try:
@@ -103,59 +114,82 @@ def joined_cluster(trainer: TrainerConfig) -> Iterator[tuple[Node, ...]]:
         message = NO_CLUSTER.format(address=address) + f" ({str(error).splitlines()[0]})"
         raise ConfigError([Problem("trainer.nnodes", message, str(trainer.nnodes))]) from error
     try:
-        with _kept_machines(ray, trainer) as nodes:
-            yield nodes
+        with ExitStack() as kept:
+            yield _keep_machines(ray, trainer, apart, kept)
     finally:
         ray.shutdown()
 
 
-@contextmanager
-def _kept_machines(ray: ModuleType, trainer: TrainerConfig) -> Iterator[tuple[Node, ...]]:
-    """Take `nnodes` machines with enough free devices until the block ends, by an actor on each that has them all."""
+def _keep_machines(ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig, kept: ExitStack) -> Machines:
+    """Take machines with enough free devices for ranks and engines until `kept` ends."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     resource = "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
     offers = [(node["NodeManagerAddress"], int(node["Resources"].get(resource, 0))) for node in alive]
-    wanted = trainer.n_gpus_per_node
-    require_room(offers, trainer.nnodes, wanted, "GPUs" if resource == "GPU" else "CPUs")
-    group = ray.util.placement_group([{resource: wanted}] * trainer.nnodes, strategy="STRICT_SPREAD")
+    nnodes, per_node = trainer.nnodes, trainer.n_gpus_per_node
+    require_room(offers, nnodes, per_node, f"{resource}s")
+    require_room_apart(offers, nnodes, per_node, apart, f"{resource}s")
+    demands = {"learner": (per_node, nnodes), "apart": (apart.n_gpus_per_node, apart.nnodes)}
+    found = {
+        name: kept.enter_context(_kept_machines(ray, nodes, size, resource)) if nodes else ()
+        for name, (size, nodes) in sorted(demands.items(), key=lambda demand: demand[1], reverse=True)
+    }
+    return Machines(**found)
+
+
+@contextmanager
+def _kept_machines(ray: ModuleType, nnodes: int, wanted: int, resource: str) -> Iterator[tuple[Node, ...]]:
+    """Take `nnodes` machines with `wanted` free devices until the block ends, by an actor on each that has them all."""
+    group = ray.util.placement_group([{resource: wanted}] * nnodes, strategy="STRICT_SPREAD")
     keeper = ray.remote(max_restarts=0)(type("machine", (Keeper,), {}))
+    keepers: list[Any] = []
     try:
         if not group.wait(JOINING):
             raise ClusterError(
-                f"{trainer.nnodes} nodes with {wanted} free {resource}s each were not free within {JOINING:.0f} s: "
-                f"the cluster has {offers} in all, and others use them (`ray status` shows it)"
+                f"{nnodes} nodes with {wanted} free {resource}s each were not free within {JOINING:.0f} s: "
+                f"the cluster has {ray.cluster_resources().get(resource, 0):.0f} in all, and others use them "
+                "(`ray status` shows it)"
             )
-        keepers = [
+        keepers += [
             keeper.options(
                 num_cpus=wanted if resource == "CPU" else 0,
                 num_gpus=wanted if resource == "GPU" else 0,
                 scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, index),
             ).remote()
-            for index in range(trainer.nnodes)
+            for index in range(nnodes)
         ]
         found = ray.get([one.look.remote() for one in keepers], timeout=JOINING)
         require_same_versions(found)
         yield tuple(
-            Node(one["id"], one["address"], tuple(one["gpus"]) if resource == "GPU" else ("cpu",) * wanted)
+            Node(one["id"], one["address"], one["gpus"] if resource == "GPU" else ("cpu",) * wanted, one["scratch"])
             for one in found
         )
     finally:
+        if sweeping := [one.sweep.remote() for one in keepers]:
+            ray.wait(sweeping, num_returns=len(sweeping), timeout=SWEEPING)
         ray.util.remove_placement_group(group)
 
 
 class Keeper:
     """Has the devices of a machine, so that no other run gets them, and tells of the machine."""
 
+    def __init__(self) -> None:
+        self._scratch = PrivateFolder("r1-scratch-")
+
     def look(self) -> dict[str, Any]:
-        """Return the machine's id, address and GPUs, and the versions of what runs there."""
+        """Return the machine's id, address and GPUs, a folder for temporary files, and what software is there."""
         import ray
 
         return {
             "id": ray.get_runtime_context().get_node_id(),
             "address": ray.util.get_node_ip_address(),
-            "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
+            "gpus": tuple(map(str, ray.get_gpu_ids())),
+            "scratch": str(self._scratch.path),
             "versions": own_versions(),
         }
+
+    def sweep(self) -> None:
+        """Remove what the run's actors have left in the folder."""
+        self._scratch.remove()
 
 
 def own_versions() -> dict[str, str]:

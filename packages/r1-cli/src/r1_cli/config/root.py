@@ -26,6 +26,11 @@ class RunConfig(Section):
     worker: WorkerConfig = WorkerConfig()
     trainer: TrainerConfig = TrainerConfig()
 
+    @property
+    def on_cluster(self) -> bool:
+        """Whether there are several devices: several ranks, or engines apart."""
+        return self.trainer.devices > 1 or self.worker.rollout.engines.nnodes > 0
+
 
 def lookup(config: RunConfig, key: str) -> Any:
     """Return the value of a dotted key, e.g. `worker.rollout.n`."""

@@ -40,7 +40,7 @@ def vllm_options(setup: EngineSetup) -> "EngineOptions":
 
     config, model = setup.config, setup.model
     rollout, data, settings = config.worker.rollout, config.data, config.worker.actor.model
-    size = rollout.tensor_parallel_size
+    size, per_node = rollout.tensor_parallel_size, rollout.engines.n_gpus_per_node or config.trainer.n_gpus_per_node
     return EngineOptions(
         end_token_ids=setup.end_token_ids,
         banned_token_ids=setup.banned_token_ids,
@@ -49,7 +49,7 @@ def vllm_options(setup: EngineSetup) -> "EngineOptions":
         hf_overrides=dict(settings.override_config),
         trust_remote_code=settings.trust_remote_code,
         dummy_weights=True,
-        tensor_parallel_size=size if rollout.servers.used else min(size, config.trainer.n_gpus_per_node),
+        tensor_parallel_size=size if rollout.servers.used else min(size, per_node),
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
         max_num_batched_tokens=rollout.max_num_batched_tokens,

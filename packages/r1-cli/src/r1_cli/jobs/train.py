@@ -63,7 +63,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
     model, hardware = open_model(config), find_hardware()
     config = settle_devices(config, provenance, hardware)
     with ExitStack() as stack:
-        seats = stack.enter_context(open_seats(config.trainer, hardware))
+        seats = stack.enter_context(open_seats(config, hardware))
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
         verifier = open_verifier(config, [*sources, *val_sources], stack)
@@ -78,7 +78,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         for line in first_problems(TruthReader(config, [*sources, *val_sources]), [*opened, *val_opened]):
             log.warning("%s", line)
         schedule = build_schedule(config, plan)
-        learner = open_learner(config, hardware, model, schedule, seats, stack)
+        learner = open_learner(config, hardware, model, schedule, seats.ranks, stack)
         settle_packing(config, hardware, model, rendering.renderer, learner)
         at = load_start(learner, prompts, start, algorithm.build_start(config))
         reporter.begin(at.step, schedule.total_steps)
@@ -92,7 +92,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         tracker = Tracker(config.trainer.logger, info, reporter)
         stack.callback(tracker.close)
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
-        scorer = build_scorer(config, model, verifier, open_engine(config, hardware, model, seats, stack))
+        scorer = build_scorer(config, model, verifier, open_engine(config, hardware, model, seats.engines, stack))
         if config.worker.rollout.canary:
             scorer = prove(scorer, learner, build_canary(config, hardware, model, rendering.renderer))
         sampling, val_sampling = build_sampling(config)

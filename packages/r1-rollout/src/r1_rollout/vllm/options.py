@@ -41,6 +41,7 @@ class EngineOptions:
     def arguments(self, path: str, *, on_cpu: bool) -> dict[str, Any]:
         """Return the arguments of `vllm.LLM`."""
         lora = {"enable_lora": True, "max_lora_rank": self.lora_rank, "max_loras": 1} if self.lora_rank else {}
+        several = {"distributed_executor_backend": "mp"} if self.tensor_parallel_size > 1 else {}  # under Ray, too
         by_ipc = self.tensor_parallel_size > 1 and not on_cpu
         return {
             **{name: value for name, value in self._common(on_cpu).items() if value is not None},
@@ -57,6 +58,7 @@ class EngineOptions:
             "logits_processors": [PROCESSOR],
             "weight_transfer_config": {"backend": "ipc"} if by_ipc else None,
             **lora,
+            **several,
         }
 
     def server_options(self, *, on_cpu: bool, transfer: str | None = None) -> dict[str, Any]:
