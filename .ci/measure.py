@@ -62,7 +62,7 @@ WALK = [
     "r1_core.advantages.groups",
     "r1_core.advantages.grpo",
     "r1_core.learner.learner",
-    "r1_core.learner.batching",
+    "r1_core.learner.passes",
     "r1_core.learner.microbatch",
     "r1_core.learner.token_model",
     "r1_core.learner.linear_head",
@@ -92,7 +92,7 @@ ASIDE = {
     "lays tensors out": """
         r1_rollout.embedded.kv r1_rollout.embedded.segments r1_core.advantages.scan r1_core.learner.gradient_sums
         r1_core.learner.parallel
-        r1_core.learner.checkpoint r1_core.learner.optim r1_cli.models
+        r1_core.learner.batching r1_core.learner.checkpoint r1_core.learner.optim r1_cli.models
     """,
 }
 # The containers that an item is in on its way from a row to the loss, in order.
@@ -117,7 +117,7 @@ NOT_ON_THE_WAY = {
     "what one function hands to the next": """
         r1_data.vision.Pixels r1_rewards.types.RewardInput r1_core.advantages.inputs.AdvantageInputs
         r1_core.advantages.groups.GroupStatistics r1_core.learner.linear_head._Chunk r1_core.types.LossOutput
-        r1_core.learner.microbatch.Pack r1_rollout.embedded.segments.Readers
+        r1_core.learner.microbatch.Pack r1_core.learner.passes.Passes r1_rollout.embedded.segments.Readers
     """,
     "what is known of rows, names and the step": """
         r1_data.formats.Columns r1_data.formats.Detected r1_rollout.names.Place r1_core.types.Totals

@@ -20,10 +20,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("ray"), reason=
 
 # Two nodes of one machine have its loopback address, which Ray would not take for one of many, and no token.
 HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
-PATIENCE = 240  # seconds for what takes 30 where nothing else runs
+PATIENCE = 600  # seconds for what takes 30 where nothing else runs
 RUN = [
     "train", QUICKSTART, *SMALL, "data.val_files=null", "trainer.val_freq=-1", "trainer.save_freq=-1",
     "worker.rollout.n=4", "algorithm.disable_kl=false", "worker.actor.clip_ratio_high=0.25",
+    "worker.actor.optim.lr_scheduler_type=constant",
 ]  # fmt: skip
 
 
@@ -68,17 +69,17 @@ def steps_of(folder: Path) -> int:
 
 def test_two_ranks_give_one_process_numbers_and_go_on_as_one(tmp_path: Path, r1: R1) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    r1(*RUN, f"trainer.save_checkpoint_path={one}", "trainer.max_steps=6")
-    with running(two, "trainer.n_gpus_per_node=2", "trainer.max_steps=6") as process:
+    with running(two, "trainer.n_gpus_per_node=2", "trainer.max_steps=1000") as process:
         process.terminate()
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGTERM, out + err
     assert re.search(r"learner-0 … learner-1 +127\.0\.0\.1 +cpu, cpu", out)
     taken = steps_of(two)
-    assert 0 < taken < 6, "the run ended before it was told to"
     assert (two / f"global_step_{taken}/actor/model.safetensors").is_file()
-    r1(*RUN, f"trainer.save_checkpoint_path={two}", "trainer.max_steps=6")
-    for single, ranked in zip(*(without_clock(read_log(folder)) for folder in (one, two)), strict=True):
+    for folder in (one, two):
+        r1(*RUN, f"trainer.save_checkpoint_path={folder}", f"trainer.max_steps={taken + 2}")
+    # Numbers that differ in their last digits choose another token some day, so the first steps are compared.
+    for single, ranked in zip(*(without_clock(read_log(folder))[:6] for folder in (one, two)), strict=True):
         assert ranked == pytest.approx(single, rel=1e-3, abs=1e-4)
 
 

@@ -21,14 +21,17 @@ STEPS = 6
 # Runs the command as a user would, and notes every sampled token of every step on the way.
 DRIVER = textwrap.dedent(
     """
-    import json, sys
+    import json, sys, time
     from pathlib import Path
     from r1_cli.main import main
     from r1_cli.sampling.collect import DynamicSampling
 
     sampled, collect = Path(sys.argv.pop(1)), DynamicSampling.collect
+    held = float(sys.argv.pop(1))  # the step that is not taken until a signal comes
 
     def noting(collector, at, watch):
+        while at.step >= held:
+            time.sleep(0.01)
         groups, after, metrics = collect(collector, at, watch)
         tokens = [c.token_ids.tolist() for group in groups for c in group.completions]
         with sampled.open("a") as file:
@@ -41,10 +44,11 @@ DRIVER = textwrap.dedent(
 )
 
 
-def command(folder: Path, *overrides: str) -> list[str]:
+def command(folder: Path, *overrides: str, held: float = STEPS) -> list[str]:
     rows = "examples/quickstart"
     return [
-        sys.executable, "-c", DRIVER, str(folder / "sampled.jsonl"), "train", "examples/quickstart/config.yaml",
+        sys.executable, "-c", DRIVER, str(folder / "sampled.jsonl"), str(held), "train",
+        "examples/quickstart/config.yaml",
         f"trainer.save_checkpoint_path={folder / 'run'}", f"trainer.max_steps={STEPS}", "trainer.save_freq=2",
         f"data.train_files={rows}/train.parquet[:256]", f"data.val_files={rows}/val.parquet[:16]",
         "data.filter_overlong_prompts_workers=1", "trainer.val_freq=3", "trainer.save_limit=2",
@@ -149,8 +153,9 @@ def wait_for_growth(path: Path, process: subprocess.Popen[bytes], limit: float =
 
 @pytest.mark.slow
 def test_sigterm_saves_says_so_in_the_exit_code_and_resumes(tmp_path: Path, uninterrupted: Path) -> None:
+    going = command(tmp_path, held=STEPS - 2)
     process = subprocess.Popen(
-        command(tmp_path), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        going, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     wait_for_growth(tmp_path / "run" / "experiment_log.jsonl", process)  # type: ignore[arg-type]
     process.send_signal(signal.SIGTERM)

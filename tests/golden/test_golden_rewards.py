@@ -64,7 +64,7 @@ def test_hostile_answers_get_a_verdict_within_the_deadline_and_do_nothing(folder
         assert not os.path.exists(canary), f"{canary} is there before the test: remove it"
     cases = [case for case in load(folder, "rewards.json") if case.get("pathological")]
     inputs = [RewardInput(graders.text_of(case, "response"), graders.text_of(case, "ground_truth")) for case in cases]
-    with load_verifier("math", timeout=10.0) as verifier:
+    with load_verifier("math", timeout=60.0) as verifier:
         scores = verifier(inputs)
     assert inputs
     for case, score in zip(cases, scores, strict=True):

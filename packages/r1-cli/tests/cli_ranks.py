@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from core_models import IMAGE_TOKEN, in_float64, picture_samples, qwen2, qwen25_vl, text_samples
@@ -118,7 +119,7 @@ class Together:
 def meet(build: Build) -> Rank:
     """This process's rank, which has met the others at the place that rank 0 has opened."""
     number, world = dist.get_rank(), dist.get_world_size()
-    rank, addresses = Rank(build, number, world, timeout=60), [None] * world
+    rank, addresses = Rank(build, number, world, timeout=ranks.DEADLINE), [None] * world
     dist.all_gather_object(addresses, rank.open_store("127.0.0.1") if number == 0 else None)
     dist.destroy_process_group()
     rank.join(addresses[0])

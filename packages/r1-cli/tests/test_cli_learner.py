@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 
 from r1_cli.assembly import learner as assembly
-from r1_cli.assembly.learner import build_learner, build_learning_rate, build_shards, joined_alone
+from r1_cli.assembly.learner import build_learner, build_learning_rate, build_offload, build_shards, joined_alone
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.train import build_schedule
 from r1_cli.plan.batches import make_plan
+from r1_core.learner.offload import Offload
 from r1_core.learner.parallel import Parallel, Shard, shard_model
 
 BASE = [
@@ -100,3 +101,35 @@ def test_precision_and_offload_of_a_gpu_are_the_configurations() -> None:
     assert policy == Shard(HALF, HALF, reshard=False, offload=False)
     assert reference == Shard(HALF, HALF, reshard=True, offload=True)  # worker.ref.fsdp's own defaults
     assert not any(shard.offload for shard in build_shards(load_config(BASE)[0], Hardware("cpu")))
+
+
+OFF = "worker.actor.offload.offload_params=false"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], Offload(weights=True, optimizer=True)),
+        ([OFF], Offload(optimizer=True)),
+        (["worker.actor.offload.offload_optimizer=false"], Offload(weights=True)),
+        (["worker.actor.fsdp.enable_cpu_offload=true"], Offload()),  # it is with the processor anyhow
+        (["worker.rollout.servers.count=1"], Offload()),  # nobody wants the room
+        (["worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_node=1"], Offload(True, True)),
+        (
+            [
+                "trainer.n_gpus_per_node=2",
+                "worker.rollout.engines.nnodes=1",
+                "worker.rollout.engines.n_gpus_per_node=1",
+            ],
+            Offload(),
+        ),
+        (
+            ["worker.ref.fsdp.enable_cpu_offload=false", "worker.ref.offload.offload_params=true", OFF],
+            Offload(optimizer=True, reference=True),
+        ),
+    ],
+)
+def test_states_leave_a_gpu_where_an_engine_wants_the_room(words: list[str], expected: Offload) -> None:
+    config = load_config([*BASE, *words])[0]
+    assert build_offload(config, GPU) == expected
+    assert build_offload(config, Hardware("cpu")) == Offload()

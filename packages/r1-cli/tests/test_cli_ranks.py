@@ -44,6 +44,22 @@ def ranked(name: str = "text", objective: str = "KL") -> tuple[RankedLearner, On
     return RankedLearner(crossing), crossing
 
 
+def test_ranks_rest_once_the_engines_have_all_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, crossing = ranked()
+    order: list[str] = []
+    monkeypatch.setattr(crossing.rank.learner, "rest", lambda: order.append("rest"))
+    for name, _ in learner.source(3).tensors():
+        order.append(name)
+    assert order.count("rest") == 1
+    assert order[-1] == "rest"
+    assert learner.source(3).hand_over(count_weights) == len(order) - 1  # who only looks does not send them to rest
+    assert order.count("rest") == 1
+
+
+def count_weights(weights: Weights) -> int:
+    return sum(1 for _ in weights)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("name", "objective"),
     [("text", "KL"), ("text", "full KL"), ("text", "own loss"), ("pictures", "KL"), ("video", "KL")],

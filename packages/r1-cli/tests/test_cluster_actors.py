@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 from cluster_toys import Toy, Unpicklable
+from patience import LONG
 
 from r1_cli.cluster.connect import open_cluster, require_same_versions
 from r1_cli.cluster.errors import ClusterError
@@ -37,8 +38,8 @@ def node(tmp_path_factory):
         with open_cluster(TrainerConfig(n_gpus_per_node=2, ray_timeline=str(timeline)), Hardware("cpu")) as machines:
             yield machines.learner[0]
             during = psutil.Process().children(recursive=True)
-        psutil.wait_procs(during, timeout=10)
-        assert traces() == before
+        assert psutil.wait_procs(during, timeout=LONG)[1] == []
+        assert all(now <= then for now, then in zip(traces(), before, strict=True))
     assert any(event["cat"] == "task::learner-0.about" for event in json.loads(timeline.read_text()))
 
 
@@ -51,7 +52,7 @@ def two_toys(node, logs, name):
     yield actors
     left = [psutil.Process(pid) for pid in actors.pids if psutil.pid_exists(pid)]
     actors.close()
-    assert psutil.wait_procs(left, timeout=10)[1] == []
+    assert psutil.wait_procs(left, timeout=LONG)[1] == []
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +131,8 @@ def test_an_error_that_cannot_travel_is_told_as_a_runtime_error(toys):
 
 
 @pytest.mark.slow
-def test_a_death_is_named_before_the_error_that_it_causes_elsewhere(doomed):
+def test_a_death_is_named_before_the_error_that_it_causes_elsewhere(doomed, monkeypatch):
+    monkeypatch.setattr("r1_cli.cluster.actors.SETTLING", LONG)
     with pytest.raises(ClusterError, match=f"{doomed.places[1].name} on 127.0.0.1 died in leave") as error:
         doomed.ask("leave", 1)
     assert "toy 1 is made" in str(error.value)
@@ -154,7 +156,7 @@ def test_too_many_gpus_are_refused_before_ray_starts():
         open_cluster(TrainerConfig(n_gpus_per_node=4), Hardware("cuda", ("0", "1"))),
     ):
         pass
-    assert traces() == before
+    assert all(now <= then for now, then in zip(traces(), before, strict=True))
 
 
 def test_machines_with_other_software_are_named():

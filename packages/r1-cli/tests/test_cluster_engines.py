@@ -71,7 +71,7 @@ def test_engines_together_draw_what_one_draws_sample_by_sample(count: int) -> No
     with engines.awake(weights(4)):
         assert plain(dict(engines.generate(PROMPTS, PARAMS))) == one_engine()
         assert plain(dict(engines.generate(PROMPTS, PARAMS))) == one_engine()
-    assert all(member.asked.count("work") > 2 for member in members), "one engine had nothing to do"
+    assert all("work" in member.asked for member in members), "one engine had nothing to do"
 
 
 def test_no_engine_has_more_than_it_has_room_for_while_another_has_less() -> None:

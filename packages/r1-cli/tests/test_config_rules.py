@@ -346,7 +346,7 @@ def test_rewards_are_clipped_for_every_estimator() -> None:
 
 
 def test_an_option_that_is_on_by_default_but_does_nothing_is_shown_where_the_user_sets_it() -> None:
-    key = "worker.actor.offload.offload_optimizer"
+    key = "worker.actor.use_torch_compile"
     assert [limit.key for limit in without_effect(*load_config([*PLAIN, f"{key}=true"]))] == [key]
     assert without_effect(*load_config([*PLAIN, f"{key}=false"])) == []
     assert without_effect(*load_config(PLAIN)) == []

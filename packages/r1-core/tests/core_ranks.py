@@ -15,6 +15,7 @@ from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from r1_core.advantages import Reinforce, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.offload import Offload, bytes_on_device, states_of, tensors_of
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model, whole
 from r1_core.losses import GSPO
@@ -203,3 +204,28 @@ def one_pass(name: str) -> None:
     assert metrics == pytest.approx(expected, abs=1e-6)
     for key, grad in grads.items():
         torch.testing.assert_close(grad, wanted[key], atol=1e-6, rtol=0, msg=key)
+
+
+def offloaded_steps(shard_size: int) -> tuple[tuple[int, ...], list[float], list[float]]:
+    """Two steps with the states away between them, and without; return the bytes that were there meanwhile, too."""
+    parallel, lines = Parallel.join("cpu", shard_size=shard_size), []
+    away: tuple[int, ...] = ()
+    for offload in (Offload(), Offload(weights=True, optimizer=True, reference=True)):
+        models = [qwen2(0, tied=True), qwen2(1)]
+        for model in models:
+            shard_model(model, find_blocks(model), parallel.mesh)
+        optimizer = build_optimizer(models[0].named_parameters(), lr=1e-2)
+        learner = Learner(
+            models[0], optimizer, lambda step: 1.0, reference=models[1], parallel=parallel, offload=offload
+        )
+        line = []
+        for _ in range(2):
+            samples = assign(learner.annotate(text_samples()), Reinforce())
+            line += learner.forward_backward(samples, Objective(kl_penalty="low_var_kl", kl_coef=0.1)).values()
+            line += learner.optim_step().values()
+            line += [tensor.double().sum().item() for _, tensor in learner.weights()]
+            learner.rest()
+            states = tensors_of(models[0]), states_of(optimizer), tensors_of(models[1])
+            away = tuple(bytes_on_device(one) for one in states)
+        lines.append(line)
+    return away, *lines

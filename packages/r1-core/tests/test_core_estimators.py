@@ -362,7 +362,7 @@ def test_assign_hands_over_baselines_values_and_the_kl():
     greedy = assign(samples, ReMax(), baselines=[0.25, 0.25])
     assert greedy[1].advantages.tolist() == [0.0, -0.25, 0.0, -0.25]
     forecasts = [torch.tensor([9.0, 0.5, 0.5]), torch.tensor([9.0, 0.0, 9.0, 0.0])]
-    critic = assign(samples, GAE(), values=forecasts)
+    critic = assign([replace(s, values=v) for s, v in zip(samples, forecasts, strict=True)], GAE())
     assert critic[0].advantages[1] > 0 > critic[1].advantages[1]
     # k1 is 0.5 a token: the first token of two bears both penalties, the last its own.
     penalised = assign(samples, Reinforce(whiten=False), kl_penalty="kl", kl_coef=0.1)

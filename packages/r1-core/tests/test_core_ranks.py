@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import core_critics
 import core_ranks
 import core_toy
 import pytest
@@ -31,6 +32,13 @@ def test_two_ranks_learn_what_one_process_learns(shard_size, shard):
     for own, found in ranks.run(core_toy.learn, shard_size, shard):
         assert own == [pytest.approx(expected, abs=1e-10) for expected in metrics]
         assert_same_weights(found, weights, atol=1e-10)
+
+
+@pytest.mark.parametrize(("shard_size", "aggregation"), [(-1, "token"), (1, "seq")])
+def test_two_ranks_critic_forecasts_and_learns_what_one_process_does(shard_size, aggregation):
+    expected = core_critics.learn(None, aggregation)
+    for found in ranks.run(core_critics.learn, shard_size, aggregation):
+        core_critics.assert_same_course(found, expected)
 
 
 def test_a_mesh_has_the_dimensions_and_the_timeout_that_were_asked_for():

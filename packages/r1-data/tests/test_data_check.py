@@ -5,6 +5,7 @@ from contextlib import closing
 
 import pytest
 from data_targets import MEGABYTE, Stub
+from patience import growing
 from PIL import Image
 
 from r1_data.check import Inspector, SourceRows, examine_all
@@ -91,7 +92,7 @@ def test_rows_that_ask_the_same_have_one_digest(processor, picture):
     ("act", "reason"),
     [
         ("crash", r"its worker process ended by itself (exit code 7)"),
-        ("hang", "it took longer than 2 seconds"),
+        ("hang", "it took longer than"),
         ("swell", "it needs more than 314,572,800 bytes of memory"),
     ],
 )
@@ -99,11 +100,18 @@ def test_media_that_break_a_worker_are_named_and_the_rest_goes_on(act, reason):
     rows = [{"problem": "<image>?", "answer": "1", "images": [b"picture"]} for _ in range(9)]
     rows[5]["problem"] = f"<image>{act}"
     rows[2] = None
-    with Workers(Inspector(Stub(), 400), 1, memory_bytes=300 * MEGABYTE, seconds=2.0) as workers:
-        found = examine(rows, Stub(), workers=workers)
+
+    def look(seconds):
+        with Workers(Inspector(Stub(), 400), 1, memory_bytes=300 * MEGABYTE, seconds=seconds) as workers:
+            return list(examine(rows, Stub(), workers=workers))
+
+    def only_one(found):
+        return {row.index: row.kind for row in found if row.kind} == {2: "unreadable", 5: "crash"}
+
+    found = growing(look, only_one, (2.0, 20.0, 60.0) if act == "hang" else (120.0,))
     assert [row.index for row in found] == list(range(9))
-    assert {row.index: row.kind for row in found if row.kind} == {2: "unreadable", 5: "crash"}
-    assert found[5].reason == f"rows.jsonl:6: {reason}"
+    assert only_one(found)
+    assert found[5].reason.startswith(f"rows.jsonl:6: {reason}")
     assert [found[0].tokens, found[8].tokens] == [10, 10]
 
 

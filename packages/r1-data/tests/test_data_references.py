@@ -125,7 +125,7 @@ def server(picture):
 
 def test_allowed_pictures_are_fetched_within_limits(server, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    limits = Downloads(max_bytes=50_000, timeout=20)
+    limits = Downloads(max_bytes=50_000, timeout=120)
     assert image_size(resolve_picture(f"{server}/picture", None, limits)) == (40, 60)
     for page, message in (
         ("large", "over 50,000 bytes"), ("gone", "not fetched.*404"), ("away", "(redirected to|not fetched).*file:"),

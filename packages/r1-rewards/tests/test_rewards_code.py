@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from patience import growing
 
 from r1_rewards import RewardInput, RewardSpecError, code, load
 from r1_rewards.sandbox.code_grading import same_output, same_value
@@ -33,7 +34,7 @@ def fenced(source):
 
 
 def score(source, tests, **settings):
-    return code.score(fenced(source), tests, **{"timeout": 20.0, **settings})
+    return code.score(fenced(source), tests, **{"timeout": 120.0, "total_timeout": 600.0, **settings})
 
 
 def outcomes(score):
@@ -78,13 +79,13 @@ def test_a_method_of_a_solution_class_is_called_as_on_leetcode(tests):
 )
 @pytest.mark.parametrize("tests", [ADD, ADD_ASSERTS])
 def test_a_failing_call_costs_its_own_test_and_names_its_cause(tests, body, cause):
-    result = score(
-        f"def add(a, b):\n    if a == 1:\n        {body}\n    return a + b",
-        tests,
-        share=True,
-        timeout=2.0 if cause == "timeout" else 20.0,
-    )
-    assert outcomes(result) == {"passed": 0.5, cause: 0.5}
+    source = f"def add(a, b):\n    if a == 1:\n        {body}\n    return a + b"
+
+    def result(seconds):
+        return outcomes(score(source, tests, share=True, timeout=seconds))
+
+    wanted = {"passed": 0.5, cause: 0.5}
+    assert growing(result, wanted.__eq__, (1.0, 10.0, 60.0) if cause == "timeout" else (120.0,)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_a_failing_call_costs_its_own_test_and_names_its_cause(tests, body, caus
     ],
 )
 def test_a_failing_program_names_its_cause(source, cause):
-    timeout = 0.5 if cause == "timeout" else 20.0
+    timeout = 0.5 if cause == "timeout" else 120.0
     assert outcomes(score(source, PLUS_ONE, share=True, timeout=timeout)) == {cause: 1.0}
 
 
@@ -253,7 +254,7 @@ if __name__ == '__main__': print(search())
 )
 def test_the_expected_values_are_nowhere_to_be_found(tests, tmp_path):
     (tmp_path / "tests.json").write_text(tests)
-    result = score(SEARCH.format(folder=str(tmp_path)), tests, share=True, timeout=20.0)
+    result = score(SEARCH.format(folder=str(tmp_path)), tests, share=True)
     assert result.parts["passed"] == 0.0
     assert result.parts["wrong"] > 0.0  # it searched, and returned
 
@@ -261,7 +262,7 @@ def test_the_expected_values_are_nowhere_to_be_found(tests, tmp_path):
 def test_the_search_for_expected_values_finds_what_it_is_given():
     tests = json.dumps({"inputs": ["treasure-7261"], "outputs": ["treasure-7261"]})
     source = "kept = input()\n" + SEARCH.format(folder="/nowhere")
-    assert score(source, tests, timeout=20.0).value == 1.0
+    assert score(source, tests).value == 1.0
 
 
 @pytest.mark.parametrize(
@@ -344,7 +345,7 @@ def test_the_forms_of_tests_are_told_apart():
 
 def test_the_verifier_scores_in_workers_and_says_what_protects_it(capfd):
     inputs = [RewardInput(fenced(f"print(int(input()) + {number})"), PLUS_ONE) for number in (1, 2, 1)]
-    with load("code", {"share": True, "timeout": 20.0}, workers=2) as verifier:
+    with load("code", {"share": True, "timeout": 120.0}, timeout=600.0, workers=2) as verifier:
         scores = verifier([*inputs, RewardInput("x", "no tests")])
     assert [score.value for score in scores] == [1.0, 0.0, 1.0, 0.0]
     assert scores[3].error.message.startswith("TestsError")
@@ -391,8 +392,8 @@ def test_values_with_one_hash_are_never_hashed_by_the_caller():
 
 def test_a_solution_that_returns_a_set_where_json_expects_a_list_is_wrong_and_a_dict_of_numbers_is_right():
     calls = '{"inputs": [[4]], "outputs": [{"4": [1, 2]}], "fn_name": "f"}'
-    assert code.score(fenced("def f(x): return {x: [1, 2]}"), calls).value == 1.0
-    assert code.score(fenced("def f(x): return {x: {1, 2}}"), calls).value == 0.0
+    assert score("def f(x): return {x: [1, 2]}", calls).value == 1.0
+    assert score("def f(x): return {x: {1, 2}}", calls).value == 0.0
 
 
 UNITTEST = """
@@ -414,8 +415,8 @@ LISTED = json.dumps(["def test_add():\n    assert add(1, 2) == 3"])
     "tests", [UNITTEST, ASYNC, PYTEST, LOOP, LISTED], ids=["unit", "async", "pytest", "for", "list"]
 )
 def test_every_way_to_write_a_test_is_run(tests):
-    assert code.score(fenced("def add(a, b): return a + b"), tests).value == 1.0
-    assert code.score(fenced("def add(a, b): return a - b"), tests).value == 0.0
+    assert score("def add(a, b): return a + b", tests).value == 1.0
+    assert score("def add(a, b): return a - b", tests).value == 0.0
 
 
 @pytest.mark.parametrize(
@@ -432,26 +433,26 @@ def test_every_way_to_write_a_test_is_run(tests):
 )
 def test_tests_that_run_nothing_are_an_error_of_the_data(tests, message):
     with pytest.raises(TestsError, match=message):
-        code.score(fenced("def add(a, b): return a + b\ndef check(f): pass"), tests)
+        score("def add(a, b): return a + b\ndef check(f): pass", tests)
 
 
 @pytest.mark.parametrize("name", ["select", "array", "copy", "queue", "token"])
 def test_a_function_may_be_called_like_a_standard_module(name):
     tests = json.dumps([f"assert {name}(2) == 4", f"assert list(map({name}, [1, 2])) == [2, 4]"])
-    assert code.score(fenced(f"def {name}(x): return 2 * x"), tests).value == 1.0
+    assert score(f"def {name}(x): return 2 * x", tests).value == 1.0
 
 
 def test_a_solution_cannot_pass_off_a_standard_module_of_its_own():
     own = "class math:\n    isclose = staticmethod(lambda a, b: True)\ndef f(x): return 0"
-    assert code.score(fenced(own), json.dumps(["assert math.isclose(f(1), 1.5)"])).value == 0.0
+    assert score(own, json.dumps(["assert math.isclose(f(1), 1.5)"])).value == 0.0
 
 
 def test_a_solution_that_raises_stop_iteration_passes_nothing():
     tests = json.dumps(["assert all(map(f, [1, 2, 3]))", "assert f(1)"])
-    found = code.score(fenced("def f(x): raise StopIteration"), tests, share=True)
+    found = score("def f(x): raise StopIteration", tests, share=True)
     assert found.parts["exception"] == 1.0
 
 
 def test_a_program_may_write_to_the_null_device():
     source = "import os\nwith open(os.devnull, 'w') as file: print('x', file=file)\nprint(int(input()) + 1)"
-    assert code.score(fenced(source), PLUS_ONE).value == 1.0
+    assert score(source, PLUS_ONE).value == 1.0

@@ -1,5 +1,6 @@
 """The judge: what it is asked, which replies count, what a response cannot do, and failures as data."""
 
+import itertools
 import json
 import re
 import threading
@@ -30,7 +31,7 @@ def judged(reply):
 
 
 def quick(url, **settings):
-    return JudgeVerifier(f"{url}/v1", "judge-1", **{"backoff": 0.01, "tries": 2, "timeout": 5.0, **settings})
+    return JudgeVerifier(f"{url}/v1", "judge-1", **{"backoff": 0.01, "tries": 2, "timeout": 60.0, **settings})
 
 
 def by_reference(prompt, nonce):
@@ -163,11 +164,15 @@ def test_a_reply_that_misses_its_verdict_is_asked_for_again():
 
 def test_no_more_requests_run_at_once_than_allowed():
     running, most, lock = [0], [0], threading.Lock()
+    numbers, three = itertools.count(), threading.Barrier(3)
 
     def reply(prompt, nonce):
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
+            number = next(numbers)
+        if number < 3:
+            three.wait(120)
         threading.Event().wait(0.02)
         with lock:
             running[0] -= 1

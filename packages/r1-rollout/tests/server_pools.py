@@ -1,7 +1,6 @@
 """Pools over fake servers, with what is pushed to them, asked of them and expected."""
 
 import multiprocessing
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 from fake_vllm import END, FakeServer, answer, serving
+from patience import eventually
 
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
@@ -101,8 +101,5 @@ def take(groups: Any, count: int) -> Any:
         yield next(groups)
 
 
-def wait_for(condition: Any, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
+def wait_for(condition: Any) -> None:
+    assert eventually(condition), "waited in vain"

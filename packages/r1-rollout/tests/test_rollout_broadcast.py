@@ -99,7 +99,7 @@ def test_a_server_that_hangs_in_a_push_is_left_after_the_deadline_and_the_others
 ) -> None:
     good, hung = FakeServer(), FakeServer()
     hung.update_fault = lambda number: "hang" if number == 1 else None
-    pool = pools.open(good, hung, deadlines=Deadlines(stall=60, load=8.0, probe=0.01, recovery=120), **BY_TWOS)
+    pool = pools.open(good, hung, deadlines=Deadlines(stall=60, load=20.0, probe=0.01, recovery=120), **BY_TWOS)
     with pool.awake(LocalWeights(weights(5), 3)):
         assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
         assert sorted(good.received) == NAMES

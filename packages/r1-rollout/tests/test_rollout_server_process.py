@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fake_vllm import END, answer
+from server_pools import wait_for
 
 import r1_rollout
 from r1_rollout.handover import LocalWeights
@@ -63,13 +63,6 @@ def running(group: int) -> bool:
     return False
 
 
-def wait_for(condition: Any, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
 def test_a_server_wants_its_token_and_hides_it(tmp_path: Path) -> None:
     server = local()
     try:
@@ -85,7 +78,7 @@ def test_a_server_wants_its_token_and_hides_it(tmp_path: Path) -> None:
         server.start()
         assert server.endpoint.token != first
         assert group is not None
-        assert not running(group)
+        wait_for(lambda: not running(group))
     finally:
         server.stop()
     assert not socket_path.parent.exists()
@@ -120,7 +113,7 @@ def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_weights()
             wait_for(lambda: all(server.state == "ready" for server in pool._supervisor.servers))
             assert {server.label for server in pool._supervisor.servers} == {pool._supervisor.current.label}  # type: ignore[union-attr]
         pids = [server.pid or 0 for server in servers]
-    assert not any(running(pid) for pid in pids)
+    wait_for(lambda: not any(map(running, pids)))
 
 
 def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:

@@ -58,6 +58,9 @@ class Learner(Protocol):
     def describe(self) -> Facts:
         """Return what is asked about model and device, and the memory that was taken so far."""
 
+    def rest(self) -> None:
+        """Let all that is offloaded leave the device, until the verb that needs it."""
+
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
     def save(self, folder: Path, *, model_only: bool = False) -> None: ...
     def load(self, folder: Path, *, model_only: bool = False) -> None: ...
@@ -72,8 +75,10 @@ class Remote(Protocol):
 
 
 def weights_of(learner: Learner, version: int) -> WeightSource:
-    """Return what an engine takes up, wherever the learner's weights are."""
-    return learner.source(version) if isinstance(learner, Remote) else LocalWeights(learner.weights, version)
+    """Return what an engine takes up, wherever the learner's weights are; once it has them, the learner rests."""
+    if isinstance(learner, Remote):
+        return learner.source(version)
+    return LocalWeights(learner.weights, version, taken=learner.rest)
 
 
 class Progress(Protocol):

@@ -13,7 +13,9 @@ PER_TOKEN = (
     "ref_logprobs",
     "squared_probs",
     "full_kl",
+    "values",
     "advantages",
+    "returns",
     "weights",
     "selected",
 )
@@ -43,7 +45,9 @@ class Sample:
     ref_logprobs: Tensor | None = None  # float32 [L], the frozen reference's
     squared_probs: Tensor | None = None  # float32 [L], Σ p² of the policy's distribution before the first update
     full_kl: Tensor | None = None  # float32 [L], KL of that distribution from the reference's, over the vocabulary
+    values: Tensor | None = None  # float32 [L], the critic's forecast before each token, before its first update
     advantages: Tensor | None = None  # float32 [L]
+    returns: Tensor | None = None  # float32 [L], what the critic should have forecast
     weights: Tensor | None = None  # float32 [L], multiply the policy loss (`losses.correction`)
     selected: Tensor | None = None  # bool [L], tokens that the policy loss treats apart (`losses.covariance`)
 

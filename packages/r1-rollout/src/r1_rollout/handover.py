@@ -1,9 +1,12 @@
 """Hand-over of weights: a handle that engines read from, so that whoever calls them holds no tensor."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, cast
 
+from torch import Tensor
+
+from r1_rollout.lora import Adapter
 from r1_rollout.weights import Weights
 
 Result = TypeVar("Result")
@@ -35,16 +38,27 @@ class LocalWeights:
 
     weights: Weights | Callable[[], Weights]  # or what makes a pass over them, for sources that are read more than once
     version: int
+    taken: Callable[[], object] | None = None  # called when an engine has read all of `tensors`
 
     def names(self) -> Weights:
         """Return the weights: they are here."""
-        return self.tensors()
-
-    def tensors(self) -> Weights:
-        """Return the weights; a state dict stands for its items."""
         weights = self.weights() if callable(self.weights) else self.weights
         return cast(Weights, weights.items()) if isinstance(weights, Mapping) else weights
 
+    def tensors(self) -> Weights:
+        """Return the weights; a state dict stands for its items."""
+        weights = self.names()
+        if self.taken is None:
+            return weights
+        if isinstance(weights, Adapter):
+            return replace(weights, weights=_followed(weights.weights, self.taken))
+        return _followed(weights, self.taken)
+
     def hand_over(self, task: Callable[[Weights], Result]) -> Result:
         """Run `task` here."""
-        return task(self.tensors())
+        return task(self.names())
+
+
+def _followed(weights: Iterable[tuple[str, Tensor]], taken: Callable[[], object]) -> Iterator[tuple[str, Tensor]]:
+    yield from weights
+    taken()

@@ -15,6 +15,7 @@ from r1_cli.models.files import ModelFiles, load_weights
 from r1_cli.roles import Schedule
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.offload import Offload
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
 from r1_core.learner.parallel import Parallel, Shard
 
@@ -73,6 +74,18 @@ def build_learner(
         parallel=parallel,
         fillers=build_fillers(config, model) if parallel.data_world > 1 else (),
         device=hardware.device,
+        offload=build_offload(config, hardware),
+    )
+
+
+def build_offload(config: RunConfig, hardware: Hardware) -> Offload:
+    """What leaves a GPU between phases: what is not with the processor for good, where an engine takes the room."""
+    actor, ref = config.worker.actor, config.worker.ref
+    room_is_wanted = hardware.on_gpu and config.colocated and not actor.fsdp.enable_cpu_offload
+    return Offload(
+        weights=room_is_wanted and actor.offload.offload_params,
+        optimizer=room_is_wanted and actor.offload.offload_optimizer,
+        reference=hardware.on_gpu and ref.offload.offload_params and not ref.fsdp.enable_cpu_offload,
     )
 
 

@@ -27,7 +27,7 @@ from r1_cli.cluster.placement import Node, share_threads
 from r1_cli.config.root import SECRET
 
 STARTING = 600.0  # seconds for an actor's process to be there
-SETTLING = 2.0  # seconds after a first error, in which the death that caused it may become known
+SETTLING = 10.0  # seconds after a first error, in which the death that caused it may become known
 # What the driver's environment says of computing holds on every machine; secrets stay where they are.
 PASSED_ON = ("CUBLAS_", "GLOO_", "GOMP_", "HF_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TRANSFORMERS_", "VLLM_")
 

@@ -135,6 +135,10 @@ class RankedLearner:
         """Give the weights that `ablate` has set to zero their values back; without any, do nothing."""
         self._ask("restore")
 
+    def rest(self) -> None:
+        """Let all that is offloaded leave the devices, until the verb that needs it."""
+        self._ask("rest")
+
     def describe(self) -> Facts:
         """Return what is asked about model and devices; memory is that of the rank that took most."""
         facts: list[Facts] = self._ranks.ask_all("describe")

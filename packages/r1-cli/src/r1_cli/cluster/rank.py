@@ -191,6 +191,10 @@ class Rank:
         """Do what the learner's does."""
         self.learner.restore()
 
+    def rest(self) -> None:
+        """Do what the learner's does."""
+        self.learner.rest()
+
     def describe(self) -> Facts:
         """Return the facts of the whole model, and of this rank's device."""
         facts = self.learner.describe()
@@ -224,10 +228,13 @@ class Rank:
         self._weights = buckets(self.learner.weights(dtype), BUCKET)
 
     def next_weights(self, put: Put | None) -> list[Packed] | Reference | None:
-        """Return the next whole tensors from rank 0, or where they were put down there; None at the end."""
+        """Return the next whole tensors from rank 0, or where they were put down there; None at the end, then rest."""
         bucket = next(self._weights, None)
-        if bucket is None or self._rank > 0:
-            return None if bucket is None else []
+        if bucket is None:
+            self.learner.rest()
+            return None
+        if self._rank > 0:
+            return []
         packed = [(name, to_array(tensor)) for name, tensor in bucket]
         return put(packed) if put else packed
 

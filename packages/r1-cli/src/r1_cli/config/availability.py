@@ -56,7 +56,7 @@ NO_EFFECT: dict[str, str] = {
     "worker.actor.fsdp.use_orig_params": "FSDP2 always does",
     "worker.actor.fsdp.mp_buffer_dtype": "buffers keep the model's own precision",
     "worker.ref.strategy": "both names mean FSDP2",
-    "worker.ref.offload": "it is worker.ref.fsdp.enable_cpu_offload that keeps the reference off the device",
+    "worker.ref.offload.offload_optimizer": "the reference is not trained",
     **{
         f"worker.ref.fsdp.{key}": "the reference computes in what the actor does, on the ranks that it has"
         for key in FSDPConfig.model_fields
@@ -66,8 +66,6 @@ NO_EFFECT: dict[str, str] = {
 }
 # On by default, so shown only where the user asks for them.
 NO_EFFECT_WHEN_SET: dict[str, str] = {
-    "worker.actor.offload.offload_params": "weights stay on the device while the engine samples",
-    "worker.actor.offload.offload_optimizer": "optimizer states stay on the device while the engine samples",
     "worker.actor.use_torch_compile": "log-probs are computed eagerly",
 }
 
@@ -76,6 +74,15 @@ SELDOM_MEANT: tuple[tuple[str, Applies, str], ...] = (
     ("worker.actor.optim.lr", lambda v, c: v == 0, "no weight changes"),
     ("trainer.save_freq", lambda v, c: v == 0, "as -1, no checkpoint is written"),
     ("trainer.val_freq", lambda v, c: v == 0, "as -1, nothing is validated between steps"),
+    *(
+        (f"worker.actor.offload.{key}", lambda v, c: v and not c.colocated, "no engine samples where the actor learns")
+        for key in ("offload_params", "offload_optimizer")
+    ),
+    (
+        "worker.ref.offload.offload_params",
+        lambda v, c: v and c.worker.ref.fsdp.enable_cpu_offload,
+        "worker.ref.fsdp.enable_cpu_offload keeps the reference off the device anyhow",
+    ),
 )
 
 

@@ -31,6 +31,12 @@ class RunConfig(Section):
         """Whether there are several devices: several ranks, or engines apart."""
         return self.trainer.devices > 1 or self.worker.rollout.engines.nnodes > 0
 
+    @property
+    def colocated(self) -> bool:
+        """Whether engines sample on the devices that learn."""
+        rollout = self.worker.rollout
+        return not rollout.servers.used and not rollout.engines.nnodes
+
 
 def lookup(config: RunConfig, key: str) -> Any:
     """Return the value of a dotted key, e.g. `worker.rollout.n`."""

@@ -55,7 +55,7 @@ class FSDPConfig(Section):
 
 
 class OffloadConfig(Section):
-    """Whether states are parked in CPU memory while they are not needed."""
+    """Whether states lie in the processor's memory while an engine samples on the device, and the reference's ever."""
 
     offload_params: bool = True
     offload_optimizer: bool = True

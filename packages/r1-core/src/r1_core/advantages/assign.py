@@ -1,4 +1,4 @@
-"""Give each sample the advantage of each of its tokens."""
+"""Give each sample the advantage of each of its tokens, and the return where a critic learns it."""
 
 import logging
 import math
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from r1_core import kl
-from r1_core.advantages.inputs import AdvantageInputs, Estimator
+from r1_core.advantages.inputs import AdvantageInputs, Estimator, Forecasting
+from r1_core.advantages.scan import discounted_sums
 from r1_core.losses.correction import Correction, correct
 from r1_core.rows import flatten, known, rows, to_rows, trained, with_tokens
 from r1_core.types import Sample
@@ -21,6 +22,7 @@ PER_TOKEN = (
     "squared_probs",
     "ref_logprobs",
     "full_kl",
+    "values",
 )  # fields of a sample that an estimator may need
 
 
@@ -29,7 +31,6 @@ def assign(
     estimator: Estimator,
     *,
     baselines: Sequence[float] | None = None,
-    values: Sequence[Tensor] | None = None,
     parts: Sequence[Mapping[str, float]] | None = None,
     correction: Correction | None = None,
     kl_penalty: str | None = None,
@@ -37,13 +38,16 @@ def assign(
 ) -> list[Sample]:
     """Return the samples, in order, with `advantages` float32 [L] filled in: 0 where `loss_mask` is false.
 
+    An estimator that needs the critic's `values` fills `returns` float32 [L], too, which the critic learns: its own
+    (`Forecasting`), else the sum of the rewards from each token on.
+
     A group must be given whole. The reward counts on the last trained token; a sample without trained tokens takes
     part in its group's statistics and gets no advantage. `baselines` are the rewards of the greedy answers, one per
-    sample (ReMax), `values` [L] a critic's forecasts (GAE), `parts` the rewards of each sample one by one, under
-    the same names for all (GDPO), and `correction` how the gap between engine and learner is weighed (optimal token
-    baseline, from the samples' `old_logprobs` and `rollout_logprobs`). With `kl_penalty`, a name of `r1_core.kl`, every
-    token loses kl_coef times its KL from the reference, taken from the samples' `old_logprobs` and `ref_logprobs`, or
-    from their `full_kl` with `kl.FULL`. What the estimator `needs` of the samples' own fields it is given.
+    sample (ReMax), `parts` the rewards of each sample one by one, under the same names for all (GDPO), and `correction`
+    how the gap between engine and learner is weighed (optimal token baseline, from the samples' `old_logprobs` and
+    `rollout_logprobs`). With `kl_penalty`, a name of `r1_core.kl`, every token loses kl_coef times its KL from the
+    reference, taken from the samples' `old_logprobs` and `ref_logprobs`, or from their `full_kl` with `kl.FULL`. What
+    the estimator `needs` of the samples' own fields it is given.
     Raises ValueError on a reward that is not finite, and if what the KL needs is missing; an advantage that is not
     finite is logged, with its sample and estimator.
     """
@@ -59,7 +63,6 @@ def assign(
         torch.tensor([sample.group_id for sample in samples]),
         mask,
         token_penalties=_penalties(samples, mask, kl_penalty, kl_coef) if kl_penalty is not None else None,
-        values=to_rows(flatten(values, samples).double(), mask) if values is not None else None,
         baselines=torch.tensor(baselines, dtype=torch.float64) if baselines is not None else None,
         parts=_table(parts, part_names) if parts is not None and part_names is not None else None,
         part_names=part_names,
@@ -68,11 +71,22 @@ def assign(
             need: rows(samples, need).double() for need in PER_TOKEN if need in estimator.needs and known(samples, need)
         },
     )
-    advantages = estimator(inputs)
-    flat = advantages.masked_select(mask).float()
-    if not flat.isfinite().all():
-        _warn_of_what_is_not_finite(samples, torch.where(mask, advantages, 0.0), type(estimator).__name__)
-    return with_tokens(samples, advantages=flat)
+    found = _estimate(estimator, inputs)
+    flat = {name: table.masked_select(mask).float() for name, table in found.items()}
+    if not flat["advantages"].isfinite().all():
+        _warn_of_what_is_not_finite(samples, torch.where(mask, found["advantages"], 0.0), type(estimator).__name__)
+    return with_tokens(samples, **flat)
+
+
+def _estimate(estimator: Estimator, inputs: AdvantageInputs) -> dict[str, Tensor]:
+    """Advantages [N, R], and returns where there is a critic to learn them."""
+    if isinstance(estimator, Forecasting):
+        advantages, returns = estimator.with_returns(inputs)
+        return {"advantages": advantages, "returns": returns}
+    found = {"advantages": estimator(inputs)}
+    if "values" in estimator.needs:
+        found["returns"] = discounted_sums(inputs.shaped_rewards, inputs.mask, 1.0)
+    return found
 
 
 def _require_finite_rewards(samples: Sequence[Sample]) -> None:

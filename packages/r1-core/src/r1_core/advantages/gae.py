@@ -41,15 +41,22 @@ class GAE(Estimator):
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R], whitened, in the dtype of the rewards. Raises ValueError without `values`."""
-        blocks = self._blocks(inputs)
-        dtype = inputs.token_rewards.dtype
-        return whiten_blocks(blocks, inputs.mask, dtype, unbiased=self.unbiased, norm_by_std=self.norm_by_std)
+        return self._whiten(self._blocks(inputs), inputs)
+
+    def with_returns(self, inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+        """Return what calling it does, and the returns [N, R] that a critic learns; tokens are gone through once."""
+        advantages, returns = self.estimate(inputs)
+        return self._whiten(advantages.__getitem__, inputs), returns
 
     def estimate(self, inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
         """Return advantages before whitening and the returns that a critic learns, float64 [N, R], 0 off the mask."""
         mask = inputs.mask
         advantages = torch.where(mask, self._blocks(inputs)(slice(None)), 0.0)
         return advantages, torch.where(mask, advantages + inputs.require("values", "GAE"), 0.0)
+
+    def _whiten(self, blocks: Blocks, inputs: AdvantageInputs) -> Tensor:
+        dtype = inputs.token_rewards.dtype
+        return whiten_blocks(blocks, inputs.mask, dtype, unbiased=self.unbiased, norm_by_std=self.norm_by_std)
 
     def _blocks(self, inputs: AdvantageInputs) -> Blocks:
         """Advantages of some rows before whitening."""

@@ -1,7 +1,7 @@
 """What an advantage estimator sees: `AdvantageInputs`."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -89,3 +89,12 @@ class Estimator(Protocol):
     needs: ClassVar[Needs] = ()
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor: ...
+
+
+@runtime_checkable
+class Forecasting(Protocol):
+    """An estimator by a critic's forecasts that says, too, what these should have been."""
+
+    def with_returns(self, inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+        """Return the advantages and the returns that the critic learns, both [N, R] and 0 off `loss_mask`."""
+        ...

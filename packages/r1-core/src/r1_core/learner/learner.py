@@ -13,11 +13,13 @@ from torch.optim import Optimizer
 
 from r1_core.learner import checkpoint
 from r1_core.learner.ablation import ablate, restore
-from r1_core.learner.batching import Batching, MicroLimit, count, fillers, rounds
+from r1_core.learner.batching import Batching, count
 from r1_core.learner.facts import Facts, describe
-from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import MicroBatch, collate
-from r1_core.learner.parallel import Parallel, reshard, total_norm, whole
+from r1_core.learner.offload import Offload, Residence
+from r1_core.learner.optim import clip_and_step
+from r1_core.learner.parallel import Parallel, reshard, whole
+from r1_core.learner.passes import Passes
 from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
@@ -70,7 +72,7 @@ class Learner:
     `temperature` is the one that the answers were sampled at. `device` is where it computes, by default where the
     first parameter lies. In which precision is a matter of the model: of its weights, or of how it is sharded
     (`parallel.Shard`). `fillers`, of use to several ranks only, are tiny samples, one of each kind of media, for those
-    that have none of it while others do.
+    that have none of it while others do. `offload` says what leaves the device meanwhile.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Learner:
         parallel: Parallel | None = None,
         fillers: Sequence[Sample] = (),
         device: torch.device | None = None,
+        offload: Offload | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -105,6 +108,11 @@ class Learner:
         self._base_lrs = [group["lr"] for group in optimizer.param_groups]
         if reference is not None:
             reference.requires_grad_(False).eval()
+        self._residence = Residence(offload or Offload(), model, reference, optimizer)
+
+    @property
+    def _passes(self) -> Passes:
+        return Passes(self.batching, self.parallel, self.fillers, self.device)
 
     # --- log-probs -------------------------------------------------------------------------------------------------
 
@@ -133,23 +141,22 @@ class Learner:
             found |= self._measure(self._reference_tokens, samples, {"ref_logprobs": "logprobs"})
         return found
 
-    @torch.no_grad()
     def _measure(
         self, token_model: TokenModel, samples: Sequence[Sample], fields: Mapping[str, str]
     ) -> dict[str, Tensor]:
         """Return fields of the samples, for each of which the name in `TokenStats` is given: float32 [T]."""
-        if not samples:
-            return {}
-        token_model.model.eval()
-        table = TokenTable(samples, tuple(fields), self.device)
-        for indices, batch in self._microbatches(samples, self.batching.experience):
+
+        def stats_of(batch: MicroBatch) -> Tensor:
             reference = self._reference_logits(batch) if "full_kl" in fields else None
             stats = token_model(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
-            table.put(indices, torch.stack([getattr(stats, name) for name in fields.values()], dim=-1))
+            return torch.stack([getattr(stats, name) for name in fields.values()], dim=-1)
+
+        self._residence.fetch(token_model.model)
+        token_model.model.eval()
+        found = self._passes.measure(samples, tuple(fields), stats_of)
         reshard(token_model.model)
-        if self.reference is not None:
-            reshard(self.reference)
-        return table.columns(self.parallel.sum)
+        self._residence.release(self.reference)
+        return found
 
     @torch.no_grad()
     def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
@@ -157,6 +164,7 @@ class Learner:
 
         So it can be seen whether they are what each sample gets alone. Every rank computes all of it.
         """
+        self._residence.fetch(self.model)
         self.model.eval()
         batch = collate(samples, padding_free=padding_free, device=self.device)
         found = self._policy_tokens(batch, self.temperature).logprobs
@@ -221,25 +229,19 @@ class Learner:
         if any(sample.advantages is None for sample in samples):
             raise ValueError("a sample has no advantages; call advantages.assign first")
         samples, prepared = objective.prepare(samples)
+        self._residence.fetch(self.model)
         self.model.train()
         totals = count(samples)
-        sums: dict[str, Tensor] = {}
-        gradients = GradientSums(self.model)
-        for index, (indices, batch) in enumerate(self._microbatches(samples, self.batching.update)):
-            if index > 0:
-                gradients.collect()
+
+        def evaluate(indices: list[int], batch: MicroBatch) -> LossOutput:
             stats = self._token_stats(batch, objective, totals)
-            output = objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, full_kl=stats.full_kl))
-            output.loss.backward()
             if table is not None:
                 table.put(indices, stats.logprobs.detach()[:, None])
-            for name, value in output.metrics.items():
-                sums[name] = sums.get(name, 0.0) + value.detach().double()
-        if self.reference is not None:
-            reshard(self.reference)
-        gradients.deliver()
-        values = self.parallel.sum(torch.stack([*sums.values()])).tolist() if sums else []
-        return dict(zip(sums, values, strict=True)) | prepared
+            return objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, full_kl=stats.full_kl))
+
+        metrics = self._passes.add_gradients(self.model, samples, evaluate)
+        self._residence.release(self.reference)
+        return metrics | prepared
 
     def _token_stats(self, batch: MicroBatch, objective: Loss, totals: Totals) -> TokenStats:
         """Statistics with gradients: the entropy's and the full KL's if the objective has them in the loss."""
@@ -260,6 +262,7 @@ class Learner:
         )
 
     def _reference_logits(self, batch: MicroBatch) -> LazyLogits | None:
+        self._residence.fetch(self.reference)
         return None if self._reference_tokens is None else self._reference_tokens.lazy_logits(batch)
 
     def optim_step(self) -> dict[str, float]:
@@ -268,20 +271,11 @@ class Learner:
         A gradient that is not finite leaves parameters and optimizer as they are: the step is skipped, counted in
         `skipped_steps` (over the whole run), and logged once. Raises RuntimeError without a gradient.
         """
-        params = [param for group in self.optimizer.param_groups for param in group["params"] if param.grad is not None]
-        if not params:
-            raise RuntimeError("there is no gradient to step with; call forward_backward first")
-        norm = total_norm([param.grad for param in params])
         scale = self.learning_rate(self.step)
-        for group, base in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
-            group["lr"] = base * scale
-        grad_norm = norm.item()
-        if math.isfinite(grad_norm):
-            torch.nn.utils.clip_grads_with_norm_(params, self.max_grad_norm, norm)
-            self.optimizer.step()
-        else:
+        self._residence.fetch(self.optimizer)
+        grad_norm = clip_and_step(self.optimizer, [base * scale for base in self._base_lrs], self.max_grad_norm)
+        if not math.isfinite(grad_norm):
             self._report_skip(grad_norm)
-        self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return {
             "grad_norm": grad_norm,
@@ -305,11 +299,17 @@ class Learner:
 
         Tied parameters come once, under their first name. The tensors may share memory with the model's: copy what
         you keep. Under several ranks all must exhaust the iterator; floating-point shards are cast to `dtype` before
-        they are gathered.
+        they are gathered. They are asked for before others sample, so the optimizer's states leave if they are to.
         """
+        self._residence.release(self.optimizer)
+        self._residence.fetch(self.model)
         for name, tensor in checkpoint.named_state(self.model):
             own = tensor.detach()
             yield name, whole(own if dtype is None or not own.is_floating_point() else own.to(dtype))
+
+    def rest(self) -> None:
+        """Let all that is offloaded leave the device, until the verb that needs it."""
+        self._residence.release(self.model, self.reference, self.optimizer)
 
     def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
         """Set rows of the weights (None: all of a tensor) to zero until `restore`; see `ablation.ablate`.
@@ -318,11 +318,13 @@ class Learner:
         """
         if self._kept is not None:
             raise RuntimeError("some weights are set to zero already; call restore first")
+        self._residence.fetch(self.model)
         self._kept = ablate(self.model, rows)
 
     def restore(self) -> None:
         """Give the weights that `ablate` has set to zero their values back, to the bit. Without any, do nothing."""
         if self._kept is not None:
+            self._residence.fetch(self.model)
             restore(self.model, self._kept)
         self._kept = None
 
@@ -337,6 +339,7 @@ class Learner:
         written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
         caller writes beside, then renames. Raises OSError on all ranks if one could not write.
         """
+        self._residence.fetch(self.model, None if model_only else self.optimizer)
         reshard(self.model)  # what a verb that failed has left whole
         numbers = {"step": self.step, "skipped_steps": self.skipped_steps}
         optimizer = None if model_only else self.optimizer
@@ -348,20 +351,9 @@ class Learner:
         `model_only` reads the weights alone and starts the optimizer and the schedule afresh. Raises
         FileNotFoundError or ValueError, naming file and tensor, if the folder does not fit this model.
         """
+        self._residence.fetch(self.model, None if model_only else self.optimizer)
         state = {} if model_only else checkpoint.load_numbers(folder)
         checkpoint.load_model(folder, self.model)
         if not model_only:
             checkpoint.load_optimizer(folder, self.model, self.optimizer, state["optimizer"])
             self.step, self.skipped_steps = state["step"], state["skipped_steps"]
-
-    # --- forward passes --------------------------------------------------------------------------------------------
-
-    def _microbatches(self, samples: Sequence[Sample], limit: MicroLimit) -> Iterator[tuple[list[int], MicroBatch]]:
-        """This rank's micro-batches with the indices of their samples; as many on every rank."""
-        padded = not self.batching.padding_free
-        rank, world = self.parallel.data_rank, self.parallel.data_world
-        for parts in rounds(samples, limit, world, padded=padded):
-            own = [samples[i] for i in parts[rank]]
-            if world > 1:
-                own += fillers(own, [samples[i] for part in parts for i in part], self.fillers)
-            yield parts[rank], collate(own, padding_free=self.batching.padding_free, device=self.device)

@@ -9,7 +9,7 @@ from torch import Tensor
 from r1_core.rows import known, rows, to_rows, tokens, trained
 from r1_core.types import LossInputs, Sample, Totals
 
-# The per-token fields of a sample that a loss sees.
+# The per-token fields of a sample that a policy's loss sees.
 LOSS_FIELDS = ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs", "weights", "selected")
 
 
@@ -48,7 +48,7 @@ class MicroBatch:
     predictors: Tensor  # int64 [T], where in the flattened input the hidden state stands that predicts each target
     targets: Tensor  # int64 [T], sample after sample
     loss_mask: Tensor  # bool [B, R]
-    values: dict[str, Tensor]  # fields of LossInputs [B, R], those that the samples have
+    values: dict[str, Tensor]  # per-token fields that a loss sees [B, R], those that the samples have
 
     def rows(self, flat: Tensor) -> Tensor:
         """Lay one value per trained token [T] out in one row per sample [B, R], 0 where there is no token."""
@@ -72,8 +72,14 @@ class MicroBatch:
         )
 
 
-def collate(samples: Sequence[Sample], *, padding_free: bool, device: torch.device | str = "cpu") -> MicroBatch:
-    """Build the tensors of one forward pass on `device`.
+def collate(
+    samples: Sequence[Sample],
+    *,
+    padding_free: bool,
+    device: torch.device | str = "cpu",
+    fields: Sequence[str] = LOSS_FIELDS,
+) -> MicroBatch:
+    """Build the tensors of one forward pass on `device`, with those of `fields` that the samples have.
 
     Raises ValueError if a first token is trained (nothing predicts it), position ids do not fit the model, or some
     samples lack a per-token field that others have.
@@ -94,7 +100,7 @@ def collate(samples: Sequence[Sample], *, padding_free: bool, device: torch.devi
         predictors=(torch.cat(where) - 1).to(device),
         targets=tokens(samples, "token_ids").to(device, torch.int64),
         loss_mask=trained(samples).to(device),
-        values={name: rows(samples, name).to(device) for name in LOSS_FIELDS if known(samples, name)},
+        values={name: rows(samples, name).to(device) for name in fields if known(samples, name)},
     )
 
 

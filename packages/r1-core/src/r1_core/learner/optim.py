@@ -1,4 +1,4 @@
-"""Optimizers by name, and the learning rate over the steps of a run."""
+"""Optimizers by name, a step of one, and the learning rate over the steps of a run."""
 
 import math
 from collections.abc import Iterable
@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from r1_core.learner.adamw_bf16 import AdamWBF16
+from r1_core.learner.parallel import total_norm
 
 Schedule = Literal["constant", "cosine", "linear"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
@@ -43,6 +44,31 @@ def build_optimizer(
         # For sharded parameters torch would otherwise loop over them, a dozen small operations for each.
         settings["fused"] = True
     return STRATEGIES[strategy](trained.values(), **settings)
+
+
+def clip_and_step(optimizer: torch.optim.Optimizer, lrs: Iterable[float], max_grad_norm: float) -> float:
+    """Clip the gradient's norm, step, and clear the gradients; return the norm before, over all ranks.
+
+    A norm that is not finite leaves parameters and the optimizer's states as they are.
+
+    Args:
+        lrs: the learning rate of each of the optimizer's groups.
+
+    Raises:
+        RuntimeError: no parameter has a gradient.
+    """
+    params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+    if not params:
+        raise RuntimeError("there is no gradient to step with; call forward_backward first")
+    norm = total_norm([param.grad for param in params])
+    for group, lr in zip(optimizer.param_groups, lrs, strict=True):
+        group["lr"] = lr
+    grad_norm = norm.item()
+    if math.isfinite(grad_norm):
+        torch.nn.utils.clip_grads_with_norm_(params, max_grad_norm, norm)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return grad_norm
 
 
 def learning_rate_scale(

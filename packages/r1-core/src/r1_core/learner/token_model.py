@@ -109,6 +109,18 @@ class TokenModel:
                 return LazyLogits(hidden, forward)
         return LazyLogits(self._logits(batch), lambda logits: logits)
 
+    def outputs(self, batch: MicroBatch) -> Tensor:
+        """Return what the head gives where each of the batch's trained tokens is predicted, [T, outputs].
+
+        That is a value for a head of one output; of a vocabulary all logits would be there at once. A linear head
+        computes in float32 at least, whatever the model does.
+        """
+        head = self._head()
+        found = None
+        if head is not None:
+            found = self._from_head(head, batch, partial(_wide, head) if _is_linear(head) else head.forward)
+        return self._logits(batch) if found is None else found
+
     def _head(self) -> nn.Module | None:
         """The module that gives the logits; None if the model does not tell or changes them afterwards."""
         find = getattr(self.model, "get_output_embeddings", None)
@@ -150,6 +162,12 @@ class TokenModel:
         told = {"pack": batch.pack} if batch.pack is not None and getattr(self.model, "reads_pack", False) else {}
         logits: Tensor = self.model(**batch.forward, **more, **told, use_cache=False).logits
         return logits
+
+
+def _wide(head: nn.Linear, hidden: Tensor) -> Tensor:
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    bias = None if head.bias is None else head.bias.to(dtype)
+    return nn.functional.linear(hidden.to(dtype), head.weight.to(dtype), bias)
 
 
 def _linear(

@@ -29,6 +29,7 @@ _PRELOAD = [
     "transformers.tokenization_utils_tokenizers",
 ]
 _START = 300.0  # seconds until a worker has loaded what it needs
+_ENDING = 60.0  # seconds until a worker that has hung up is gone, and how it ended is known
 _PAGE = 4096  # bytes, the unit of /proc/self/statm
 
 
@@ -144,7 +145,7 @@ class _Process:
             self.stop()
             raise WorkerDied(f"it took longer than {seconds:g} seconds") from None
         except (EOFError, OSError):
-            self._process.join(1.0)  # else `stop` would be what ended it
+            self._process.join(_ENDING)  # else `stop` would be what ended it
             code = self._process.exitcode
             self.stop()
             death = WorkerDied(f"its worker process ended by itself (exit code {code})")

@@ -36,7 +36,7 @@ PROTECTIONS = {
     "limits": "address space, processor time, file size, open files, threads",
     "privileges": "no capabilities, and none to gain",
 }
-_START_SECONDS = 30.0  # for the supervisor to answer, which takes milliseconds
+_START_SECONDS = 120.0  # for the supervisor to answer, which takes milliseconds where it gets a processor
 _BOOTSTRAP = (
     "import sys; sys.path.append(sys.argv[1]); from jail.supervisor import main; sys.path.pop(); "
     "main(int(sys.argv[2]), int(sys.argv[3]))"

@@ -5,6 +5,7 @@
 
 A hanging sample keeps its worker, which from then on gets idle processor time only; its outcome still counts. Another
 worker takes over the samples behind it. So the deadlines of hanging samples pass side by side, and beside other work.
+What a machine that stands still, or is busy elsewhere, keeps from all of them is taken from no sample's time.
 
 Few may hang while hardly anything has been scored. Where nothing but timeouts comes, the batch is suspect: every sample
 is then tried, many side by side, before the function is taken for one that never returns and the rest fails untried.
@@ -120,6 +121,7 @@ class Batch:
         self._selector = selectors.DefaultSelector()
         self._timeouts_in_a_row = 0
         self._scored = 0
+        self._stalled = 0.0  # seconds that this process was kept from looking, and its workers perhaps from working
         self._only_hanging_from: float | None = None  # since when nothing else is left
 
     def outcomes(self) -> Iterator[tuple[int, Outcome]]:
@@ -127,13 +129,24 @@ class Batch:
         try:
             while self._waiting or self._jobs:
                 yield from self._hand_out()
-                for key, _ in self._selector.select(self._seconds_to_next_check()):
+                for key, _ in self._await(self._seconds_to_next_check()):
                     yield from self._receive(key.data)
                 yield from self._check_times()
         finally:
             for job in self._jobs:
                 self._server.reap(job.worker)
             self._selector.close()
+
+    def _await(self, seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for workers to answer, and notice if that took longer than it was to."""
+        start = time.monotonic()
+        ready = self._selector.select(seconds)
+        self._stalled += max(0.0, time.monotonic() - start - seconds)
+        return ready
+
+    def _now(self) -> float:
+        """Return the seconds on a clock that stands still while the machine keeps this process waiting."""
+        return time.monotonic() - self._stalled
 
     @property
     def _suspect(self) -> bool:
@@ -153,7 +166,7 @@ class Batch:
                 yield from self._fail_waiting(Failure("crash", f"the reward cannot be loaded again: {error}"))
                 return
             size = 1 if self._suspect else self._durations.job_size(len(self._waiting), self._workers)
-            job = _Job(worker, deque(self._waiting.popleft() for _ in range(size)), time.monotonic())
+            job = _Job(worker, deque(self._waiting.popleft() for _ in range(size)), self._now())
             self._jobs.append(job)
             self._selector.register(worker.connection, selectors.EVENT_READ, job)
             message = {
@@ -174,7 +187,7 @@ class Batch:
             yield from self._lose(job)
             return
         if outcomes and not job.hangs:
-            now = time.monotonic()
+            now = self._now()
             if job.worker.scored:
                 self._durations.record((now - job.began) / len(outcomes), len(outcomes))
             else:
@@ -206,7 +219,7 @@ class Batch:
 
     def _check_times(self) -> Iterator[tuple[int, Outcome]]:
         """Find the samples that are slow, that hang, and whose time is over."""
-        now = time.monotonic()
+        now = self._now()
         if self._waiting or not all(job.hangs for job in self._jobs):
             self._only_hanging_from = None
         elif self._only_hanging_from is None:
@@ -266,7 +279,7 @@ class Batch:
 
     def _seconds_to_next_check(self) -> float:
         """Return how many seconds may pass until `_check_times` has something to do."""
-        now, due = time.monotonic(), []
+        now, due = self._now(), []
         for job in self._jobs:
             due.append(job.began + self._durations.timeout)
             if not job.hangs:

@@ -45,6 +45,7 @@ class TcpSender:
         self._listener = socket.create_server((address, 0), family=_family(address), backlog=workers + 8)
         self._secret = secrets.token_hex(_SECRET // 2)
         self._sockets: list[socket.socket] = []
+        self._ended = False
         self.init_info: dict[str, Any] = {
             "address": address,
             "port": self._listener.getsockname()[1],
@@ -71,6 +72,9 @@ class TcpSender:
                 continue
             caller.settimeout(self._seconds)
             self._sockets.append(caller)
+            if self._ended:  # `destroy` may have looked before this one was there
+                self.destroy()
+                raise ConnectionError("the group was ended")
         self._listener.close()
 
     def send(self, tensors: Iterable[Tensor]) -> None:
@@ -86,6 +90,7 @@ class TcpSender:
 
     def destroy(self) -> None:
         """End the group; a thread that waits in it gets OSError."""
+        self._ended = True
         for one in (self._listener, *self._sockets):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

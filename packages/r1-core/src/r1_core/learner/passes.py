@@ -1,0 +1,81 @@
+"""Passes over a step's samples, micro-batch by micro-batch on every rank: what a policy and a critic have in common."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from r1_core.learner.batching import Batching, MicroLimit, fillers, rounds
+from r1_core.learner.gradient_sums import GradientSums
+from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
+from r1_core.learner.parallel import Parallel
+from r1_core.rows import TokenTable
+from r1_core.types import LossOutput, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How a step's samples go through a model. Under several ranks all must ask for the same passes.
+
+    `fillers` are tiny samples, one of each kind of media, for ranks that have none of it while others do.
+    """
+
+    batching: Batching
+    parallel: Parallel
+    fillers: Sequence[Sample]
+    device: torch.device
+
+    def microbatches(
+        self, samples: Sequence[Sample], limit: MicroLimit, fields: Sequence[str] = LOSS_FIELDS
+    ) -> Iterator[tuple[list[int], MicroBatch]]:
+        """Yield this rank's micro-batches with the indices of their samples; as many on every rank."""
+        padded = not self.batching.padding_free
+        rank, world = self.parallel.data_rank, self.parallel.data_world
+        for parts in rounds(samples, limit, world, padded=padded):
+            own = [samples[i] for i in parts[rank]]
+            if world > 1:
+                own += fillers(own, [samples[i] for part in parts for i in part], self.fillers)
+            yield parts[rank], collate(own, padding_free=not padded, device=self.device, fields=fields)
+
+    @torch.no_grad()
+    def measure(
+        self, samples: Sequence[Sample], names: Sequence[str], stats: Callable[[MicroBatch], Tensor]
+    ) -> dict[str, Tensor]:
+        """Return statistics of all trained tokens by name, flat: float32 [T] for the T of all samples.
+
+        Args:
+            stats: gives those of a micro-batch's T trained tokens, [T, names].
+        """
+        if not samples:
+            return {}
+        table = TokenTable(samples, names, self.device)
+        for indices, batch in self.microbatches(samples, self.batching.experience):
+            table.put(indices, stats(batch))
+        return table.columns(self.parallel.sum)
+
+    def add_gradients(
+        self,
+        model: nn.Module,
+        samples: Sequence[Sample],
+        evaluate: Callable[[list[int], MicroBatch], LossOutput],
+        fields: Sequence[str] = LOSS_FIELDS,
+    ) -> dict[str, float]:
+        """Add the gradient of a loss over samples to the model's parameters; return the metrics over all samples.
+
+        Args:
+            evaluate: gives a micro-batch's share of loss and metrics; its samples' indices come first.
+            fields: the per-token fields of samples that it reads, in `MicroBatch.values`.
+        """
+        sums: dict[str, Tensor] = {}
+        gradients = GradientSums(model)
+        for index, (indices, batch) in enumerate(self.microbatches(samples, self.batching.update, fields)):
+            if index > 0:
+                gradients.collect()
+            output = evaluate(indices, batch)
+            output.loss.backward()
+            for name, value in output.metrics.items():
+                sums[name] = sums.get(name, 0.0) + value.detach().double()
+        gradients.deliver()
+        values = self.parallel.sum(torch.stack([*sums.values()])).tolist() if sums else []
+        return dict(zip(sums, values, strict=True))
