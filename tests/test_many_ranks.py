@@ -36,14 +36,26 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) ->
         time.sleep(0.05)
 
 
+def start(*words: str, **environment: str) -> subprocess.Popen[str]:
+    command = [str(Path(sys.executable).with_name("r1")), *words]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(
+        command, cwd=ROOT, text=True, env={**os.environ, "COLUMNS": "200", **environment}, **streams
+    )
+
+
+def finished(*words: str, **environment: str) -> str:
+    """What a run prints that goes well."""
+    with start(*words, **environment) as process:
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, out + err
+    return out
+
+
 @contextmanager
 def running(folder: Path, *words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A run of two ranks that has taken a step; when it ends, its processes and Ray's folder must be gone."""
-    command = [str(Path(sys.executable).with_name("r1")), *RUN, f"trainer.save_checkpoint_path={folder}", *words]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(
-        command, cwd=ROOT, text=True, env={**os.environ, "COLUMNS": "200", **environment}, **streams
-    )
+    process = start(*RUN, f"trainer.save_checkpoint_path={folder}", *words, **environment)
     try:
         wait_for(lambda: steps_of(folder), process)
         started = psutil.Process(process.pid).children(recursive=True)
@@ -107,9 +119,9 @@ def test_an_engine_that_is_killed_ends_the_run_with_its_name_and_the_last_step_i
 
 
 @contextmanager
-def two_nodes() -> Iterator[tuple[str, list[int]]]:
+def two_nodes(cpus: int = 1) -> Iterator[tuple[str, list[int]]]:
     """A cluster's address, and the processes that its two nodes stand and fall with."""
-    command = [sys.executable, str(ROOT / "tests/two_nodes.py")]
+    command = [sys.executable, str(ROOT / "tests/two_nodes.py"), str(cpus)]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, text=True, env={**os.environ, **HERE}, **streams) as process:
         started = json.loads(process.stdout.readline())
