@@ -9,8 +9,9 @@ on prompts of 512 tokens, of `--tokens` in all. Memory is the peak of the proces
 holds the answers themselves. Processor seconds of one thread are shown beside wall time, because a machine has other
 work; the best of three steps counts.
 
-Then 64 prompts with a picture each, 8 answers to each: the bytes that are put into the object store for model inputs,
-to the bytes that these have in the precision the model computes in. The last line is one JSON object.
+Then 64 prompts with a picture each, rendered as on a machine of a cluster, 8 answers to each: the bytes that are put
+into the object store for model inputs, there and on the way to engines and ranks, to the bytes that these have in the
+precision the model computes in. The last line is one JSON object.
 """
 
 import argparse
@@ -23,20 +24,27 @@ import resource
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
+from PIL import Image
 
 from r1_cli import loop
+from r1_cli.assembly.rendering import build_renderer
 from r1_cli.cluster.batch import to_columns
+from r1_cli.cluster.engine import EngineFacts
+from r1_cli.cluster.engines import EngineSet
 from r1_cli.cluster.learner import RankedLearner
+from r1_cli.cluster.media import MediaHost
+from r1_cli.config import load_config
 from r1_cli.groups.estimate import Estimate
-from r1_cli.groups.group import Group, Response, to_samples
+from r1_cli.groups.group import Group, Response, to_sample
 from r1_cli.groups.supply import Supply
+from r1_cli.models.files import open_model
 from r1_cli.roles import Collected, Position, Schedule, Update
 from r1_cli.state.checkpoints import CheckpointStore
 from r1_cli.state.stop import StopRequest
@@ -48,12 +56,13 @@ from r1_core.kl_control import FixedKL
 from r1_core.learner.facts import Facts
 from r1_core.objective import Objective
 from r1_core.reward_normalization import RewardNormalizer
-from r1_data.types import Prompt
+from r1_data.types import Example, Prompt
 from r1_rewards.types import Score
 from r1_rollout.types import Completion
 
 PROMPT, ANSWERS, UPDATES, ROUNDS = 512, 8, 4, 3
-PICTURES, PATCHES, PATCH_VALUES = 64, 4096, 1176  # of 896×896 pixels, as Qwen2.5-VL cuts them
+PICTURES, SIDE = 64, 896  # pixels, of which Qwen2.5-VL makes 64 × 64 patches
+QUICKSTART = "examples/quickstart/config.yaml"
 
 
 class Store:
@@ -100,6 +109,13 @@ class Ranks(Store):
     def close(self) -> None: ...
 
 
+class Engines(Store):
+    """Engines that take whatever comes."""
+
+    def ask(self, verb: str, *args: Any) -> EngineFacts:
+        return EngineFacts((), True)
+
+
 class Engine:
     """Has its answers ready."""
 
@@ -124,12 +140,9 @@ class Silent:
     def close(self) -> None: ...
 
 
-def make_group(row: int, response: int, **model_inputs: torch.Tensor) -> Group:
+def make_group(row: int, response: int) -> Group:
     draw = np.random.default_rng(row)
-    prompt = Prompt(
-        str(row), "?", draw.integers(0, 150_000, PROMPT).tolist(), [], torch.arange(PROMPT)[None], "1",
-        model_inputs=model_inputs,
-    )  # fmt: skip
+    prompt = Prompt(str(row), "?", draw.integers(0, 150_000, PROMPT).tolist(), [], torch.arange(PROMPT)[None], "1")
     responses = []
     for index in range(ANSWERS):
         tokens, logprobs = draw.integers(0, 150_000, response), -draw.random(response)
@@ -192,13 +205,23 @@ def measure_steps(sequences: int, tokens: int, profile: bool) -> dict[str, float
 
 
 def measure_pictures() -> float:
-    """Return the bytes in the object store to those of the prompts' model inputs, in the model's precision."""
-    pixels = torch.zeros(PATCHES, PATCH_VALUES)
-    grid = torch.tensor([[1, 64, 64]])
-    groups = [make_group(row, 16, pixel_values=pixels, image_grid_thw=grid) for row in range(PICTURES)]
-    store = Store()
-    to_columns(to_samples(groups), store.put, torch.bfloat16)
-    return store.num_bytes / (PICTURES * (2 * pixels.numel() + grid.nbytes))
+    """Return the bytes in the object store to those of the prompts' model inputs, in the model's precision.
+
+    Rendered as on a machine of a cluster, sent to two engines, and trained on, `ANSWERS` samples a prompt.
+    """
+    config, _ = load_config([QUICKSTART])
+    renderer, store = build_renderer(config, open_model(config), own_sizes=True), Store()
+    host = MediaHost(renderer, lambda _: nullcontext(), 0, torch.bfloat16, store.put)
+    content = [{"type": "image"}, {"type": "text", "text": "How many?"}]
+    picture = Image.effect_noise((SIDE, SIDE), 50).convert("RGB")
+    example = Example("rows:0", [{"role": "user", "content": content}], (picture,), "3")
+    prompts = [host.render((0, 0, row), example) for row in range(PICTURES)]
+    engines = EngineSet([("engine", Engines())] * 2, max_sequences=8, dtype=None)
+    engines._put = store.put
+    engines._sent(prompts)
+    to_columns([to_sample(prompt, [1]) for prompt in prompts for _ in range(ANSWERS)], store.put, torch.bfloat16)
+    whole = renderer.render(example).model_inputs.values()
+    return store.num_bytes / PICTURES / sum(2 * t.numel() if t.is_floating_point() else t.nbytes for t in whole)
 
 
 def main() -> None:

@@ -86,6 +86,7 @@ def test_two_ranks_give_one_process_numbers_and_go_on_as_one(tmp_path: Path, r1:
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGTERM, out + err
     assert re.search(r"learner-0 … learner-1 +127\.0\.0\.1 +cpu, cpu", out)
+    assert (two / "logs/media-0.log").is_file()
     taken = steps_of(two)
     assert (two / f"global_step_{taken}/actor/model.safetensors").is_file()
     for folder in (one, two):

@@ -8,7 +8,7 @@ import torch
 
 from r1_data.formats import Columns
 from r1_data.messages import to_example
-from r1_data.model_inputs import LazyInputs
+from r1_data.model_inputs import LazyInputs, LazyMedia
 from r1_data.render import Renderer
 from r1_data.types import DataError
 
@@ -46,3 +46,13 @@ def test_inputs_of_another_content_or_name_differ():
         inputs["b"]
     with pytest.raises(DataError, match=r"\[\] were loaded in the place of \['a'\]"):
         inputs["a"]
+
+
+def test_pictures_are_counted_before_they_are_loaded_and_loaded_once():
+    loads = []
+    media = LazyMedia(2, lambda: loads.append(1) or ["a", "b"])
+    assert (len(media), bool(media), "not loaded" in repr(media), loads) == (2, True, True, [])
+    assert [*media] == ["a", "b"] == [media[0], *media[1:]]
+    assert (loads, bool(LazyMedia(0, list))) == ([1], False)
+    with pytest.raises(DataError, match="1 pictures or videos were loaded in the place of 2"):
+        LazyMedia(2, lambda: ["a"])[0]

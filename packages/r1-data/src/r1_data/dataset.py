@@ -19,7 +19,7 @@ from r1_data.sources import as_rows
 from r1_data.types import DataError, Example, MediaError, Prompt
 from r1_data.vision import Pixels
 from r1_data.workers import WorkerDied, Workers
-from r1_data.workers.ahead import Job, failed, rendered, start_rendering
+from r1_data.workers.ahead import Elsewhere, Job, failed, rendered, start_rendering
 
 BadRows = Literal["refuse", "skip_media", "skip"]
 
@@ -53,6 +53,7 @@ class PromptDataset:
         progress: Callable[[int, int], None] | None = None,
         memory: PromptMemory | None = None,
         workers: Workers | None = None,
+        elsewhere: Elsewhere | None = None,
         known_lengths: str | Path | None = None,
     ) -> None:
         """Check every row: its columns, its media's headers, its prompt's length.
@@ -66,12 +67,15 @@ class PromptDataset:
             progress: called with (rows checked, rows in all) after every row.
             memory: for media that stay decoded and for prompts made ahead; several data sets may share it.
             workers: processes that hold `renderer`, shared by several datasets; None: all is done in this one.
+            elsewhere: renders rows with media, and keeps them decoded, instead of this process and `memory`; prompts
+                then come with references (`r1_data.model_inputs`).
             known_lengths: folder in which the lengths of 1,000 and more rows are remembered; None: nowhere.
 
         Raises:
             DataError: rows that cannot be used (up to ten are listed, with reasons and the total), or no row is left.
         """
         self._rows, self._renderer, self._workers = as_rows(rows), renderer, workers
+        self._elsewhere = elsewhere
         self._reader, self._limit = reader or RowReader(), max_prompt_length
         self._remarks: list[str] = []
         self._digest = hashlib.blake2b(digest_size=16)
@@ -92,13 +96,17 @@ class PromptDataset:
         """Render the prompt of the i-th row kept. Raises DataError that names the row if a picture does not decode."""
         row, _ = self._kept[index]
         try:
-            return self.memory.take((self, row), partial(self._start, row))
+            prompt = self.memory.take((self, row), partial(self._start, row))
         except WorkerDied as error:
             raise MediaError(f"{self._rows[row][0]}: {error}") from error
+        if len(prompt.token_ids) > self._limit:
+            tokens = f"{len(prompt.token_ids):,} tokens, max_prompt_length is {self._limit}"
+            raise MediaError(f"{prompt.id}: the prompt has {tokens}; what it was made of has changed since the check")
+        return prompt
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process gets: all but the workers."""
-        return {**self.__dict__, "_workers": None}
+        return {**self.__dict__, "_workers": None, "_elsewhere": None}
 
     def left_out(self) -> Iterator[str]:
         """Every row that is not used, with the reason."""
@@ -113,7 +121,8 @@ class PromptDataset:
     def jobs(self, index: int) -> list[Job]:
         """How the i-th row kept is rendered ahead: nothing to do where there are no workers."""
         row, tokens = self._kept[index]
-        return [Job((self, row), partial(self._start, row), tokens)] if self._workers is not None else []
+        alone = self._workers is None and self._elsewhere is None
+        return [] if alone else [Job((self, row), partial(self._start, row), tokens)]
 
     def _start(self, row: int) -> "Future[Prompt]":
         """Begin to render a row, from its decoded media where they were kept."""
@@ -121,6 +130,8 @@ class PromptDataset:
             example = self._example(row)
         except DataError as error:
             return failed(error)
+        if example.media and self._elsewhere is not None:
+            return self._elsewhere((id(self.memory), id(self), row), example)
         pixels, finish = self.memory.pixels((self, row)), partial(self._finish, row)
         if pixels is None:
             return start_rendering(example, self._renderer, self._workers, finish)
@@ -129,11 +140,7 @@ class PromptDataset:
     def _finish(self, row: int, example: Example, pixels: Pixels) -> Prompt:
         """Make the prompt of decoded media, and keep them."""
         self.memory.keep((self, row), pixels)
-        prompt = self._renderer.render(example, pixels)
-        if len(prompt.token_ids) > self._limit:
-            tokens = f"{len(prompt.token_ids):,} tokens, max_prompt_length is {self._limit}"
-            raise MediaError(f"{example.id}: the prompt has {tokens}; what it was made of has changed since the check")
-        return prompt
+        return self._renderer.render(example, pixels)
 
     def _example(self, row: int) -> Example:
         return self._reader(*self._rows[row])

@@ -84,7 +84,7 @@ class MediaCache:
 
         beside = path.with_suffix(f".{os.getpid()}.part")
         try:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)  # on another machine there may be no folder yet
             with beside.open("wb") as file:
                 numpy.save(file, array, allow_pickle=False)
             self._unseen += beside.stat().st_size

@@ -1,7 +1,7 @@
-"""What a model's forward takes beside tokens, as a reference: tensors that are loaded where they are first read."""
+"""What a prompt has beside tokens, as a reference: tensors and pictures that are loaded where they are first read."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 from r1_data.types import DataError
 
@@ -56,3 +56,34 @@ class LazyInputs(Mapping[str, "Tensor"]):
 
     def __repr__(self) -> str:
         return f"LazyInputs({', '.join(self.names)}; {'not ' if self._tensors is None else ''}loaded)"
+
+
+class LazyMedia(Sequence[Any]):
+    """The pictures or videos of a prompt, which `load` brings when one is first read. How many is known without.
+
+    Example: `LazyMedia(2, partial(fetch_pictures, address))`
+    """
+
+    def __init__(self, count: int, load: Callable[[], Sequence[Any]]) -> None:
+        """`load` gives exactly `count` of them."""
+        self._count, self._load = count, load
+        self._loaded: tuple[Any, ...] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Any, ...]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Raises DataError if another number was loaded, and what `load` raises."""
+        if self._loaded is None:
+            loaded = tuple(self._load())
+            if len(loaded) != self._count:
+                raise DataError(f"{len(loaded)} pictures or videos were loaded in the place of {self._count}")
+            self._loaded = loaded
+        return self._loaded[index]
+
+    def __repr__(self) -> str:
+        return f"LazyMedia({self._count}; {'not ' if self._loaded is None else ''}loaded)"

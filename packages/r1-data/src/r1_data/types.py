@@ -87,13 +87,13 @@ class Prompt:
     engine_token_ids: list[int]  # [<= prompt_length], one placeholder per picture or video
     position_ids: "Tensor"  # int64 [axes, prompt_length]; one axis for text models, four for M-RoPE
     ground_truth: str
-    images: "tuple[Image, ...]" = ()  # decoded and resized into the pixel budget: what the model sees
+    images: "Sequence[Image]" = ()  # decoded and resized into the pixel budget: what the model sees
     # Further forward arguments, e.g. pixel_values; `r1_data.model_inputs.LazyInputs` loads them when first read.
     model_inputs: "Mapping[str, Tensor]" = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Mapping[str, Any]] = ()  # the chat before rendering, for rewards that read conversations
     source: str = ""  # which of several sources the row is from
-    videos: "tuple[Tensor, ...]" = ()  # likewise, uint8 [frames, 3, height, width] each
+    videos: "Sequence[Tensor]" = ()  # likewise, uint8 [frames, 3, height, width] each
 
     def __post_init__(self) -> None:
         if self.position_ids.shape[-1] != len(self.token_ids):

@@ -35,6 +35,7 @@ def build_prompts(config: RunConfig, opened: Sequence[OpenSource], rendering: Re
                 one.rows,
                 rendering.renderer,
                 workers=rendering.workers,
+                elsewhere=rendering.elsewhere,
                 memory=memory,
                 max_prompt_length=data.max_prompt_length,
                 filter_overlong=data.filter_overlong_prompts,

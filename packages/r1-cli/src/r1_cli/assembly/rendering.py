@@ -14,6 +14,7 @@ from r1_data.positions import count_tokens, position_ids_of
 from r1_data.render import Renderer
 from r1_data.videos import FrameRules
 from r1_data.workers import Workers
+from r1_data.workers.ahead import Elsewhere
 
 GIGABYTE = 10**9
 
@@ -24,6 +25,7 @@ class Rendering:
 
     renderer: Renderer
     workers: Workers | None
+    elsewhere: Elsewhere | None = None  # renders rows with media, where ranks are on machines of a cluster
 
 
 def build_renderer(config: RunConfig, model: ModelFiles, *, own_sizes: bool = False) -> Renderer:

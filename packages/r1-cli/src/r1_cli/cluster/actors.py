@@ -126,8 +126,8 @@ def put(value: object) -> Reference:
 class Actors:
     """Actors that work together: what one fails at, none of them goes on with."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        """Start a process at each place.
+    def __init__(self, places: Sequence[Place], calls: int = 1) -> None:
+        """Start a process at each place, which serves so many calls at the same time.
 
         Raises:
             ClusterError: one is not there within `STARTING` seconds.
@@ -139,7 +139,11 @@ class Actors:
         self._end: BaseException | None = None  # why there are none any more
         self._handles: list[Any] = [
             ray.remote(max_restarts=0, num_cpus=0)(type(place.name, (Host,), {}))
-            .options(name=place.name, scheduling_strategy=NodeAffinitySchedulingStrategy(place.node.id, soft=False))
+            .options(
+                name=place.name,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(place.node.id, soft=False),
+                max_concurrency=calls,
+            )
             .remote()
             for place in self.places
         ]

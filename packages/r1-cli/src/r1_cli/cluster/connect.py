@@ -169,6 +169,12 @@ def _kept_machines(ray: ModuleType, nnodes: int, wanted: int, resource: str) -> 
         ray.util.remove_placement_group(group)
 
 
+def own_node() -> Node:
+    """Return this machine, inside `open_cluster`; a run need not have any device on it."""
+    ray = _import_ray()
+    return Node(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), ())
+
+
 class Keeper:
     """Has the devices of a machine, so that no other run gets them, and tells of the machine."""
 

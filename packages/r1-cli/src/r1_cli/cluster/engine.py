@@ -112,10 +112,10 @@ class EngineHost:
         return [(self._numbers[index], group)]
 
     def abandon(self) -> None:
-        """Give up what is unfinished."""
+        """Give up what is unfinished, and let go of the prompts: pictures lie in memory while somebody holds them."""
         if self._groups is not None:
             self._groups.close()
-        self._groups = None
+        self._groups, self._numbers, self._prompts = None, [], []
 
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float

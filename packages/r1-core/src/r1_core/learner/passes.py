@@ -10,6 +10,7 @@ from r1_core.learner.batching import Batching, MicroLimit, fillers, rounds
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
 from r1_core.learner.parallel import Parallel
+from r1_core.learner.prefetch import prefetch
 from r1_core.rows import TokenTable
 from r1_core.types import LossOutput, Sample
 
@@ -32,10 +33,10 @@ class Passes:
         """Yield this rank's micro-batches with the indices of their samples; as many on every rank."""
         padded = not self.batching.padding_free
         rank, world = self.parallel.data_rank, self.parallel.data_world
-        for parts in rounds(samples, limit, world, padded=padded):
-            own = [samples[i] for i in parts[rank]]
+        cut = rounds(samples, limit, world, padded=padded)
+        for parts, own in zip(cut, prefetch([samples[i] for i in parts[rank]] for parts in cut), strict=True):
             if world > 1:
-                own += fillers(own, [samples[i] for part in parts for i in part], self.fillers)
+                own = own + fillers(own, [samples[i] for part in parts for i in part], self.fillers)
             yield parts[rank], collate(own, padding_free=not padded, device=self.device, fields=fields)
 
     @torch.no_grad()

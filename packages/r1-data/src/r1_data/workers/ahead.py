@@ -14,6 +14,10 @@ from r1_data.workers.pool import Workers
 
 _BYTES_PER_TOKEN = 25_000  # of a picture: 4 patches of 2 × 3 × 16 × 16 floats
 
+# Renders a row with media in another place, which keeps the model's inputs. It is given what tells the row from all
+# others, the memory that it belongs to first, and the row's number last; the future raises as `Renderer.render` does.
+Elsewhere = Callable[[tuple[int, int, int], Example], Future[Prompt]]
+
 
 @dataclass(frozen=True, slots=True)
 class Job:

@@ -1,0 +1,153 @@
+"""Pictures and videos on the machines of a cluster: rendered there by r1-data's workers, and put down there.
+
+Knows nothing of Ray. The driver gets prompts whose model inputs are references; no pixel passes through it, unless a
+reward function or a server asks for the pictures themselves.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from r1_cli.cluster.batch import Put, put_inputs
+from r1_cli.cluster.ranks import Ranks
+from r1_data.model_inputs import LazyMedia
+from r1_data.prompt_memory import PromptMemory
+from r1_data.references import Video
+from r1_data.render import Renderer, to_pil
+from r1_data.types import DataError, Example, Prompt
+from r1_data.vision import Pixels
+from r1_data.workers import Workers
+
+Key: TypeAlias = tuple[int, int, int]  # which memory, which data set, which of its rows
+OpenWorkers: TypeAlias = Callable[[Renderer], AbstractContextManager[Workers | None]]
+
+
+class MediaHost:
+    """Renders on one machine, in an actor's process that serves several calls at the same time.
+
+    What may crash, hang or swell is decoded in workers, as on one device.
+    """
+
+    def __init__(
+        self, renderer: Renderer, open_workers: OpenWorkers, memory_bytes: int, dtype: torch.dtype | None, put: Put
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            memory_bytes: decoded media that stay for the next epoch, of each memory in a key.
+            dtype: what floating-point model inputs are put down in; None: as they are.
+        """
+        self._renderer, self._dtype, self._put = renderer, dtype, put
+        self._stack = ExitStack()
+        self._workers = self._stack.enter_context(open_workers(renderer))
+        self._memories: dict[int, PromptMemory] = defaultdict(partial(PromptMemory, memory_bytes))
+        self._turn = threading.Lock()
+
+    def render(self, key: Key, example: Example) -> Prompt:
+        """Return the prompt with its model inputs put down here, without pictures and messages.
+
+        Raises as `Renderer.render` does, and WorkerDied.
+        """
+        return self._with_pixels(key, example, partial(self._put_down, example))
+
+    def read(self, key: Key, example: Example) -> Pixels:
+        """Return the decoded media themselves. Raises as `render` does."""
+        return self._with_pixels(key, example, lambda pixels: pixels)
+
+    def _with_pixels(self, key: Key, example: Example, then: Callable[[Pixels], Any]) -> Any:
+        with self._turn:
+            memory = self._memories[key[0]]
+
+        def kept(pixels: Pixels) -> Any:
+            memory.keep(key, pixels)
+            return then(pixels)
+
+        pixels = memory.pixels(key)
+        if self._workers is None:
+            return kept(self._renderer.load(example)) if pixels is None else then(pixels)
+        if pixels is None:
+            return self._workers.submit("load", example, then=kept).result()
+        return self._workers.compute(then, pixels).result()
+
+    def _put_down(self, example: Example, pixels: Pixels) -> Prompt:
+        prompt = self._renderer.render(example, pixels)
+        inputs = put_inputs(prompt.model_inputs, self._put, self._dtype)
+        return replace(prompt, model_inputs=inputs, images=(), videos=(), messages=())
+
+    def close(self) -> None:
+        """End the workers."""
+        self._stack.close()
+
+
+class MediaSet:
+    """Renders rows on the machines of a cluster: r1-data's `Elsewhere`.
+
+    A row is always the same machine's, so that this one keeps it decoded. What cannot be read there is asked of the
+    first machine, the driver's own, before it counts as bad: files need not be everywhere.
+    """
+
+    def __init__(self, start: Callable[[], Sequence[Ranks]], machines: int, calls: int) -> None:
+        """Start nothing before the first row comes.
+
+        Args:
+            start: makes what asks the `MediaHost` of each machine, the driver's first.
+            machines: how many it makes.
+            calls: of one machine at the same time.
+        """
+        self._start, self._closed = start, False
+        self._hosts: Sequence[Ranks] = ()
+        self._turn = threading.Lock()
+        self._threads = [ThreadPoolExecutor(calls, f"r1-media-{number}") for number in range(machines)]
+
+    def __call__(self, key: Key, example: Example) -> "Future[Prompt]":
+        """Begin to render a row with media; the future raises as `Renderer.render` does, WorkerDied or ClusterError."""
+        return self._threads[self._place(key)].submit(self._render, key, example)
+
+    def _render(self, key: Key, example: Example) -> Prompt:
+        prompt: Prompt = self._ask("render", key, example)
+        videos = sum(isinstance(reference, Video) for reference in example.media)
+        read = partial(self._ask, "read", key, example)
+        return replace(
+            prompt,
+            ground_truth=example.ground_truth,
+            metadata=example.metadata,
+            messages=example.messages,
+            source=example.source,
+            images=LazyMedia(len(example.media) - videos, lambda: [*map(to_pil, read().images)]),
+            videos=LazyMedia(videos, lambda: read().videos),
+        )
+
+    def _ask(self, verb: str, key: Key, example: Example) -> Any:
+        hosts, place, asked = self._started(), self._place(key), example.as_asked()
+        try:
+            return hosts[place].ask(verb, key, asked)
+        except DataError:
+            if place == 0:
+                raise
+        return hosts[0].ask(verb, key, asked)
+
+    def _place(self, key: Key) -> int:
+        return key[-1] % len(self._threads)
+
+    def _started(self) -> Sequence[Ranks]:
+        with self._turn:
+            if self._closed:
+                raise RuntimeError("the run has ended: nothing is rendered any more")
+            self._hosts = self._hosts or self._start()
+            return self._hosts
+
+    def close(self) -> None:
+        """End the machines' processes, whatever they are at."""
+        with self._turn:
+            self._closed = True
+            for host in self._hosts:
+                host.close()
+        for threads in self._threads:
+            threads.shutdown(cancel_futures=True)

@@ -1,0 +1,55 @@
+"""Where a run on a cluster renders its pictures and videos: in an actor on each of its machines."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from r1_cli.assembly.rendering import GIGABYTE, open_workers
+from r1_cli.cluster.media import MediaHost, MediaSet
+from r1_cli.cluster.placement import Node, Seat
+from r1_cli.cluster.ranks import Ranks
+from r1_cli.config import RunConfig
+from r1_cli.hardware import Hardware
+from r1_data.render import Renderer
+
+
+def open_media(
+    config: RunConfig, hardware: Hardware, renderer: Renderer, seats: Sequence[Seat], stack: ExitStack
+) -> MediaSet | None:
+    """Return what renders rows with media where there are seats, else None. Its actors start with the first row.
+
+    Prompts cross in the precision that the learner computes in, unless the engine's is finer: both read the same.
+    """
+    if not seats:
+        return None
+    from r1_cli.cluster.actors import Actors, Place
+    from r1_cli.cluster.connect import own_node
+
+    actor, data = config.worker.actor, config.data
+    computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
+    dtype = torch.promote_types(computing, hardware.engine_dtype(config.worker.rollout.dtype))
+    machines = machines_of(own_node(), seats)
+    logs = Path(config.trainer.checkpoint_folder).resolve() / "logs"
+    places = [
+        Place(f"media-{number}", node, (), logs / f"media-{number}.log", config.trainer.n_gpus_per_node)
+        for number, node in enumerate(machines)
+    ]
+    calls = data.filter_overlong_prompts_workers
+
+    def start() -> Sequence[Ranks]:
+        actors = Actors(places, calls)
+        own = renderer, partial(open_workers, config), int(data.media_memory_gb * GIGABYTE), dtype, actors.putter
+        actors.make(MediaHost, [own] * len(places))
+        return actors.apart()
+
+    media = MediaSet(start, len(places), calls)
+    stack.callback(media.close)
+    return media
+
+
+def machines_of(own: Node, seats: Sequence[Seat]) -> list[Node]:
+    """Return the machines that a run has, each once: its driver's, and those of its ranks."""
+    return list({node.id: node for node in (own, *(seat.node for seat in seats))}.values())
