@@ -70,7 +70,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         verifier = open_verifier(config, [*sources, *val_sources], stack)
         opened, val_opened = open_sources(sources), open_sources(val_sources)
         rendering = stack.enter_context(open_rendering(config, build_renderer(config, model)))
-        rendering = replace(rendering, elsewhere=open_media(config, hardware, rendering.renderer, seats, stack))
+        rendering = replace(rendering, elsewhere=open_media(config, hardware, rendering.renderer, seats.ranks, stack))
         prompts = build_prompts(config, opened, rendering, reporter.counter)
         val_prompts = build_prompts(config, val_opened, rendering, reporter.counter)
         plan = make_plan(config, [len(part) for part in prompts.parts], len(val_prompts) if val_sources else None)
