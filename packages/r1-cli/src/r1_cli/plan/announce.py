@@ -159,7 +159,7 @@ def _memory_rows(memory: Memory | None) -> list[tuple[str, str, str]]:
         ("gradients", size_text(memory.gradients), "one per trained weight"),
         ("optimizer states", size_text(memory.optimizer), "optim.strategy"),
         ("reference", size_text(memory.reference), "none with disable_kl"),
-        ("weights for sampling", size_text(memory.engine), "rollout.dtype"),
+        ("weights for sampling", size_text(memory.engine), "rollout.dtype; none with engines apart"),
         ("model states", size_text(memory.total), "beside activations"),
     ]
 

@@ -46,13 +46,14 @@ def estimate(config: RunConfig) -> Memory | None:
     shards = devices if actor.fsdp.enable_full_shard else 1
     reference = min(kept, BYTES[actor.fsdp.mp_param_dtype])  # in what it computes with, on a GPU
     has_reference = not config.algorithm.disable_kl
+    sampling = parameters * BYTES[rollout.dtype] // (rollout.engine_size if config.on_cluster else 1)
     return Memory(
         parameters=parameters,
         weights=parameters * kept // shards,
         gradients=trained * gradient // shards,
         optimizer=trained * kept * OPTIMIZER_STATES[actor.optim.strategy] // shards,
         reference=parameters * reference // shards if has_reference else 0,
-        engine=parameters * BYTES[rollout.dtype] // min(devices, rollout.tensor_parallel_size),
+        engine=sampling if config.colocated else 0,
     )
 
 
