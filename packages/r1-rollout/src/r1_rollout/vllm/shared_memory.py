@@ -21,10 +21,15 @@ def forget_names(worker: Any = None) -> None:
     """
     from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
 
+    frozen = gc.get_freeze_count() > 0  # vLLM does that at the end of its start, and what is frozen is not listed
+    if frozen:
+        gc.unfreeze()
     for one in gc.get_objects():
         if type(one) is ShmRingBuffer and one.is_creator:
             one.is_creator = False  # who would take the name away, and now does not
             one.shared_memory.unlink()
+    if frozen:
+        gc.freeze()
     for name in mapped_names():
         if name.startswith(OWN):
             with suppress(FileNotFoundError):  # another worker was first
