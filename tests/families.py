@@ -14,7 +14,7 @@ TEXT_FAMILIES = ("qwen2", "qwen3", "llama")
 VISION_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 # Further ones that only the learner's tests go through: experts, windows, layers whose state runs through a row.
 FURTHER_TEXT = ("qwen3_moe", "gemma3_text", "qwen3_5_text")
-FURTHER_VISION = ("qwen3_5",)
+FURTHER_VISION = ("qwen3_5", "qwen3_vl_moe")
 MEDIA_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 END, PAD = "<|im_end|>", "<|endoftext|>"
 PIXELS = {"shortest_edge": 28 * 28, "longest_edge": 128 * 128}
@@ -57,6 +57,7 @@ def make_processor(family: str) -> Any:
         "qwen2_vl": (hf.Qwen2VLProcessor, hf.Qwen2VLVideoProcessor, 14),
         "qwen2_5_vl": (hf.Qwen2_5_VLProcessor, hf.Qwen2VLVideoProcessor, 14),
         "qwen3_vl": (hf.Qwen3VLProcessor, hf.Qwen3VLVideoProcessor, 16),
+        "qwen3_vl_moe": (hf.Qwen3VLProcessor, hf.Qwen3VLVideoProcessor, 16),
         "qwen3_5": (hf.Qwen3VLProcessor, hf.Qwen3VLVideoProcessor, 16),
     }[family]
     frames = 8 if processor_class is hf.Qwen3VLProcessor else 1
@@ -77,24 +78,29 @@ def make_config(family: str) -> Any:
     }  # fmt: skip
     linear = {f"linear_{name}": value for name, value in LINEAR_ATTENTION.items()}
     hybrid = {"layer_types": ["linear_attention", "full_attention"], **linear}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     further = {
-        "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        "qwen3_moe": experts,
         "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24},
         "qwen3_5_text": hybrid,
     }
     if family in (*TEXT_FAMILIES, *FURTHER_TEXT):
         return hf.AutoConfig.for_model(family, **text, **further.get(family, {}), tie_word_embeddings=False)
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
-    if family == "qwen3_vl":  # transformers does it unasked, vLLM where the configuration says so
+    if family.startswith("qwen3_vl"):  # transformers does it unasked, vLLM where the configuration says so
         rope |= {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    if family == "qwen3_vl_moe":
+        text |= {**experts, "moe_intermediate_size": 24}  # no square, to see which way round it is
     if family == "qwen3_5":
         rope |= {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.5}
         text |= hybrid
     size = {"hidden_size": HIDDEN, "intermediate_size": 96, "out_hidden_size": HIDDEN}
+    deep = {**size, "deepstack_visual_indexes": [0], "num_position_embeddings": 64}
     vision = {
         "qwen2_vl": {"embed_dim": HIDDEN, "hidden_size": HIDDEN, "mlp_ratio": 2},
         "qwen2_5_vl": {**size, "fullatt_block_indexes": [1], "window_size": 56, "tokens_per_second": 2},
-        "qwen3_vl": {**size, "deepstack_visual_indexes": [0], "num_position_embeddings": 64},
+        "qwen3_vl": deep,
+        "qwen3_vl_moe": deep,
         "qwen3_5": {**size, "num_position_embeddings": 64},
     }[family]
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
@@ -105,7 +111,7 @@ def make_config(family: str) -> Any:
             **vision,
             "depth": 2,
             "num_heads": 2,
-            "patch_size": 16 if family in ("qwen3_vl", "qwen3_5") else 14,
+            "patch_size": 16 if family.startswith("qwen3") else 14,
         },
         tie_word_embeddings=False,
         **dict(zip(names, media, strict=True)),

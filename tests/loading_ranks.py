@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from r1_cli.models.load import ModelError, load_config, load_model
-from r1_core.learner.parallel import Parallel, Shard, whole
+from r1_core.learner.parallel import Parallel, Shard, reshard, whole
 
 CPU = torch.device("cpu")
 
@@ -28,14 +28,15 @@ def compare(path, dtype=torch.float32, shard_size=-1, offload=False):
     """Return the tensors in which a model loaded in parts differs from one loaded whole, and what it computes."""
     parallel = Parallel.join("cpu", shard_size=shard_size)
     parts, full = load(path, parallel, dtype, Shard(offload=offload)), load(path, dtype=dtype)
+    tokens = torch.arange(1, 12)[None]
+    with torch.no_grad():
+        logits = [model(input_ids=tokens).logits for model in (parts, full)]
+    reshard(parts)
     here, there = state(parts), state(full)
     differing = [name for name, tensor in there.items() if name not in here or not torch.equal(here[name], tensor)]
     differing += [name for name in there if here[name].dtype != there[name].dtype]
     share = sum(p.to_local().numel() for p in parts.parameters()) / sum(p.numel() for p in full.parameters())
     tied = parts.get_input_embeddings().weight is parts.get_output_embeddings().weight
-    tokens = torch.arange(1, 12)[None]
-    with torch.no_grad():
-        logits = [model(input_ids=tokens).logits for model in (parts, full)]
     return differing + sorted(set(here) - set(there)), share, torch.equal(*logits), tied
 
 
@@ -82,14 +83,7 @@ def folder_of(family: str, folder: Path, **config):
     """Write a tiny model of the family, with other settings in its text configuration; return its path."""
     import families
 
-    made = families.make_config("qwen3_vl" if family == "qwen3_vl_moe" else family)
-    if family == "qwen3_vl_moe":
-        text, vision = (
-            {name: value for name, value in part.to_dict().items() if name != "model_type"}
-            for part in (made.text_config, made.vision_config)
-        )
-        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-        made = families.hf.AutoConfig.for_model(family, text_config=text, vision_config=vision)
+    made = hybrid() if family == "olmo_hybrid" else families.make_config(family)
     for name, value in config.items():
         setattr(made.get_text_config() if name != "tie_word_embeddings" else made, name, value)
     torch.manual_seed(0)
@@ -98,3 +92,14 @@ def folder_of(family: str, folder: Path, **config):
     )
     kind.from_config(made).save_pretrained(folder)
     return str(folder)
+
+
+def hybrid():
+    """The configuration of a family that joins rows of three matrices on loading."""
+    import transformers
+
+    ends = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+    return transformers.AutoConfig.for_model(
+        "olmo_hybrid", vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, layer_types=["linear_attention", "full_attention"], **ends,
+    )  # fmt: skip

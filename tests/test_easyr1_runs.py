@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from easyr1_runs import COMMANDS, NAMES, family_of, main, words_of
+from easyr1_runs import COMMANDS, NAMES, main, model_of, words_of
 from endtoend import R1, ROOT
 
 from r1_cli.config import load_config, unavailable
@@ -44,5 +44,5 @@ def test_a_dry_run_shows_where_ranks_and_engines_would_be_and_that_these_have_on
 @pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")
 @pytest.mark.parametrize("name", ["qwen3_vl_30b_geo3k_grpo"])
 def test_a_command_trains_for_two_steps_on_two_ranks(name: str) -> None:
-    assert family_of(name) == "qwen3_vl"
+    assert model_of(name) == "qwen3_vl_moe"
     assert main([name]) == 0

@@ -78,8 +78,9 @@ def test_two_ranks_give_verb_by_verb_what_the_learner_gives(name: str, objective
     expected = go_through(learner, step_samples(name), OBJECTIVES[objective])
     answers = ranks.run(cli_ranks.verb_by_verb, name, objective)
     for found, fetched, facts in answers:
-        assert facts == replace(learner.describe(), devices=2, straggler=facts.straggler)
+        assert facts == replace(learner.describe(), devices=2, straggler=facts.straggler, tokens=facts.tokens)
         assert 1 < facts.straggler < 2
+        assert sum(facts.tokens) > max(facts.tokens) > min(facts.tokens) > 0
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
         if name == "pictures":
             assert 0 < fetched < 3, "a rank has fetched pictures that it did not compute"

@@ -61,7 +61,17 @@ def message_of(*words: str) -> str:
         ("worker.rollout.n=1 algorithm.adv_estimator=rloo", "worker.rollout.n", "at least 2"),
         ("algorithm.adv_estimator=gae worker.critic.global_batch_size=100", "worker.critic.global_batch_size", "512"),
         ("data.val_batch_size=0", "data.val_batch_size", "-1 for all at once"),
-        ("worker.actor.ulysses_size=3", "worker.actor.ulysses_size", "must divide the number of devices"),
+        ("worker.actor.ulysses_size=3", "worker.actor.ulysses_size", "must divide trainer.n_gpus_per_node = 8"),
+        (
+            "trainer.nnodes=2 worker.actor.ulysses_size=16",
+            "worker.actor.ulysses_size",
+            "a sequence is shared by devices of one node",
+        ),
+        (
+            "worker.actor.ulysses_size=2 worker.actor.padding_free=false",
+            "worker.actor.ulysses_size",
+            "set worker.actor.padding_free=true, or 1",
+        ),
         ("worker.rollout.tensor_parallel_size=3", "worker.rollout.tensor_parallel_size", "n_gpus_per_node = 8"),
         (
             "trainer.nnodes=2 worker.rollout.tensor_parallel_size=16",
@@ -267,9 +277,9 @@ def test_an_option_that_is_not_there_yet_is_named(word: str) -> None:
 
 
 def test_of_several_devices_only_what_is_not_there_is_named() -> None:
-    words = ["worker.actor.model.lora.rank=8", "worker.actor.ulysses_size=2"]
-    limits = unavailable(*load_config([*BASE, "trainer.nnodes=2", *words, "worker.rollout.tensor_parallel_size=4"]))
-    assert {limit.key for limit in limits} == {word.partition("=")[0] for word in words}
+    words = ["trainer.nnodes=2", "worker.actor.ulysses_size=2", "worker.rollout.tensor_parallel_size=4"]
+    limits = unavailable(*load_config([*BASE, *words, "worker.actor.model.lora.rank=8"]))
+    assert [limit.key for limit in limits] == ["worker.actor.model.lora.rank"]
 
 
 @pytest.mark.parametrize(

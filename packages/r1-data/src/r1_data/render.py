@@ -125,6 +125,16 @@ class Renderer:
             token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return len(token_ids) + added
 
+    def count_values(self, example: Example) -> int:
+        """How many numbers the model's inputs beside tokens will have, from media headers alone.
+
+        Raises MediaError that names the row.
+        """
+        try:
+            return self._vision.count_values(example.media) if self._vision is not None else 0
+        except ValueError as error:
+            raise MediaError(f"{example.id}: {error}") from error
+
     def fingerprint(self) -> str:
         """A hash of everything that decides a prompt's length beside its example."""
         import transformers

@@ -108,6 +108,19 @@ class Vision:
         inputs = {"video_grid_thw": grid, "video_metadata": [_metadata(clip)]}
         return str(self._processor.replace_video_token(inputs, 0))
 
+    def count_values(self, media: Sequence[Any]) -> int:
+        """Numbers in what the model is given of media, from their headers. Raises MediaError or ValueError."""
+        return sum(self._count_values(reference) for reference in map(fetched, media))
+
+    def _count_values(self, reference: Any) -> int:
+        if not isinstance(reference, Video):
+            patches, owner = self.picture_tokens(reference) * self._image.merge_size**2, self._image
+        else:
+            clip, owner = self.probe(reference), self._video
+            size = {"size": self.frame_range.of(len(clip.indices))}
+            patches = int(owner.get_num_of_video_patches(len(clip.indices), clip.height, clip.width, size))
+        return int(patches * 3 * owner.temporal_patch_size * owner.patch_size**2)
+
     def probe(self, video: Video) -> Clip:
         """The frames of a video that the model sees. Raises MediaError."""
         if self._video is None:

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from r1_cli.assembly.canary import build_probes
-from r1_cli.config import RunConfig
+from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.groups.group import extend_positions
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
@@ -25,7 +25,11 @@ NEIGHBOUR = TOLERANCE[torch.float32]
 def settle_packing(
     config: RunConfig, hardware: Hardware, model: ModelFiles, renderer: Renderer, learner: Learner
 ) -> None:
-    """Let the learner pad, and say so, if packing is asked for and its model mixes up the sequences of a row."""
+    """Let the learner pad, and say so, if packing is asked for and its model mixes up the sequences of a row.
+
+    Raises:
+        ConfigError: ranks are to share the rows, which cannot be padded then.
+    """
     actor = config.worker.actor
     if not actor.padding_free:
         return
@@ -34,6 +38,9 @@ def settle_packing(
     fault = find_packing_fault(learner, probes, fresh, tolerance)
     if fault is not None:
         name = model.config.model_type
+        if config.sequence_ranks > 1:
+            message = f"shares packed rows, and {name} {fault} on ranks that share it: set 1"
+            raise ConfigError([Problem("worker.actor.ulysses_size", message, str(config.sequence_ranks))])
         log.warning("%s %s: micro-batches are padded, as with worker.actor.padding_free=false", name, fault)
         learner.pad()
 

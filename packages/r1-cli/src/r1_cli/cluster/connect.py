@@ -92,7 +92,7 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesCo
         )
         scratch = Path(folder, "scratch")
         scratch.mkdir()
-        here = Node(ray.get_runtime_context().get_node_id(), LOOPBACK, devices[:ranks], str(scratch))
+        here = Node(ray.get_runtime_context().get_node_id(), LOOPBACK, devices[:ranks], _store_bytes(ray), str(scratch))
         yield Machines((here,), (replace(here, devices=devices[ranks:wanted]),) if apart.nnodes else ())
     finally:
         ray.shutdown()
@@ -161,7 +161,13 @@ def _kept_machines(ray: ModuleType, nnodes: int, wanted: int, resource: str) -> 
         found = ray.get([one.look.remote() for one in keepers], timeout=JOINING)
         require_same_versions(found)
         yield tuple(
-            Node(one["id"], one["address"], one["gpus"] if resource == "GPU" else ("cpu",) * wanted, one["scratch"])
+            Node(
+                one["id"],
+                one["address"],
+                one["gpus"] if resource == "GPU" else ("cpu",) * wanted,
+                one["store"],
+                one["scratch"],
+            )
             for one in found
         )
     finally:
@@ -183,13 +189,14 @@ class Keeper:
         self._scratch = PrivateFolder("r1-scratch-")
 
     def look(self) -> dict[str, Any]:
-        """Return the machine's id, address and GPUs, a folder for temporary files, and what software is there."""
+        """Return the machine's id, address, GPUs and object store, a folder for temporary files, and its software."""
         import ray
 
         return {
             "id": ray.get_runtime_context().get_node_id(),
             "address": ray.util.get_node_ip_address(),
             "gpus": tuple(map(str, ray.get_gpu_ids())),
+            "store": _store_bytes(ray),
             "scratch": str(self._scratch.path),
             "versions": own_versions(),
         }
@@ -197,6 +204,16 @@ class Keeper:
     def sweep(self) -> None:
         """Remove what the run's actors have left in the folder."""
         self._scratch.remove()
+
+
+def _store_bytes(ray: ModuleType) -> int | None:
+    """Return the bytes of this machine's object store that lie in memory; None where the user wants them on a disk."""
+    if os.environ.get("RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"):
+        return None
+    own = ray.get_runtime_context().get_node_id()
+    store = next(node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == own)
+    shared = Path("/dev/shm")
+    return int(min(store, shutil.disk_usage(shared).free) if shared.is_dir() else store)
 
 
 def own_versions() -> dict[str, str]:

@@ -18,6 +18,7 @@ class Node:
     id: str  # what Ray calls it
     address: str
     devices: tuple[str, ...]  # GPUs as CUDA_VISIBLE_DEVICES names them; "cpu" for each rank that computes on processors
+    store: int | None = None  # bytes of what actors share there, in Ray's object store and its memory; None: not known
     scratch: str | None = None  # a folder there for temporary files, which ends with the run
 
 
@@ -26,9 +27,7 @@ class Machines:
     """Where a run computes."""
 
     learner: tuple[Node, ...]
-    apart: tuple[
-        Node, ...
-    ] = ()  # of engines, with other devices than the learner's; none: engines are on the learner's
+    apart: tuple[Node, ...] = ()  # engines' own, with other devices than the learner's; none: they share the learner's
 
 
 @dataclass(frozen=True, slots=True)

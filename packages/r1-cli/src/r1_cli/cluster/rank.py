@@ -21,12 +21,12 @@ from torch._C._distributed_c10d import TCPStore
 from r1_cli.assembly.algorithm import build_objective
 from r1_cli.assembly.learner import build_learner
 from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
+from r1_cli.cluster.loads import Loads
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_cli.roles import Schedule
 from r1_core.learner import Learner
-from r1_core.learner.batching import split
 from r1_core.learner.checkpoint import named_state
 from r1_core.learner.facts import Facts
 from r1_core.learner.parallel import Parallel
@@ -69,19 +69,21 @@ class Rank:
         device: str = "cpu",
         timeout: float = 1800.0,
         shard_size: int = -1,
+        sequence_size: int = 1,
     ) -> None:
         """Begin without touching the device.
 
         Args:
             timeout: how many seconds ranks wait for one another.
             shard_size: how many ranks share a copy of the weights, `fsdp.fsdp_size`.
+            sequence_size: how many share a sequence, `ulysses_size`.
         """
         self._build, self._rank, self._world, self._device = build, rank, world, device
-        self._shard_size = shard_size
+        self._sizes = {"shard_size": shard_size, "sequence_size": sequence_size}
         self._timeout = timedelta(seconds=timeout)
         self._store: TCPStore | None = None
         self._batch: list[Sample] = []
-        self._fullest = self._mean = 0.0  # tokens of the batch's updates: the fullest rank's by rounds, and the mean's
+        self._loads = Loads(1)  # of the batch's updates
         self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
 
     # --- beginning ---------------------------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ class Rank:
                 "gloo" if self._device == "cpu" else "cpu:gloo,cuda:nccl",
                 store=store, rank=self._rank, world_size=self._world, timeout=self._timeout,
             )  # fmt: skip
-            parallel = Parallel.join(self._device, shard_size=self._shard_size, timeout=self._timeout)
+            parallel = Parallel.join(self._device, **self._sizes, timeout=self._timeout)
         self.learner, self.objective = self._build(parallel)
 
     def close(self) -> None:
@@ -119,7 +121,7 @@ class Rank:
     def take(self, columns: Reference) -> None:
         """Take a batch in the place of the last: rows and changes are of this one from now on."""
         self._batch = from_columns(columns.load())
-        self._fullest = self._mean = 0.0
+        self._loads = Loads(self.learner.parallel.data_world)
 
     def _shown(self, rows: Rows, changes: Reference | None) -> list[Sample]:
         if changes is not None:
@@ -169,12 +171,7 @@ class Rank:
         return self._keep(rows, samples, found), metrics
 
     def _weigh(self, samples: Sequence[Sample]) -> None:
-        """Note how evenly an update's tokens are spread: in each round of micro-batches all wait for the fullest."""
-        lengths, batching = [len(sample.token_ids) for sample in samples], self.learner.batching
-        parts = split(lengths, batching.update, self._world, padded=not batching.padding_free)
-        loads = [sum(lengths[i] for i in part) for part in parts]
-        self._fullest += sum(max(loads[first : first + self._world]) for first in range(0, len(loads), self._world))
-        self._mean += sum(loads) / self._world
+        self._loads.add([len(sample.token_ids) for sample in samples], self.learner.batching)
 
     def _objective(self, kl_coef: float) -> Objective:
         return replace(self.objective, kl_coef=kl_coef)
@@ -197,8 +194,8 @@ class Rank:
 
     def describe(self) -> Facts:
         """Return the facts of the whole model, and of this rank's device."""
-        facts = self.learner.describe()
-        return replace(facts, straggler=self._fullest / self._mean) if self._mean else facts
+        facts, loads = self.learner.describe(), self._loads
+        return replace(facts, straggler=loads.straggler, tokens=tuple(loads.tokens))
 
     def save(self, folder: Path, model_only: bool) -> None:
         """Do what the learner's does."""

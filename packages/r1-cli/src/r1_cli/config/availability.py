@@ -36,7 +36,6 @@ def wants_critic(config: RunConfig) -> bool:
 
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("algorithm.adv_estimator", lambda v, c: wants_critic(c), "there is no critic, set another estimator"),
-    ("worker.actor.ulysses_size", lambda v, c: v > 1, "sequences are not cut over devices, set 1"),
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
     ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
@@ -96,6 +95,7 @@ READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("worker.actor.fsdp.fsdp_size", lambda c: c.trainer.devices > 1, "one device, nothing to shard"),
     ("worker.rollout.engines", lambda c: not c.worker.rollout.servers.used, "servers sample"),
     ("trainer.ray_timeline", lambda c: c.on_cluster, "one device, no Ray"),
+    ("worker.actor.ulysses_size", lambda c: c.trainer.devices > 1, "one device, nobody to share sequences with"),
     ("trainer.collective_timeout", lambda c: c.trainer.devices > 1, "one device, nobody to wait for"),
     ("worker.critic", wants_critic, "the estimator needs no critic"),
     ("trainer.critic_warmup", wants_critic, "the estimator needs no critic"),

@@ -12,6 +12,7 @@ from r1_cli.config.files import file_problems
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of
 from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup, masked, masked_keys
+from r1_cli.config.sequences import sequence_problems
 from r1_cli.config.sources import Source, training_sources, validation_sources
 from r1_cli.config.worker import TOKEN_VARIABLE
 from r1_core import catalogue
@@ -130,7 +131,7 @@ def _batches(config: RunConfig) -> Iterator[Finding]:
 
 def _micro_batches(config: RunConfig) -> Iterator[Finding]:
     actor, n = config.worker.actor, config.worker.rollout.n
-    replicas = max(1, config.trainer.devices // actor.ulysses_size)
+    replicas = config.data_ranks
     update, step = actor.global_batch_size * n, config.data.rollout_batch_size * n
     if update % replicas:
         yield (
@@ -158,8 +159,7 @@ def _micro_batches(config: RunConfig) -> Iterator[Finding]:
 def _parallel(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
     devices, rollout, actor = config.trainer.devices, config.worker.rollout, config.worker.actor
     shown = f"(trainer.nnodes × trainer.n_gpus_per_node = {devices})"
-    if devices % actor.ulysses_size:
-        yield "worker.actor.ulysses_size", f"must divide the number of devices {shown}"
+    yield from sequence_problems(config)
     size = actor.fsdp.fsdp_size
     if devices > 1 and size != -1 and (size < 1 or devices % size):
         yield "worker.actor.fsdp.fsdp_size", f"must divide the number of devices {shown}, or be -1 for all of them"

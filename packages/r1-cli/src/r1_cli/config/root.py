@@ -32,6 +32,16 @@ class RunConfig(Section):
         return self.trainer.devices > 1 or self.worker.rollout.engines.nnodes > 0
 
     @property
+    def sequence_ranks(self) -> int:
+        """How many devices share a sequence."""
+        return self.worker.actor.ulysses_size if self.trainer.devices > 1 else 1
+
+    @property
+    def data_ranks(self) -> int:
+        """Into how many shares the samples of a step are cut."""
+        return max(1, self.trainer.devices // self.sequence_ranks)
+
+    @property
     def colocated(self) -> bool:
         """Whether engines sample on the devices that learn."""
         rollout = self.worker.rollout

@@ -87,7 +87,7 @@ def open_learner(
     require_sight(config, ranks, seats)
     actor = config.worker.actor
     build = partial(build_policy, config, hardware, schedule)
-    alike = len(seats), hardware.kind, trainer.collective_timeout, actor.fsdp.fsdp_size
+    alike = len(seats), hardware.kind, trainer.collective_timeout, actor.fsdp.fsdp_size, actor.ulysses_size
     ranks.make(Rank, [(build, seat.rank, *alike) for seat in seats])
     ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
     return RankedLearner(ranks, hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype))

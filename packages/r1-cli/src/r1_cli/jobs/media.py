@@ -1,4 +1,4 @@
-"""Where a run on a cluster renders its pictures and videos: in an actor on each of its machines."""
+"""Where a run on a cluster renders its pictures and videos, and whether there is room: on each of its machines."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,24 +13,21 @@ from r1_cli.cluster.placement import Node, Seat
 from r1_cli.cluster.ranks import Ranks
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
+from r1_cli.plan.store import Batch, require_store
+from r1_data.mixture import Mixture
 from r1_data.render import Renderer
 
 
 def open_media(
     config: RunConfig, hardware: Hardware, renderer: Renderer, seats: Sequence[Seat], stack: ExitStack
 ) -> MediaSet | None:
-    """Return what renders rows with media where there are seats, else None. Its actors start with the first row.
-
-    Prompts cross in the precision that the learner computes in, unless the engine's is finer: both read the same.
-    """
+    """Return what renders rows with media where there are seats, else None. Its actors start with the first row."""
     if not seats:
         return None
     from r1_cli.cluster.actors import Actors, Place
     from r1_cli.cluster.connect import own_node
 
-    actor, data = config.worker.actor, config.data
-    computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
-    dtype = torch.promote_types(computing, hardware.engine_dtype(config.worker.rollout.dtype))
+    data, dtype = config.data, inputs_dtype(config, hardware)
     machines = machines_of(own_node(), seats)
     logs = Path(config.trainer.checkpoint_folder).resolve() / "logs"
     places = [
@@ -48,6 +45,29 @@ def open_media(
     media = MediaSet(start, len(places), calls)
     stack.callback(media.close)
     return media
+
+
+def inputs_dtype(config: RunConfig, hardware: Hardware) -> torch.dtype:
+    """Return what model inputs cross in: what the learner computes in, or the engine if that is finer. Both read it."""
+    actor = config.worker.actor
+    computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
+    return torch.promote_types(computing, hardware.engine_dtype(config.worker.rollout.dtype))
+
+
+def require_batch_room(config: RunConfig, hardware: Hardware, seats: Sequence[Seat], prompts: Mixture) -> None:
+    """Check that a step's batch finds room on every machine; without seats nothing is shared.
+
+    Raises:
+        ConfigError: names the machines that have too little, and what to set.
+    """
+    if not seats:
+        return
+    data, width = config.data, inputs_dtype(config, hardware).itemsize
+    values = sum(part.mean_values() * len(part) for part in prompts.parts) / len(prompts)
+    longest = max(part.summary.longest for part in prompts.parts) + data.max_response_length
+    count = data.rollout_batch_size
+    batch = Batch(count, count * config.worker.rollout.n, longest, input_bytes=values * width)
+    require_store(list({seat.node.id: seat.node for seat in seats}.values()), batch)
 
 
 def machines_of(own: Node, seats: Sequence[Seat]) -> list[Node]:

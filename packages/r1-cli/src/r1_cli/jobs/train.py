@@ -20,12 +20,13 @@ from r1_cli.assembly.rows import open_sources
 from r1_cli.assembly.truths import TruthReader, first_problems
 from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
+from r1_cli.config.sequences import require_shareable
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.groups.supply import load_surplus
 from r1_cli.hardware import find_hardware
 from r1_cli.jobs.closing import say_what_comes_next
 from r1_cli.jobs.learning import open_learner, open_seats, settle_devices
-from r1_cli.jobs.media import open_media
+from r1_cli.jobs.media import open_media, require_batch_room
 from r1_cli.jobs.sampling import open_engine
 from r1_cli.measure.validate import Validation
 from r1_cli.models.files import open_model, save_assets
@@ -63,6 +64,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
     start = find_start(config, store)
     model, hardware = open_model(config), find_hardware()
     config = settle_devices(config, provenance, hardware)
+    require_shareable(config, model.config.get_text_config())
     with ExitStack() as stack:
         seats = stack.enter_context(open_seats(config, hardware))
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
@@ -79,6 +81,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         show_table(console, render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
         for line in first_problems(TruthReader(config, [*sources, *val_sources]), [*opened, *val_opened]):
             log.warning("%s", line)
+        require_batch_room(config, hardware, seats.ranks, prompts)
         schedule = build_schedule(config, plan)
         learner = open_learner(config, hardware, model, schedule, seats.ranks, stack)
         settle_packing(config, hardware, model, rendering.renderer, learner)

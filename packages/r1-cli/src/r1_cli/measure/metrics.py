@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 
 import psutil
@@ -32,7 +33,6 @@ def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample], 
         **length_metrics(groups),
         **staleness(step, groups, samples),
         **canary_metrics(engine),
-        **sequence_balance([len(sample.token_ids) for sample in samples]),
     }
 
 
@@ -112,11 +112,28 @@ def length_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def sequence_balance(lengths: Sequence[int]) -> dict[str, float]:
-    """Return EasyR1's `global_seqlen/*`: the tokens that each data-parallel rank has of a step, of one rank all."""
-    total = float(sum(lengths))
-    names = ("mean", "max", "min", "balanced_max", "balanced_min")
-    return {**{f"global_seqlen/{name}": total for name in names}, "global_seqlen/minmax_diff": 0.0}
+def sequence_balance(lengths: Sequence[int], loads: Sequence[int] = ()) -> dict[str, float]:
+    """Return EasyR1's `global_seqlen/*`: the tokens that each data-parallel rank has of a step, of one rank all.
+
+    Args:
+        lengths: of the step's samples, in their order.
+        loads: what each rank has computed of them, perhaps several times.
+
+    `balanced_*` is what the ranks have had; the others what they would have if each took its share of the samples in
+    their order.
+    """
+    total, ranks = sum(lengths), max(len(loads), 1)
+    ends = [len(lengths) * rank // ranks for rank in range(ranks + 1)]
+    plain = [float(sum(lengths[start:end])) for start, end in pairwise(ends)]
+    balanced = [load * total / sum(loads) for load in loads] if sum(loads) else plain
+    return {
+        "global_seqlen/mean": total / ranks,
+        "global_seqlen/max": max(plain),
+        "global_seqlen/min": min(plain),
+        "global_seqlen/minmax_diff": max(plain) - min(plain),
+        "global_seqlen/balanced_max": max(balanced),
+        "global_seqlen/balanced_min": min(balanced),
+    }
 
 
 def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, float]:
@@ -209,6 +226,7 @@ def performance(
         "perf/total_num_tokens": float(total),
         "perf/time_per_step": seconds["step"],
         "perf/throughput": total / (seconds["step"] * facts.devices),
+        **sequence_balance([len(sample.token_ids) for sample in samples], facts.tokens),
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
     peak = peak_flops(facts.device)

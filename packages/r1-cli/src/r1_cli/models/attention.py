@@ -4,7 +4,8 @@ Torch's scaled-dot-product attention knows one mask for the whole row: a pack of
 the mask store, 64 times what the sequences need. Here all sequences of a row go through one kernel that knows where
 they end, `torch.nn.attention.varlen`, or, where there is none (processors, float32), each by itself through torch's.
 The pictures of a vision tower, and the windows that it cuts them into, go the same way. The result is the same; every
-other call goes to torch's attention unchanged.
+other call goes to torch's attention unchanged. Ranks that share a row exchange its heads for its tokens before, and
+back after.
 
 NOT RUN ON A GPU: the kernel's calls are tested with a stand-in of its signature.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import methodcaller
+from types import SimpleNamespace
 from typing import Any, cast
 from weakref import ReferenceType, ref
 
@@ -26,6 +28,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from r1_cli.hardware import generation
+from r1_core.learner.decoder import cut_shared_rows
 from r1_core.learner.microbatch import Pack
 
 PACKED_ATTENTION = "r1_packed"
@@ -36,7 +39,10 @@ LARGEST_HEAD = 256  # that the kernel takes
 
 
 def attend_packed(model: PreTrainedModel) -> None:
-    """Let a model attend by what is here, and, if its layers hand arguments on, be told where sequences end."""
+    """Let a model attend by what is here, and, if its layers hand arguments on, be told where sequences end.
+
+    Then ranks may share its rows, too.
+    """
     vision = getattr(model.config, "vision_config", None)
     tower = model.get_encoder(modality="image") if vision is not None else model
     cuts = any("cu_seqlens" in inspect.signature(module.forward).parameters for module in tower.modules())
@@ -45,6 +51,7 @@ def attend_packed(model: PreTrainedModel) -> None:
         chosen["vision_config"] = VISION_ATTENTION
     model.set_attn_implementation(chosen)
     model.reads_pack = bool(model._supports_attention_backend)  # what `r1_core.learner.token_model` asks for
+    cut_shared_rows(model)
 
 
 def packed_attention(
@@ -62,7 +69,8 @@ def packed_attention(
     """Attend, as a text layer does, within each sequence of a packed row.
 
     Args:
-        query: [1, heads, T, head size]; key and value [1, key heads, T, head size].
+        query: [1, heads, T, head size]; key and value [1, key heads, T, head size]. T counts the own part if ranks
+            share the row (`pack.sequence`).
         attention_mask: None for a packed row; padded batches come with one, and windows that no kernel knows.
         position_ids: int64 [1, T], 0 at the start of each sequence; None in vision towers, which cut by themselves.
         pack: the cut of a row of T tokens; without it the first layer asks the positions, and waits for the device.
@@ -75,10 +83,13 @@ def packed_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     if pack is None:
         pack = _find_pack(position_ids, _starts)
-    if _has_kernel(query):
-        window = -1 if sliding_window is None else sliding_window - 1
-        return _attend_at_once(query, key, value, pack.ends, pack.longest, kwargs.get("scaling"), (window, 0)), None
-    return _attend_by_pieces(module, query, key, value, pack.lengths, kwargs), None
+    if pack.sequence is None:
+        return _attend_within(module, query, key, value, pack, sliding_window, kwargs), None
+    key, value = (pack.sequence.repeat_heads(tensor) for tensor in (key, value))
+    query, key, value = (pack.sequence.gather_tokens(tensor) for tensor in (query, key, value))
+    share = SimpleNamespace(is_causal=True, num_key_value_groups=query.shape[1] // key.shape[1])
+    found = _attend_within(share, query, key, value, pack, sliding_window, kwargs)
+    return pack.sequence.gather_heads(found), None
 
 
 def vision_attention(
@@ -135,6 +146,22 @@ def _known() -> Mapping[str, Any]:
     return inspect.signature(varlen_attn).parameters
 
 
+def _attend_within(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pack: Pack,
+    sliding_window: int | None,
+    options: dict[str, Any],
+) -> Tensor:
+    """Attend within the sequences of a whole row; return [1, T, heads, head size]."""
+    if _has_kernel(query):
+        window = -1 if sliding_window is None else sliding_window - 1
+        return _attend_at_once(query, key, value, pack.ends, pack.longest, options.get("scaling"), (window, 0))
+    return _attend_by_pieces(module, query, key, value, pack.lengths, options)
+
+
 def _attend_at_once(
     query: Tensor,
     key: Tensor,
@@ -168,7 +195,7 @@ def _attend_at_once(
 
 
 def _attend_by_pieces(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, lengths: list[int], options: dict[str, Any]
+    module: Any, query: Tensor, key: Tensor, value: Tensor, lengths: list[int], options: dict[str, Any]
 ) -> Tensor:
     """Attend piece after piece; return [1, T, heads, head size]."""
     pieces = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)

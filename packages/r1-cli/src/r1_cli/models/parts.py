@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model
 
@@ -44,15 +45,15 @@ def load_in_parts(
     if odd := mixes_rows(empty):
         logger.warning("%s: every rank reads all of it, since its family mixes rows on loading (%s)", path, odd)
         return _load_whole(family, path, parallel, shard, choices)
+    sharding = _sharding(type(empty), parallel, shard)
     try:
-        model, info = _sharding(type(empty), parallel, shard).from_pretrained(
-            path, distributed_config=DistributedConfig(), **choices
-        )
+        model, info = sharding.from_pretrained(path, distributed_config=DistributedConfig(), **choices)
     except RuntimeError as error:
         raise PartsError(
             f"{path}: rank {parallel.rank} of {parallel.world} could not read its rows ({str(error).strip()}); where "
             "there are fewer experts than ranks, set worker.actor.fsdp.fsdp_size to no more ranks than experts"
         ) from error
+    del sharding.get_parameter  # was for the loader
     empty.tie_weights()
     if len([*model.parameters()]) != len([*empty.parameters()]):
         raise PartsError(
@@ -83,19 +84,28 @@ def require_parts() -> None:
 def mixes_rows(model: nn.Module) -> str | None:
     """Return how the loader would make rows of parameters from other rows of the files, None if it does not.
 
-    Stacking experts is no such thing, nor is joining what each of them has: a rank does that with its own. Cutting or
-    joining rows of one matrix is: a rank's rows are then not where it would look for them.
+    Stacking experts is no such thing, nor is joining or turning what each of them has: a rank does that with its own.
+    Cutting or joining rows of one matrix is: a rank's rows are then not where it would look for them.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import Chunk, Concatenate, Interleave, MergeModulelist, WeightConverter
+    from transformers.core_model_loading import WeightConverter
 
     for conversion in get_model_conversion_mapping(model):
         for step in conversion.operations if isinstance(conversion, WeightConverter) else ():
-            stacks = type(step) is MergeModulelist and step.dim == 0
-            within = type(step) in (Chunk, Concatenate, Interleave) and step.dim > 0
-            if not (stacks or within):
+            if not _keeps_rows(step):
                 return f"{type(step).__name__} of {', '.join(conversion.source_patterns)}"
     return None
+
+
+def _keeps_rows(step: Any) -> bool:
+    """Whether a step of the loader makes a row of its result from one row of each tensor, or an expert from one."""
+    from transformers.core_model_loading import Chunk, Concatenate, Interleave, MergeModulelist, Transpose
+
+    if type(step) is MergeModulelist:
+        return bool(step.dim == 0)
+    if type(step) is Transpose:
+        return bool(min(step.dim0, step.dim1) > 0)
+    return type(step) in (Chunk, Concatenate, Interleave) and step.dim > 0
 
 
 def _sharding(model_class: Any, parallel: Parallel, shard: Shard) -> Any:
@@ -112,6 +122,14 @@ def _sharding(model_class: Any, parallel: Parallel, shard: Shard) -> Any:
             model.tie_weights()
             _shard(model, parallel, shard)
             return model
+
+        def get_parameter(self, target: str) -> Any:
+            """Return a parameter; this rank's part of one that holds experts.
+
+            By its shape the loader tells which way round the files have experts, of which it has read a rank's.
+            """
+            parameter = super().get_parameter(target)
+            return parameter.to_local() if isinstance(parameter, DTensor) and parameter.ndim > 2 else parameter
 
     # The loader knows families by the names and modules of their classes.
     for name in ("__name__", "__qualname__", "__module__"):

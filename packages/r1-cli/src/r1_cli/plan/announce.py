@@ -75,22 +75,25 @@ def render(plan: Plan) -> Table:
     columns = Column("per run", no_wrap=True), "", ""
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     at_most = "at most " if plan.is_upper_bound else ""
+    shared = plan.devices_per_sequence
+    each, cut = ("device", "÷ devices") if shared == 1 else (f"{shared} devices", "÷ devices × ulysses_size")
     rows = [
         ("rows", _number(plan.rows, "not downloaded"), "in train_files or sources"),
         ("validation rows", _validation(plan), "in val_files or val_sources"),
         ("steps per epoch", _number(plan.steps_per_epoch), "rows ÷ prompts per step"),
         ("steps in all", _number(plan.total_steps), "total_epochs or max_steps"),
         ("devices", _number(plan.devices), "nnodes × n_gpus_per_node"),
+        *([("devices per sequence", _number(shared), "ulysses_size")] if shared > 1 else []),
         None,
         ("prompts", _number(plan.prompts_per_step), "rollout_batch_size"),
         ("sequences", _number(plan.sequences_per_step), "prompts × rollout.n"),
-        ("sequences per device", _number(plan.sequences_per_device), "÷ devices"),
+        (f"sequences per {each}", _number(plan.sequences_per_device), cut),
         ("log-prob forwards", at_most + _number(plan.experience_forwards), "÷ …_for_experience"),
         ("tokens", f"at most {_number(plan.tokens_per_step)}", "sequences × longest"),
         ("optimizer steps", _number(plan.optimizer_steps_per_step), "÷ global × ppo_epochs"),
         None,
         ("sequences", _number(plan.sequences_per_optimizer_step), "global batch × rollout.n"),
-        ("sequences per device", _number(plan.sequences_per_optimizer_step_and_device), "÷ devices"),
+        (f"sequences per {each}", _number(plan.sequences_per_optimizer_step_and_device), cut),
         ("accumulations", at_most + _number(plan.accumulations), "÷ …_for_update"),
         ("tokens per micro-batch", f"at most {_number(plan.tokens_per_micro_batch)}", "micro batch × longest"),
         None,

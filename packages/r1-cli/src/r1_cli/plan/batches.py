@@ -23,11 +23,12 @@ class Plan:
     val_rows: int | None
     has_validation: bool
     devices: int
+    devices_per_sequence: int
     prompts_per_step: int
     steps_per_epoch: int | None  # the last, partial batch is dropped
     total_steps: int | None
     sequences_per_step: int
-    sequences_per_device: int
+    sequences_per_device: int  # or, as all that is counted by device, by those that share sequences
     optimizer_steps_per_step: int
     sequences_per_optimizer_step: int
     sequences_per_optimizer_step_and_device: int
@@ -49,7 +50,7 @@ def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int
     data, actor, n = config.data, config.worker.actor, config.worker.rollout.n
     sizes = [rows] if isinstance(rows, int) else rows
     steps_per_epoch = None if sizes is None else _steps_per_epoch(config, sizes)
-    replicas = max(1, config.trainer.devices // actor.ulysses_size)
+    replicas = config.data_ranks
     step = data.rollout_batch_size * n
     update = actor.global_batch_size * n
     longest = data.max_prompt_length + data.max_response_length
@@ -58,6 +59,7 @@ def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int
         val_rows=val_rows,
         has_validation=bool(validation_sources(data)),
         devices=config.trainer.devices,
+        devices_per_sequence=config.sequence_ranks,
         prompts_per_step=data.rollout_batch_size,
         steps_per_epoch=steps_per_epoch,
         total_steps=_total_steps(config, steps_per_epoch),

@@ -40,7 +40,7 @@ def estimate(config: RunConfig) -> Memory | None:
     trained = parameters - frozen
     kept = BYTES[actor.kept_dtype]
     devices = config.trainer.devices
-    accumulates = actor.global_batch_size * rollout.n > devices * actor.micro_batch_size_per_device_for_update
+    accumulates = actor.global_batch_size * rollout.n > config.data_ranks * actor.micro_batch_size_per_device_for_update
     # Gradients in half precision are added up in float32 (`r1_core.learner.gradient_sums`).
     gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
     shards = devices if actor.fsdp.enable_full_shard else 1

@@ -1,7 +1,6 @@
 """Checkpoints on disk: complete or absent, pruned only after their successor is safe."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+
+from r1_core.disk import force_to_disk
 
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
 STATE_FILE = "trainer.json"
@@ -71,7 +72,7 @@ class CheckpointStore:
             save(folder)
             write_json(folder / STATE_FILE, state)
             for path in [*folder.rglob("*"), folder]:
-                _fsync(path)
+                force_to_disk(path)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise self._not_written(f"the checkpoint of step {step}", error) from error
@@ -88,7 +89,7 @@ class CheckpointStore:
             if final.exists():  # the same step, reached again after a resume from an older checkpoint
                 self._remove(final)
             draft.folder.rename(final)
-            _fsync(self.root)
+            force_to_disk(self.root)
             self._prune()
         except OSError as error:
             raise self._not_written(f"{TRACKER_FILE} of step {draft.step}", error) from error
@@ -154,13 +155,5 @@ def write_json(path: Path, content: Any) -> None:
     """Write JSON so that a reader sees the old content or the new one, never a part."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(json.dumps(content, indent=2) + "\n")
-    _fsync(draft)
+    force_to_disk(draft)
     draft.rename(path)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from r1_core.disk import write_text
 from r1_core.learner.parallel import Parallel
-from r1_core.learner.tensor_files import find_tensors, raise_together, read_tensors, write_tensors, write_text
+from r1_core.learner.tensor_files import find_tensors, raise_together, read_tensors, write_tensors
 
 NUMBERS_FILE = "learner.json"
 

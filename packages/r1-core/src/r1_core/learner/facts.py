@@ -20,6 +20,7 @@ class Facts:
     peak_allocated: int | None  # bytes of the device's memory that tensors have taken at most; None on processors
     peak_reserved: int | None  # the same with what torch kept for tensors to come
     devices: int = 1  # of this kind, which train together
+    tokens: tuple[int, ...] = ()  # of a step's updates, on each rank that has samples of its own
     straggler: float = 1.0  # tokens of the fullest device to those of the mean one, round by round of a step's updates
 
 

@@ -162,18 +162,25 @@ class Learner:
     def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
         """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
 
-        So it can be seen whether they are what each sample gets alone. Every rank computes all of it.
+        So it can be seen whether they are what each sample gets alone. Every rank computes all of it, or a packed row's
+        part if ranks share sequences.
         """
         self._residence.fetch(self.model)
         self.model.eval()
-        batch = collate(samples, padding_free=padding_free, device=self.device)
+        sequence = self.parallel.sequence if padding_free else None
+        batch = collate(samples, padding_free=padding_free, device=self.device, sequence=sequence)
         found = self._policy_tokens(batch, self.temperature).logprobs
         reshard(self.model)
         lengths = [sample.response_length for sample in samples]
         return [own.tolist() for own in found.float().cpu().split(lengths)]
 
     def pad(self) -> None:
-        """Pad micro-batches to their longest sample from now on, whatever the batching has said."""
+        """Pad micro-batches to their longest sample from now on, whatever the batching has said.
+
+        Raises ValueError if ranks share sequences, which are cut in packed rows only.
+        """
+        if self.parallel.sequence is not None:
+            raise ValueError("padded micro-batches cannot be cut over the ranks that share sequences")
         self.batching = replace(self.batching, padding_free=False)
 
     # --- one optimizer step ----------------------------------------------------------------------------------------
@@ -218,7 +225,7 @@ class Learner:
             self.measure(samples[:1], ["old_logprobs"])
         table = TokenTable(samples, ("old_logprobs",), self.device)
         metrics = self._forward_backward(samples, objective, table)
-        return table.columns(self.parallel.sum), metrics
+        return table.columns(self.parallel.sum_data), metrics
 
     def _forward_backward(
         self, samples: Sequence[Sample], objective: Loss, table: TokenTable | None
@@ -249,7 +256,7 @@ class Learner:
         def loss_gradient(stats: Tensor) -> Tensor:
             with torch.enable_grad():
                 stats = stats.detach().requires_grad_()
-                logprobs, entropy, _ = stats.unbind(-1)
+                logprobs, entropy, _ = (batch.share.spread(stats) if batch.share else stats).unbind(-1)
                 loss = objective(batch.loss_inputs(logprobs, entropy, totals)).loss
             return torch.autograd.grad(loss, stats)[0]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from r1_core.learner.sequence import SequenceGroup, Share
 from r1_core.rows import known, rows, to_rows, tokens, trained
 from r1_core.types import LossInputs, Sample, Totals
 
@@ -22,12 +23,13 @@ class Pack:
 
     lengths: list[int]
     ends: Tensor  # int32 [sequences + 1]
+    sequence: SequenceGroup | None = None  # the ranks of which each computes a part of the row
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device | str) -> "Pack":
+    def of(cls, lengths: Sequence[int], device: torch.device | str, sequence: SequenceGroup | None = None) -> "Pack":
         """Sequences of these lengths, one after another."""
         ends = torch.tensor([0, *lengths]).cumsum(0)
-        return cls([*lengths], ends.to(device, torch.int32))
+        return cls([*lengths], ends.to(device, torch.int32), sequence)
 
     @property
     def longest(self) -> int:
@@ -39,6 +41,9 @@ class Pack:
 class MicroBatch:
     """B samples ready for one forward pass, with T trained tokens among them and at most R in one sample.
 
+    Ranks that share the row have the same samples and the same `forward`; `predictors` and `targets` are those of the
+    rank's own part.
+
     Example: samples of 4 and 3 tokens that train their last 2 and 1, packed: `input_ids` is [1, 7], `predictors`
     [1, 2, 5], `targets` the tokens at 2, 3 and 6, and `loss_mask` [[1, 1], [1, 0]].
     """
@@ -49,10 +54,15 @@ class MicroBatch:
     targets: Tensor  # int64 [T], sample after sample
     loss_mask: Tensor  # bool [B, R]
     values: dict[str, Tensor]  # per-token fields that a loss sees [B, R], those that the samples have
+    share: Share | None = None  # which of the T tokens are this rank's to predict; None: all of them
 
     def rows(self, flat: Tensor) -> Tensor:
         """Lay one value per trained token [T] out in one row per sample [B, R], 0 where there is no token."""
         return to_rows(flat, self.loss_mask)
+
+    def gather(self, own: Tensor) -> Tensor:
+        """Return values of all T trained tokens [T, k], from those that were found here: all, or this rank's share."""
+        return own if self.share is None else self.share.gather(own)
 
     def loss_inputs(
         self, logprobs: Tensor, entropy: Tensor | None, totals: Totals, *, full_kl: Tensor | None = None
@@ -78,30 +88,62 @@ def collate(
     padding_free: bool,
     device: torch.device | str = "cpu",
     fields: Sequence[str] = LOSS_FIELDS,
+    sequence: SequenceGroup | None = None,
 ) -> MicroBatch:
     """Build the tensors of one forward pass on `device`, with those of `fields` that the samples have.
 
-    Raises ValueError if a first token is trained (nothing predicts it), position ids do not fit the model, or some
-    samples lack a per-token field that others have.
+    With `sequence` they are those of one of the ranks that share the row.
+
+    Raises ValueError if a first token is trained (nothing predicts it), position ids do not fit the model, some samples
+    lack a per-token field that others have, or ranks were to share a padded batch.
     """
+    if sequence is not None and not padding_free:
+        raise ValueError("ranks share packed rows only: set padding_free, or one rank to a sequence")
     for sample in samples:
         if sample.loss_mask[0]:
             raise ValueError(f"sample of group {sample.group_id}: its first token is trained, but nothing predicts it")
     arguments = pack(samples) if padding_free else pad(samples)
     width = arguments["input_ids"].shape[1]
+    lengths = [len(sample.token_ids) for sample in samples]
     starts, start = [], 0
     for i, sample in enumerate(samples):
         starts.append(start if padding_free else i * width)
         start += sample.token_ids.shape[0]
     where = [begin + sample.loss_mask.nonzero().squeeze(-1) for begin, sample in zip(starts, samples, strict=True)]
+    predictors, targets, share = torch.cat(where) - 1, tokens(samples, "token_ids"), None
+    if sequence is not None:
+        arguments, lengths = _fill_up(arguments, lengths, sequence.size)
+        share, predictors, targets = _own_part(predictors, targets, sum(lengths), sequence)
     return MicroBatch(
         forward={name: value.to(device) for name, value in arguments.items()},
-        pack=Pack.of([len(sample.token_ids) for sample in samples], device) if padding_free else None,
-        predictors=(torch.cat(where) - 1).to(device),
-        targets=tokens(samples, "token_ids").to(device, torch.int64),
+        pack=Pack.of(lengths, device, sequence) if padding_free else None,
+        predictors=predictors.to(device),
+        targets=targets.to(device, torch.int64),
         loss_mask=trained(samples).to(device),
         values={name: rows(samples, name).to(device) for name in fields if known(samples, name)},
+        share=share,
     )
+
+
+def _fill_up(arguments: dict[str, Tensor], lengths: list[int], size: int) -> tuple[dict[str, Tensor], list[int]]:
+    """Make a packed row a multiple of `size` long, by a last sequence that trains nothing."""
+    missing = -sum(lengths) % size
+    if not missing:
+        return arguments, lengths
+    token_ids, position_ids = arguments["input_ids"], arguments["position_ids"]
+    # The last token again, for the reason that `pad` gives.
+    filling = token_ids[:, -1:].expand(-1, missing)
+    count = torch.arange(missing).expand(*position_ids.shape[:-1], -1)
+    added = {"input_ids": torch.cat([token_ids, filling], -1), "position_ids": torch.cat([position_ids, count], -1)}
+    return arguments | added, [*lengths, missing]
+
+
+def _own_part(predictors: Tensor, targets: Tensor, width: int, sequence: SequenceGroup) -> tuple[Share, Tensor, Tensor]:
+    """What a rank has to predict of a row of `width` tokens, and where from, counted from the start of its part."""
+    part = width // sequence.size
+    start = sequence.rank * part
+    first, last = torch.searchsorted(predictors, torch.tensor([start, start + part])).tolist()
+    return Share(sequence, first, last, len(targets)), predictors[first:last] - start, targets[first:last]
 
 
 def pack(samples: Sequence[Sample]) -> dict[str, Tensor]:

@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from r1_core.learner.sequence import SequenceGroup
+
 REPLICATE, SHARD = "replicate", "shard"  # the dimensions of a mesh, outer first
 
 
@@ -19,37 +21,50 @@ REPLICATE, SHARD = "replicate", "shard"  # the dimensions of a mesh, outer first
 class Parallel:
     """Which of how many processes this is; `Parallel()` is the only one.
 
-    Every process has data of its own, so `data_rank` of `data_world` says which micro-batches are this one's.
+    Processes that share sequences have the same data, others have data of their own: `data_rank` of `data_world` says
+    which micro-batches are this one's.
     """
 
     rank: int = 0
     world: int = 1
     mesh: DeviceMesh | None = None  # over `shard`, or over `replicate` and `shard`
+    sequence: SequenceGroup | None = None  # the neighbours with which it computes one sequence; None: alone
 
     @classmethod
-    def join(cls, device_type: str, *, shard_size: int = -1, timeout: timedelta = timedelta(minutes=30)) -> "Parallel":
+    def join(
+        cls,
+        device_type: str,
+        *,
+        shard_size: int = -1,
+        sequence_size: int = 1,
+        timeout: timedelta = timedelta(minutes=30),
+    ) -> "Parallel":
         """Span all processes of the default process group, which must have been initialised.
 
         Args:
             device_type: "cpu" or "cuda".
             shard_size: how many neighbouring ranks share one copy of the weights; −1: all of them. 1: each has one.
+            sequence_size: how many neighbouring ranks share one sequence. Weights are sharded over them all the same.
             timeout: of collectives in groups of fewer than all ranks; in that of all it is the default group's.
 
         Raises:
-            ValueError: `shard_size` does not divide the number of ranks.
+            ValueError: `shard_size` or `sequence_size` does not divide the number of ranks.
         """
         rank, world = dist.get_rank(), dist.get_world_size()
         size = world if shard_size == -1 else shard_size
         if size < 1 or world % size:
             raise ValueError(f"{world} ranks cannot be cut into shards of {shard_size}; it must divide them, or be -1")
+        if sequence_size < 1 or world % sequence_size:
+            raise ValueError(f"{world} ranks cannot share sequences by {sequence_size}; it must divide them")
+        sequence = None if sequence_size == 1 else _join_sequence(rank, world, sequence_size, timeout)
         if size == world:
             mesh = DeviceMesh.from_group(_everyone(), device_type, mesh_dim_names=(SHARD,))
-            return cls(rank, world, mesh)
+            return cls(rank, world, mesh, sequence)
         ranks = torch.arange(world).view(-1, size)
         # Meshes that torch makes have its own timeout of 10 minutes, whatever the default group's is.
         groups = [dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)[0] for rows in (ranks.t(), ranks)]
         mesh = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=(REPLICATE, SHARD))
-        return cls(rank, world, mesh)
+        return cls(rank, world, mesh, sequence)
 
     @classmethod
     def alone(cls, device_type: str) -> "Parallel":
@@ -64,12 +79,22 @@ class Parallel:
     @property
     def data_rank(self) -> int:
         """Which share of a step's samples is this process's."""
-        return self.rank
+        return self.rank // self._sequence_size
 
     @property
     def data_world(self) -> int:
         """Into how many shares a step's samples are cut."""
-        return self.world
+        return self.world // self._sequence_size
+
+    @property
+    def _sequence_size(self) -> int:
+        return 1 if self.sequence is None else self.sequence.size
+
+    def sum_data(self, tensor: Tensor) -> Tensor:
+        """Add `tensor` up over all shares of the data, in place; of processes that share sequences the first counts."""
+        if self.sequence is not None and self.sequence.rank > 0:
+            tensor.zero_()
+        return self.sum(tensor)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Add `tensor` up over all processes, in place, and return it."""
@@ -81,6 +106,12 @@ class Parallel:
         """Wait until every process is here."""
         if self.world > 1:
             dist.barrier()
+
+
+def _join_sequence(rank: int, world: int, size: int, timeout: timedelta) -> SequenceGroup:
+    rows = torch.arange(world).view(-1, size).tolist()
+    group, _ = dist.new_subgroups_by_enumeration(rows, timeout=timeout)
+    return SequenceGroup(rank % size, size, group)
 
 
 def _everyone() -> dist.ProcessGroup:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,8 @@ class Passes:
         for parts, own in zip(cut, prefetch([samples[i] for i in parts[rank]] for parts in cut), strict=True):
             if world > 1:
                 own = own + fillers(own, [samples[i] for part in parts for i in part], self.fillers)
-            yield parts[rank], collate(own, padding_free=not padded, device=self.device, fields=fields)
+            ready = partial(collate, padding_free=not padded, device=self.device, sequence=self.parallel.sequence)
+            yield parts[rank], ready(own, fields=fields)
 
     @torch.no_grad()
     def measure(
@@ -53,7 +55,7 @@ class Passes:
         table = TokenTable(samples, names, self.device)
         for indices, batch in self.microbatches(samples, self.batching.experience):
             table.put(indices, stats(batch))
-        return table.columns(self.parallel.sum)
+        return table.columns(self.parallel.sum_data)
 
     def add_gradients(
         self,
@@ -78,5 +80,5 @@ class Passes:
             for name, value in output.metrics.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
         gradients.deliver()
-        values = self.parallel.sum(torch.stack([*sums.values()])).tolist() if sums else []
+        values = self.parallel.sum_data(torch.stack([*sums.values()])).tolist() if sums else []
         return dict(zip(sums, values, strict=True))

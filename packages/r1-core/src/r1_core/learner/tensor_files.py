@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from r1_core.disk import force_to_disk, write_text
 from r1_core.learner.parallel import Parallel, gather
 
 FILE_BYTES = 2_000_000_000  # of a large checkpoint's files: the most that a rank holds beside its shards
@@ -145,21 +146,6 @@ def raise_together(failure: OSError | None, parallel: Parallel) -> None:
     if failure is not None:
         raise failure
     raise OSError(f"rank {first}: {bytes(said.tolist()).rstrip(bytes(1)).decode(errors='replace')}")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file and force it to disk."""
-    path.write_text(text, encoding="utf-8")
-    force_to_disk(path)
-
-
-def force_to_disk(path: Path) -> None:
-    """Wait until a file is on its disk. Whoever wrote it must do so: no other machine can for this one."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def find_tensors(folder: Path, stem: str) -> dict[str, Stored]:

@@ -71,6 +71,9 @@ class TokenModel:
     ) -> TokenStats:
         """Measure the batch's trained tokens.
 
+        Ranks that share a row measure their part each, and all get all T tokens' statistics; `loss_gradient` is asked
+        about the own part's.
+
         With gradients, `backward` has to follow: the head's may be added to its weight's `.grad` directly, and with
         `loss_gradient`, for a token-wise loss (see `linear_head`), even before. With `reference`, the same tokens'
         `lazy_logits` of another model, the KL from it is measured, too, and every head is computed as one that is not
@@ -91,7 +94,7 @@ class TokenModel:
         if stats is None:
             ref_logits = None if reference is None else reference.head(reference.hidden)
             stats = _stats_of(self._logits(batch), batch.targets, settings, ref_logits)
-        logprobs, entropy, squares, *full_kl = stats.unbind(-1)
+        logprobs, entropy, squares, *full_kl = batch.gather(stats).unbind(-1)
         entropy = entropy if entropy_gradient else entropy.detach()
         return TokenStats(logprobs, entropy, squares.detach(), full_kl[0] if full_kl else None)
 
@@ -119,7 +122,7 @@ class TokenModel:
         found = None
         if head is not None:
             found = self._from_head(head, batch, partial(_wide, head) if _is_linear(head) else head.forward)
-        return self._logits(batch) if found is None else found
+        return batch.gather(self._logits(batch) if found is None else found)
 
     def _head(self) -> nn.Module | None:
         """The module that gives the logits; None if the model does not tell or changes them afterwards."""

@@ -1,0 +1,105 @@
+"""What ranks that share sequences are compared with one process in: cases that `ranks` runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from cli_families import ROWS, build, make_samples
+from core_cases import off_policy
+from core_models import _rotate_vision, in_float64
+from core_ranks import THREE
+from torch import Tensor
+from transformers.models.qwen3_vl import modeling_qwen3_vl
+
+from r1_core.learner import Learner
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.microbatch import collate
+from r1_core.learner.optim import build_optimizer
+from r1_core.learner.parallel import Parallel, find_blocks, shard_model, whole
+from r1_core.learner.token_model import TokenModel
+from r1_core.types import Sample
+
+
+@dataclass(frozen=True)
+class Form:
+    """How many ranks, and how many of them share a sequence and a copy of the weights."""
+
+    world: int
+    sequence_size: int
+    shard_size: int = -1
+
+    def join(self) -> Parallel:
+        return Parallel.join("cpu", shard_size=self.shard_size, sequence_size=self.sequence_size)
+
+
+FORMS = {
+    "2 of 2": Form(2, 2),
+    "4 of 4": Form(4, 4),
+    "2 of 4": Form(4, 2),
+    "2 of 4, two copies": Form(4, 2, shard_size=2),
+}
+NEEDS = ("old_logprobs", "full_kl", "squared_probs", "ref_logprobs")
+rotation = pytest.MonkeyPatch()  # of the vision towers of this process, until it is undone
+
+
+def samples_for(name: str) -> list[Sample]:
+    """Five samples, of which the last trains nothing, and one of a single token."""
+    model = build(name, packed=False)
+    rows = ROWS["pictures"] if "vl" in name else [()] * 5
+    samples = make_samples(name, rows, model.config)
+    text = next(sample for sample in samples if not sample.model_inputs)
+    one = replace(text, **{f: getattr(text, f)[..., :1] for f in ("token_ids", "loss_mask", "position_ids")})
+    return off_policy([*samples, one])
+
+
+def build_learner(name: str, parallel: Parallel | None = None) -> Learner:
+    """A learner in float64 with a reference; 8 heads, 2 key heads."""
+    rotation.setattr(modeling_qwen3_vl, "apply_rotary_pos_emb_vision", _rotate_vision)
+    models = [in_float64(build(name, packed=True, seed=seed, heads=8), rotation) for seed in (0, 1)]
+    for model in models:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if parallel is not None:
+            assert parallel.mesh is not None
+            shard_model(model, find_blocks(model), parallel.mesh)
+    optimizer = build_optimizer(models[0].named_parameters(), lr=1e-2)
+    batching = Batching(True, MicroLimit(1), MicroLimit(4))
+    return Learner(
+        models[0], optimizer, lambda step: 1.0, reference=models[1], batching=batching, max_grad_norm=0.5,
+        parallel=parallel,
+    )  # fmt: skip
+
+
+@dataclass
+class Course:
+    """What a learner went through."""
+
+    logprobs: Tensor  # float64, of a pack of all samples
+    annotated: dict[str, Tensor]
+    metrics: list[dict[str, float]]
+    gradients: dict[str, Tensor]  # of the first step
+    weights: dict[str, Tensor]
+
+
+def exact_logprobs(learner: Learner, samples: Sequence[Sample]) -> Tensor:
+    """Log-probs of one pack as the model says them, not rounded."""
+    batch = collate(samples, padding_free=True, sequence=learner.parallel.sequence)
+    with torch.no_grad():
+        return TokenModel(learner.model)(batch).logprobs
+
+
+def take_course(name: str, objective: str, form: Form | None = None) -> Course:
+    """Three steps from the first weights."""
+    learner = build_learner(name, None if form is None else form.join())
+    samples = samples_for(name)
+    logprobs = exact_logprobs(learner, samples)
+    annotated = learner.annotate(samples, NEEDS)
+    found = {need: torch.cat([getattr(sample, need) for sample in annotated]) for need in NEEDS}
+    course = Course(logprobs, found, [], {}, {})
+    for _ in range(3):
+        metrics = learner.forward_backward(samples, THREE[objective])
+        trained = [(key, param) for key, param in learner.model.named_parameters() if param.grad is not None]
+        course.gradients = course.gradients or {key: whole(param.grad).clone() for key, param in trained}
+        course.metrics.append(metrics | learner.optim_step())
+    course.weights = {key: tensor.clone() for key, tensor in learner.weights()}
+    return course

@@ -1,0 +1,53 @@
+"""Ranks that share sequences are the same learner as one process, text and pictures."""
+
+from collections.abc import Iterator
+from functools import cache
+
+import cli_sequences
+import pytest
+import ranks
+import torch
+from cli_sequences import FORMS, Course
+from torch import Tensor
+
+# Each objective in each form, and each family, once at least: what they have to do with one another is little.
+CASES = [
+    ("qwen2", "KL term", "2 of 2"),
+    ("qwen2", "whole sequences", "4 of 4"),
+    ("qwen2", "full KL", "2 of 4"),
+    ("qwen2.5-vl", "whole sequences", "2 of 4"),
+    ("qwen2.5-vl", "full KL", "4 of 4"),
+    ("qwen3-vl", "KL term", "4 of 4"),
+    ("qwen3-vl", "full KL", "2 of 4, two copies"),
+]
+
+
+@pytest.fixture(autouse=True)
+def rotation_is_put_back() -> Iterator[None]:
+    yield
+    cli_sequences.rotation.undo()
+
+
+@cache
+def alone(name: str, objective: str) -> Course:
+    return cli_sequences.take_course(name, objective)
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], atol: float) -> None:
+    assert found.keys() == expected.keys()
+    for key, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[key], atol=atol, rtol=0, msg=lambda m, key=key: f"{key}: {m}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "objective", "form"), CASES)
+def test_ranks_that_share_sequences_take_the_steps_of_one_process(name: str, objective: str, form: str) -> None:
+    expected = alone(name, objective)
+    assert max(float(grad.abs().max()) for grad in expected.gradients.values()) > 1e-2
+    for own in ranks.run(cli_sequences.take_course, name, objective, FORMS[form], world=FORMS[form].world):
+        torch.testing.assert_close(own.logprobs, expected.logprobs, atol=1e-12, rtol=0)
+        assert_equal(own.annotated, expected.annotated, atol=1e-6)
+        for one, other in zip(own.metrics, expected.metrics, strict=True):
+            assert one == pytest.approx(other, abs=1e-10)
+        assert_equal(own.gradients, expected.gradients, atol=1e-10)
+        assert_equal(own.weights, expected.weights, atol=1e-9)
