@@ -19,7 +19,7 @@ from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log, without_clock
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")]
 
 # Two nodes of one machine have its loopback address, which Ray would not take for one of many, and no token.
-HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
+HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
 PATIENCE = 600  # seconds for what takes 30 where nothing else runs
 RUN = [
     "train", QUICKSTART, *SMALL, "data.val_files=null", "trainer.val_freq=-1", "trainer.save_freq=-1",

@@ -7,9 +7,9 @@ from r1_cli.cluster.placement import (
     Node,
     imagine_seating,
     require_room,
-    require_room_apart,
     seat_engines,
     seat_ranks,
+    share_machines,
     share_threads,
 )
 from r1_cli.config import ConfigError, load_config
@@ -113,21 +113,30 @@ def test_seats_are_shown_for_the_numbers_given(words, ranks, engines):
     assert [(seat.node.address, *seat.devices) for seat in seating.engines] == engines
 
 
+def share(devices, nnodes, per_node, apart):
+    named = [(f"10.0.0.{number}", count) for number, count in enumerate(devices)]
+    return share_machines(named, nnodes, per_node, EnginesConfig(nnodes=apart[0], n_gpus_per_node=apart[1]), "GPUs")
+
+
 @pytest.mark.parametrize(
-    ("offers", "nnodes", "per_node", "apart"),
+    ("devices", "nnodes", "per_node", "apart", "expected"),
     [
-        ([8], 1, 4, (1, 4)), ([4, 8], 1, 4, (1, 8)), ([8, 4], 1, 8, (1, 4)), ([8, 8, 2], 2, 8, (1, 2)),
-        ([4, 4, 2, 2], 2, 2, (2, 4)), ([8], 1, 8, (0, 0)), ([6, 5], 2, 4, (2, 1)),
+        ([8], 1, 4, (1, 4), [(4, 4)]),
+        ([8], 1, 8, (0, 0), [(8, 0)]),
+        ([4, 8], 1, 4, (1, 8), [(4, 0), (0, 8)]),
+        ([8, 4], 1, 8, (1, 4), [(8, 0), (0, 4)]),
+        ([2, 4], 2, 1, (1, 2), [(1, 2), (1, 0)]),
+        ([8, 8, 2], 2, 8, (1, 2), [(8, 0), (8, 0), (0, 2)]),
+        ([4, 4, 2, 2], 2, 2, (2, 4), [(2, 0), (2, 0), (0, 4), (0, 4)]),
+        ([6, 5], 2, 4, (2, 1), [(4, 1), (4, 1)]),
     ],
-)  # fmt: skip
-def test_engines_apart_fit_where_ranks_leave_room(offers, nnodes, per_node, apart):
-    named = [(f"10.0.0.{number}", devices) for number, devices in enumerate(offers)]
-    wanted = EnginesConfig(nnodes=apart[0], n_gpus_per_node=apart[1])
-    require_room_apart(named, nnodes, per_node, wanted, "GPUs")
+)
+def test_engines_apart_are_where_ranks_leave_room_or_on_further_machines(devices, nnodes, per_node, apart, expected):
+    assert share(devices, nnodes, per_node, apart) == expected
 
 
 @pytest.mark.parametrize(
-    ("offers", "nnodes", "per_node", "apart"),
+    ("devices", "nnodes", "per_node", "apart"),
     [
         ([8], 1, 8, (1, 1)),
         ([8, 4], 1, 4, (2, 8)),
@@ -136,10 +145,8 @@ def test_engines_apart_fit_where_ranks_leave_room(offers, nnodes, per_node, apar
         ([6, 4], 2, 4, (2, 1)),
     ],
 )
-def test_engines_apart_that_do_not_fit_are_told_by_node_with_what_to_set(offers, nnodes, per_node, apart):
-    named = [(f"10.0.0.{number}", devices) for number, devices in enumerate(offers)]
-    wanted = EnginesConfig(nnodes=apart[0], n_gpus_per_node=apart[1])
+def test_engines_apart_that_do_not_fit_are_told_by_node_with_what_to_set(devices, nnodes, per_node, apart):
     with pytest.raises(ConfigError) as error:
-        require_room_apart(named, nnodes, per_node, wanted, "GPUs")
-    for part in (f"worker.rollout.engines.n_gpus_per_node={apart[1]}", f"10.0.0.0 {offers[0]}", "0: engines are on"):
+        share(devices, nnodes, per_node, apart)
+    for part in (f"worker.rollout.engines.n_gpus_per_node={apart[1]}", f"10.0.0.0 {devices[0]}", "engines are on the"):
         assert part in str(error.value)

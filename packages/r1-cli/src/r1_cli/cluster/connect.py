@@ -7,8 +7,8 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from r1_cli.cluster.errors import ClusterError
-from r1_cli.cluster.placement import Machines, Node, require_room, require_room_apart
+from r1_cli.cluster.placement import Machines, Node, require_room, share_machines
 from r1_cli.config import ConfigError, Problem
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.config.worker import EnginesConfig
@@ -67,14 +67,13 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesCo
     ranks, wanted = trainer.n_gpus_per_node, trainer.n_gpus_per_node + apart.n_gpus_per_node
     devices = hardware.gpus if hardware.on_gpu else ("cpu",) * wanted
     require_room([(LOOPBACK, len(devices))], 1, ranks, "GPUs")
-    require_room_apart([(LOOPBACK, len(devices))], 1, ranks, apart, "GPUs")
+    share_machines([(LOOPBACK, len(devices))], 1, ranks, apart, "GPUs")
     # Read when Ray is imported: a node's address is loopback there where Ray thinks it cannot be one of many.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # Ray asks for a token by itself, and would write its own into the home. It reads one once, so it stays.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # which would say so
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # what Ray starts is the run, and gives way to nobody
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     ray = _import_ray()
     folder = tempfile.mkdtemp(prefix="r1-ray-")
@@ -115,65 +114,57 @@ def joined_cluster(trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[Mac
         message = NO_CLUSTER.format(address=address) + f" ({str(error).splitlines()[0]})"
         raise ConfigError([Problem("trainer.nnodes", message, str(trainer.nnodes))]) from error
     try:
-        with ExitStack() as kept:
-            yield _keep_machines(ray, trainer, apart, kept)
+        with _kept_machines(ray, trainer, apart) as machines:
+            yield machines
     finally:
         ray.shutdown()
 
 
-def _keep_machines(ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig, kept: ExitStack) -> Machines:
-    """Take machines with enough free devices for ranks and engines until `kept` ends."""
+@contextmanager
+def _kept_machines(ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[Machines]:
+    """Take machines with enough free devices until the block ends, by an actor on each that has them all."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     resource = "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
     offers = [(node["NodeManagerAddress"], int(node["Resources"].get(resource, 0))) for node in alive]
-    nnodes, per_node = trainer.nnodes, trainer.n_gpus_per_node
-    require_room(offers, nnodes, per_node, f"{resource}s")
-    require_room_apart(offers, nnodes, per_node, apart, f"{resource}s")
-    demands = {"learner": (per_node, nnodes), "apart": (apart.n_gpus_per_node, apart.nnodes)}
-    found = {
-        name: kept.enter_context(_kept_machines(ray, nodes, size, resource)) if nodes else ()
-        for name, (size, nodes) in sorted(demands.items(), key=lambda demand: demand[1], reverse=True)
-    }
-    return Machines(**found)
-
-
-@contextmanager
-def _kept_machines(ray: ModuleType, nnodes: int, wanted: int, resource: str) -> Iterator[tuple[Node, ...]]:
-    """Take `nnodes` machines with `wanted` free devices until the block ends, by an actor on each that has them all."""
-    group = ray.util.placement_group([{resource: wanted}] * nnodes, strategy="STRICT_SPREAD")
+    wanted = trainer.nnodes, trainer.n_gpus_per_node
+    require_room(offers, *wanted, f"{resource}s")
+    shares = share_machines(offers, *wanted, apart, f"{resource}s")
+    group = ray.util.placement_group([{resource: sum(share)} for share in shares], strategy="STRICT_SPREAD")
     keeper = ray.remote(max_restarts=0)(type("machine", (Keeper,), {}))
     keepers: list[Any] = []
     try:
         if not group.wait(JOINING):
             raise ClusterError(
-                f"{nnodes} nodes with {wanted} free {resource}s each were not free within {JOINING:.0f} s: "
-                f"the cluster has {ray.cluster_resources().get(resource, 0):.0f} in all, and others use them "
-                "(`ray status` shows it)"
+                f"{len(shares)} nodes with {', '.join(str(sum(share)) for share in shares)} free {resource}s were not "
+                f"there within {JOINING:.0f} s: the cluster has {offers} in all, and others use them (`ray status` "
+                "shows it)"
             )
         keepers += [
             keeper.options(
-                num_cpus=wanted if resource == "CPU" else 0,
-                num_gpus=wanted if resource == "GPU" else 0,
+                num_cpus=sum(share) if resource == "CPU" else 0,
+                num_gpus=sum(share) if resource == "GPU" else 0,
                 scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, index),
             ).remote()
-            for index in range(nnodes)
+            for index, share in enumerate(shares)
         ]
         found = ray.get([one.look.remote() for one in keepers], timeout=JOINING)
         require_same_versions(found)
-        yield tuple(
-            Node(
-                one["id"],
-                one["address"],
-                one["gpus"] if resource == "GPU" else ("cpu",) * wanted,
-                one["store"],
-                one["scratch"],
-            )
-            for one in found
-        )
+        yield _deal_out(found, shares)
     finally:
         if sweeping := [one.sweep.remote() for one in keepers]:
             ray.wait(sweeping, num_returns=len(sweeping), timeout=SWEEPING)
         ray.util.remove_placement_group(group)
+
+
+def _deal_out(found: Sequence[Mapping[str, Any]], shares: Sequence[tuple[int, int]]) -> Machines:
+    """Return which devices of the machines ranks have, and which engines apart."""
+    learner, engines = [], []
+    for one, (ranks, apart) in zip(found, shares, strict=True):
+        devices = one["gpus"] or ("cpu",) * (ranks + apart)
+        node = Node(one["id"], one["address"], devices, one["store"], one["scratch"])
+        learner += [replace(node, devices=devices[:ranks])] if ranks else []
+        engines += [replace(node, devices=devices[ranks:])] if apart else []
+    return Machines(tuple(learner), tuple(engines))
 
 
 def own_node() -> Node:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
+from operator import le
 
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.worker import EnginesConfig, RolloutConfig
@@ -145,28 +146,27 @@ def require_room(offers: Sequence[tuple[str, int]], nnodes: int, per_node: int, 
     raise ConfigError([Problem("trainer.n_gpus_per_node", f"{found}; {advice}", str(per_node))])
 
 
-def require_room_apart(
+def share_machines(
     offers: Sequence[tuple[str, int]], nnodes: int, per_node: int, apart: EnginesConfig, kind: str
-) -> None:
-    """Check that beside the ranks' there are devices enough for engines that are apart.
+) -> list[tuple[int, int]]:
+    """Return how many devices of each machine ranks have and how many engines that are apart, both on one if they fit.
 
     Args:
         offers, nnodes, per_node, kind: as `require_room` has found them to be enough for the ranks.
 
     Raises:
-        ConfigError: names the key, and what each machine has.
+        ConfigError: there are too few devices beside the ranks'; names the key, and what each machine has.
     """
-    demands = sorted(((per_node, nnodes), (apart.n_gpus_per_node, apart.nnodes)), reverse=True)
-    left = sorted(devices for _, devices in offers)
-    for size, machines in demands:  # the larger first, where it leaves the least
-        chosen = [index for index, devices in enumerate(left) if devices >= size][:machines]
-        if len(chosen) < machines:
-            break
-        left = sorted(devices - size * (index in chosen) for index, devices in enumerate(left))
-    else:
-        return
+    have, own = sorted((devices for _, devices in offers), reverse=True), apart.n_gpus_per_node
+    for both in range(min(nnodes, apart.nnodes), -1, -1):
+        shares = [(per_node, own)] * both + [(per_node, 0)] * (nnodes - both) + [(0, own)] * (apart.nnodes - both)
+        needs = sorted(map(sum, shares), reverse=True)
+        if len(needs) <= len(have) and all(map(le, needs, have)):
+            return shares
     there = ", ".join(f"{address} {devices}" for address, devices in sorted(offers))
-    message = f"engines apart need {apart.nnodes} × {apart.n_gpus_per_node} {kind} beside the learner's "
-    message += f"{nnodes} × {per_node}, and by node there are {there}; lower it, or set nnodes and n_gpus_per_node "
-    message += "to 0: engines are on the learner's devices then"
-    raise ConfigError([Problem("worker.rollout.engines.n_gpus_per_node", message, str(apart.n_gpus_per_node))])
+    message = (
+        f"engines apart need {apart.nnodes} × {own} {kind} beside the learner's {nnodes} × {per_node}, and by node "
+    )
+    message += f"there are {there}; lower it, or set nnodes and n_gpus_per_node to 0: engines are on the learner's "
+    message += "devices then"
+    raise ConfigError([Problem("worker.rollout.engines.n_gpus_per_node", message, str(own))])
