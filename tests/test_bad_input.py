@@ -171,7 +171,8 @@ def test_overlong_prompts_are_filtered_when_that_is_asked_for(r1: R1, tmp_path: 
         ("worker.reward.reward_function=nothing.py:score", ["worker.reward.reward_function", "nothing.py"]),
         ("worker.reward.reward_function=mth", ["mth", "math"]),
         ("worker.actor.optim.lrr=1", ["worker.actor.optim.lrr", "worker.actor.optim.lr"]),
-        ("worker.actor.model.lora.rank=8", ["worker.actor.model.lora.rank", "not available in this version"]),
+        ("worker.actor.fsdp.torch_dtype=fp16", ["worker.actor.fsdp.torch_dtype", "not available in this version"]),
+        ("worker.actor.model.lora.path=no/adapter", ["worker.actor.model.lora.path", "no/adapter"]),
     ],
 )
 def test_what_does_not_exist_is_named(r1: R1, tmp_path: Path, override: str, said: list[str]) -> None:

@@ -1,10 +1,11 @@
 """Ranks without processes: verbs and values cross as pickles, as they would to other machines, and are counted."""
 
 import pickle
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from core_models import IMAGE_TOKEN, in_float64, picture_samples, qwen2, qwen25_
 from torch import Tensor
 
 from r1_cli.cluster.learner import RankedLearner
+from r1_cli.cluster.media import MediaHost, MediaSet
 from r1_cli.cluster.rank import Build, Rank
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
@@ -25,6 +27,8 @@ from r1_core.learner.parallel import Parallel, find_blocks, shard_model
 from r1_core.objective import Objective
 from r1_core.own import OwnCodeError, as_loss
 from r1_core.types import LossInputs, Sample
+from r1_data.types import Example, Prompt
+from r1_data.vision import Pixels
 
 VIDEO_TOKEN = 59
 
@@ -145,18 +149,46 @@ def fail_and_save(folder: Path) -> dict[str, Tensor]:
     return before
 
 
+@dataclass
+class Canned:
+    """In the place of a renderer: the model inputs of samples."""
+
+    samples: list[Sample] = field(default_factory=list)
+
+    def load(self, example: Example) -> Pixels:
+        return Pixels([torch.zeros(3, 64, 64, dtype=torch.uint8)], [], [])
+
+    def render(self, example: Example, pixels: Pixels) -> Prompt:
+        sample = self.samples[int(example.id)]
+        return Prompt(example.id, "", sample.token_ids.tolist(), [], sample.position_ids, "", (), sample.model_inputs)
+
+
+def render_elsewhere(media: MediaSet, samples: list[Sample]) -> list[Sample]:
+    """The samples with their pictures rendered by a machine of a cluster, once for those that share them."""
+    asked: dict[int, Any] = {}
+    for number, sample in enumerate(samples):
+        if sample.model_inputs and id(sample.model_inputs) not in asked:
+            asked[id(sample.model_inputs)] = media((0, 0, number), Example(str(number), [], (b"",), ""))
+    found = {one: future.result().model_inputs for one, future in asked.items()}
+    return [replace(sample, model_inputs=found.get(id(sample.model_inputs), {})) for sample in samples]
+
+
 def take_many_steps(steps: int) -> list[int]:
-    """A case for ranks: the bytes of this process, driver and rank in one, after each step with pictures."""
+    """A case for ranks: the bytes of this process, driver, rank and machine in one, after each step with pictures."""
     learner = RankedLearner(Together(meet(partial(build, "pictures", "KL"))))
-    taken = []
+    canned, taken = Canned(), []
+    host: Any = MediaHost(cast(Any, canned), lambda renderer: nullcontext(), 2**16, None, Stored.put)
+    media = MediaSet(lambda: [OneRank(host)], 1, calls=2)
     for step in range(steps):
-        samples = learner.annotate(step_samples("pictures", seed=step), ["old_logprobs"])
+        canned.samples = step_samples("pictures", seed=step)
+        samples = learner.annotate(render_elsewhere(media, canned.samples), ["old_logprobs"])
         samples = assign(learner.annotate(samples, ["ref_logprobs"]), GRPO())
         learner.forward_backward(samples, OBJECTIVES["KL"])
         learner.optim_step()
         for store in (STORE, LOADS):  # what an object store lets go of by itself
             store.clear()
         taken.append(psutil.Process().memory_info().rss)
+    media.close()
     return taken
 
 

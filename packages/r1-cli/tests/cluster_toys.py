@@ -4,6 +4,8 @@ import os
 import time
 from typing import Any
 
+import numpy as np
+
 
 class Toy:
     """Answers, fails or ends as it is told."""
@@ -25,6 +27,9 @@ class Toy:
     def total(self, column: Any) -> tuple[float, bool]:
         values = column.load()["x"]
         return float(values.sum()), bool(values.flags.writeable)
+
+    def put_down(self, put: Any) -> Any:
+        return put({"x": np.arange(10**6)})
 
     def fail(self, rank: int | None, kind: type[Exception], *args: str) -> None:
         """Raise such an error in one rank, for which the others wait, or in all."""

@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from cluster_toys import Toy, Unpicklable
-from patience import LONG
+from patience import LONG, eventually
 
 from r1_cli.cluster.connect import open_cluster, require_same_versions
 from r1_cli.cluster.errors import ClusterError
@@ -137,6 +138,25 @@ def test_a_death_is_named_before_the_error_that_it_causes_elsewhere(doomed, monk
         doomed.ask("leave", 1)
     assert "toy 1 is made" in str(error.value)
     assert str(doomed.places[1].log) in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_value_that_is_lost_is_told_by_who_had_it(doomed):
+    first, second = doomed.apart()
+    value = first.ask("put_down", doomed.putter)
+    assert second.ask("total", value) == (499999500000.0, False)
+    other = first.ask("put_down", doomed.putter)
+    first.close()
+
+    def lost() -> bool:  # Ray takes a moment to see it
+        with suppress(ClusterError):
+            second.ask("total", other)
+            return False
+        return True
+
+    assert eventually(lost)
+    with pytest.raises(ClusterError, match=rf"{re.escape(str(doomed.places[0]))} is gone, and with it what was to be"):
+        second.ask("total", other)
 
 
 @pytest.mark.slow

@@ -220,7 +220,7 @@ def test_a_learner_elsewhere_gives_its_weights_where_they_are(monkeypatch: pytes
     assert {name: tuple(tensor.shape) for name, tensor in source.names()} == {
         name: tuple(tensor.shape) for name, tensor in own.items()
     }
-    assert [verb for verb, _ in asked.asked] == ["weight_shapes"], "names alone moved weights"
+    assert [verb for verb, _ in asked.asked] == ["adapter", "weight_shapes"], "names alone moved weights"
     assert all(tensor.equal(own[name]) for name, tensor in source.tensors())
     assert source.hand_over(len_of) == len(own)
     assert not STORE, "something was put down that nobody reads"
@@ -260,7 +260,7 @@ def test_what_an_engine_does_not_take_is_told_when_the_ranks_have_ended_their_pa
     assert [verb for verb, _ in asked.asked][-1] == "end_weights"
     engines.update(weights_of(learner, 10))
     assert [verb for verb, _ in asked.asked][-1] == "next_weights"
-    with pytest.raises(WeightsError, match="an adapter came"):
+    with pytest.raises(WeightsError, match="the adapter for q_proj holds no weights"):
         engines.update(LocalWeights(Adapter(1, 1.0, ("q_proj",), []), 11))
     engines.update(weights_of(learner, 12))
 

@@ -16,7 +16,8 @@ from r1_cli.cluster.batch import to_columns
 from r1_cli.cluster.media import MediaSet
 from r1_cli.cluster.placement import Node, seat_ranks
 from r1_cli.groups.group import to_sample
-from r1_cli.jobs.media import machines_of
+from r1_cli.jobs.media import begin_media, machines_of
+from r1_data.mixture import Mixture
 from r1_data.model_inputs import LazyInputs
 from r1_data.render import Renderer
 from r1_data.types import MediaError
@@ -126,8 +127,10 @@ def test_a_row_that_breaks_its_worker_is_named_and_the_worker_renewed() -> None:
         assert torch.equal(own.model_inputs["pixel_values"], other.model_inputs["pixel_values"])
 
 
-def test_machines_start_with_the_first_picture_and_nothing_is_rendered_after_the_end(renderer: Renderer) -> None:
-    started = []
+def test_machines_start_before_or_with_the_first_picture_and_nothing_is_rendered_after_the_end(
+    renderer: Renderer,
+) -> None:
+    started: list[Any] = []
 
     def start() -> list[Any]:
         started.append(host(renderer))
@@ -135,7 +138,10 @@ def test_machines_start_with_the_first_picture_and_nothing_is_rendered_after_the
 
     media = MediaSet(start, 1, 2)
     dataset = dataset_of(ROWS, renderer, media)
+    begin_media(None, Mixture([dataset]))
+    begin_media(media, Mixture([dataset_of(ROWS[1:2], renderer)]))
     assert (dataset[1].model_inputs, started) == ({}, [])
+    begin_media(media, Mixture([dataset]))
     assert len(dataset[0].images) == len(started) == 1
     media.close()
     with pytest.raises(RuntimeError, match="after shutdown"):

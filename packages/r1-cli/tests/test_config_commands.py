@@ -83,12 +83,12 @@ def test_the_example_file_lists_every_key_of_the_algorithm(repository: Path) -> 
 
 
 def test_a_dry_run_shows_the_plan_and_refuses_what_the_run_would_refuse(repository: Path) -> None:
-    words = COMMANDS["qwen3_4b_math_grpo_lora"]
+    words = [*COMMANDS["qwen3_4b_math_grpo_lora"], "worker.actor.fsdp.torch_dtype=fp16"]
     code, out, err = run("train", *words, "--dry-run")
     assert code == 2
     assert "model_path: Qwen/Qwen3-4B" in out
     assert "sequences per device" in out
-    assert "worker.actor.model.lora.rank=64 (command line): is not available in this version" in err
+    assert "worker.actor.fsdp.torch_dtype=fp16 (command line): is not available in this version" in err
     assert run("train", *words) == (2, "", err)
 
 
@@ -144,9 +144,10 @@ def test_a_dry_run_shows_the_row_format_of_each_source(repository: Path, tmp_pat
 
 
 def test_a_real_run_refuses_what_is_not_available_all_at_once(repository: Path) -> None:
-    code, _, err = run("train", *COMMANDS["qwen3_4b_math_grpo_lora"], "worker.actor.fsdp.torch_dtype=fp16")
+    words = [f"worker.actor.fsdp.{key}=fp16" for key in ("torch_dtype", "mp_param_dtype")]
+    code, _, err = run("train", *COMMANDS["qwen3_4b_math_grpo_lora"], *words)
     assert code == 2
-    assert "worker.actor.model.lora.rank=64 (command line): is not available in this version" in err
+    assert "worker.actor.fsdp.mp_param_dtype=fp16 (command line): is not available in this version" in err
     assert "worker.actor.fsdp.torch_dtype=fp16 (command line): is not available in this version" in err
     assert "Traceback" not in err
 

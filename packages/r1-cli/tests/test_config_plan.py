@@ -6,13 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from safetensors.torch import save_file
 
 from r1_cli.config import ConfigError, Provenance, RunConfig, load_config
 from r1_cli.plan import disk
 from r1_cli.plan.announce import announce
 from r1_cli.plan.batches import Plan, count, make_plan
-from r1_cli.plan.disk import checkpoints_kept, require_room, size_text
+from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, require_room, size_text
 
 BASE = [
     "data.train_files=owner/rows@train",
@@ -144,6 +146,30 @@ def test_memory_is_read_off_the_headers_of_a_local_model(tmp_path: Path) -> None
     memory = make_plan(config_of(model, "trainer.n_gpus_per_node=1", strategy, *one), 512).memory
     assert memory is not None
     assert memory.gradients == 240  # a single micro-batch has nothing to add up
+
+
+def test_an_adapter_takes_its_factors_alone_and_no_second_model(tmp_path: Path) -> None:
+    shapes = {"layers.0.q_proj": (8, 4), "visual.qkv": (6, 4), "embed_tokens": (9, 4)}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    save_file(
+        {f"model.{name}.weight": torch.zeros(shape) for name, shape in shapes.items()},
+        tmp_path / "model/model.safetensors",
+    )
+    words = [f"worker.actor.model.model_path={tmp_path / 'model'}", "trainer.n_gpus_per_node=1"]
+    config = config_of(*words, "worker.actor.model.lora.rank=2")
+    memory = make_plan(config, 512).memory
+    assert memory is not None
+    assert (memory.parameters, memory.trained) == (92, 24)
+    assert (memory.weights, memory.gradients, memory.optimizer, memory.reference) == (184 + 96, 96, 192, 0)
+    assert checkpoint_bytes(config) == 96 + 192
+    one = ["worker.actor.model.lora.rank=2", "worker.actor.model.lora.target_modules=[qkv]"]
+    memory = make_plan(config_of(*words, *one, "worker.actor.model.lora.exclude_modules=null"), 512).memory
+    assert memory is not None
+    assert memory.trained == 20
+    memory = make_plan(config_of(*words, r"worker.actor.model.freeze=['model\.layers\..*']"), 512).memory
+    assert memory is not None
+    assert memory.trained == 60
 
 
 def test_memory_of_a_hub_model_or_a_broken_file_is_unknown(tmp_path: Path) -> None:

@@ -269,7 +269,6 @@ def test_an_old_sequential_reward_must_say_so_in_its_file(tmp_path: Path) -> Non
         "algorithm.adv_estimator=gae",
         "worker.actor.fsdp.torch_dtype=fp16",
         "worker.actor.fsdp.mp_param_dtype=fp16",
-        "worker.actor.model.lora.rank=8",
     ],
 )
 def test_an_option_that_is_not_there_yet_is_named(word: str) -> None:
@@ -278,8 +277,8 @@ def test_an_option_that_is_not_there_yet_is_named(word: str) -> None:
 
 def test_of_several_devices_only_what_is_not_there_is_named() -> None:
     words = ["trainer.nnodes=2", "worker.actor.ulysses_size=2", "worker.rollout.tensor_parallel_size=4"]
-    limits = unavailable(*load_config([*BASE, *words, "worker.actor.model.lora.rank=8"]))
-    assert [limit.key for limit in limits] == ["worker.actor.model.lora.rank"]
+    limits = unavailable(*load_config([*BASE, *words, "worker.actor.fsdp.torch_dtype=fp16"]))
+    assert [limit.key for limit in limits] == ["worker.actor.fsdp.torch_dtype"]
 
 
 @pytest.mark.parametrize(

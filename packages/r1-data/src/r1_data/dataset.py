@@ -77,6 +77,7 @@ class PromptDataset:
         self._rows, self._renderer, self._workers = as_rows(rows), renderer, workers
         self._elsewhere = elsewhere
         self._reader, self._limit = reader or RowReader(), max_prompt_length
+        self.has_media = False  # whether any row has pictures or videos
         self._remarks: list[str] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self.memory = memory or PromptMemory()
@@ -161,6 +162,7 @@ class PromptDataset:
             except DataError as error:
                 yield index, error
                 continue
+            self.has_media = self.has_media or bool(example.media)
             self._remarks += [said for _, said in remarks.of(example)]
             self._digest.update(repr((example.id, example.messages, example.ground_truth)).encode())
             self._digest.update("\0".join(map(describe, example.media)).encode("utf-8", "backslashreplace"))

@@ -7,7 +7,9 @@ from functools import partial
 
 import torch.distributed as dist
 
+from r1_cli.assembly.adapter import AdaptedLearner, build_adaptation, open_adapters
 from r1_cli.assembly.fillers import build_fillers
+from r1_cli.assembly.trained import freeze, open_optimizer, say_what_is_trained
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
@@ -16,7 +18,7 @@ from r1_cli.roles import Schedule
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.offload import Offload
-from r1_core.learner.optim import build_optimizer, learning_rate_scale
+from r1_core.learner.optim import learning_rate_scale
 from r1_core.learner.parallel import Parallel, Shard
 
 
@@ -42,28 +44,27 @@ def build_learner(
 ) -> Learner:
     """Load the policy, and the frozen reference if there is a KL term, and make the optimizer.
 
-    Where `parallel` has a mesh, these are this rank's shares of them.
+    Where `parallel` has a mesh, these are this rank's shares of them. The base under an adapter is kept in what it
+    computes with, as it is never trained, and is the reference, too.
     """
     actor = config.worker.actor
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
-    kept, (policy_shard, reference_shard) = dtype(actor.kept_dtype), build_shards(config, hardware)
-    policy = load_weights(config, model, kept, hardware.device, parallel, policy_shard)
-    if actor.model.freeze_vision_tower:
-        models.freeze_vision(policy)
+    policy_shard, reference_shard = build_shards(config, hardware)
+    adapters = open_adapters(config)
+    kept = dtype(actor.kept_dtype) if adapters is None else computing
+    policy = load_weights(config, model, kept, hardware.device, parallel, policy_shard, adapters)
+    freeze(config, policy)
     if actor.model.enable_gradient_checkpointing:
         models.enable_gradient_checkpointing(policy)
-    reference = None
-    if not config.algorithm.disable_kl:
+    reference = policy if adapters is not None and not config.algorithm.disable_kl else None
+    if reference is None and not config.algorithm.disable_kl:
         # Never trained, so it needs no more digits than it computes with.
         reference = load_weights(config, model, computing, hardware.device, parallel, reference_shard)
-    optimizer = build_optimizer(
-        policy.named_parameters(),
-        lr=actor.optim.lr,
-        betas=actor.optim.betas,
-        weight_decay=actor.optim.weight_decay,
-        strategy=actor.optim.strategy,
-    )
-    return Learner(
+    optimizer = open_optimizer(config, policy)
+    if parallel.rank == 0:
+        say_what_is_trained(policy, optimizer)
+    make = Learner if adapters is None else partial(AdaptedLearner, adapters)
+    return make(
         policy,
         optimizer,
         build_learning_rate(config, schedule),
@@ -75,6 +76,7 @@ def build_learner(
         fillers=build_fillers(config, model) if parallel.data_world > 1 else (),
         device=hardware.device,
         offload=build_offload(config, hardware),
+        adaptation=None if adapters is None else build_adaptation(adapters, policy, model.path, kept),
     )
 
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from r1_cli.cluster.errors import ClusterError
@@ -49,11 +49,13 @@ class Place:
 class Host:
     """An actor's process, and the one object that it is there for."""
 
+    place: ClassVar[str] = "the driver"  # which process this is
     held: Any = None
 
     def begin(self, place: Place, folder: str, environment: Mapping[str, str]) -> int:
         """Write into the log, work in the driver's folder, compute on the place's devices; return the process id."""
         write_into(place.log)
+        Host.place = str(place)
         print(f"--- {place}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
         os.chdir(folder)
@@ -112,15 +114,22 @@ class Reference:
     """A value in Ray's object store."""
 
     reference: Any
+    owner: str  # who has put it down, with whom it is lost
 
     def load(self) -> Any:
-        """Return the value; its arrays lie in memory that others read, too, and cannot be written to."""
-        return ray.get(self.reference)
+        """Return the value; its arrays lie in memory that others read, too, and cannot be written to.
+
+        Raises ClusterError if it is lost with its owner.
+        """
+        try:
+            return ray.get(self.reference)
+        except ObjectLostError as error:
+            raise ClusterError(f"{self.owner} is gone, and with it what was to be read here") from error
 
 
 def put(value: object) -> Reference:
     """Put a value down once a machine, where actors read it in place; it stays while a reference to it does."""
-    return Reference(ray.put(value))
+    return Reference(ray.put(value), Host.place)
 
 
 class Actors:

@@ -6,7 +6,7 @@ a few at a time, and weights a bucket at a time.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -18,6 +18,7 @@ from r1_cli.cluster.batch import Reference, to_tensor
 from r1_rollout.checksums import Comparison, Expected
 from r1_rollout.fault import Engine
 from r1_rollout.handover import LocalWeights, WeightSource
+from r1_rollout.lora import Adapter
 from r1_rollout.types import Checksummed, Completion, Groups, PromptLike, SamplingParams
 
 if TYPE_CHECKING:
@@ -58,9 +59,9 @@ class EngineHost:
         """Get ready to sample from the weights that are there, until `rest`."""
         self._awake.enter_context(self._engine.awake())
 
-    def expect(self, version: int, wake: bool) -> None:
-        """Begin to take up weights; with `wake`, get ready to sample from them, too, until `rest`."""
-        self._arrival = Arrival(partial(self._take_up, wake=wake), version)
+    def expect(self, version: int, wake: bool, form: Adapter | None = None) -> None:
+        """Begin to take up weights, or with a `form` an adapter; with `wake`, sample from them, too, until `rest`."""
+        self._arrival = Arrival(partial(self._take_up, wake=wake), version, form)
 
     def _take_up(self, source: WeightSource, *, wake: bool) -> None:
         if wake:
@@ -131,12 +132,12 @@ class EngineHost:
 class Arrival:
     """Weights that an engine reads, in a thread, as a source of which one bucket after the other is brought."""
 
-    def __init__(self, take_up: Callable[[WeightSource], None], version: int) -> None:
+    def __init__(self, take_up: Callable[[WeightSource], None], version: int, form: Adapter | None = None) -> None:
         self._brought: SimpleQueue[Reference | Exception | None] = SimpleQueue()
         self._done: SimpleQueue[None] = SimpleQueue()  # a word for each bucket that was read, and for the end
         self._error: BaseException | None = None
         self._over = False
-        source = LocalWeights(self._read, version)
+        source = LocalWeights(self._read if form is None else lambda: replace(form, weights=self._read()), version)
         self._thread = Thread(target=self._run, args=(take_up, source), daemon=True, name="r1-weights")
         self._thread.start()
 

@@ -110,12 +110,13 @@ class EngineSet:
 
     def _bring(self, source: WeightSource, *, wake: bool) -> None:
         """Bring each bucket to all engines while the next one is made; two of them are alive at most."""
-        self._ask("expect", source.version, wake)
+        form, buckets = put_down(source, self._dtype, self._put)
+        self._ask("expect", source.version, wake, form)
         whole = False
         try:
             with ThreadPoolExecutor(1) as ahead:
                 taking = None
-                for bucket in put_down(source, self._dtype, self._put):
+                for bucket in buckets:
                     if taking is not None:
                         taking.result()
                     taking = ahead.submit(self._ask, "take", bucket)

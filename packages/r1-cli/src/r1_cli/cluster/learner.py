@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
 from r1_core.objective import Objective
 from r1_core.rows import with_tokens
 from r1_core.types import PER_TOKEN, Sample
+from r1_rollout.lora import Adapter
 
 FORGOTTEN: dict[str, Any] = dict.fromkeys(PER_TOKEN)
 
@@ -47,6 +49,12 @@ class RankedLearner:
                 raise self._error from error
             self._error = error
             raise
+
+    @cached_property
+    def _form(self) -> Adapter | None:
+        """What an adapter is like that is trained in place of the weights."""
+        form: Adapter | None = self._ask("adapter")
+        return form
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
@@ -158,9 +166,9 @@ class RankedLearner:
         self._ask("load", folder, model_only)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Bring the weights here, a bucket of whole tensors after the other."""
-        return self.source(0).tensors()
+        """Bring the weights, or an adapter's factors, here, a bucket of whole tensors after the other."""
+        return self.source(0).pairs()
 
     def source(self, version: int) -> RankedWeights:
         """Return the weights where they are, to be called by this version."""
-        return RankedWeights(self._ask, self._ranks.putter, version)
+        return RankedWeights(self._ask, self._ranks.putter, version, self._form)

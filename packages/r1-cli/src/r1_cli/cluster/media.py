@@ -94,7 +94,7 @@ class MediaSet:
     """
 
     def __init__(self, start: Callable[[], Sequence[Ranks]], machines: int, calls: int) -> None:
-        """Start nothing before the first row comes.
+        """Start nothing before `begin` or the first row.
 
         Args:
             start: makes what asks the `MediaHost` of each machine, the driver's first.
@@ -109,6 +109,10 @@ class MediaSet:
     def __call__(self, key: Key, example: Example) -> "Future[Prompt]":
         """Begin to render a row with media; the future raises as `Renderer.render` does, WorkerDied or ClusterError."""
         return self._threads[self._place(key)].submit(self._render, key, example)
+
+    def begin(self) -> None:
+        """Start the machines' processes, and do not wait for them. What fails then fails again with the first row."""
+        self._threads[0].submit(self._started)
 
     def _render(self, key: Key, example: Example) -> Prompt:
         prompt: Prompt = self._ask("render", key, example)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from r1_cli.assembly.adapter import AdaptedLearner
 from r1_cli.assembly.algorithm import build_objective
 from r1_cli.assembly.learner import build_learner
 from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
@@ -27,13 +28,14 @@ from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_cli.roles import Schedule
 from r1_core.learner import Learner
-from r1_core.learner.checkpoint import named_state
+from r1_core.learner.checkpoint import handed_over
 from r1_core.learner.facts import Facts
 from r1_core.learner.parallel import Parallel
 from r1_core.needs import Needs
 from r1_core.objective import Objective
 from r1_core.rows import with_tokens
 from r1_core.types import Sample
+from r1_rollout.lora import Adapter
 from r1_rollout.weights import Weights, buckets
 
 Rows = NDArray[np.int32]  # which samples of the batch
@@ -209,16 +211,21 @@ class Rank:
 
     def hand_over(self, task: Callable[[Weights], Result]) -> Result | None:
         """Run a task on the whole weights, on rank 0; the others only gather with it, to the end whatever it does."""
-        weights = self.learner.weights()
+        weights, form = self.learner.weights(), self.adapter()
         try:
-            return task(weights) if self._rank == 0 else None
+            return task(weights if form is None else replace(form, weights=weights)) if self._rank == 0 else None
         finally:
             for _ in weights:
                 pass
 
+    def adapter(self) -> Adapter | None:
+        """Return what an adapter is like that is trained in place of the weights, without its factors."""
+        return self.learner.form if isinstance(self.learner, AdaptedLearner) else None
+
     def weight_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return names and shapes of the whole weights, without gathering them."""
-        return [(name, tuple(tensor.shape)) for name, tensor in named_state(self.learner.model)]
+        weights = handed_over(self.learner.model, self.learner.adaptation)
+        return [(name, tuple(tensor.shape)) for name, tensor in weights]
 
     def begin_weights(self, dtype: torch.dtype | None) -> None:
         """Begin a pass over the whole weights, cast to `dtype`, which `next_weights` takes in steps."""

@@ -1,14 +1,13 @@
 """The weights of a learner on many devices, as engines take them up: bucket by bucket, none of them in the driver."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from r1_cli.cluster.batch import Put, Reference, to_array, to_tensor
-from r1_rollout.errors import WeightsError
 from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.weights import Weights, buckets
@@ -29,24 +28,32 @@ class RankedWeights:
     ask: Callable[..., Any]  # calls a verb of every rank, and returns rank 0's answer
     putter: Put  # what puts a value down on a rank
     version: int
+    form: Adapter | None = None  # of an adapter that is trained in their place, without its factors
 
-    def names(self) -> list[tuple[str, Tensor]]:
+    def names(self) -> Weights:
         """Return what there is, as tensors without values: nothing is gathered."""
         found: list[tuple[str, tuple[int, ...]]] = self.ask("weight_shapes")
-        return [(name, torch.empty(shape, device="meta")) for name, shape in found]
+        return self._formed([(name, torch.empty(shape, device="meta")) for name, shape in found])
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> Weights:
         """Bring the weights here, a bucket of whole tensors after the other."""
+        return self._formed(self.pairs())
+
+    def pairs(self) -> Iterator[tuple[str, Tensor]]:
+        """Bring what crosses here, by name: weights, or an adapter's factors."""
         for bucket in self._buckets(None, None):
             for name, packed in bucket:
                 yield name, to_tensor(*packed)
 
+    def _formed(self, pairs: Iterable[tuple[str, Tensor]]) -> Weights:
+        return pairs if self.form is None else replace(self.form, weights=pairs)
+
     def references(self, dtype: torch.dtype | None) -> Iterator[Reference]:
-        """Yield each bucket where rank 0 has put it down, cast to `dtype` before it was gathered.
+        """Yield each bucket where rank 0 has put it down, cast to `dtype` before it was gathered, unless a factor.
 
         The next one is made when it is asked for: who lets go of a bucket before has two of them alive at most.
         """
-        yield from self._buckets(dtype, self.putter)
+        yield from self._buckets(dtype if self.form is None else None, self.putter)
 
     def _buckets(self, dtype: torch.dtype | None, put: Put | None) -> Iterator[Any]:
         self.ask("begin_weights", dtype)
@@ -65,17 +72,19 @@ class RankedWeights:
         return result
 
 
-def put_down(source: WeightSource, dtype: torch.dtype | None, put: Put) -> Iterator[Reference]:
-    """Yield the buckets of any source of full weights as references.
+def put_down(source: WeightSource, dtype: torch.dtype | None, put: Put) -> tuple[Adapter | None, Iterator[Reference]]:
+    """Return the buckets of any source as references, cast to `dtype`; of an adapter its form, and its factors as such.
 
-    Raises:
-        WeightsError: it brings an adapter.
+    Factors are not cast: engines multiply them before they round.
     """
     if isinstance(source, RankedWeights):
-        yield from source.references(dtype)
-        return
+        return source.form, source.references(dtype)
     weights = source.tensors()
     if isinstance(weights, Adapter):
-        raise WeightsError("an adapter came, but the engines of a cluster take full weights only")
-    for bucket in buckets(weights, BUCKET, dtype):
+        return replace(weights, weights=()), _put(buckets(weights.weights, BUCKET), put)
+    return None, _put(buckets(weights, BUCKET, dtype), put)
+
+
+def _put(parts: Iterable[list[tuple[str, Tensor]]], put: Put) -> Iterator[Reference]:
+    for bucket in parts:
         yield put([(name, to_array(tensor)) for name, tensor in bucket])

@@ -38,7 +38,6 @@ NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("algorithm.adv_estimator", lambda v, c: wants_critic(c), "there is no critic, set another estimator"),
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
-    ("worker.actor.model.lora.rank", lambda v, c: v > 0, "all weights are trained, set 0"),
 )
 # Refused where the user asks for it; as a mere default it means nothing on one device.
 NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
@@ -97,6 +96,14 @@ READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("trainer.ray_timeline", lambda c: c.on_cluster, "one device, no Ray"),
     ("worker.actor.ulysses_size", lambda c: c.trainer.devices > 1, "one device, nobody to share sequences with"),
     ("trainer.collective_timeout", lambda c: c.trainer.devices > 1, "one device, nobody to wait for"),
+    *(
+        (f"worker.actor.model.lora.{key}", lambda c: not c.worker.actor.model.lora.path, "lora.path's own holds")
+        for key in ("alpha", "target_modules", "exclude_modules")
+    ),
+    *(
+        (f"worker.actor.model.lora.{key}", lambda c: c.worker.actor.model.lora.used, "lora.rank is 0")
+        for key in ("alpha", "target_modules", "exclude_modules")
+    ),
     ("worker.critic", wants_critic, "the estimator needs no critic"),
     ("trainer.critic_warmup", wants_critic, "the estimator needs no critic"),
     ("algorithm.kl_horizon", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),

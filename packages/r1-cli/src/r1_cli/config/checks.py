@@ -51,6 +51,7 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
             *_rejections(config),
             *_overlong_buffer(config),
             *_optimizer(config),
+            *_adapter(config),
             *_trainer(config),
         ]
     secrets = _secrets(config) if command != "data" else []
@@ -347,6 +348,19 @@ def _optimizer(config: RunConfig) -> Iterator[Finding]:
                 f"worker.{owner}.fsdp.torch_dtype",
                 f"must be bf16 or null: worker.{owner}.optim.strategy=adamw_bf16 trains bf16 weights",
             )
+
+
+def _adapter(config: RunConfig) -> Iterator[Finding]:
+    actor = config.worker.actor
+    lora = actor.model.lora
+    if not lora.used:
+        return
+    if not find_spec("peft"):
+        yield "worker.actor.model.lora", "needs peft: install r1-cli[lora]"
+    if actor.optim.strategy == "adamw_bf16":
+        yield "worker.actor.optim.strategy", "trains bf16 weights, and an adapter's factors are fp32; set adamw"
+    if lora.path and not (Path(lora.path) / "adapter_config.json").is_file():
+        yield "worker.actor.model.lora.path", "is no folder with an adapter_config.json"
 
 
 def _trainer(config: RunConfig) -> Iterator[Finding]:

@@ -74,5 +74,5 @@ class DataConfig(Section):
     filter_overlong_prompts_workers: Count = 16  # at most one per processor; they render ahead, too; 1: no others
     bad_rows: Literal["refuse", "skip_media", "skip"] = "skip_media"  # left out: rows with unreadable media, or all
     cache_dir: str | None = "~/.cache/r1"  # where the check of 1,000 and more rows is remembered; null: nowhere
-    media_memory_gb: NonNegative = 1.0  # for decoded and resized media of the training rows; as much for validation
+    media_memory_gb: NonNegative = 1.0  # on a machine, for decoded media of the training rows; as much for validation
     media_cache_gb: NonNegative = 0.0  # on disk, for decoded and resized media

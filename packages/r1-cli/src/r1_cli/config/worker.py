@@ -14,10 +14,18 @@ Aggregation = Literal[
 
 
 class LoraConfig(Section):
+    """A low-rank adapter that is trained in place of the weights (arXiv 2106.09685)."""
+
     rank: Annotated[int, Field(ge=0)] = 0  # 0: train all weights
     alpha: Count = 64
-    target_modules: str | list[str] = "all-linear"
+    target_modules: str | list[str] = "all-linear"  # ends of modules' names, or a pattern of whole names
     exclude_modules: str | list[str] | None = ".*visual.*"
+    path: str | None = None  # an adapter to start from, whose rank, alpha and modules it keeps
+
+    @property
+    def used(self) -> bool:
+        """Whether an adapter is trained."""
+        return bool(self.rank or self.path)
 
 
 class ModelConfig(Section):
@@ -27,7 +35,17 @@ class ModelConfig(Section):
     enable_gradient_checkpointing: bool = True
     trust_remote_code: bool = False
     freeze_vision_tower: bool = False
+    freeze: list[str] = Field(default_factory=list)  # patterns of whole names of parameters that are not trained
     lora: LoraConfig = LoraConfig()
+
+
+class RateConfig(Section):
+    """Parameters that are trained at a rate of their own."""
+
+    pattern: str  # of whole names
+    lr: NonNegative
+    weight_decay: NonNegative | None = None  # null: that of the others
+    name: str | None = None  # of its metrics; null: the pattern
 
 
 class OptimConfig(Section):
@@ -40,6 +58,7 @@ class OptimConfig(Section):
     min_lr_ratio: Ratio | None = None
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
     num_cycles: Positive = 0.5  # waves of the cosine
+    groups: list[RateConfig] = Field(default_factory=list)  # a parameter belongs to the first that it matches
 
 
 class FSDPConfig(Section):

@@ -35,6 +35,7 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
     Raises:
         ModelError: there are too few GPUs for the servers, or no vLLM to broadcast with.
     """
+    from r1_cli.models.bases import find_folder
     from r1_cli.models.load import ModelError
     from r1_rollout.vllm.client import Endpoint
     from r1_rollout.vllm.servers.pool import ServerPool
@@ -66,6 +67,7 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
         folder=Path(wanted.weights_folder) if wanted.weights_folder else None,
         dtype=hardware.engine_dtype(rollout.dtype),
         broadcast=backend,
+        base=find_folder(setup.model.path) if config.worker.actor.model.lora.used else None,
     )
     return stack.enter_context(pool)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from r1_cli.engines import EngineSetup
 
 if TYPE_CHECKING:
+    from r1_cli.config import RunConfig
     from r1_rollout.types import Generator
     from r1_rollout.vllm.options import EngineOptions
 
@@ -34,13 +35,22 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
     return engine
 
 
+def adapter_rank(config: "RunConfig") -> int:
+    """Return the rank of the adapter that is trained; 0 where all weights are."""
+    from r1_cli.models.adapters import Form
+
+    lora = config.worker.actor.model.lora
+    return Form.of(lora).rank if lora.used else 0
+
+
 def vllm_options(setup: EngineSetup) -> "EngineOptions":
     """Return the keys of `worker.rollout` as vLLM's options, in this process and for servers."""
     from r1_rollout.vllm.options import EngineOptions
 
     config, model = setup.config, setup.model
     rollout, data, settings = config.worker.rollout, config.data, config.worker.actor.model
-    size, per_node = rollout.tensor_parallel_size, rollout.engines.n_gpus_per_node or config.trainer.n_gpus_per_node
+    size, lora_rank = rollout.tensor_parallel_size, adapter_rank(config)
+    per_node = rollout.engines.n_gpus_per_node or config.trainer.n_gpus_per_node
     return EngineOptions(
         end_token_ids=setup.end_token_ids,
         banned_token_ids=setup.banned_token_ids,
@@ -48,7 +58,10 @@ def vllm_options(setup: EngineSetup) -> "EngineOptions":
         tokenizer=settings.tokenizer_path,
         hf_overrides=dict(settings.override_config),
         trust_remote_code=settings.trust_remote_code,
-        dummy_weights=True,
+        # An adapter's base is read from its files: servers do so when the first adapter comes.
+        dummy_weights=not lora_rank or rollout.servers.used,
+        starts_asleep=True,
+        lora_rank=lora_rank,
         tensor_parallel_size=size if rollout.servers.used else min(size, per_node),
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,

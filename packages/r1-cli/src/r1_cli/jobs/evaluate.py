@@ -15,6 +15,7 @@ from r1_cli.assembly.rows import open_sources
 from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.sources import validation_sources
+from r1_cli.config.worker import LoraConfig
 from r1_cli.hardware import find_hardware
 from r1_cli.measure.metrics import by_source, length_metrics, reward_metrics
 from r1_cli.measure.validate import Validation, mean_score, summarise
@@ -34,6 +35,7 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
     Raises:
         ConfigError, DataError, ModelError: something cannot work.
     """
+    config = with_all_weights(config)
     sources = validation_sources(config.data)
     if not sources:
         raise ConfigError([Problem("data.val_files", "names no rows to evaluate on; set it", "null")])
@@ -69,6 +71,14 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
     if json_path:
         json_path.write_text(json.dumps({"model": model, "prompts": len(groups), "n": n, **result}, indent=2) + "\n")
     return result
+
+
+def with_all_weights(config: RunConfig) -> RunConfig:
+    """Return the configuration without an adapter: what is evaluated is one model, whatever it was trained as."""
+    actor = config.worker.actor
+    model = actor.model.model_copy(update={"lora": LoraConfig()})
+    worker = config.worker.model_copy(update={"actor": actor.model_copy(update={"model": model})})
+    return config.model_copy(update={"worker": worker})
 
 
 def render(result: dict[str, float]) -> Table:

@@ -21,7 +21,7 @@ from r1_data.render import Renderer
 def open_media(
     config: RunConfig, hardware: Hardware, renderer: Renderer, seats: Sequence[Seat], stack: ExitStack
 ) -> MediaSet | None:
-    """Return what renders rows with media where there are seats, else None. Its actors start with the first row."""
+    """Return what renders rows with media where there are seats, else None. Its actors have not begun."""
     if not seats:
         return None
     from r1_cli.cluster.actors import Actors, Place
@@ -52,6 +52,12 @@ def inputs_dtype(config: RunConfig, hardware: Hardware) -> torch.dtype:
     actor = config.worker.actor
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
     return torch.promote_types(computing, hardware.engine_dtype(config.worker.rollout.dtype))
+
+
+def begin_media(media: MediaSet | None, *prompts: Mixture) -> None:
+    """Start the actors beside what else takes long to start, if there is anything for them to render."""
+    if media is not None and any(part.has_media for mixture in prompts for part in mixture.parts):
+        media.begin()
 
 
 def require_batch_room(config: RunConfig, hardware: Hardware, seats: Sequence[Seat], prompts: Mixture) -> None:

@@ -8,13 +8,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from r1_cli.models.load import ModelError, load_config, load_model
 
-STATE = ("optimizer", "learner.json", "model")  # what a merged folder does not take over as it is
+STATE = ("optimizer", "learner.json", "model", "adapter_")  # what a merged folder does not take over as it is
 
 
 def merge(checkpoint: Path, output: Path | None = None) -> Path:
     """Write the checkpoint's weights, configuration, tokenizer and processor as one Hugging Face folder.
 
-    The weights keep the precision they were trained in, so that the folder scores exactly as the checkpoint does.
+    The weights keep the precision they were trained in, so that the folder scores exactly as the checkpoint does. An
+    adapter is folded into its base, in float32.
 
     Args:
         checkpoint: a `global_step_N` folder, or the `actor` folder inside it.
@@ -24,7 +25,7 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
         The folder; it is complete or not there at all.
 
     Raises:
-        ModelError: no checkpoint there, or its weights do not fit its configuration.
+        ModelError: no checkpoint there, its weights do not fit its configuration, or an adapter's base is not there.
         FileExistsError: `output` exists and is not a folder that an earlier merge wrote.
     """
     actor = checkpoint if checkpoint.name == "actor" else checkpoint / "actor"

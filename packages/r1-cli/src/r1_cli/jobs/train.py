@@ -26,7 +26,7 @@ from r1_cli.groups.supply import load_surplus
 from r1_cli.hardware import find_hardware
 from r1_cli.jobs.closing import say_what_comes_next
 from r1_cli.jobs.learning import open_learner, open_seats, settle_devices
-from r1_cli.jobs.media import open_media, require_batch_room
+from r1_cli.jobs.media import begin_media, open_media, require_batch_room
 from r1_cli.jobs.sampling import open_engine
 from r1_cli.measure.validate import Validation
 from r1_cli.models.files import open_model, save_assets
@@ -72,7 +72,8 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         verifier = open_verifier(config, [*sources, *val_sources], stack)
         opened, val_opened = open_sources(sources), open_sources(val_sources)
         rendering = stack.enter_context(open_rendering(config, build_renderer(config, model)))
-        rendering = replace(rendering, elsewhere=open_media(config, hardware, rendering.renderer, seats.ranks, stack))
+        media = open_media(config, hardware, rendering.renderer, seats.ranks, stack)
+        rendering = replace(rendering, elsewhere=media)
         prompts = build_prompts(config, opened, rendering, reporter.counter)
         val_prompts = build_prompts(config, val_opened, rendering, reporter.counter)
         plan = make_plan(config, [len(part) for part in prompts.parts], len(val_prompts) if val_sources else None)
@@ -82,6 +83,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         for line in first_problems(TruthReader(config, [*sources, *val_sources]), [*opened, *val_opened]):
             log.warning("%s", line)
         require_batch_room(config, hardware, seats.ranks, prompts)
+        begin_media(media, prompts, val_prompts)
         schedule = build_schedule(config, plan)
         learner = open_learner(config, hardware, model, schedule, seats.ranks, stack)
         settle_packing(config, hardware, model, rendering.renderer, learner)

@@ -8,6 +8,7 @@ import torch
 
 from r1_cli.config import RunConfig
 from r1_cli.models import load as models
+from r1_cli.models.adapters import Adapters
 from r1_core.learner.parallel import Parallel, Shard
 
 
@@ -47,8 +48,9 @@ def load_weights(
     device: torch.device,
     parallel: Parallel | None = None,
     shard: Shard = Shard(),  # noqa: B008 (frozen)
+    adapters: Adapters | None = None,
 ) -> Any:
-    """Return the model of `model.path` in `dtype` on `device`.
+    """Return the model of `model.path` in `dtype` on `device`, with what `adapters` put on it.
 
     With `parallel` it is this rank's share of it, and all ranks must call this.
     """
@@ -60,6 +62,7 @@ def load_weights(
         trust_remote_code=config.worker.actor.model.trust_remote_code,
         parallel=parallel,
         shard=shard,
+        adapters=adapters,
     )
 
 

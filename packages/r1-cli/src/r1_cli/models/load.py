@@ -17,7 +17,9 @@ from transformers import (
     GenerationConfig,
 )
 
+from r1_cli.models.adapters import AdapterError, Adapters, fold
 from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
+from r1_cli.models.bases import read_base
 from r1_cli.models.parts import PartsError, load_in_parts, place
 from r1_cli.models.patches import multiply_patches
 from r1_core.learner.parallel import Parallel, Shard
@@ -66,12 +68,16 @@ def load_model(
     trust_remote_code: bool = False,
     parallel: Parallel | None = None,
     shard: Shard = Shard(),  # noqa: B008 (frozen)
+    adapters: Adapters | None = None,
 ) -> transformers.PreTrainedModel:
     """Return the model with its language-model head, in `dtype` on `device`, without dropout.
+
+    A checkpoint of an adapter is loaded as the model that it makes of its base.
 
     Args:
         parallel: ranks that share the model, all of which must call this; each reads its own rows of the files.
         shard: how they do.
+        adapters: are put on the model, with the factors that they begin with, in float32; the rest is then frozen.
 
     Raises:
         ModelError: there are no weights, they do not fit the configuration and layers would be left random, or they
@@ -87,20 +93,36 @@ def load_model(
         "ignore_mismatched_sizes": True,  # else Hugging Face raises, and names them in the log alone
     }
     try:
+        base = read_base(path)
+        if base is not None and adapters is not None:
+            raise ModelError(f"{path} holds an adapter: merge it, or set lora.path to it and model_path to {base.name}")
+        if base is not None:
+            base.require_there()
+        files = path if base is None else base.name
         if parallel is None or parallel.mesh is None:
-            model, info = family.from_pretrained(path, **choices)
+            model, info = family.from_pretrained(files, **choices)
+            if adapters is not None:
+                adapters.put_on(model)
         else:
-            model, info = load_in_parts(family, path, parallel, shard, choices)
+            model, info = load_in_parts(family, files, parallel, shard, choices, adapters)
+        _require_whole(path, info)
+        if adapters is not None:
+            adapters.fill(model)
+        if base is not None:
+            fold(model, Path(path), base.torch_dtype)
     except OSError as error:
         raise ModelError(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})") from error
-    except PartsError as error:
+    except (PartsError, AdapterError) as error:
         raise ModelError(str(error)) from error
-    if info["missing_keys"] or info["mismatched_keys"]:
-        missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
-        raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")
     multiply_patches(model)
     attend_packed(model)
     return place(model, device, offload=shard.offload).eval()
+
+
+def _require_whole(path: str, info: Mapping[str, Any]) -> None:
+    if info["missing_keys"] or info["mismatched_keys"]:
+        missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+        raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")
 
 
 def _without_dropout(config: Any) -> Any:

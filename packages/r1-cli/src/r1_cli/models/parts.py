@@ -9,6 +9,7 @@ import transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from r1_cli.models.adapters import Adapters
 from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model
 
 logger = logging.getLogger("r1")
@@ -21,7 +22,12 @@ class PartsError(ValueError):
 
 
 def load_in_parts(
-    family: Any, path: str, parallel: Parallel, shard: Shard, choices: Mapping[str, Any]
+    family: Any,
+    path: str,
+    parallel: Parallel,
+    shard: Shard,
+    choices: Mapping[str, Any],
+    adapters: Adapters | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Return what `family.from_pretrained` does, model and report, the model sharded over the ranks of `parallel`.
 
@@ -31,12 +37,13 @@ def load_in_parts(
     Args:
         family: an Auto class.
         choices: what `from_pretrained` takes, the configuration among it.
+        adapters: are put on the model and sharded with it; their factors are still to be filled.
 
     Raises:
         PartsError: this transformers cannot do it, or a rank would have no part of what the family merges.
     """
     if parallel.world == 1:  # its rows are all there are
-        return _load_whole(family, path, parallel, shard, choices)
+        return _load_whole(family, path, parallel, shard, choices, adapters)
     require_parts()
     from transformers.distributed import DistributedConfig
 
@@ -44,8 +51,8 @@ def load_in_parts(
         empty = family.from_config(choices["config"], trust_remote_code=choices["trust_remote_code"])
     if odd := mixes_rows(empty):
         logger.warning("%s: every rank reads all of it, since its family mixes rows on loading (%s)", path, odd)
-        return _load_whole(family, path, parallel, shard, choices)
-    sharding = _sharding(type(empty), parallel, shard)
+        return _load_whole(family, path, parallel, shard, choices, adapters)
+    sharding = _sharding(type(empty), parallel, shard, adapters)
     try:
         model, info = sharding.from_pretrained(path, distributed_config=DistributedConfig(), **choices)
     except RuntimeError as error:
@@ -60,13 +67,17 @@ def load_in_parts(
             f"{path}: its configuration ties weights of which the files hold different values; set "
             "worker.actor.model.override_config={tie_word_embeddings: false} to train them apart"
         )
+    if adapters is not None:
+        adapters.put_back(model)
     return model, info
 
 
 def _load_whole(
-    family: Any, path: str, parallel: Parallel, shard: Shard, choices: Mapping[str, Any]
+    family: Any, path: str, parallel: Parallel, shard: Shard, choices: Mapping[str, Any], adapters: Adapters | None
 ) -> tuple[Any, dict[str, Any]]:
     model, info = family.from_pretrained(path, **choices)
+    if adapters is not None:
+        adapters.put_on(model)
     _shard(model, parallel, shard)
     return model, info
 
@@ -108,7 +119,7 @@ def _keeps_rows(step: Any) -> bool:
     return type(step) in (Chunk, Concatenate, Interleave) and step.dim > 0
 
 
-def _sharding(model_class: Any, parallel: Parallel, shard: Shard) -> Any:
+def _sharding(model_class: Any, parallel: Parallel, shard: Shard, adapters: Adapters | None) -> Any:
     """Return the class, whose loader shards as we do where it would shard as Hugging Face does."""
 
     class Sharding(model_class):
@@ -120,7 +131,11 @@ def _sharding(model_class: Any, parallel: Parallel, shard: Shard) -> Any:
         def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: None) -> Any:
             # Else the two names of a tied weight would be two weights to FSDP, gathered one after the other.
             model.tie_weights()
+            if adapters is not None:
+                adapters.put_on(model)
             _shard(model, parallel, shard)
+            if adapters is not None:  # or the loader would not find the weights inside them by their names
+                adapters.take_off(model)
             return model
 
         def get_parameter(self, target: str) -> Any:

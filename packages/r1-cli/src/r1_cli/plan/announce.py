@@ -157,11 +157,14 @@ def render_placement(seating: Seating) -> Table:
 def _memory_rows(memory: Memory | None) -> list[tuple[str, str, str]]:
     if memory is None:
         return [("model states", "unknown (hub model)", "model_path")]
+    weights = f"{memory.parameters:,} parameters"
+    if memory.trained < memory.parameters:
+        weights += f", {memory.trained:,} trained"
     return [
-        ("weights", size_text(memory.weights), f"{memory.parameters:,} parameters"),
+        ("weights", size_text(memory.weights), weights),
         ("gradients", size_text(memory.gradients), "one per trained weight"),
         ("optimizer states", size_text(memory.optimizer), "optim.strategy"),
-        ("reference", size_text(memory.reference), "none with disable_kl"),
+        ("reference", size_text(memory.reference), "none with disable_kl or lora"),
         ("weights for sampling", size_text(memory.engine), "rollout.dtype; none with engines apart"),
         ("model states", size_text(memory.total), "beside activations"),
     ]

@@ -15,7 +15,7 @@ def checkpoint_bytes(config: RunConfig) -> int | None:
     if memory is None:
         return None
     devices = config.trainer.devices if config.worker.actor.fsdp.enable_full_shard else 1  # each holds a share
-    return devices * (memory.weights + (0 if config.trainer.save_model_only else memory.optimizer))
+    return memory.saved + (0 if config.trainer.save_model_only else devices * memory.optimizer)
 
 
 def checkpoints_kept(config: RunConfig, steps: int | None) -> int:

@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 
 from r1_cli.config import RunConfig
+from r1_cli.plan.trained import count_trained
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 OPTIMIZER_STATES = {"adamw": 2, "adamw_bf16": 3}  # values kept per trained weight
@@ -18,6 +19,8 @@ class Memory:
     """Bytes on one device. Activations and the engine's cache come on top."""
 
     parameters: int  # a count, not bytes
+    trained: int  # likewise
+    saved: int  # of the weights in a checkpoint, over all devices
     weights: int
     gradients: int
     optimizer: int
@@ -32,33 +35,37 @@ class Memory:
 def estimate(config: RunConfig) -> Memory | None:
     """Return what the run's copies of the model take, None unless the model is a local folder of safetensors."""
     actor, rollout = config.worker.actor, config.worker.rollout
-    sizes = dict(_tensor_sizes(Path(actor.model.model_path))) if actor.model.model_path else {}
-    if not sizes or actor.model.lora.rank:
+    lora = actor.model.lora
+    shapes = dict(_tensor_shapes(Path(actor.model.model_path))) if actor.model.model_path else {}
+    if not shapes:
         return None
-    parameters = sum(sizes.values())
-    frozen = sum(n for name, n in sizes.items() if "visual." in name) if actor.model.freeze_vision_tower else 0
-    trained = parameters - frozen
-    kept = BYTES[actor.kept_dtype]
+    parameters = sum(map(prod, shapes.values()))
+    trained = count_trained(actor.model, shapes, dict(_tensor_shapes(Path(lora.path))) if lora.path else {})
+    frozen = min(BYTES[actor.kept_dtype], BYTES[actor.fsdp.mp_param_dtype])  # in what it computes with, on a GPU
+    kept = BYTES["fp32"] if lora.used else BYTES[actor.kept_dtype]
+    factors = BYTES["fp32"] * trained if lora.used else 0
     devices = config.trainer.devices
     accumulates = actor.global_batch_size * rollout.n > config.data_ranks * actor.micro_batch_size_per_device_for_update
     # Gradients in half precision are added up in float32 (`r1_core.learner.gradient_sums`).
     gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
     shards = devices if actor.fsdp.enable_full_shard else 1
-    reference = min(kept, BYTES[actor.fsdp.mp_param_dtype])  # in what it computes with, on a GPU
-    has_reference = not config.algorithm.disable_kl
+    has_reference = not config.algorithm.disable_kl and not lora.used  # which is the base under an adapter
+    weights = parameters * frozen + factors if lora.used else parameters * kept
     sampling = parameters * BYTES[rollout.dtype] // (rollout.engine_size if config.on_cluster else 1)
     return Memory(
         parameters=parameters,
-        weights=parameters * kept // shards,
+        trained=trained,
+        saved=factors or parameters * kept,
+        weights=weights // shards,
         gradients=trained * gradient // shards,
         optimizer=trained * kept * OPTIMIZER_STATES[actor.optim.strategy] // shards,
-        reference=parameters * reference // shards if has_reference else 0,
+        reference=parameters * frozen // shards if has_reference else 0,
         engine=sampling if config.colocated else 0,
     )
 
 
-def _tensor_sizes(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield (name, number of values) of the model's tensors in the folder; what is not safetensors is passed over.
+def _tensor_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of the model's tensors in the folder; what is not safetensors is passed over.
 
     A checkpoint of r1 has the optimizer's beside them.
     """
@@ -74,4 +81,4 @@ def _tensor_sizes(folder: Path) -> Iterator[tuple[str, int]]:
             continue
         for name, entry in tensors.items():
             if name != "__metadata__":
-                yield name, prod(entry["shape"])
+                yield name, tuple(entry["shape"])

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from r1_core.disk import write_text
+from r1_core.learner.adaptation import Adaptation
 from r1_core.learner.parallel import Parallel
-from r1_core.learner.tensor_files import find_tensors, raise_together, read_tensors, write_tensors
+from r1_core.learner.tensor_files import ADAPTER, find_tensors, raise_together, read_tensors, write_tensors
 
 NUMBERS_FILE = "learner.json"
 
@@ -23,8 +24,12 @@ def save(
     numbers: Mapping[str, Any],
     parallel: Parallel,
     file_bytes: int,
+    adaptation: Adaptation | None = None,
 ) -> None:
     """Write `model…safetensors`, `optimizer…safetensors` (not without an optimizer) and `learner.json`.
+
+    With an adaptation, its parameters are `adapter_model.safetensors`, one file whatever its size, as readers know no
+    other; its files are written beside, and `learner.json` names its base.
 
     All ranks must call this. What is written is on its disk when it returns, and nothing of it is pickle. Nothing is
     atomic: the caller writes beside, then renames.
@@ -36,8 +41,10 @@ def save(
     Raises:
         OSError: the disk is full, or the folder cannot be written to; on all ranks.
     """
-    parts = {"model": dict(named_state(model))}
-    state = dict(numbers)
+    stem, tensors = kept_part(model, adaptation)
+    parts, state = {stem: tensors}, dict(numbers)
+    if adaptation is not None:
+        state["base"] = dict(adaptation.base)
     if optimizer is not None:
         parts["optimizer"], state["optimizer"] = optimizer_state(model, optimizer)
     failure: OSError | None = None
@@ -45,20 +52,52 @@ def save(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / NUMBERS_FILE, json.dumps(state) + "\n")
+            for file, text in {} if adaptation is None else adaptation.files.items():
+                write_text(folder / file, text)
         except OSError as error:
             failure = error
     raise_together(failure, parallel)
     write_tensors(folder, parts, parallel, file_bytes)
 
 
-def load_model(folder: Path, model: nn.Module) -> None:
+def load_model(folder: Path, model: nn.Module, adaptation: Adaptation | None = None) -> None:
     """Copy the weights that `save` wrote into the model's parameters and persistent buffers, sharded or not.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a tensor is missing, unknown or of another shape, or a file is cut off; names it.
+        ValueError: a tensor is missing, unknown or of another shape, a file is cut off, or an adapter stands on
+            another base; names it.
     """
-    read_tensors(find_tensors(folder, "model"), dict(named_state(model)), folder)
+    if adaptation is not None:
+        require_base(folder, adaptation)
+    stem, tensors = kept_part(model, adaptation)
+    read_tensors(find_tensors(folder, stem), tensors, folder)
+
+
+def handed_over(model: nn.Module, adaptation: Adaptation | None) -> Iterator[tuple[str, Tensor]]:
+    """Yield what engines are given of a model, an adapter alone if there is one, under its state-dict names."""
+    return named_state(model) if adaptation is None else adaptation.state(model)
+
+
+def kept_part(model: nn.Module, adaptation: Adaptation | None) -> tuple[str, dict[str, Tensor]]:
+    """Return how the files of what a checkpoint keeps of a model begin, and its tensors by their names there."""
+    if adaptation is None:
+        return "model", dict(named_state(model))
+    return ADAPTER, {adaptation.names[name]: tensor for name, tensor in adaptation.state(model)}
+
+
+def require_base(folder: Path, adaptation: Adaptation) -> None:
+    """Raise ValueError if an adapter's checkpoint stands on another base, FileNotFoundError if it is none."""
+    if not (folder / NUMBERS_FILE).is_file():
+        raise FileNotFoundError(f"{folder} has no {NUMBERS_FILE}; is it a checkpoint?")
+    base = _read_numbers(folder).get("base")
+    if base is None:
+        raise ValueError(f"{folder} holds a whole model, and what is trained here is an adapter: start from it instead")
+    if base["digest"] != adaptation.base["digest"]:
+        raise ValueError(
+            f"{folder} holds an adapter of {base['name']} ({base['digest'][:12]}…), but the weights of "
+            f"{adaptation.base['name']} are others ({adaptation.base['digest'][:12]}…)"
+        )
 
 
 def load_numbers(folder: Path) -> dict[str, Any]:
@@ -68,13 +107,18 @@ def load_numbers(folder: Path) -> dict[str, Any]:
         FileNotFoundError: there is none.
         ValueError: it is cut off, or was written without an optimizer.
     """
+    state = _read_numbers(folder)
+    if "optimizer" not in state:
+        raise ValueError(f"{folder} holds no optimizer state (it was saved with model_only); load it so, too")
+    return state
+
+
+def _read_numbers(folder: Path) -> dict[str, Any]:
     path = folder / NUMBERS_FILE
     try:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is cut off or no JSON ({error}); take another checkpoint") from error
-    if "optimizer" not in state:
-        raise ValueError(f"{folder} holds no optimizer state (it was saved with model_only); load it so, too")
     return state
 
 

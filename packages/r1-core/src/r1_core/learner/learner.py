@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -13,11 +14,12 @@ from torch.optim import Optimizer
 
 from r1_core.learner import checkpoint
 from r1_core.learner.ablation import ablate, restore
+from r1_core.learner.adaptation import Adaptation
 from r1_core.learner.batching import Batching, count
 from r1_core.learner.facts import Facts, describe
 from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.offload import Offload, Residence
-from r1_core.learner.optim import clip_and_step
+from r1_core.learner.optim import clip_and_step, group_norms
 from r1_core.learner.parallel import Parallel, reshard, whole
 from r1_core.learner.passes import Passes
 from r1_core.learner.tensor_files import FILE_BYTES
@@ -72,7 +74,8 @@ class Learner:
     `temperature` is the one that the answers were sampled at. `device` is where it computes, by default where the
     first parameter lies. In which precision is a matter of the model: of its weights, or of how it is sharded
     (`parallel.Shard`). `fillers`, of use to several ranks only, are tiny samples, one of each kind of media, for those
-    that have none of it while others do. `offload` says what leaves the device meanwhile.
+    that have none of it while others do. `offload` says what leaves the device meanwhile. With an `adaptation` only
+    the adapter is handed over and kept, and where `reference` is the model itself, it is the model without the adapter.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Learner:
         fillers: Sequence[Sample] = (),
         device: torch.device | None = None,
         offload: Offload | None = None,
+        adaptation: Adaptation | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -99,16 +103,19 @@ class Learner:
         self.max_grad_norm = max_grad_norm
         self.parallel = parallel or Parallel()
         self.fillers = fillers
+        self.adaptation = adaptation
         self.step = 0  # calls of optim_step, skipped ones too
         self.skipped_steps = 0
         self.device = device or next(model.parameters()).device
         self._kept: dict[str, Tensor] | None = None  # what `ablate` has set to zero
         self._policy_tokens = TokenModel(model)
-        self._reference_tokens = None if reference is None else TokenModel(reference)
+        inside = adaptation.off if adaptation is not None and reference is model else nullcontext
+        self._reference_tokens = None if reference is None else TokenModel(reference, inside)
         self._base_lrs = [group["lr"] for group in optimizer.param_groups]
-        if reference is not None:
-            reference.requires_grad_(False).eval()
-        self._residence = Residence(offload or Offload(), model, reference, optimizer)
+        self._apart = None if reference is model else reference  # a model of its own
+        if self._apart is not None:
+            self._apart.requires_grad_(False).eval()
+        self._residence = Residence(offload or Offload(), model, self._apart, optimizer)
 
     @property
     def _passes(self) -> Passes:
@@ -155,7 +162,7 @@ class Learner:
         token_model.model.eval()
         found = self._passes.measure(samples, tuple(fields), stats_of)
         reshard(token_model.model)
-        self._residence.release(self.reference)
+        self._residence.release(self._apart)
         return found
 
     @torch.no_grad()
@@ -247,7 +254,7 @@ class Learner:
             return objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, full_kl=stats.full_kl))
 
         metrics = self._passes.add_gradients(self.model, samples, evaluate)
-        self._residence.release(self.reference)
+        self._residence.release(self._apart)
         return metrics | prepared
 
     def _token_stats(self, batch: MicroBatch, objective: Loss, totals: Totals) -> TokenStats:
@@ -269,15 +276,18 @@ class Learner:
         )
 
     def _reference_logits(self, batch: MicroBatch) -> LazyLogits | None:
-        self._residence.fetch(self.reference)
+        self._residence.fetch(self._apart)
         return None if self._reference_tokens is None else self._reference_tokens.lazy_logits(batch)
 
     def optim_step(self) -> dict[str, float]:
         """Clip the gradient's norm, step, and clear the gradients; returns `grad_norm`, `lr` and `skipped_steps`.
 
+        Where the optimizer has several groups of parameters, there is a `grad_norm/…` of each, before clipping, too.
+
         A gradient that is not finite leaves parameters and optimizer as they are: the step is skipped, counted in
         `skipped_steps` (over the whole run), and logged once. Raises RuntimeError without a gradient.
         """
+        norms = group_norms(self.optimizer)  # before they are clipped
         scale = self.learning_rate(self.step)
         self._residence.fetch(self.optimizer)
         grad_norm = clip_and_step(self.optimizer, [base * scale for base in self._base_lrs], self.max_grad_norm)
@@ -288,7 +298,7 @@ class Learner:
             "grad_norm": grad_norm,
             "lr": self.optimizer.param_groups[0]["lr"],
             "skipped_steps": float(self.skipped_steps),
-        }
+        } | norms
 
     def _report_skip(self, grad_norm: float) -> None:
         if self.skipped_steps == 0 and self.parallel.rank == 0:
@@ -304,19 +314,20 @@ class Learner:
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter and persistent buffer, frozen ones too, as (state-dict name, full tensor).
 
-        Tied parameters come once, under their first name. The tensors may share memory with the model's: copy what
-        you keep. Under several ranks all must exhaust the iterator; floating-point shards are cast to `dtype` before
-        they are gathered. They are asked for before others sample, so the optimizer's states leave if they are to.
+        With an adaptation these are the adapter's alone. Tied parameters come once, under their first name. The tensors
+        may share memory with the model's: copy what you keep. Under several ranks all must exhaust the iterator;
+        floating-point shards are cast to `dtype` before they are gathered. They are asked for before others sample, so
+        the optimizer's states leave if they are to.
         """
         self._residence.release(self.optimizer)
         self._residence.fetch(self.model)
-        for name, tensor in checkpoint.named_state(self.model):
+        for name, tensor in checkpoint.handed_over(self.model, self.adaptation):
             own = tensor.detach()
             yield name, whole(own if dtype is None or not own.is_floating_point() else own.to(dtype))
 
     def rest(self) -> None:
         """Let all that is offloaded leave the device, until the verb that needs it."""
-        self._residence.release(self.model, self.reference, self.optimizer)
+        self._residence.release(self.model, self._apart, self.optimizer)
 
     def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
         """Set rows of the weights (None: all of a tensor) to zero until `restore`; see `ablation.ablate`.
@@ -342,6 +353,7 @@ class Learner:
     def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
         """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.
 
+        With an adaptation, `adapter_model.safetensors` and the adaptation's files stand in place of the first.
         Above `file_bytes` they are cut into numbered files with an index, the same for any number of ranks, each
         written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
         caller writes beside, then renames. Raises OSError on all ranks if one could not write.
@@ -350,7 +362,7 @@ class Learner:
         reshard(self.model)  # what a verb that failed has left whole
         numbers = {"step": self.step, "skipped_steps": self.skipped_steps}
         optimizer = None if model_only else self.optimizer
-        checkpoint.save(folder, self.model, optimizer, numbers, self.parallel, file_bytes)
+        checkpoint.save(folder, self.model, optimizer, numbers, self.parallel, file_bytes, self.adaptation)
 
     def load(self, folder: Path, *, model_only: bool = False) -> None:
         """Take up what any number of ranks saved; the next step is then, to the bit, the one that would have come.
@@ -360,7 +372,7 @@ class Learner:
         """
         self._residence.fetch(self.model, None if model_only else self.optimizer)
         state = {} if model_only else checkpoint.load_numbers(folder)
-        checkpoint.load_model(folder, self.model)
+        checkpoint.load_model(folder, self.model, self.adaptation)
         if not model_only:
             checkpoint.load_optimizer(folder, self.model, self.optimizer, state["optimizer"])
             self.step, self.skipped_steps = state["step"], state["skipped_steps"]

@@ -1,7 +1,8 @@
 """Optimizers by name, a step of one, and the learning rate over the steps of a run."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -9,10 +10,25 @@ from torch import nn
 
 from r1_core.learner.adamw_bf16 import AdamWBF16
 from r1_core.learner.parallel import total_norm
+from r1_core.learner.patterns import matching
 
 Schedule = Literal["constant", "cosine", "linear"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
+REST = "rest"  # the name of the parameters that no group of a rate of its own has
 STRATEGIES = {"adamw": torch.optim.AdamW, "adamw_bf16": AdamWBF16}
+
+
+@dataclass(frozen=True, slots=True)
+class RateGroup:
+    """Parameters that are trained at a rate of their own.
+
+    Example: `RateGroup("vision", r".*visual\\..*", lr=1e-7)`.
+    """
+
+    name: str  # what its metrics are called by
+    pattern: str  # a regular expression, which matches a parameter's name from beginning to end
+    lr: float
+    weight_decay: float | None = None  # None: that of the others
 
 
 def build_optimizer(
@@ -22,14 +38,16 @@ def build_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     weight_decay: float = 0.01,
     strategy: str = "adamw",
+    groups: Sequence[RateGroup] = (),
 ) -> torch.optim.Optimizer:
     """AdamW (arXiv 1711.05101) over the parameters that require a gradient; frozen ones are left out.
 
     Off the processor one kernel takes the whole step (`fused`). NOT RUN ON A GPU.
 
     `adamw_bf16` keeps its states in bfloat16, as the parameters must be then. Call it after `parallel.shard_model`,
-    which replaces the parameters. Raises ValueError if every parameter is frozen, the strategy is unknown, or a
-    parameter is not bfloat16 with `adamw_bf16`.
+    which replaces the parameters. A parameter belongs to the first of `groups` that it matches, and otherwise to the
+    rest, which comes first. Raises ValueError if every parameter is frozen, the strategy is unknown, a parameter is not
+    bfloat16 with `adamw_bf16`, or a group has no parameter.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"no optimizer strategy is called {strategy!r} (there are: {', '.join(STRATEGIES)})")
@@ -43,7 +61,26 @@ def build_optimizer(
     if strategy == "adamw" and all(param.device.type != "cpu" for param in trained.values()):
         # For sharded parameters torch would otherwise loop over them, a dozen small operations for each.
         settings["fused"] = True
-    return STRATEGIES[strategy](trained.values(), **settings)
+    return STRATEGIES[strategy](_in_groups(trained, groups) if groups else trained.values(), **settings)
+
+
+def _in_groups(trained: Mapping[str, nn.Parameter], groups: Sequence[RateGroup]) -> list[dict[str, Any]]:
+    left, made = dict(trained), []
+    for group in groups:
+        names = matching(group.pattern, trained)
+        mine = [left.pop(name) for name in names if name in left]
+        if not mine:
+            raise ValueError(f"the groups before {group.pattern!r} have all {len(names)} parameters that it matches")
+        own = {} if group.weight_decay is None else {"weight_decay": group.weight_decay}
+        made.append({"params": mine, "lr": group.lr, "name": group.name, **own})
+    return ([{"params": [*left.values()], "name": REST}] if left else []) + made
+
+
+def group_norms(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """Return `grad_norm/NAME` of each group of parameters that has a name and gradients, over all ranks."""
+    named = {group["name"]: group["params"] for group in optimizer.param_groups if "name" in group}
+    gradients = {name: [p.grad for p in params if p.grad is not None] for name, params in named.items()}
+    return {f"grad_norm/{name}": total_norm(own).item() for name, own in gradients.items() if own}
 
 
 def clip_and_step(optimizer: torch.optim.Optimizer, lrs: Iterable[float], max_grad_norm: float) -> float:

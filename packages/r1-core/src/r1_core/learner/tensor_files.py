@@ -16,6 +16,7 @@ from r1_core.disk import force_to_disk, write_text
 from r1_core.learner.parallel import Parallel, gather
 
 FILE_BYTES = 2_000_000_000  # of a large checkpoint's files: the most that a rank holds beside its shards
+ADAPTER = "adapter_model"  # a part that is one file always: peft and vLLM look for no index
 MESSAGE_BYTES = 500  # of an error that one rank has and all of them raise
 
 
@@ -49,7 +50,7 @@ def cut(stem: str, tensors: Mapping[str, Tensor], file_bytes: int = FILE_BYTES) 
     sizes = [0]
     for name, tensor in tensors.items():
         num_bytes = tensor.numel() * tensor.element_size()
-        if files[-1] and sizes[-1] + num_bytes > file_bytes:
+        if files[-1] and sizes[-1] + num_bytes > file_bytes and stem != ADAPTER:
             files.append([])
             sizes.append(0)
         files[-1].append(name)

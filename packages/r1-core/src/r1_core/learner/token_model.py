@@ -6,7 +6,7 @@ positions are dropped before, and the head's own hooks and FSDP2's gathering of 
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeGuard
@@ -50,8 +50,9 @@ class TokenModel:
     them, Granite and Cohere scale them), which is seen by what comes out.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, inside: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+        """Ask `model`, every time in a context that `inside` makes: one without its adapter, say."""
+        self.model, self._inside = model, inside
         self._head_is_last: bool | None = None  # None: not seen yet
 
     @property
@@ -108,8 +109,14 @@ class TokenModel:
         if head is not None:
             forward = head.forward
             hidden = self._from_head(head, batch, lambda hidden: hidden)
+
+            def logits(rows: Tensor) -> Tensor:
+                with self._inside():
+                    found: Tensor = forward(rows)
+                return found
+
             if hidden is not None:
-                return LazyLogits(hidden, forward)
+                return LazyLogits(hidden, logits)
         return LazyLogits(self._logits(batch), lambda logits: logits)
 
     def outputs(self, batch: MicroBatch) -> Tensor:
@@ -163,7 +170,8 @@ class TokenModel:
     def _call(self, batch: MicroBatch, **more: Tensor) -> Tensor:
         """What the model says are its logits; one that asks for it is told where sequences end."""
         told = {"pack": batch.pack} if batch.pack is not None and getattr(self.model, "reads_pack", False) else {}
-        logits: Tensor = self.model(**batch.forward, **more, **told, use_cache=False).logits
+        with self._inside():
+            logits: Tensor = self.model(**batch.forward, **more, **told, use_cache=False).logits
         return logits
 
 

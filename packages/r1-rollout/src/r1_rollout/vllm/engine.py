@@ -109,14 +109,15 @@ class VllmEngine:
         except Exception as error:
             end_workers(running_workers() - others)
             raise EngineError(explain_failed_start(path, error)) from error
-        engine = cls(llm, thread, chosen, on_cpu=on_cpu, version=None if chosen.dummy_weights else 0)
+        asleep = chosen.dummy_weights or chosen.starts_asleep
+        engine = cls(llm, thread, chosen, on_cpu=on_cpu, version=None if asleep else 0)
         if engine._media:
             llm.apply_model(follow_positions)
         engine._workers = running_workers() - others
         if engine._workers:
             llm.collective_rpc(forget_names)
             forget_names()
-        if chosen.dummy_weights:
+        if asleep:
             engine._sleep()
         return engine
 

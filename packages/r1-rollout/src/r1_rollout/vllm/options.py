@@ -8,6 +8,7 @@ from typing import Any
 
 from r1_rollout.vllm.keys import BANNED
 
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.32 makes room for
 CPU_CACHE = 1 << 30  # bytes; vLLM would take a share of the whole machine
 PROCESSOR = "r1_rollout.vllm.plain_logprobs:PlainLogprobs"
 
@@ -33,6 +34,7 @@ class EngineOptions:
     limit_images: int = 0  # pictures a prompt that room is reserved for; 0: vLLM's own
     pixels: Mapping[str, int | None] = field(default_factory=dict)  # min_pixels and max_pixels of a picture, likewise
     lora_rank: int = 0  # the largest rank of an adapter; 0: none will come
+    starts_asleep: bool = False  # leave the device to others until `awake` brings weights
     log_stats: bool = False
     trust_remote_code: bool = False
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)  # changes to the model's configuration
@@ -40,7 +42,7 @@ class EngineOptions:
 
     def arguments(self, path: str, *, on_cpu: bool) -> dict[str, Any]:
         """Return the arguments of `vllm.LLM`."""
-        lora = {"enable_lora": True, "max_lora_rank": self.lora_rank, "max_loras": 1} if self.lora_rank else {}
+        lora = {"enable_lora": True, "max_lora_rank": self._room_for_rank, "max_loras": 1} if self.lora_rank else {}
         several = {"distributed_executor_backend": "mp"} if self.tensor_parallel_size > 1 else {}  # under Ray, too
         by_ipc = self.tensor_parallel_size > 1 and not on_cpu
         return {
@@ -76,7 +78,7 @@ class EngineOptions:
             # by noise, and no push brings them back, as no checkpoint has them.
             "no_mm_device_do_normalize": self.dummy_weights,
             "enable_lora": bool(self.lora_rank),
-            "max_lora_rank": self.lora_rank or None,
+            "max_lora_rank": self._room_for_rank or None,
             "weight_transfer_config": {"backend": transfer} if transfer else None,
         }
 
@@ -100,6 +102,11 @@ class EngineOptions:
             "disable_log_stats": not self.log_stats,
             "additional_config": {BANNED: sorted(self.banned_token_ids)},
         }
+
+    @property
+    def _room_for_rank(self) -> int:
+        """The smallest rank that vLLM makes room for into which the adapter's fits; 0 without an adapter."""
+        return next((room for room in LORA_RANKS if 0 < self.lora_rank <= room), self.lora_rank)
 
     def has_tokenizer(self, path: str) -> bool:
         """Whether there is a tokenizer; only stop strings and pictures need one. Hub names are taken to have one."""

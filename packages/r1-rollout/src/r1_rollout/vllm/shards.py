@@ -106,6 +106,17 @@ def read_buckets(folder: str | Path) -> Iterator[list[tuple[str, Tensor]]]:
         yield list(load_file(file).items())
 
 
+def count_tensors(folder: Path) -> int:
+    """Return how many tensors `read_shards` yields. Raises as it does."""
+    from safetensors import safe_open
+
+    total = 0
+    for file in _files(folder):
+        with safe_open(file, framework="pt") as shard:
+            total += len(shard.keys())
+    return total
+
+
 def _files(folder: str | Path) -> list[Path]:
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:

@@ -29,7 +29,7 @@ from r1_rollout.vllm.servers.server import LocalServer
 from r1_rollout.vllm.servers.supervisor import Deadlines, Supervisor
 from r1_rollout.vllm.servers.transfer import Backend
 from r1_rollout.vllm.shapes import Shapes, known, require_same
-from r1_rollout.vllm.shards import Written, write_buckets, write_weights
+from r1_rollout.vllm.shards import Written, count_tensors, write_buckets, write_weights
 from r1_rollout.weights import Weights, buckets
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class ServerPool:
         bucket_bytes: int = 2**28,
         dtype: torch.dtype | None = None,
         broadcast: Backend | None = None,
+        base: Path | None = None,
     ) -> None:
         """Take over the servers; they are started, side by side, by the first `awake`.
 
@@ -84,6 +85,8 @@ class ServerPool:
             broadcast: send the weights over process groups instead: `nccl` to servers on GPUs, from the first that
                 this process sees, `r1_tcp` to servers on processors. The servers need
                 `--weight-transfer-config={"backend": …}` with the same word. None: over the folder.
+            base: a Hugging Face folder with the weights that adapters stand on, which every server reads by itself;
+                None: full weights have to be pushed before the first adapter.
 
         Raises:
             ValueError: there is no server, or an end token is banned.
@@ -104,7 +107,7 @@ class ServerPool:
         self._root.mkdir()
         self._bucket_bytes, self._dtype, self._broadcast = bucket_bytes, dtype, broadcast
         self._shapes: Shapes = {}  # of the first full weights that were taken
-        self._base: PushedWeights | None = None
+        self._base = None if base is None else PushedWeights(base, f"base-{uuid.uuid4().hex[:12]}", count_tensors(base))
         self._version: int | None = None
         self._awake = self._stays_ready = False
         self._dispatch: Dispatch | None = None

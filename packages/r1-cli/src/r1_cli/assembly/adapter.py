@@ -1,0 +1,58 @@
+"""The adapter of a run: put on the policy, known to the learner, and what engines take up in place of the weights."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from r1_cli.config import RunConfig
+from r1_cli.models.adapters import CONFIG_FILE, AdapterError, Adapters, Form, factor_names
+from r1_cli.models.bases import Base
+from r1_cli.models.load import ModelError
+from r1_core.learner import Learner
+from r1_core.learner.adaptation import Adaptation
+from r1_rollout.handover import LocalWeights
+from r1_rollout.lora import Adapter
+
+
+def open_adapters(config: RunConfig) -> Adapters | None:
+    """Return what `worker.actor.model.lora` puts on the policy; None where all weights are trained.
+
+    Raises:
+        ModelError: the adapter to start from cannot be read.
+    """
+    lora = config.worker.actor.model.lora
+    try:
+        return Adapters(Form.of(lora)) if lora.used else None
+    except AdapterError as error:
+        raise ModelError(str(error)) from error
+
+
+def build_adaptation(adapters: Adapters, policy: nn.Module, path: str, dtype: torch.dtype) -> Adaptation:
+    """Return what the learner has to know of the adapter on `policy`, whose base is the model at `path` in `dtype`."""
+    base = Base.of(path, dtype)
+    return Adaptation(
+        names=factor_names(policy),
+        off=adapters.off,
+        files={CONFIG_FILE: adapters.describe(base.name)},
+        base=base.as_dict(),
+    )
+
+
+class AdaptedLearner(Learner):
+    """A learner of an adapter, which is all that engines are given: they have the base from its files."""
+
+    def __init__(self, adapters: Adapters, *args: Any, **options: Any) -> None:
+        """Take what the policy has been given, and what `Learner` takes."""
+        super().__init__(*args, **options)
+        self._adapters = adapters
+
+    @property
+    def form(self) -> Adapter:
+        """What engines are to be told of the adapter, without its factors."""
+        return self._adapters.form_for_engines
+
+    def source(self, version: int) -> LocalWeights:
+        """Return the factors as what a sync carries, to be called by this version."""
+        return LocalWeights(lambda: replace(self.form, weights=self.weights()), version, taken=self.rest)

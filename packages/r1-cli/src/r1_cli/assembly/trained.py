@@ -1,0 +1,68 @@
+"""Which of a policy's parameters are trained, and at which rate."""
+
+import logging
+
+import torch
+from torch import nn
+
+from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.models.load import freeze_vision
+from r1_core.learner.optim import RateGroup, build_optimizer
+from r1_core.learner.patterns import matching
+
+log = logging.getLogger("r1")
+
+
+def freeze(config: RunConfig, policy: nn.Module) -> None:
+    """Stop what the configuration names from training.
+
+    Raises:
+        ModelError: there is no vision tower to freeze.
+        ConfigError: a pattern matches nothing.
+    """
+    settings = config.worker.actor.model
+    if settings.freeze_vision_tower:
+        freeze_vision(policy)
+    params = dict(policy.named_parameters())
+    for pattern in settings.freeze:
+        try:
+            names = matching(pattern, params)
+        except ValueError as error:
+            raise ConfigError([Problem("worker.actor.model.freeze", str(error))]) from error
+        for name in names:
+            params[name].requires_grad_(False)
+
+
+def open_optimizer(config: RunConfig, policy: nn.Module) -> torch.optim.Optimizer:
+    """Make the optimizer of what is trained, with the rates of `worker.actor.optim.groups`.
+
+    Raises:
+        ConfigError: a group has no parameter, or nothing is left to train.
+    """
+    optim = config.worker.actor.optim
+    groups = [RateGroup(one.name or one.pattern, one.pattern, one.lr, one.weight_decay) for one in optim.groups]
+    try:
+        return build_optimizer(
+            policy.named_parameters(),
+            lr=optim.lr,
+            betas=optim.betas,
+            weight_decay=optim.weight_decay,
+            strategy=optim.strategy,
+            groups=groups,
+        )
+    except ValueError as error:
+        key = "worker.actor.optim.groups" if groups else "worker.actor.model.freeze"
+        raise ConfigError([Problem(key, str(error))]) from error
+
+
+def say_what_is_trained(policy: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Log how many weights are trained, and at which rate each group of them, where not all are at one."""
+    groups = optimizer.param_groups
+    counts = [sum(param.numel() for param in group["params"]) for group in groups]
+    whole = sum(param.numel() for param in policy.parameters())
+    if sum(counts) == whole and len(groups) == 1:
+        return
+    log.info("%s of %s weights are trained", f"{sum(counts):,}", f"{whole:,}")
+    if len(groups) > 1:
+        for group, count in zip(groups, counts, strict=True):
+            log.info("  %s of them (%s) at a rate of %g", f"{count:,}", group["name"], group["lr"])

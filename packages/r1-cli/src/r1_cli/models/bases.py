@@ -1,0 +1,109 @@
+"""The frozen base that an adapter stands on: where it is, which weights it has, and in which precision."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from r1_cli.models.adapters import CONFIG_FILE, AdapterError
+from r1_core.learner.checkpoint import NUMBERS_FILE
+
+WHOLE_FILE = 64_000_000  # bytes up to which a file is read from beginning to end
+BLOCKS, BLOCK = 256, 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a checkpoint says of an adapter's base.
+
+    Example: `Base("/models/Qwen2.5-0.5B", "9f8e…", "bfloat16")`.
+    """
+
+    name: str  # a folder's whole path, or a hub name
+    digest: str
+    dtype: str  # in which the adapter was trained on it
+
+    @classmethod
+    def of(cls, path: str, dtype: torch.dtype) -> "Base":
+        """Return what there is to say of the model at `path`, which has been loaded, or can be."""
+        name = str(Path(path).resolve()) if Path(path).is_dir() else path
+        return cls(name, digest(find_folder(path)), str(dtype).removeprefix("torch."))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The precision."""
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
+
+    def as_dict(self) -> dict[str, str]:
+        """Return it as a checkpoint holds it."""
+        return asdict(self)
+
+    def require_there(self) -> None:
+        """Raise AdapterError unless these very weights are where they were."""
+        try:
+            found = digest(find_folder(self.name))
+        except OSError as error:
+            raise AdapterError(f"the adapter's base {self.name} is not there: {error}") from error
+        if found != self.digest:
+            raise AdapterError(
+                f"the adapter's base {self.name} has other weights now ({found[:12]}…) than those that the adapter was "
+                f"trained on ({self.digest[:12]}…)"
+            )
+
+
+def read_base(folder: str) -> Base | None:
+    """Return the base of the adapter that a checkpoint holds; None if the folder holds a model, or is a hub name.
+
+    Raises:
+        AdapterError: it holds an adapter that r1 has not written.
+    """
+    if not (Path(folder) / CONFIG_FILE).is_file():
+        return None
+    try:
+        numbers: dict[str, Any] = json.loads((Path(folder) / NUMBERS_FILE).read_text(encoding="utf-8"))
+        return Base(**numbers["base"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AdapterError(
+            f"{folder} holds an adapter, and its {NUMBERS_FILE} does not name the base ({error!r}); set "
+            "worker.actor.model.model_path to the base and worker.actor.model.lora.path to this folder"
+        ) from error
+
+
+def find_folder(path: str) -> Path:
+    """Return a folder itself, and of a hub name the folder of its files on this machine.
+
+    Raises:
+        OSError: they are not on this machine.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(path, local_files_only=True, allow_patterns=["*.safetensors"]))
+
+
+def digest(folder: Path) -> str:
+    """Return SHA-256 over a folder's safetensors files: their names, sizes and contents.
+
+    Of files above `WHOLE_FILE` it reads the beginning, where names and shapes stand, and blocks that are spread evenly
+    over the rest: weights that were trained on differ nearly everywhere, and 100 GB would take minutes.
+    """
+    total = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        if file.name.startswith(("optimizer", "adapter_model")):
+            continue
+        size = file.stat().st_size
+        total.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as stream:
+            if size <= WHOLE_FILE:
+                total.update(stream.read())
+                continue
+            total.update(stream.read(1 << 20))
+            for block in range(BLOCKS):
+                stream.seek(block * (size - BLOCK) // (BLOCKS - 1))
+                total.update(stream.read(BLOCK))
+    return total.hexdigest()

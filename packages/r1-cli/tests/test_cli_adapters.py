@@ -1,0 +1,199 @@
+"""An adapter on a frozen base: the same on any number of ranks, with the base as its reference, as peft reads it."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from cli_adapters import (
+    NAMES,
+    build,
+    compute_as_ever,
+    first_factors,
+    half_precision,
+    learn,
+    make_folders,
+    save_and_resume,
+    take_step,
+)
+from core_models import qwen2
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from r1_cli.jobs.merge import merge
+from r1_cli.models.adapters import AdapterError, Adapters, Form
+from r1_cli.models.load import ModelError, load_model
+from r1_cli.models.load import load_config as read_files
+from r1_cli.roles import weights_of
+from r1_cli.sampling.proof import LearnerReference, ProvenGenerator
+from r1_rollout.canary import TOLERANCE, Canary
+from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.errors import StaleWeights
+from r1_rollout.handover import LocalWeights
+from r1_rollout.lora import Adapter
+from r1_rollout.probes import text_probes
+
+PT = {"format": "pt"}
+MLP = ("up_proj", "gate_proj", "down_proj")
+
+
+@pytest.fixture(autouse=True)
+def computing_is_put_back() -> Any:
+    yield
+    compute_as_ever()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    return {name: make_folders(tmp_path_factory.mktemp(name), name) for name in NAMES}
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], atol: float) -> None:
+    assert found.keys() == expected.keys()
+    for key, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[key], atol=atol, rtol=0, msg=key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard_size", [-1, 1])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_train_the_adapter_that_one_process_trains(folders: Any, name: str, shard_size: int) -> None:
+    metrics, factors = learn(*folders[name], name)
+    for own, found in ranks.run(learn, *folders[name], name, shard_size):
+        assert own == [pytest.approx(expected, abs=1e-9) for expected in metrics]
+        assert_close(found, factors, 1e-9)
+
+
+@pytest.mark.parametrize("name", ["text", pytest.param("pictures", marks=pytest.mark.slow)])
+def test_the_reference_is_the_base_as_a_model_of_its_own_would_be(folders: Any, name: str) -> None:
+    base, adapter = folders[name]
+    form = Form(4, 8, "all-linear", ".*visual.*", adapter)
+    one, two = build(base, form), build(base, form, separate=True)
+    for seed, objective in enumerate(("KL", "full KL")):
+        own, wanted = (take_step(learner, name, objective, seed) for learner in (one, two))
+        assert own["kl_loss"] == pytest.approx(wanted["kl_loss"], abs=1e-10)
+        assert own["kl_loss"] > 1e-4
+        assert own == pytest.approx(wanted, abs=1e-9)
+
+
+def test_peft_reads_a_checkpoint_and_merging_it_gives_the_adapted_model(folders: Any, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base, adapter = folders["text"]
+    learner = build(base, Form(4, 8, "all-linear", ".*visual.*", adapter), dtype=torch.float32)
+    take_step(learner, "text", "KL")
+    learner.save(tmp_path / "actor")
+    read_files(str(base)).save_pretrained(tmp_path / "actor")
+    assert {"adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors"} <= {
+        file.name for file in (tmp_path / "actor").iterdir()
+    }
+    assert not (tmp_path / "actor/model.safetensors").exists()
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        wanted = learner.model.eval()(input_ids=tokens).logits
+        plain = AutoModelForCausalLM.from_pretrained(base)
+        assert (plain(input_ids=tokens).logits - wanted).abs().max() > 0.01
+        read = PeftModel.from_pretrained(plain, str(tmp_path / "actor"))
+        torch.testing.assert_close(read(input_ids=tokens).logits, wanted, atol=1e-6, rtol=0)
+        merged = AutoModelForCausalLM.from_pretrained(merge(tmp_path))
+        torch.testing.assert_close(merged(input_ids=tokens).logits, wanted, atol=1e-6, rtol=0)
+    other = load_file(base / "model.safetensors")
+    save_file({**other, "model.norm.weight": other["model.norm.weight"] + 1}, base / "model.safetensors", PT)
+    try:
+        with pytest.raises(ModelError, match="has other weights now"):
+            merge(tmp_path)
+    finally:
+        save_file(other, base / "model.safetensors", PT)
+
+
+def test_factors_alone_are_handed_over_and_a_swapped_one_is_found(folders: Any) -> None:
+    base, adapter = folders["text"]
+    learner = build(base, Form(4, 8, "all-linear", ".*visual.*", adapter), dtype=torch.float32)
+    engine = EmbeddedEngine(
+        load_model(str(base), config=read_files(str(base)), dtype=torch.float32, device=torch.device("cpu")),
+        end_token_ids={1},
+    )
+    probes = [text_probes([*range(2, 50)], axes=1, longest_prompt=8, longest_response=8, variant=i) for i in (0, 1)]
+    proven = ProvenGenerator(engine, LearnerReference(learner), Canary(*probes, TOLERANCE[torch.float32]))
+    sent = weights_of(learner, 1).tensors()
+    assert isinstance(sent, Adapter)
+    factors = sum(p.numel() for p in learner.model.parameters() if p.requires_grad)
+    assert sum(tensor.numel() for _, tensor in sent.weights) == factors
+    for version in (1, 2):
+        with proven.awake(weights_of(learner, version)):
+            assert proven.gap < TOLERANCE[torch.float32] / 5
+        take_step(learner, "text", "KL", version)
+
+    class Swapping(EmbeddedEngine):
+        def _load(self, source: Any) -> None:
+            super()._load(LocalWeights(swapped(source.tensors()), source.version))
+
+    engine.__class__ = Swapping
+    with pytest.raises(StaleWeights, match="At fault: adapter"):
+        proven.update(weights_of(learner, 3))
+
+
+def swapped(adapter: Adapter) -> Adapter:
+    """The same with two layers' factors of their up projections in one another's place."""
+    other = {"layers.0.mlp.up_proj.lora_B": "layers.1.mlp.up_proj.lora_B"}
+    other |= {right: left for left, right in other.items()}
+    pairs = []
+    for name, tensor in adapter.weights:
+        found = next((part for part in other if part in name), None)
+        pairs.append((name.replace(found, other[found]) if found else name, tensor))
+    return replace(adapter, weights=pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard_size", [-1, 1])
+def test_factors_begin_as_the_same_on_any_number_of_ranks(folders: Any, shard_size: int) -> None:
+    base, _ = folders["pictures"]
+    expected = dict(build(base, Form(4, 8, "all-linear", ".*visual.*")).weights())
+    assert {key for key, tensor in expected.items() if tensor.any()} == {key for key in expected if ".lora_A." in key}
+    for found in ranks.run(first_factors, base, shard_size):
+        assert_close(found, expected, 0)
+
+
+@pytest.mark.slow
+def test_ranks_go_on_from_a_checkpoint_to_the_bit(folders: Any, tmp_path: Path) -> None:
+    assert ranks.run(save_and_resume, *folders["text"], tmp_path) == [True, True]
+
+
+@pytest.mark.slow
+def test_factors_in_float32_train_on_a_base_in_half_precision(folders: Any) -> None:
+    for found in ranks.run(half_precision, folders["text"][0]):
+        assert found["kinds"] == {"torch.bfloat16": False, "torch.float32": True}
+        assert found["states"] == {"torch.float32"}
+        assert found["moved"]
+        assert found["grad_norm"] > 0
+        assert found["kl_loss"] == pytest.approx(0, abs=1e-3)  # the adapter began as nothing
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"target_modules": ["q_prj"]}, "no module's name ends in 'q_prj'; near ones are: model.layers.0.self_attn.q_"),
+        ({"target_modules": r".*q_prj"}, "near ones are: model.layers.0.self_attn.q_proj"),
+        ({"exclude_modules": ".*vision.*"}, "exclude_modules: '.*vision.*' matches none"),
+        ({"target_modules": ["embed_tokens"]}, "no module's name ends in 'embed_tokens'"),
+    ],
+)
+def test_a_pattern_that_means_nothing_is_refused_with_near_names(folders: Any, changed: Any, said: str) -> None:
+    form = replace(Form(4, 8, "all-linear", ".*visual.*"), **changed)
+    with pytest.raises(AdapterError, match=re.escape(said)):
+        Adapters(form).put_on(qwen2())
+
+
+def test_patterns_choose_where_the_adapter_is() -> None:
+    for changed, kinds in (
+        ({"target_modules": ["q_proj", "v_proj"]}, {"q_proj", "v_proj"}),
+        ({"target_modules": r".*layers\.1\..*_proj"}, {"q_proj", "k_proj", "v_proj", "o_proj", *MLP}),
+        ({"exclude_modules": ["up_proj"]}, {"q_proj", "k_proj", "v_proj", "o_proj", *MLP} - {"up_proj"}),
+    ):
+        adapters, model = Adapters(replace(Form(4, 8, "all-linear", ".*visual.*"), **changed)), qwen2()
+        adapters.put_on(model)
+        assert set(adapters.form_for_engines.target_modules) == kinds
