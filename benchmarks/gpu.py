@@ -40,9 +40,12 @@ STAGES = {
     "attention": Stage("Attention over packed rows", 10),
     "learner": Stage("A training step", 90),
     "offload": Stage("Weights and optimizer kept by the processor", 20),
+    "sleep": Stage("vLLM asleep and awake", 20),
+    "sync": Stage("New weights on their way to the engines", 90),
     "checkpoint": Stage("Saving and loading", 30),
     "kill": Stage("A rank killed inside a collective", 5),
     "runs": Stage("The quickstart, end to end", 30),
+    "shapes": Stage("A 7B shape, end to end", 90),
 }
 
 

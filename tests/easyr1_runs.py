@@ -1,8 +1,6 @@
 """Every command of EasyR1's users, for two steps on two ranks, with tiny models, rows and batches in place of its own.
 
-    uv run python tests/easyr1_runs.py [NAME]...
-
-Left out are those that ask for what this version refuses: sequences over several devices.
+uv run python tests/easyr1_runs.py [NAME]...
 """
 
 import json
@@ -18,8 +16,6 @@ from families import save_model
 ROOT = Path(__file__).resolve().parents[1]
 WRITTEN = ROOT / "packages/r1-cli/tests/easyr1_commands.json"
 COMMANDS: dict[str, list[str]] = json.loads(WRITTEN.read_text())["commands"]
-REFUSED = ("worker.actor.ulysses_size",)
-NAMES = [name for name, words in COMMANDS.items() if not any(word.startswith(REFUSED) for word in words)]
 # Models in place of those that the commands name, by how the path begins: the quickstart's, which can do a little of
 # what its rows ask for, and tiny random ones of the other families.
 QUICKSTART = "examples/quickstart/model"
@@ -53,8 +49,11 @@ def words_of(name: str, model: str, folder: Path) -> list[str]:
     words += ROWS["pictures" if found == QUICKSTART or "_vl" in found else "text"]
     if any(word.startswith("data.mini_rollout_batch_size=") for word in own):
         words += ["data.mini_rollout_batch_size=2"]
-    if "worker.rollout.tensor_parallel_size=8" in own:  # of 2 devices
-        words += ["worker.rollout.tensor_parallel_size=2"]
+    for key in ("worker.rollout.tensor_parallel_size", "worker.actor.ulysses_size"):
+        if {f"{key}=4", f"{key}=8"} & {*own}:  # of 2 devices
+            words += [f"{key}=2"]
+    if "algorithm.online_filtering=True" in own and found != QUICKSTART:
+        words += ["algorithm.filter_low=-0.01"]  # random weights are never right, and no group would be kept
     if "trainer.logger=[console,swanlab]" in own and not find_spec("swanlab"):
         words += ["trainer.logger=[console]"]
     return words
@@ -79,4 +78,4 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or NAMES))
+    sys.exit(main(sys.argv[1:] or [*COMMANDS]))

@@ -9,7 +9,7 @@ from family_prompts import make_learner
 from torch import Tensor
 
 from r1_cli.assembly.packing import find_packing_fault, settle_packing
-from r1_cli.config import load_config
+from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_core.learner import Learner
@@ -89,6 +89,15 @@ def test_a_run_packs_what_can_be_packed_and_says_in_a_line_what_cannot(
     said = [record.getMessage() for record in caplog.records if record.name == "r1"]
     assert said == [] if packs or not asked else len(said) == 1
     assert all(f"{family} takes a packed row for one sequence" in line for line in said)
+
+
+def test_ranks_do_not_share_rows_that_a_model_takes_for_one_sequence() -> None:
+    words = ["data.train_files=owner/rows@train", "worker.reward.reward_function=math", "trainer.n_gpus_per_node=2"]
+    words += ["worker.actor.model.model_path=owner/model", "worker.actor.ulysses_size=2"]
+    tokenizer, model = families.make_tokenizer(), families.make_model("qwen3_5_text")
+    files, renderer = ModelFiles("m", model.config, tokenizer, tokenizer), cast(Any, None)
+    with pytest.raises(ConfigError, match=r"ulysses_size=2: .*qwen3_5_text takes a packed row for one sequence"):
+        settle_packing(load_config(words)[0], Hardware("cpu"), files, renderer, make_learner(model))
 
 
 def samples_of(model: Any) -> list[Sample]:

@@ -1,12 +1,15 @@
 """A learner whose states leave the device while others compute: the run is the same, whoever looks at what and when."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
 from safetensors.torch import load_file
 
 from r1_cli.assembly import learner as assembly
+from r1_cli.jobs import learning, train
 from r1_core.learner.offload import Movable, Offload
 
 STEPS = ["trainer.max_steps=3", "trainer.save_freq=1", "trainer.val_freq=1", "algorithm.disable_kl=false"]
@@ -17,6 +20,7 @@ def test_a_run_whose_learner_rests_while_the_engine_samples_is_the_same_to_the_b
     r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[Movable] = []
+    order: list[str] = []
 
     def run(name: str, *words: str) -> Path:
         folder = tmp_path / name
@@ -24,7 +28,14 @@ def test_a_run_whose_learner_rests_while_the_engine_samples_is_the_same_to_the_b
         assert result.exit_code == 0, result.output
         return folder
 
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (order.append(name), function(*args))[1]
+
+    # vLLM claims a share of a device that is free.
+    monkeypatch.setattr(learning, "build_learner", noted("learner", learning.build_learner))
+    monkeypatch.setattr(train, "open_engine", noted("engine", train.open_engine))
     staying = run("staying")
+    assert order == ["engine", "learner"]
     leave = Movable.leave
     monkeypatch.setattr(Movable, "leave", lambda movable: (left.append(movable), leave(movable)))
     # Processors have nothing to make room for; what a GPU does is done to their own memory here.

@@ -14,6 +14,7 @@ from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
 from r1_cli.models.load import enable_gradient_checkpointing
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.offload import Offload
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, Shard, find_blocks, like, shard_model
 from r1_core.types import Sample
@@ -22,7 +23,7 @@ from r1_data.positions import position_ids_of
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
 # hidden size, layers, heads, key heads, width of the MLP, vocabulary, whether the head is the embedding
 TEXT = {
-    "tiny": (64, 2, 4, 2, 128, 512, True),
+    "tiny": (64, 2, 2, 1, 128, 512, True),  # heads of 32: vLLM has no smaller ones on processors
     "1.5B": (1536, 28, 12, 2, 8960, 151936, True),
     "7B": (3584, 28, 28, 4, 18944, 152064, False),
     "32B": (5120, 64, 40, 8, 27648, 152064, False),
@@ -49,7 +50,7 @@ def model_config(name: str) -> Any:
     }  # fmt: skip
     if not vision:
         return Qwen2Config(**text, rope_parameters=ROPE)
-    axes = [16, 24, 24] if hidden // heads == 128 else [2, 3, 3]
+    axes = [16, 24, 24] if hidden // heads == 128 else [4, 6, 6]
     places = {
         "image_token_id": vocabulary - 1,
         "video_token_id": vocabulary - 2,
@@ -65,10 +66,7 @@ def model_config(name: str) -> Any:
 
 def build_model(name: str, bench: Bench, parallel: Parallel, shard: Shard) -> nn.Module:
     """Return this rank's share of a model; no rank ever has more than one whole tensor."""
-    config, device = model_config(name), torch.device(bench.kind)
-    family = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-    with parameters_on_meta():
-        model = family.from_config(config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
+    model, device = empty_model(name), torch.device(bench.kind)
     attend_packed(model)
     buffers = dict(model.named_buffers())
     enable_gradient_checkpointing(model)
@@ -78,15 +76,25 @@ def build_model(name: str, bench: Bench, parallel: Parallel, shard: Shard) -> nn
     for key, buffer in buffers.items():
         model.get_buffer(key).copy_(buffer)
     for key, parameter in model.named_parameters():
-        parameter.detach().copy_(like(_random(key, parameter), parameter))
+        parameter.detach().copy_(like(random_tensor(key, parameter.shape, parameter.device), parameter))
     return model
 
 
-def _random(name: str, parameter: Tensor) -> Tensor:
-    draw = torch.Generator(parameter.device).manual_seed(zlib.crc32(name.encode()))
-    if parameter.dim() == 1:  # norms multiply, biases add
-        return torch.full(parameter.shape, float(name.endswith("weight")), device=parameter.device)
-    return torch.randn(parameter.shape, generator=draw, device=parameter.device) * 0.02
+def empty_model(name: str) -> nn.Module:
+    """Return a model whose parameters have a shape only."""
+    config = model_config(name)
+    family = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    with parameters_on_meta():
+        model: nn.Module = family.from_config(config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
+    return model
+
+
+def random_tensor(name: str, shape: torch.Size, device: torch.device) -> Tensor:
+    """Return the parameter of this name, in float32."""
+    draw = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+    if len(shape) == 1:  # norms multiply, biases add
+        return torch.full(shape, float(name.endswith("weight")), device=device)
+    return torch.randn(shape, generator=draw, device=device) * 0.02
 
 
 @contextmanager
@@ -106,7 +114,9 @@ def parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def build_learner(model: nn.Module, bench: Bench, parallel: Parallel, tokens: int) -> Learner:
+def build_learner(
+    model: nn.Module, bench: Bench, parallel: Parallel, tokens: int, offload: Offload | None = None
+) -> Learner:
     """Return a learner without a reference whose micro-batches hold so many tokens."""
     limit = MicroLimit(tokens=tokens)
     optimizer = build_optimizer(
@@ -114,7 +124,7 @@ def build_learner(model: nn.Module, bench: Bench, parallel: Parallel, tokens: in
     )
     return Learner(
         model, optimizer, lambda step: 1.0,
-        batching=Batching(True, limit, limit), parallel=parallel, device=torch.device(bench.kind),
+        batching=Batching(True, limit, limit), parallel=parallel, device=torch.device(bench.kind), offload=offload,
     )  # fmt: skip
 
 

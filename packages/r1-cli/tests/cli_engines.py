@@ -12,6 +12,7 @@ from cli_ranks import Stored, build
 from core_models import qwen2
 
 from r1_cli.cluster import rank as rank_module
+from r1_cli.cluster.delivery import Way
 from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.engines import EngineSet
 from r1_cli.cluster.errors import ClusterError
@@ -53,6 +54,11 @@ class OneHost:
         return Stored.put(value)
 
     @property
+    def caller(self) -> Any:
+        HOSTS[id(self)] = self
+        return partial(ask_host, id(self))
+
+    @property
     def putter(self) -> Any:
         return Stored.put
 
@@ -60,13 +66,22 @@ class OneHost:
         self.host.close()
 
 
+HOSTS: dict[int, OneHost] = {}  # that were asked from elsewhere
+
+
+def ask_host(number: int, verb: str, *args: Any) -> Any:
+    return HOSTS[number].ask(verb, *args)
+
+
 def hosts(count: int, **options: Any) -> list[OneHost]:
     return [OneHost(EngineHost(partial(build_engine, **options))) for _ in range(count)]
 
 
-def as_set(members: list[OneHost], max_sequences: int = 8, dtype: torch.dtype | None = None) -> EngineSet:
+def as_set(
+    members: list[OneHost], max_sequences: int = 8, dtype: torch.dtype | None = None, way: Way | None = None
+) -> EngineSet:
     named = [(f"engine-{number}", member) for number, member in enumerate(members)]
-    return EngineSet(named, max_sequences=max_sequences, dtype=dtype)
+    return EngineSet(named, max_sequences=max_sequences, dtype=dtype, way=way)
 
 
 def weights_reach_engines(dtype: torch.dtype | None) -> list[str]:

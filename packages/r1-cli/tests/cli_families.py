@@ -9,6 +9,7 @@ from torch import Tensor
 
 from r1_cli.groups.group import extend_positions
 from r1_cli.models.attention import attend_packed
+from r1_cli.models.experts import settle_experts
 from r1_core.types import Sample
 from r1_data.positions import position_ids_of
 
@@ -18,6 +19,7 @@ TEXT: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "bos_token_id": None,
     "eos_token_id": None, "pad_token_id": None,
 }  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 M_ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
 VISION: dict[str, Any] = {
     "depth": 3, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
@@ -36,12 +38,18 @@ TEXT_FAMILIES: dict[str, tuple[Any, Any]] = {
     "qwen2": (hf.Qwen2ForCausalLM, lambda: hf.Qwen2Config(**TEXT)),
     "qwen3": (hf.Qwen3ForCausalLM, lambda: hf.Qwen3Config(**TEXT)),
     "llama": (hf.LlamaForCausalLM, lambda: hf.LlamaConfig(**TEXT)),
+    "qwen3-moe": (hf.Qwen3MoeForCausalLM, lambda: hf.Qwen3MoeConfig(**TEXT, **EXPERTS)),
 }
 VISION_FAMILIES: dict[str, tuple[Any, Any]] = {
     "qwen2-vl": (hf.Qwen2VLForConditionalGeneration, lambda: vision_config(hf.Qwen2VLConfig, QWEN2_VISION)),
     "qwen2.5-vl": (hf.Qwen2_5_VLForConditionalGeneration, lambda: vision_config(hf.Qwen2_5_VLConfig, QWEN25_VISION)),
     "qwen3-vl": (hf.Qwen3VLForConditionalGeneration, lambda: vision_config(hf.Qwen3VLConfig, QWEN3_VISION)),
+    "qwen3-vl-moe": (
+        hf.Qwen3VLMoeForConditionalGeneration,
+        lambda: vision_config(hf.Qwen3VLMoeConfig, QWEN3_VISION, **EXPERTS),
+    ),
 }
+MIXTURES = ("qwen3-moe", "qwen3-vl-moe")
 # The media of each row, as (kind, frames, height, width) in patches; a placeholder stands for four patches.
 WIDE, TALL, SMALL, CLIP = ("image", 1, 4, 8), ("image", 1, 8, 4), ("image", 1, 4, 4), ("video", 2, 4, 8)
 ROWS = {
@@ -52,9 +60,9 @@ ROWS = {
 Media = tuple[str, int, int, int]
 
 
-def vision_config(config: Callable[..., Any], vision: dict[str, Any]) -> Any:
+def vision_config(config: Callable[..., Any], vision: dict[str, Any], **text: Any) -> Any:
     return config(
-        text_config={**TEXT, "rope_parameters": M_ROPE}, vision_config=vision, image_token_id=IMAGE,
+        text_config={**TEXT, "rope_parameters": M_ROPE, **text}, vision_config=vision, image_token_id=IMAGE,
         video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END, tie_word_embeddings=False,
     )  # fmt: skip
 
@@ -75,13 +83,14 @@ def build(name: str, *, packed: bool, seed: int = 0, heads: int = 4) -> Any:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(5)
-    return model.double()
+    settle_experts(model.double(), torch.float64, torch.device("cpu"))
+    return model
 
 
 def placeholders(name: str, medium: Media) -> list[int]:
     kind, frames, height, width = medium
     token, count = {"image": IMAGE, "video": VIDEO}[kind], height * width // 4
-    if name == "qwen3-vl":  # shows a video frame by frame, a time stamp before each
+    if name.startswith("qwen3-vl"):  # shows a video frame by frame, a time stamp before each
         return [token_ for frame in range(frames) for token_ in (40 + frame, START, *[token] * count, END)]
     return [START, *[token] * (frames * count), END]
 

@@ -92,6 +92,10 @@ class OneRank:
         self.stored.append(Stored.put(value))
         return self.stored[-1]
 
+    @property
+    def caller(self) -> Any:
+        return self.ask
+
     def close(self) -> None:
         self.rank.close()
 

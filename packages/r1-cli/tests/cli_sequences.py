@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from core_models import _rotate_vision, in_float64
 from core_ranks import THREE
 from torch import Tensor
 from transformers.models.qwen3_vl import modeling_qwen3_vl
+from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe
 
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
@@ -34,6 +37,7 @@ class Form:
 
 
 FORMS = {
+    "none of 2": Form(2, 1),
     "2 of 2": Form(2, 2),
     "4 of 4": Form(4, 4),
     "2 of 4": Form(4, 2),
@@ -53,11 +57,22 @@ def samples_for(name: str) -> list[Sample]:
     return off_policy([*samples, one])
 
 
+def route(router: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a router of Qwen3 computes, which rounds to float32 by itself."""
+    logits = hidden.flatten(0, -2) @ router.weight.T
+    top, chosen = logits.softmax(-1).topk(router.top_k)
+    return logits, top / top.sum(-1, keepdim=True), chosen
+
+
 def build_learner(name: str, parallel: Parallel | None = None) -> Learner:
     """A learner in float64 with a reference; 8 heads, 2 key heads."""
-    rotation.setattr(modeling_qwen3_vl, "apply_rotary_pos_emb_vision", _rotate_vision)
+    for family in (modeling_qwen3_vl, modeling_qwen3_vl_moe):
+        rotation.setattr(family, "apply_rotary_pos_emb_vision", _rotate_vision)
     models = [in_float64(build(name, packed=True, seed=seed, heads=8), rotation) for seed in (0, 1)]
     for model in models:
+        for module in model.modules():
+            if type(module).__name__.endswith("TopKRouter"):
+                module.forward = partial(route, module)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if parallel is not None:
             assert parallel.mesh is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_families import ROWS, SMALL, TEXT_FAMILIES, VISION_FAMILIES, build, kinds, make_samples
+from cli_families import MIXTURES, ROWS, SMALL, TEXT_FAMILIES, VISION_FAMILIES, build, kinds, make_samples
 from torch import Tensor
 
 from r1_cli.models.load import is_vision_language
@@ -20,7 +20,11 @@ from r1_core.learner.optim import build_optimizer
 from r1_core.objective import Objective
 from r1_core.types import Sample
 
-CASES = [(name, "text") for name in TEXT_FAMILIES] + [(name, rows) for name in VISION_FAMILIES for rows in ROWS]
+CASES = [(name, "text") for name in TEXT_FAMILIES] + [
+    pytest.param(name, rows, marks=pytest.mark.slow if name in MIXTURES else ())
+    for name in VISION_FAMILIES
+    for rows in ROWS
+]
 
 
 def logprobs_alone(model: Any, sample: Sample) -> Tensor:

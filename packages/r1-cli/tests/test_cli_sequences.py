@@ -1,4 +1,4 @@
-"""Ranks that share sequences are the same learner as one process, text and pictures."""
+"""Ranks that share sequences are the same learner as one process: text, pictures, mixtures of experts."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -19,6 +19,10 @@ CASES = [
     ("qwen2.5-vl", "full KL", "4 of 4"),
     ("qwen3-vl", "KL term", "4 of 4"),
     ("qwen3-vl", "full KL", "2 of 4, two copies"),
+    ("qwen3-moe", "KL term", "none of 2"),
+    ("qwen3-moe", "whole sequences", "2 of 2"),
+    ("qwen3-vl-moe", "KL term", "none of 2"),
+    ("qwen3-vl-moe", "full KL", "2 of 4"),
 ]
 
 
@@ -41,7 +45,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], atol: fl
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "objective", "form"), CASES)
-def test_ranks_that_share_sequences_take_the_steps_of_one_process(name: str, objective: str, form: str) -> None:
+def test_ranks_take_the_steps_of_one_process(name: str, objective: str, form: str) -> None:
     expected = alone(name, objective)
     assert max(float(grad.abs().max()) for grad in expected.gradients.values()) > 1e-2
     for own in ranks.run(cli_sequences.take_course, name, objective, FORMS[form], world=FORMS[form].world):

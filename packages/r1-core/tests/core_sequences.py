@@ -1,5 +1,6 @@
 """A model whose tokens look at one another, without transformers, and cases in which ranks share its rows."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,3 +131,20 @@ def parts() -> list[tuple[int, int, int]]:
         assert sum(batch.pack.lengths) == batch.forward["position_ids"].shape[1]
         found.append((own.shape[1], len(batch.targets), int(batch.loss_mask.sum())))
     return found
+
+
+def step_and_save(folder: Path, sequence_size: int | None = None) -> None:
+    """A step of the first weights, saved."""
+    learner = build(None if sequence_size is None else Parallel.join("cpu", sequence_size=sequence_size))
+    learner.forward_backward(samples(), Objective())
+    learner.optim_step()
+    learner.save(folder)
+
+
+def load_and_step(folder: Path, sequence_size: int | None = None) -> dict[str, Tensor]:
+    """The weights a step after those that were saved."""
+    learner = build(None if sequence_size is None else Parallel.join("cpu", sequence_size=sequence_size))
+    learner.load(folder)
+    learner.forward_backward(samples(), Objective())
+    learner.optim_step()
+    return {name: tensor.clone() for name, tensor in learner.weights()}

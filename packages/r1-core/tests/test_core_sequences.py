@@ -44,3 +44,15 @@ def test_what_cannot_be_shared_is_refused():
             "ranks share packed rows only: set padding_free, or one rank to a sequence",
             "2 ranks cannot share sequences by 3; it must divide them",
         ]
+
+
+def test_a_checkpoint_does_not_know_how_many_ranks_shared_a_row(tmp_path):
+    core_sequences.step_and_save(tmp_path / "one")
+    expected = core_sequences.load_and_step(tmp_path / "one")
+    ranks.run(core_sequences.step_and_save, tmp_path / "two", 2)
+    found = [core_sequences.load_and_step(tmp_path / "two")]
+    found += ranks.run(core_sequences.load_and_step, tmp_path / "one", 2)
+    found += ranks.run(core_sequences.load_and_step, tmp_path / "two", 1)
+    for weights in found:
+        for key, tensor in weights.items():
+            torch.testing.assert_close(tensor, expected[key], atol=1e-9, rtol=0)

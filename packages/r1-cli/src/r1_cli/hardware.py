@@ -1,6 +1,8 @@
 """What a run computes on, and in which precision: decided here, so that a driver need have no device of its own."""
 
 import os
+import shutil
+import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -67,6 +69,19 @@ def find_hardware() -> Hardware:
         return Hardware("cpu")
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return Hardware("cuda", tuple(named.split(",") if named else map(str, range(torch.cuda.device_count()))))
+
+
+def find_card() -> int | None:
+    """Return the bytes of this machine's smallest GPU, asked of its driver's own tool, so that torch need not load."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    query = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        return min(int(line) << 20 for line in said.split())
+    except (OSError, ValueError, subprocess.SubprocessError):  # a driver that does not work, or none behind the tool
+        return None
 
 
 def dtype(name: str) -> "torch.dtype":

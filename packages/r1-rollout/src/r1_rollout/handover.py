@@ -1,11 +1,12 @@
 """Hand-over of weights: a handle that engines read from, so that whoever calls them holds no tensor."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar, cast
 
 from torch import Tensor
 
+from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.weights import Weights
 
@@ -56,6 +57,37 @@ class LocalWeights:
 
     def hand_over(self, task: Callable[[Weights], Result]) -> Result:
         """Run `task` here."""
+        return task(self.names())
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A sender's call of vLLM's weight transfer, to be made in an engine.
+
+    Example: `Call("update_weights", {"update_info": {"names": ["lm_head.weight"], …}})`.
+    """
+
+    verb: str
+    request: Mapping[str, Any] = field(default_factory=dict)  # empty where the call takes none
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A `WeightSource` whose tensors do not pass through here: an engine makes the sender's calls, which bring them."""
+
+    calls: Callable[[], Iterator[Call]]
+    version: int
+
+    def names(self) -> Weights:
+        """Raise WeightsError: only the sender knows them."""
+        raise WeightsError("these weights come by vLLM's own transfer, which this engine does not take part in")
+
+    def tensors(self) -> Weights:
+        """Raise WeightsError: they are on the way from GPU to GPU."""
+        return self.names()
+
+    def hand_over(self, task: Callable[[Weights], Result]) -> Result:
+        """Raise WeightsError: they are in the sender's process."""
         return task(self.names())
 
 

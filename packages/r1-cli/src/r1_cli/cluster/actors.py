@@ -208,6 +208,11 @@ class Actors:
         """What puts a value down in an actor, as `put` does here."""
         return put
 
+    @property
+    def caller(self) -> "Caller":
+        """What asks the first of them from another actor."""
+        return Caller(self.places[0], self._handles[0])
+
     def close(self) -> None:
         """End the processes as they are."""
         for handle in self._handles:
@@ -266,6 +271,24 @@ class Actors:
         others = f"; it ended {', '.join(silent)}" if silent else ""
         cause.add_note(f"raised by {place} in {verb}, see its log {place.log}{others}")
         return cause
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One actor as another one asks it: `caller(verb, *arguments)`."""
+
+    place: Place
+    handle: Any
+
+    def __call__(self, verb: str, *args: object) -> object:
+        """Return the answer. Raises what the verb has raised there, or ClusterError if the actor has died."""
+        try:
+            return ray.get(self.handle.ask.remote(True, verb, *args))
+        except RayActorError as error:
+            raise ClusterError(f"{self.place} died in {verb}: {reason_of(error)}") from error
+        except RayTaskError as error:
+            error.cause.add_note(f"raised by {self.place} in {verb}, see its log {self.place.log}")
+            raise error.cause from error
 
 
 def reason_of(error: BaseException) -> str:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
 from r1_cli.cluster.batch import Reference, to_tensor
 from r1_rollout.checksums import Comparison, Expected
 from r1_rollout.fault import Engine
-from r1_rollout.handover import LocalWeights, WeightSource
+from r1_rollout.handover import Call, Delivered, LocalWeights, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Checksummed, Completion, Groups, PromptLike, SamplingParams
 
@@ -59,9 +59,12 @@ class EngineHost:
         """Get ready to sample from the weights that are there, until `rest`."""
         self._awake.enter_context(self._engine.awake())
 
-    def expect(self, version: int, wake: bool, form: Adapter | None = None) -> None:
-        """Begin to take up weights, or with a `form` an adapter; with `wake`, sample from them, too, until `rest`."""
-        self._arrival = Arrival(partial(self._take_up, wake=wake), version, form)
+    def expect(self, version: int, wake: bool, form: Adapter | None = None, delivered: bool = False) -> None:
+        """Begin to take up weights, or with a `form` an adapter; with `wake`, sample from them, too, until `rest`.
+
+        They come by `take`, or if they are to be `delivered`, as a sender's calls.
+        """
+        self._arrival = Arrival(partial(self._take_up, wake=wake), version, form, delivered=delivered)
 
     def _take_up(self, source: WeightSource, *, wake: bool) -> None:
         if wake:
@@ -73,6 +76,11 @@ class EngineHost:
         """Take up one bucket; when this returns the engine has done with it. Raises what the engine raises."""
         assert self._arrival is not None
         self._arrival.take(bucket)
+
+    def deliver(self, call: Call) -> None:
+        """Make a sender's call. Raises what the engine raises."""
+        assert self._arrival is not None
+        self._arrival.take(call)
 
     def finish(self, whole: bool) -> None:
         """End what `expect` has begun. Raises what the engine raises, which is sure to happen if not `whole`."""
@@ -130,14 +138,22 @@ class EngineHost:
 
 
 class Arrival:
-    """Weights that an engine reads, in a thread, as a source of which one bucket after the other is brought."""
+    """Weights that an engine reads, in a thread, as a source of which one bucket or call after the other is brought."""
 
-    def __init__(self, take_up: Callable[[WeightSource], None], version: int, form: Adapter | None = None) -> None:
-        self._brought: SimpleQueue[Reference | Exception | None] = SimpleQueue()
+    def __init__(
+        self,
+        take_up: Callable[[WeightSource], None],
+        version: int,
+        form: Adapter | None = None,
+        *,
+        delivered: bool = False,
+    ) -> None:
+        self._brought: SimpleQueue[Reference | Call | Exception | None] = SimpleQueue()
         self._done: SimpleQueue[None] = SimpleQueue()  # a word for each bucket that was read, and for the end
         self._error: BaseException | None = None
         self._over = False
-        source = LocalWeights(self._read if form is None else lambda: replace(form, weights=self._read()), version)
+        read = self._read if form is None else lambda: replace(form, weights=self._read())
+        source = Delivered(self._calls, version) if delivered else LocalWeights(read, version)
         self._thread = Thread(target=self._run, args=(take_up, source), daemon=True, name="r1-weights")
         self._thread.start()
 
@@ -149,17 +165,26 @@ class Arrival:
         self._over = True
         self._done.put(None)
 
-    def _read(self) -> Iterator[tuple[str, Tensor]]:
+    def _items(self) -> Iterator[Any]:
+        """Yield what is brought, and tell when the next one is asked for."""
         while (brought := self._brought.get()) is not None:
             if isinstance(brought, Exception):
                 raise brought
-            yield from ((name, to_tensor(*packed)) for name, packed in brought.load())
+            yield brought
             del brought
             self._done.put(None)
 
-    def take(self, bucket: Reference) -> None:
-        """Bring one; returns when it was read. Raises what the engine has raised."""
-        self._brought.put(bucket)
+    def _read(self) -> Iterator[tuple[str, Tensor]]:
+        for bucket in self._items():
+            yield from ((name, to_tensor(*packed)) for name, packed in bucket.load())
+            del bucket
+
+    def _calls(self) -> Iterator[Call]:
+        yield from self._items()
+
+    def take(self, item: Reference | Call) -> None:
+        """Bring one; returns when the engine has done with it. Raises what the engine has raised."""
+        self._brought.put(item)
         self._done.get()
         if self._over:
             self._thread.join()

@@ -2,20 +2,22 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from r1_cli.cluster.batch import Put, put_inputs
+from r1_cli.cluster.batch import Put, Reference, put_inputs
+from r1_cli.cluster.delivery import Way
 from r1_cli.cluster.engine import EngineFacts, Numbered
 from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.ranks import Ranks
-from r1_cli.cluster.weights import put_down
+from r1_cli.cluster.weights import RankedWeights, put_down
 from r1_rollout.canary import TOLERANCE, widest_gap
 from r1_rollout.checksums import Comparison, Expected, merged
 from r1_rollout.errors import EngineError
@@ -61,18 +63,26 @@ class EngineSet:
     dies ends the call, with its name: what the others have is of no use without it.
     """
 
-    def __init__(self, members: Sequence[tuple[str, Ranks]], *, max_sequences: int, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        members: Sequence[tuple[str, Ranks]],
+        *,
+        max_sequences: int,
+        dtype: torch.dtype | None,
+        way: Way | None = None,
+    ) -> None:
         """Take engines that have been made.
 
         Args:
             members: a name for each, and what asks its `EngineHost`.
             max_sequences: samples that decode at the same time in each.
             dtype: what weights are cast to before they cross; None: as they are.
+            way: how ranks send them to the engines past this process; None: as objects that the engines read.
         """
         if not members:
             raise ValueError("a set of engines needs at least one")
         self._members = [Member(name, ranks) for name, ranks in members]
-        self._max_sequences, self._dtype = max_sequences, dtype
+        self._max_sequences, self._dtype, self._way = max_sequences, dtype, way
         self._put: Put = self._members[0].ranks.put
         self._dispatch: Dispatch | None = None
         self._inside = self._ready = False
@@ -109,25 +119,36 @@ class EngineSet:
         self._ready = True
 
     def _bring(self, source: WeightSource, *, wake: bool) -> None:
-        """Bring each bucket to all engines while the next one is made; two of them are alive at most."""
-        form, buckets = put_down(source, self._dtype, self._put)
-        self._ask("expect", source.version, wake, form)
+        """Let all engines take up the weights of a source."""
+        if self._way is not None and isinstance(source, RankedWeights) and source.form is None:
+            self._ask("expect", source.version, wake, None, True)
+            send = partial(source.send, self._way, [member.ranks.caller for member in self._members], self._dtype)
+        else:
+            form, buckets = put_down(source, self._dtype, self._put)
+            self._ask("expect", source.version, wake, form)
+            send = partial(self._bring_buckets, buckets)
         whole = False
         try:
-            with ThreadPoolExecutor(1) as ahead:
-                taking = None
-                for bucket in buckets:
-                    if taking is not None:
-                        taking.result()
-                    taking = ahead.submit(self._ask, "take", bucket)
-                    del bucket
-                if taking is not None:
-                    taking.result()
+            send()
             whole = True
         finally:
             if not whole:
                 self._ask("finish", False, quiet=True)
         self._ask("finish", True)
+
+    def _bring_buckets(self, buckets: Iterator[Reference]) -> None:
+        """Bring each bucket to all engines while the next one is made; two of them are alive at most."""
+        with ExitStack() as ending, ThreadPoolExecutor(1) as ahead:
+            if isinstance(buckets, Generator):
+                ending.callback(buckets.close)  # ranks that gather for it have to end their pass
+            taking = None
+            for bucket in buckets:
+                if taking is not None:
+                    taking.result()
+                taking = ahead.submit(self._ask, "take", bucket)
+                del bucket
+            if taking is not None:
+                taking.result()
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> "Dispatch":
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes, whichever engine has it.

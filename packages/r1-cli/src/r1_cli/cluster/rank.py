@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from r1_cli.assembly.adapter import AdaptedLearner
 from r1_cli.assembly.algorithm import build_objective
 from r1_cli.assembly.learner import build_learner
 from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
+from r1_cli.cluster.delivery import Ask, Sender, Way, open_sender
 from r1_cli.cluster.loads import Loads
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
@@ -87,6 +89,7 @@ class Rank:
         self._batch: list[Sample] = []
         self._loads = Loads(1)  # of the batch's updates
         self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
+        self._sender: Sender | None = None  # of weights past the driver
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -114,7 +117,9 @@ class Rank:
         self.learner, self.objective = self._build(parallel)
 
     def close(self) -> None:
-        """Leave the group of ranks."""
+        """Leave the group of ranks, and that with the engines."""
+        if self._sender is not None:
+            self._sender.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -226,6 +231,20 @@ class Rank:
         """Return names and shapes of the whole weights, without gathering them."""
         weights = handed_over(self.learner.model, self.learner.adaptation)
         return [(name, tuple(tensor.shape)) for name, tensor in weights]
+
+    def send_weights(self, way: Way, hosts: Sequence[Ask], dtype: torch.dtype | None) -> None:
+        """Send the whole weights, cast to `dtype`, to the engines' processes, and rest."""
+        if self._sender is None:
+            state = handed_over(self.learner.model, self.learner.adaptation)
+            largest = max(tensor.numel() * (dtype or tensor.dtype).itemsize for _, tensor in state)
+            self._sender = open_sender(way, hosts, self._rank, partial(self.learner.weights, dtype), largest)
+        try:
+            self._sender.send()
+        except BaseException:
+            self._sender.close()
+            self._sender = None
+            raise
+        self.learner.rest()
 
     def begin_weights(self, dtype: torch.dtype | None) -> None:
         """Begin a pass over the whole weights, cast to `dtype`, which `next_weights` takes in steps."""

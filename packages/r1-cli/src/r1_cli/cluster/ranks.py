@@ -3,6 +3,7 @@
 from typing import Any, Protocol
 
 from r1_cli.cluster.batch import Put, Reference
+from r1_cli.cluster.delivery import Ask
 
 
 class Ranks(Protocol):
@@ -23,6 +24,10 @@ class Ranks(Protocol):
     @property
     def putter(self) -> Put:
         """What puts a value down where it is called, in a rank, say: it pickles."""
+
+    @property
+    def caller(self) -> Ask:
+        """What asks the first of them from another of the cluster's processes: it pickles."""
 
     def close(self) -> None:
         """Let all ranks end."""

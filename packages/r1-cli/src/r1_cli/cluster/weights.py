@@ -1,6 +1,6 @@
 """The weights of a learner on many devices, as engines take them up: bucket by bucket, none of them in the driver."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from r1_cli.cluster.batch import Put, Reference, to_array, to_tensor
+from r1_cli.cluster.delivery import Ask, Way
 from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.weights import Weights, buckets
@@ -65,6 +66,10 @@ class RankedWeights:
         finally:
             if not whole:  # they gather together, so all of them have to end the pass
                 self.ask("end_weights")
+
+    def send(self, way: Way, hosts: Sequence[Ask], dtype: torch.dtype | None) -> None:
+        """Let the ranks send them to the processes of engines, past the driver."""
+        self.ask("send_weights", way, list(hosts), dtype)
 
     def hand_over(self, task: Callable[[Weights], Result]) -> Result:
         """Run `task` on the weights in rank 0's process."""

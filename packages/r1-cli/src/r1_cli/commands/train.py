@@ -71,7 +71,8 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     from r1_cli.cluster.placement import imagine_seating
     from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources
-    from r1_cli.plan.announce import announce, render_sources, show_table
+    from r1_cli.hardware import find_card
+    from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
     from r1_cli.plan.batches import count, make_plan
     from r1_cli.plan.disk import require_room
 
@@ -87,6 +88,7 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     click.echo(yaml.safe_dump(printable(config), sort_keys=False, allow_unicode=True))
     console = Console()
     announce(console, config, provenance, plan, imagine_seating(config))
+    show_phases(console, config, plan, find_card())
     show_table(console, render_sources([*sources, *val_sources], opened))
     for line in first_problems(TruthReader(config, [*sources, *val_sources]), opened):
         console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)

@@ -1,19 +1,26 @@
 """The learner of a run: in this process, or a rank of it on each device of a cluster."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from r1_cli.assembly.learner import build_learner, joined_alone
 from r1_cli.cluster.placement import Seat, Seating, seat_all
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
+from r1_cli.models.experts import describe_router
 from r1_cli.models.files import ModelFiles
 from r1_cli.roles import Learner, Schedule
 from r1_cli.state.sight import Proof, shown_folders
+
+if TYPE_CHECKING:
+    from r1_cli.cluster.actors import Actors
+
+log = logging.getLogger("r1")
 
 
 def settle_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
@@ -49,26 +56,29 @@ def _refuse_gpus(on_gpu: bool, trainer: TrainerConfig) -> None:
         raise ConfigError([Problem(key, message, str(getattr(trainer, key.rpartition(".")[2])))])
 
 
-def open_learner(
+def prepare_learner(
     config: RunConfig,
     hardware: Hardware,
     model: ModelFiles,
     schedule: Schedule,
     seats: Sequence[Seat],
     stack: ExitStack,
-) -> Learner:
-    """Load the policy and what trains it, here or, where there are seats, in an actor at each; these end with `stack`.
+) -> Callable[[], Learner]:
+    """Start the learner's processes, one at each seat or none but this; return what loads it there, weights and all.
+
+    Engines are to be started in between, while the devices are empty: vLLM claims a share of them. All ends with
+    `stack`.
 
     Raises:
         ClusterError: a rank has died.
         ConfigError: a node does not see the model's folder or the checkpoints'.
-        ModelError: the model cannot be loaded.
+        ModelError: by what is returned, if the model cannot be loaded.
     """
+    if said := describe_router(model.config):
+        log.info("%s", said)
     if not seats:
-        return build_learner(config, hardware, model, schedule, stack.enter_context(joined_alone(hardware)))
+        return partial(build_learner, config, hardware, model, schedule, stack.enter_context(joined_alone(hardware)))
     from r1_cli.cluster.actors import Actors, Place
-    from r1_cli.cluster.learner import RankedLearner
-    from r1_cli.cluster.rank import Rank, build_policy
 
     logs, trainer = Path(config.trainer.checkpoint_folder).resolve() / "logs", config.trainer
     ranks = Actors(
@@ -85,7 +95,17 @@ def open_learner(
     )
     stack.callback(ranks.close)
     require_sight(config, ranks, seats)
-    actor = config.worker.actor
+    return partial(load_ranked, config, hardware, schedule, seats, ranks)
+
+
+def load_ranked(
+    config: RunConfig, hardware: Hardware, schedule: Schedule, seats: Sequence[Seat], ranks: "Actors"
+) -> Learner:
+    """Let actors that have started at their seats meet, and load their shares. Raises as `prepare_learner` says."""
+    from r1_cli.cluster.learner import RankedLearner
+    from r1_cli.cluster.rank import Rank, build_policy
+
+    actor, trainer = config.worker.actor, config.trainer
     build = partial(build_policy, config, hardware, schedule)
     alike = len(seats), hardware.kind, trainer.collective_timeout, actor.fsdp.fsdp_size, actor.ulysses_size
     ranks.make(Rank, [(build, seat.rank, *alike) for seat in seats])

@@ -23,14 +23,14 @@ from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
 from r1_cli.config.sequences import require_shareable
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.groups.supply import load_surplus
-from r1_cli.hardware import find_hardware
+from r1_cli.hardware import find_card, find_hardware
 from r1_cli.jobs.closing import say_what_comes_next
-from r1_cli.jobs.learning import open_learner, open_seats, settle_devices
+from r1_cli.jobs.learning import open_seats, prepare_learner, settle_devices
 from r1_cli.jobs.media import begin_media, open_media, require_batch_room
 from r1_cli.jobs.sampling import open_engine
 from r1_cli.measure.validate import Validation
 from r1_cli.models.files import open_model, save_assets
-from r1_cli.plan.announce import announce, render_sources, show_table
+from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.disk import require_room
 from r1_cli.roles import Dataset, Learner, Position, Schedule
@@ -78,6 +78,8 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         val_prompts = build_prompts(config, val_opened, rendering, reporter.counter)
         plan = make_plan(config, [len(part) for part in prompts.parts], len(val_prompts) if val_sources else None)
         announce(console, config, provenance, plan, seats)
+        if hardware.on_gpu:
+            show_phases(console, config, plan, find_card())
         summaries = [part.summary for part in (*prompts.parts, *val_prompts.parts)]
         show_table(console, render_sources([*sources, *val_sources], [*opened, *val_opened], summaries))
         for line in first_problems(TruthReader(config, [*sources, *val_sources]), [*opened, *val_opened]):
@@ -85,7 +87,10 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         require_batch_room(config, hardware, seats.ranks, prompts)
         begin_media(media, prompts, val_prompts)
         schedule = build_schedule(config, plan)
-        learner = open_learner(config, hardware, model, schedule, seats.ranks, stack)
+        load_learner = prepare_learner(config, hardware, model, schedule, seats.ranks, stack)
+        # Before the learner's weights are on the devices: vLLM claims a share of what is free.
+        engine = open_engine(config, hardware, model, seats.engines, stack)
+        learner = load_learner()
         settle_packing(config, hardware, model, rendering.renderer, learner)
         at = load_start(learner, prompts, start, algorithm.build_start(config))
         reporter.begin(at.step, schedule.total_steps)
@@ -99,7 +104,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         tracker = Tracker(config.trainer.logger, info, reporter)
         stack.callback(tracker.close)
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
-        scorer = build_scorer(config, model, verifier, open_engine(config, hardware, model, seats.engines, stack))
+        scorer = build_scorer(config, model, verifier, engine)
         if config.worker.rollout.canary:
             scorer = prove(scorer, learner, build_canary(config, hardware, model, rendering.renderer))
         sampling, val_sampling = build_sampling(config)

@@ -20,6 +20,7 @@ from transformers import (
 from r1_cli.models.adapters import AdapterError, Adapters, fold
 from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
 from r1_cli.models.bases import read_base
+from r1_cli.models.experts import settle_experts
 from r1_cli.models.parts import PartsError, load_in_parts, place
 from r1_cli.models.patches import multiply_patches
 from r1_core.learner.parallel import Parallel, Shard
@@ -116,6 +117,7 @@ def load_model(
         raise ModelError(str(error)) from error
     multiply_patches(model)
     attend_packed(model)
+    settle_experts(model, shard.param_dtype or dtype, device)
     return place(model, device, offload=shard.offload).eval()
 
 

@@ -16,6 +16,7 @@ from r1_cli.config.sources import Source, validation_sources
 from r1_cli.plan.batches import Plan
 from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, free_space, size_text
 from r1_cli.plan.memory import Memory
+from r1_cli.plan.phases import Phase, find_phases, find_remedies
 
 if TYPE_CHECKING:
     from r1_cli.assembly.rows import OpenSource
@@ -39,6 +40,34 @@ def announce(
         lines.append(f"note: {note}")
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_phases(console: Console, config: RunConfig, plan: Plan, card: int | None) -> None:
+    """Print what each phase of a step takes of a GPU, and what to set where the card has less.
+
+    Args:
+        card: its bytes; None if it is not here, so that nothing is compared.
+    """
+    if plan.memory is None:
+        return
+    phases = find_phases(config, plan.memory, card)
+    show_table(console, render_phases(phases, card))
+    if card is None or all(phase.total <= card for phase in phases):
+        return
+    settings = find_remedies(config, card)
+    advice = "it would with " + " ".join(settings) if settings else "take a smaller model, or more devices"
+    note = f"note: a step takes more than the {size_text(card)} of this GPU: {advice}"
+    console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+def render_phases(phases: Sequence[Phase], card: int | None) -> Table:
+    """Return what each phase of a step takes of a GPU, and of what."""
+    of = "" if card is None else f" of {size_text(card)}"
+    table = Table(f"phase, on a GPU{of}", "about", "of which", box=box.SIMPLE_HEAD, pad_edge=False)
+    for phase in phases:
+        parts = ", ".join(f"{name} {size_text(size)}" for name, size in phase.parts.items() if size)
+        table.add_row(phase.name, size_text(phase.total), parts)
+    return table
 
 
 def oddities(config: RunConfig, plan: Plan) -> list[str]:

@@ -12,13 +12,13 @@ import torch
 from r1_rollout import tokens
 from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
-from r1_rollout.handover import WeightSource
+from r1_rollout.handover import Delivered, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
 from r1_rollout.vllm.limits import Limits
 from r1_rollout.vllm.options import EngineOptions, explain_failed_start
 from r1_rollout.vllm.running import Running
-from r1_rollout.vllm.shapes import Shapes, known
+from r1_rollout.vllm.shapes import Shapes
 from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.vllm.workers import end_workers, running_workers, silence_false_alarms, worker_threads
 from r1_rollout.weights import Weights
@@ -165,7 +165,7 @@ class VllmEngine:
         self._close("new weights came before it finished")
         self._version = None
         try:
-            self._call(self._sync, source.tensors(), version)
+            self._call(self._sync, source if isinstance(source, Delivered) else source.tensors(), version)
         except (ValueError, KeyError, RuntimeError, AssertionError) as error:
             if isinstance(error, EngineError):
                 raise
@@ -348,7 +348,7 @@ class VllmEngine:
     def _drop(self, names: list[str]) -> None:
         self._llm.llm_engine.abort_request(names)
 
-    def _sync(self, weights: Weights, version: int) -> None:
+    def _sync(self, weights: Weights | Delivered, version: int) -> None:
         from r1_rollout.vllm import sync
         from r1_rollout.vllm.adapter import load_adapter
 
@@ -361,13 +361,8 @@ class VllmEngine:
         else:
             self._adapter = None
             came: Shapes = {}
-            weights = known(weights, came, self._shapes)
-            if self._options.tensor_parallel_size == 1:
-                sync.reload(self._llm, weights, came, on_cpu=self._on_cpu)
-            elif self._on_cpu:
-                sync.push(self._llm, weights, self._dtype)
-            else:
-                sync.send(self._llm, weights, self._dtype)
+            size = self._options.tensor_parallel_size
+            sync.bring(self._llm, weights, came, self._shapes, self._dtype, workers=size, on_cpu=self._on_cpu)
             self._shapes = came
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])

@@ -34,6 +34,7 @@ class EngineOptions:
     limit_images: int = 0  # pictures a prompt that room is reserved for; 0: vLLM's own
     pixels: Mapping[str, int | None] = field(default_factory=dict)  # min_pixels and max_pixels of a picture, likewise
     lora_rank: int = 0  # the largest rank of an adapter; 0: none will come
+    transfer: str | None = None  # backend of vLLM's weight transfer over which a sender elsewhere brings the weights
     starts_asleep: bool = False  # leave the device to others until `awake` brings weights
     log_stats: bool = False
     trust_remote_code: bool = False
@@ -44,7 +45,7 @@ class EngineOptions:
         """Return the arguments of `vllm.LLM`."""
         lora = {"enable_lora": True, "max_lora_rank": self._room_for_rank, "max_loras": 1} if self.lora_rank else {}
         several = {"distributed_executor_backend": "mp"} if self.tensor_parallel_size > 1 else {}  # under Ray, too
-        by_ipc = self.tensor_parallel_size > 1 and not on_cpu
+        transfer = self.transfer or ("ipc" if self.tensor_parallel_size > 1 and not on_cpu else None)
         return {
             **{name: value for name, value in self._common(on_cpu).items() if value is not None},
             "model": path,
@@ -58,7 +59,9 @@ class EngineOptions:
             "generation_config": "vllm",  # sampling is what the caller says and nothing else
             "logprobs_mode": "processed_logits",
             "logits_processors": [PROCESSOR],
-            "weight_transfer_config": {"backend": "ipc"} if by_ipc else None,
+            "weight_transfer_config": {"backend": transfer} if transfer else None,
+            # Whose import makes backends of ours known to a worker.
+            **({"worker_extension_cls": "r1_rollout.vllm.receiver.WeightReceiver"} if self.transfer else {}),
             **lora,
             **several,
         }

@@ -22,10 +22,15 @@ def known(weights: Iterable[tuple[str, Tensor]], came: Shapes, first: Shapes) ->
         WeightsError: a name or shape was not in the first sync.
     """
     for name, tensor in weights:
-        came[name] = tuple(tensor.shape)
-        if first and first.get(name) != came[name]:
-            raise WeightsError(f"{name} {_differs(name, first, came)}")
+        note(name, tuple(tensor.shape), came, first)
         yield name, tensor
+
+
+def note(name: str, shape: tuple[int, ...], came: Shapes, first: Shapes) -> None:
+    """Note one in `came`. Raises WeightsError if it was not so in the first sync."""
+    came[name] = shape
+    if first and first.get(name) != shape:
+        raise WeightsError(f"{name} {_differs(name, first, came)}")
 
 
 def require_same(first: Shapes, came: Shapes) -> None:

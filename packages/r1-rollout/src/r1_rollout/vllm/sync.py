@@ -1,7 +1,7 @@
 """Bringing the learner's weights into a running vLLM: by reference where it computes in this process.
 
-To workers in other processes they go by IPC on GPUs, through files elsewhere. All ways load a layer as soon as its
-tensors are there, so the peak is the model plus one layer or one bucket.
+To workers in other processes they go by IPC on GPUs, through files elsewhere; or a sender elsewhere brings them. All
+ways load a layer as soon as its tensors are there, so the peak is the model plus one layer or one bucket.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,13 +12,45 @@ import torch
 from torch import Tensor, nn
 
 from r1_rollout.fault import group_of
+from r1_rollout.handover import Call, Delivered
 from r1_rollout.names import FUSED, Directory, unwrapped
 from r1_rollout.vllm.private_folder import PrivateFolder
-from r1_rollout.vllm.shapes import Shapes
+from r1_rollout.vllm.shapes import Shapes, known, note, require_same
 from r1_rollout.vllm.shards import read_shards, write_shards
 from r1_rollout.weights import buckets
 
 BUCKET = 1 << 30  # bytes on each GPU, or of a file
+
+
+def bring(
+    llm: Any,
+    weights: Iterable[tuple[str, Tensor]] | Delivered,
+    came: Shapes,
+    first: Shapes,
+    dtype: torch.dtype,
+    *,
+    workers: int,
+    on_cpu: bool,
+) -> None:
+    """Load all weights by the way that suits.
+
+    Args:
+        came, first: see `shapes.known`.
+        dtype: what they cross in to other processes.
+
+    Raises:
+        WeightsError, ValueError: they are not the model's, or not those of the first sync.
+    """
+    if isinstance(weights, Delivered):
+        receive(llm, weights.calls(), came, first)
+        if workers == 1:
+            require_all(llm, came, on_cpu=on_cpu)
+    elif workers == 1:
+        reload(llm, known(weights, came, first), came, on_cpu=on_cpu)
+    elif on_cpu:
+        push(llm, known(weights, came, first), dtype)
+    else:
+        send(llm, known(weights, came, first), dtype)
 
 
 def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], came: Shapes, *, on_cpu: bool) -> None:
@@ -36,6 +68,11 @@ def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], came: Shapes, *, on_
     except BaseException:
         llm.collective_rpc(drop_unfinished)
         raise
+    require_all(llm, came, on_cpu=on_cpu)
+
+
+def require_all(llm: Any, came: Shapes, *, on_cpu: bool) -> None:
+    """Finish a load into the engine of this process. Raises ValueError as `reload` does, if a weight was not given."""
     if on_cpu:
         llm.apply_model(repack_heads)
     (parameters,) = llm.apply_model(named_parameters)
@@ -169,6 +206,33 @@ def send(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) ->
             llm.finish_weight_update()
         raise
     llm.finish_weight_update()
+
+
+def receive(llm: Any, calls: Iterable[Call], came: Shapes, first: Shapes) -> None:
+    """Make the calls of a sender elsewhere, which bring the weights to the workers without passing through here.
+
+    Args:
+        came, first: see `shapes.known`.
+
+    Raises:
+        WeightsError: a name or shape is not that of the first sync.
+        ValueError: a worker does not take a tensor. The engine's weights are then a mixture.
+    """
+    try:
+        for call in calls:
+            if call.verb == "init_weight_transfer_engine":
+                llm.shutdown_weight_transfer_engine()  # leaves the group of a sender that broke off
+            if call.verb == "update_weights":
+                info = call.request["update_info"]
+                for name, shape in zip(info["names"], info["shapes"], strict=True):
+                    note(name, tuple(shape), came, first)
+            getattr(llm, call.verb)(*([call.request] if call.request else []))
+        require_same(first, came)
+    except BaseException:
+        with suppress(Exception):  # vLLM has closed an update that failed
+            llm.finish_weight_update()
+        llm.collective_rpc(drop_unfinished)
+        raise
 
 
 def describe(

@@ -1,0 +1,148 @@
+"""How many bytes of a GPU each phase of a step takes, as states leave it and come back between phases."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from r1_cli.config import RunConfig
+from r1_cli.config.engines import engine_module
+from r1_cli.plan.activations import activation_bytes, cache_bytes, read_sizes
+from r1_cli.plan.memory import BYTES, Memory, estimate
+
+CONTEXT = 1 << 30  # bytes that CUDA, its libraries and fragments take of a GPU, about; an engine beside has its own
+SEQUENCES = 256  # that decode at the same time in an engine (`assembly.engines.max_sequences`)
+# What can be set so that less is on the GPU at once, the cheapest first.
+REMEDIES: tuple[tuple[str, Any], ...] = (
+    ("worker.ref.fsdp.enable_cpu_offload", True),
+    ("worker.actor.offload.offload_optimizer", True),
+    ("worker.actor.offload.offload_params", True),
+    ("worker.actor.model.enable_gradient_checkpointing", True),
+    ("worker.actor.micro_batch_size_per_device_for_update", 1),
+    ("worker.rollout.gpu_memory_utilization", 0.5),
+    ("worker.actor.optim.strategy", "adamw_bf16"),
+    ("worker.actor.fsdp.enable_cpu_offload", True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What lies on the GPU in one part of a step, in bytes by what it is; about, and without the vision tower's own."""
+
+    name: str
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def find_phases(config: RunConfig, memory: Memory, card: int | None = None) -> list[Phase]:
+    """Return the phases of a step on one GPU.
+
+    Args:
+        memory: of the run's states, each on one device.
+        card: bytes of the GPU, of which vLLM takes a share while it samples; None: its cache is not counted.
+    """
+    actor, rollout, ref = config.worker.actor, config.worker.rollout, config.worker.ref
+    host = actor.fsdp.enable_cpu_offload  # the processor keeps weights, gradients and states, and layers visit the GPU
+    weights = {"weights": 0 if host else memory.weights}
+    states = {"optimizer states": 0 if host else memory.optimizer}
+    gradients = {"gradients": 0 if host else memory.gradients}
+    visits = ref.fsdp.enable_cpu_offload or ref.offload.offload_params
+    reference = {"reference": 0 if ref.fsdp.enable_cpu_offload else memory.reference}
+    stays = {} if visits else reference
+    at_rest = stays | ({} if config.colocated and actor.offload.offload_params else weights)
+    at_rest |= {} if config.colocated and actor.offload.offload_optimizer else states
+    sleeps = engine_module(rollout.engine) is not engine_module("embedded")
+    engine = {"engine's weights": memory.engine} if config.colocated else {}
+    awake = engine | _cache(config, memory, card if sleeps else None, sleeps)
+    beside = {} if sleeps else engine  # the embedded engine keeps its copy
+    busy = {} if actor.offload.offload_optimizer and config.colocated else states
+    activations = {"activations": _activations(config)}
+    base = {"CUDA": CONTEXT}
+    return [
+        Phase("sampling", base | at_rest | awake),
+        Phase("hand-over of weights", base | stays | weights | engine),
+        Phase("log-probs", base | stays | weights | busy | beside | reference),
+        Phase("gradient", base | stays | weights | busy | beside | gradients | activations),
+        Phase("optimizer step", base | stays | weights | states | beside | gradients),
+    ]
+
+
+def _cache(config: RunConfig, memory: Memory, card: int | None, sleeps: bool) -> dict[str, int]:
+    """What an engine takes for keys and values: vLLM what its share of the card leaves, the embedded one its need."""
+    rollout, data = config.worker.rollout, config.data
+    if not config.colocated:
+        return {}
+    if sleeps:
+        own = int(rollout.gpu_memory_utilization * card) - memory.engine if card else 0
+        return {"engine's cache": max(own, 0)}
+    sizes = read_sizes(Path(config.worker.actor.model.model_path or ""))
+    sequences = min(max(SEQUENCES, rollout.n), data.rollout_batch_size * rollout.n)
+    tokens = sequences * (data.max_prompt_length + data.max_response_length)
+    return {"engine's cache": cache_bytes(sizes, tokens, BYTES[rollout.dtype]) if sizes else 0}
+
+
+def _activations(config: RunConfig) -> int:
+    actor, data = config.worker.actor, config.data
+    sizes = read_sizes(Path(actor.model.model_path or ""))
+    if sizes is None:
+        return 0
+    longest = data.max_prompt_length + data.max_response_length
+    tokens = actor.micro_batch_size_per_device_for_update * longest
+    number = min(BYTES[actor.kept_dtype], BYTES[actor.fsdp.mp_param_dtype])
+    return activation_bytes(sizes, tokens, number, checkpointed=actor.model.enable_gradient_checkpointing)
+
+
+def find_remedies(config: RunConfig, card: int) -> list[str] | None:
+    """Return settings with which every phase fits into a GPU of so many bytes, as few as do; [] if all fit as it is.
+
+    None: none of those that r1 knows is enough, or the model is not here to be measured.
+    """
+    changed, taken = config, list[tuple[str, Any]]()
+    if _peak(config, card) is None:
+        return None
+    for key, value in (("", None), *REMEDIES):
+        if key and _get(changed, key) != value:
+            tried = _with(changed, key, value)
+            if (_peak(tried, card) or 0) >= (_peak(changed, card) or 0):
+                continue
+            changed = tried
+            taken.append((key, value))
+        if (_peak(changed, card) or 0) <= card:
+            return [f"{key}={_word(value)}" for key, value in _needed(config, taken, card)]
+    return None
+
+
+def _needed(config: RunConfig, taken: list[tuple[str, Any]], card: int) -> Iterator[tuple[str, Any]]:
+    """Leave out what it would fit without, the dearest first."""
+    needed = list(taken)
+    for one in reversed(taken):
+        without = [other for other in needed if other != one]
+        changed = config
+        for key, value in without:
+            changed = _with(changed, key, value)
+        if (_peak(changed, card) or 0) <= card:
+            needed = without
+    yield from needed
+
+
+def _peak(config: RunConfig, card: int) -> int | None:
+    memory = estimate(config)
+    return None if memory is None else max(phase.total for phase in find_phases(config, memory, card))
+
+
+def _get(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def _with(section: Any, key: str, value: Any) -> Any:
+    name, _, rest = key.partition(".")
+    return section.model_copy(update={name: _with(getattr(section, name), rest, value) if rest else value})
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,187 @@
+"""What each phase of a step takes of a GPU: what is counted, what leaves it, and which settings make it fit."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2Model
+
+from r1_cli.config import RunConfig, load_config
+from r1_cli.config.root import lookup
+from r1_cli.hardware import find_card
+from r1_cli.plan.activations import Sizes, activation_bytes, cache_bytes, read_sizes
+from r1_cli.plan.memory import estimate
+from r1_cli.plan.phases import CONTEXT, find_phases, find_remedies
+
+GB = 10**9
+BASE = [
+    "data.train_files=owner/rows@train", "worker.reward.reward_function=math", "trainer.n_gpus_per_node=1",
+    "worker.rollout.tensor_parallel_size=1", "worker.rollout.name=vllm", "worker.actor.global_batch_size=8",
+    "data.rollout_batch_size=8",
+]  # fmt: skip
+
+
+def write_model(folder: Path, parameters: int) -> Path:
+    """A header without values, of so many parameters."""
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 0]}}).encode()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return folder
+
+
+def config_of(folder: Path, *words: str, parameters: int = 10**9) -> RunConfig:
+    return load_config([*BASE, f"worker.actor.model.model_path={write_model(folder, parameters)}", *words])[0]
+
+
+def phases_of(config: RunConfig, card: int | None = None) -> dict[str, dict[str, int]]:
+    memory = estimate(config)
+    assert memory is not None
+    return {phase.name: phase.parts for phase in find_phases(config, memory, card)}
+
+
+def test_in_each_phase_is_what_the_learner_and_the_engine_leave_there(tmp_path: Path) -> None:
+    phases = phases_of(config_of(tmp_path), card=24 * GB)
+    cuda = {"CUDA": CONTEXT}
+    engine, weights, states = {"engine's weights": 2 * GB}, {"weights": 4 * GB}, {"optimizer states": 8 * GB}
+    # The reference's default is that it visits the GPU layer by layer (worker.ref.fsdp.enable_cpu_offload).
+    assert phases["sampling"] == cuda | engine | {"engine's cache": int(0.6 * (24 * GB)) - 2 * GB}
+    assert phases["hand-over of weights"] == cuda | weights | engine
+    assert phases["log-probs"] == cuda | weights | {"reference": 0}
+    gradient = phases["gradient"]
+    assert gradient.pop("activations") == 0  # the configuration names no sizes
+    assert gradient == cuda | weights | {"gradients": 4 * GB}
+    assert phases["optimizer step"] == cuda | weights | states | {"gradients": 4 * GB}
+
+
+@pytest.mark.parametrize(
+    ("words", "phase", "more"),
+    [
+        (["worker.actor.offload.offload_params=false"], "sampling", {"weights": 4 * GB}),
+        (["worker.actor.offload.offload_optimizer=false"], "sampling", {"optimizer states": 8 * GB}),
+        (["worker.actor.offload.offload_optimizer=false"], "gradient", {"optimizer states": 8 * GB}),
+        (["worker.ref.fsdp.enable_cpu_offload=false"], "sampling", {"reference": 2 * GB}),
+        (["worker.ref.fsdp.enable_cpu_offload=false"], "gradient", {"reference": 2 * GB}),
+        (["worker.rollout.name=embedded"], "gradient", {"engine's weights": 2 * GB}),
+    ],
+)
+def test_what_stays_is_counted_where_it_stays(
+    words: list[str], phase: str, more: dict[str, int], tmp_path: Path
+) -> None:
+    before, after = phases_of(config_of(tmp_path))[phase], phases_of(config_of(tmp_path, *words))[phase]
+    assert {name: size for name, size in after.items() if before.get(name) != size} == more
+
+
+def test_a_reference_that_leaves_between_phases_is_there_for_its_log_probs_alone(tmp_path: Path) -> None:
+    words = ["worker.ref.fsdp.enable_cpu_offload=false", "worker.ref.offload.offload_params=true"]
+    phases = phases_of(config_of(tmp_path, *words))
+    assert [name for name, parts in phases.items() if parts.get("reference")] == ["log-probs"]
+
+
+def test_a_learner_that_the_processor_keeps_takes_no_states_of_the_gpu(tmp_path: Path) -> None:
+    phases = phases_of(config_of(tmp_path, "worker.actor.fsdp.enable_cpu_offload=true"))
+    for parts in phases.values():
+        assert not any(parts.get(name) for name in ("weights", "gradients", "optimizer states"))
+
+
+def test_servers_and_engines_apart_take_nothing_and_nothing_leaves_for_them(tmp_path: Path) -> None:
+    parts = phases_of(config_of(tmp_path, "worker.rollout.servers.count=1"))["sampling"]
+    assert parts == {"CUDA": CONTEXT, "weights": 4 * GB, "optimizer states": 8 * GB}
+
+
+@pytest.mark.parametrize(
+    ("card", "words", "expected"),
+    [
+        (48, [], []),
+        (24, [], []),
+        (16, [], ["worker.actor.optim.strategy=adamw_bf16"]),
+        (16, ["worker.actor.offload.offload_optimizer=false"], ["worker.actor.optim.strategy=adamw_bf16"]),
+        (9, [], ["worker.actor.fsdp.enable_cpu_offload=true"]),
+        (2, [], None),
+    ],
+)
+def test_settings_are_named_with_which_a_step_fits_and_no_others(
+    card: int, words: list[str], expected: list[str] | None, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, *words, "worker.ref.fsdp.enable_cpu_offload=true")
+    found = find_remedies(config, card * GB)
+    if expected is None or not expected:
+        assert found == expected
+        return
+    assert found is not None
+    assert set(expected) <= set(found)
+    changed = config_of(tmp_path, *words, *found)
+    memory = estimate(changed)
+    assert memory is not None
+    assert all(phase.total <= card * GB for phase in find_phases(changed, memory, card * GB))
+    for left_out in found:  # each is needed
+        fewer = config_of(tmp_path, *words, *(word for word in found if word != left_out))
+        memory = estimate(fewer)
+        assert memory is not None
+        assert any(phase.total > card * GB for phase in find_phases(fewer, memory, card * GB)), left_out
+
+
+def test_models_of_the_hub_get_no_advice() -> None:
+    config = load_config([*BASE, "worker.actor.model.model_path=owner/model"])[0]
+    assert find_remedies(config, 24 * GB) is None
+    assert lookup(config, "worker.actor.model.model_path") == "owner/model"
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_layers_keep_for_their_backward_pass_what_is_counted(checkpointed: bool) -> None:
+    """torch's own hooks see each tensor that a backward pass will need."""
+    tokens, sizes = 256, Sizes(layers=3, hidden=128, keys=64, width=256)
+
+    def kept(layers: int) -> int:
+        config = Qwen2Config(
+            hidden_size=128, intermediate_size=256, num_hidden_layers=layers, num_attention_heads=4,
+            num_key_value_heads=2, vocab_size=64, attn_implementation="sdpa",
+        )  # fmt: skip
+        model = Qwen2Model(config).bfloat16().train()
+        if checkpointed:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+        seen = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
+                seen[storage._cdata] = storage  # held, so that no other gets its place
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(torch.arange(tokens)[None] % 64, use_cache=False)
+        return sum(storage.nbytes() for storage in seen.values())
+
+    layer = (kept(3) - kept(1)) / 2
+    counted = tokens * 2 * (sizes.hidden if checkpointed else sizes.token_of_a_layer)
+    assert layer == pytest.approx(counted, rel=0.05)
+    whole = activation_bytes(sizes, tokens, 2, checkpointed=checkpointed)
+    again = tokens * 2 * sizes.token_of_a_layer if checkpointed else 0
+    assert whole - activation_bytes(sizes, 0, 2, checkpointed=checkpointed) == 3 * counted + again
+
+
+def test_sizes_are_read_from_the_configuration_of_text_and_pictures(tmp_path: Path) -> None:
+    text = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
+    for written, keys in ((text, 64), ({"text_config": {**text, "num_key_value_heads": 1}}, 16)):
+        (tmp_path / "config.json").write_text(json.dumps(written))
+        sizes = Sizes(2, 64, keys, 96)
+        assert read_sizes(tmp_path) == sizes
+        assert cache_bytes(sizes, 10, 2) == 2 * 2 * keys * 10 * 2
+    for broken in ("", "[]", "{}", '{"text_config": 3}'):
+        (tmp_path / "config.json").write_text(broken)
+        assert read_sizes(tmp_path) is None
+    assert read_sizes(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("says", "found"), [("echo 24564; echo 12288", 12288 << 20), ("exit 9", None), ("echo N/A", None), ("", None)]
+)
+def test_the_smallest_card_of_the_machine_is_what_its_driver_says(
+    says: str, found: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{says}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert find_card() == found

@@ -1,0 +1,108 @@
+"""Real vLLM on processors takes the weights that ranks send past the driver, over TCP in the place of NCCL."""
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_engines import OneHost
+from cli_ranks import OneRank
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from r1_cli.cluster.delivery import Way
+from r1_cli.cluster.engine import EngineHost
+from r1_cli.cluster.engines import EngineSet
+from r1_cli.cluster.learner import RankedLearner
+from r1_cli.cluster.rank import Rank
+from r1_core.learner import Learner
+from r1_core.learner.optim import build_optimizer
+from r1_core.learner.parallel import Parallel
+from r1_core.objective import Objective
+from r1_rollout.checksums import expected_checksums
+from r1_rollout.errors import EngineError, WeightsError
+from r1_rollout.probes import ProbePrompt
+from r1_rollout.vllm.engine import VllmEngine
+from r1_rollout.vllm.options import EngineOptions
+from r1_rollout.vllm.sending import group as sending
+
+pytestmark = pytest.mark.vllm
+
+TOLERANCE = 1e-4
+SIZES = {  # heads of 32: vLLM's attention on processors has no smaller ones
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 256, "tie_word_embeddings": True, "bos_token_id": None,
+    "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+PROMPTS = [ProbePrompt(f"p{n}", list(range(1, n + 1)), torch.arange(n)[None]) for n in (4, 1, 17, 9, 40)]
+RESPONSES = [[3, 9, 2], [11], [5, 5, 7], [1, 2], [8, 30]]
+
+
+def start(folder: Path, stack: ExitStack) -> VllmEngine:
+    options = EngineOptions(
+        end_token_ids=frozenset({7}), dummy_weights=True, transfer="r1_tcp", dtype="float32",
+        kv_cache_bytes=1 << 26, max_model_len=128,
+    )  # fmt: skip
+    engine = VllmEngine.start(str(folder), options)
+    stack.callback(engine.close)
+    return engine
+
+
+def make_model() -> Any:
+    """Random weights, scaled up so that the model has opinions."""
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4.0)
+    return model
+
+
+def build(model: Any, parallel: Parallel) -> tuple[Learner, Objective]:
+    return Learner(model, build_optimizer(model.named_parameters(), lr=1e-2), lambda step: 1.0), Objective()
+
+
+@torch.no_grad()
+def logprobs_of(model: Any) -> list[list[float]]:
+    found = []
+    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
+        tokens = torch.tensor([[*prompt.token_ids, *response]])
+        logprobs = model(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
+        found.append(logprobs[-len(response) :].tolist())
+    return found
+
+
+def test_vllm_samples_from_what_ranks_have_sent_it_and_refuses_what_is_not_its_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "BUCKET", 40_000)
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    rank = Rank(partial(build, model))
+    rank.join()
+    learner, host = RankedLearner(OneRank(rank)), EngineHost(partial(start, tmp_path))
+    engines = EngineSet([("engine-0", OneHost(host))], max_sequences=8, dtype=None, way=Way("r1_tcp", 1))
+    try:
+        for version in (1, 2):
+            source = learner.source(version)
+            with engines.awake(source):
+                found = engines.logprobs_of(PROMPTS, RESPONSES)
+                torch.testing.assert_close(found, logprobs_of(model), atol=TOLERANCE, rtol=0)
+                compared = engines.compare(source.hand_over(partial(expected_checksums, precisions=["float32"])))
+                assert not compared.differing
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.05)
+        weights = rank.learner.weights
+        monkeypatch.setattr(rank.learner, "weights", lambda dtype=None: list(weights())[:-1])
+        with pytest.raises((WeightsError, EngineError)), engines.awake(learner.source(3)):
+            pass
+        monkeypatch.setattr(rank.learner, "weights", weights)
+        with engines.awake(learner.source(4)):
+            torch.testing.assert_close(
+                engines.logprobs_of(PROMPTS, RESPONSES), logprobs_of(model), atol=TOLERANCE, rtol=0
+            )
+    finally:
+        host.close()

@@ -1,0 +1,1 @@
+"""How a learner's ranks send weights to vLLM engines in other processes, by vLLM's own weight transfer."""
