@@ -67,7 +67,8 @@ def test_two_ranks_train_the_adapter_that_one_process_trains(folders: Any, name:
         assert_close(found, factors, 1e-9)
 
 
-@pytest.mark.parametrize("name", ["text", pytest.param("pictures", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_the_reference_is_the_base_as_a_model_of_its_own_would_be(folders: Any, name: str) -> None:
     base, adapter = folders[name]
     form = Form(4, 8, "all-linear", ".*visual.*", adapter)
@@ -79,6 +80,7 @@ def test_the_reference_is_the_base_as_a_model_of_its_own_would_be(folders: Any, 
         assert own == pytest.approx(wanted, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_peft_reads_a_checkpoint_and_merging_it_gives_the_adapted_model(folders: Any, tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -110,6 +112,7 @@ def test_peft_reads_a_checkpoint_and_merging_it_gives_the_adapted_model(folders:
         save_file(other, base / "model.safetensors", PT)
 
 
+@pytest.mark.slow
 def test_factors_alone_are_handed_over_and_a_swapped_one_is_found(folders: Any) -> None:
     base, adapter = folders["text"]
     learner = build(base, Form(4, 8, "all-linear", ".*visual.*", adapter), dtype=torch.float32)
@@ -182,12 +185,13 @@ def test_factors_in_float32_train_on_a_base_in_half_precision(folders: Any) -> N
         ({"target_modules": ["embed_tokens"]}, "no module's name ends in 'embed_tokens'"),
     ],
 )
-def test_a_pattern_that_means_nothing_is_refused_with_near_names(folders: Any, changed: Any, said: str) -> None:
+def test_a_pattern_that_means_nothing_is_refused_with_near_names(changed: Any, said: str) -> None:
     form = replace(Form(4, 8, "all-linear", ".*visual.*"), **changed)
     with pytest.raises(AdapterError, match=re.escape(said)):
         Adapters(form).put_on(qwen2())
 
 
+@pytest.mark.slow
 def test_patterns_choose_where_the_adapter_is() -> None:
     for changed, kinds in (
         ({"target_modules": ["q_proj", "v_proj"]}, {"q_proj", "v_proj"}),

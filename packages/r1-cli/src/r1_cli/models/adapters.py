@@ -105,6 +105,9 @@ class Adapters:
         Raises:
             AdapterError: a pattern means nothing in the model, or something that is not linear; peft is missing.
         """
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        _require_targets(self.form.target_modules, linear)
+        excluded = _excluded(model, self.form.exclude_modules)
         if not find_spec("peft"):
             raise AdapterError(MISSING)
         # It complains of kernels for 4 bits where it is installed, which peft asks, whatever it is asked for.
@@ -117,11 +120,9 @@ class Adapters:
             r=self.form.rank,
             lora_alpha=self.form.alpha,
             target_modules=self.form.target_modules,
-            exclude_modules=_excluded(model, self.form.exclude_modules),
+            exclude_modules=excluded,
             task_type="CAUSAL_LM",
         )
-        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        _require_targets(self.form.target_modules, linear)
         try:
             inject_adapter_in_model(self.config, model, low_cpu_mem_usage=True)
         except ValueError as error:

@@ -65,7 +65,9 @@ def build_optimizer(
 
 
 def _in_groups(trained: Mapping[str, nn.Parameter], groups: Sequence[RateGroup]) -> list[dict[str, Any]]:
-    left, made = dict(trained), []
+    left, made = dict(trained), list[dict[str, Any]]()
+    if len({group.name for group in groups} | {REST}) <= len(groups):
+        raise ValueError(f"two groups of parameters have one name, or one is called {REST!r}, as those of no group are")
     for group in groups:
         names = matching(group.pattern, trained)
         mine = [left.pop(name) for name in names if name in left]
