@@ -67,7 +67,9 @@ def test_weights_are_kept_in_one_precision_and_computed_with_in_another(
 ) -> None:
     loaded = []
 
-    def load(config: Any, model: Any, dtype: torch.dtype, device: Any, parallel: Parallel, shard: Shard) -> Any:
+    def load(
+        config: Any, model: Any, dtype: torch.dtype, device: Any, parallel: Parallel, shard: Shard, *_: Any
+    ) -> Any:
         loaded.append(dtype)
         linear = torch.nn.Linear(2, 2, dtype=dtype)
         if parallel.mesh is not None:
