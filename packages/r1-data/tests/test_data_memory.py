@@ -25,7 +25,7 @@ def resident(process: int | str) -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("count", [0, 1])
-def test_memory_grows_by_less_than_a_hundredth_of_what_is_rendered(processor, picture, count):
+def test_memory_grows_by_less_than_a_fortieth_of_what_is_rendered(processor, picture, count):
     rows = [
         (f"t:{i}", {"prompt": "<image>?", "answer": "1", "images": [picture(300, 200 + i)], "bulk": bytes(50_000)})
         for i in range(ROWS)
@@ -47,7 +47,8 @@ def test_memory_grows_by_less_than_a_hundredth_of_what_is_rendered(processor, pi
     if workers:
         workers.close()
     assert len(before) == 1 + count
-    assert max(grown.values()) < rendered / 100, (grown, rendered)
+    # Six times what an allocator has to spare on a busy machine, and less than the rows' bytes beside the pictures.
+    assert max(grown.values()) < rendered / 40, (grown, rendered)
 
 
 def test_many_sources_share_one_bound(processor, picture):

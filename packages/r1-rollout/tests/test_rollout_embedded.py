@@ -250,6 +250,7 @@ def test_stopping_early_leaves_the_engine_usable(text_model):
 
 def test_the_cache_is_freed_when_the_engine_falls_asleep(text_model):
     engine = engine_for(text_model, max_sequences=2)
+    gc.collect()
     others = {id(o) for o in gc.get_objects() if type(o) is GroupCache}  # of other tests' engines
     with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
         groups = engine.generate([text_prompt(f"p{i}", 5) for i in range(4)], SamplingParams(max_tokens=6, n=2))

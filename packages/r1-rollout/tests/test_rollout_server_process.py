@@ -119,7 +119,7 @@ def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_weights()
 def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = f"""
 import sys, time
-sys.path[:0] = [{SOURCES!r}, {str(FAKE.parent)!r}]
+sys.path[:0] = {[str(FAKE.parent), *sys.path]!r}
 from test_rollout_server_process import local
 server = local()
 server.start()
