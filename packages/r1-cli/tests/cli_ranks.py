@@ -124,10 +124,10 @@ class Together:
         self.rank.close()
 
 
-def meet(build: Build) -> Rank:
+def meet(build: Build, **sizes: int) -> Rank:
     """This process's rank, which has met the others at the place that rank 0 has opened."""
     number, world = dist.get_rank(), dist.get_world_size()
-    rank, addresses = Rank(build, number, world, timeout=ranks.DEADLINE), [None] * world
+    rank, addresses = Rank(build, number, world, timeout=ranks.DEADLINE, **sizes), [None] * world
     dist.all_gather_object(addresses, rank.open_store("127.0.0.1") if number == 0 else None)
     dist.destroy_process_group()
     rank.join(addresses[0])
@@ -268,7 +268,7 @@ def ready(samples: list[Sample]) -> list[Sample]:
     return assign(known, GRPO())
 
 
-def go_through(learner: Any, samples: list[Sample], objective: Objective) -> list[Any]:
+def go_through(learner: Any, samples: list[Sample], objective: Objective, *, pads: bool = True) -> list[Any]:
     """Call the verbs as a run does, and some as no run does; return all that comes back."""
     seen: list[Any] = []
 
@@ -290,7 +290,8 @@ def go_through(learner: Any, samples: list[Sample], objective: Objective) -> lis
     note(learner.annotate(samples[:1], ["old_logprobs"]))
     learner.restore()
     seen.append(learner.logprobs_together(samples[::-1], padding_free=True))
-    learner.pad()
+    if pads:
+        learner.pad()
     note(learner.annotate(samples, ["old_logprobs"]))
     seen.append([learner.describe().parameters, learner.describe().flops_per_token])
     seen.append({name: tensor.clone() for name, tensor in learner.weights()})

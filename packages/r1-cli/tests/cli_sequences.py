@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import cli_ranks
 import pytest
 import torch
 from cli_families import ROWS, build, make_samples
@@ -15,12 +16,15 @@ from torch import Tensor
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe
 
+from r1_cli.cluster.learner import RankedLearner
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.facts import Facts
 from r1_core.learner.microbatch import collate
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, find_blocks, shard_model, whole
 from r1_core.learner.token_model import TokenModel
+from r1_core.objective import Objective
 from r1_core.types import Sample
 
 
@@ -83,6 +87,17 @@ def build_learner(name: str, parallel: Parallel | None = None) -> Learner:
         models[0], optimizer, lambda step: 1.0, reference=models[1], batching=batching, max_grad_norm=0.5,
         parallel=parallel,
     )  # fmt: skip
+
+
+def verb_by_verb() -> tuple[list[Any], Facts]:
+    """What comes back of all verbs of ranks that share sequences, and their facts."""
+
+    def build_both(parallel: Parallel) -> tuple[Learner, Objective]:
+        return build_learner("qwen2", parallel), cli_ranks.OBJECTIVES["KL"]
+
+    learner = RankedLearner(cli_ranks.Together(cli_ranks.meet(build_both, sequence_size=2)))
+    seen = cli_ranks.go_through(learner, cli_ranks.step_samples("text"), cli_ranks.OBJECTIVES["KL"], pads=False)
+    return seen, learner.describe()
 
 
 @dataclass

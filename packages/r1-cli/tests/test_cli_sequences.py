@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import cache
 
+import cli_ranks
 import cli_sequences
 import pytest
 import ranks
@@ -55,3 +56,12 @@ def test_ranks_take_the_steps_of_one_process(name: str, objective: str, form: st
             assert one == pytest.approx(other, abs=1e-10)
         assert_equal(own.gradients, expected.gradients, atol=1e-10)
         assert_equal(own.weights, expected.weights, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_driver_of_ranks_that_share_sequences_gets_verb_by_verb_what_the_learner_gives() -> None:
+    samples, objective = cli_ranks.step_samples("text"), cli_ranks.OBJECTIVES["KL"]
+    expected = cli_ranks.go_through(cli_sequences.build_learner("qwen2"), samples, objective, pads=False)
+    for found, facts in ranks.run(cli_sequences.verb_by_verb):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)  # float32 crosses
+        assert (facts.devices, facts.straggler) == (2, 1.0)  # both have the same tokens of every round
