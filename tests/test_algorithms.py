@@ -13,7 +13,6 @@ from r1_core.advantages import ESTIMATORS
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES
 
 STEP = [*SMALL, "trainer.max_steps=1", "trainer.val_before_train=false", "trainer.val_freq=-1", "trainer.save_freq=-1"]
-NOT_YET = {"gae"}  # it needs a critic
 
 MINE = """
 import torch
@@ -45,7 +44,7 @@ def step(r1: R1, folder: Path, *overrides: str) -> dict[str, Any]:
     return read_log(folder)[-1]
 
 
-@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name not in NOT_YET])
+@pytest.mark.parametrize("name", ESTIMATORS)
 def test_an_estimator_takes_a_step(r1: R1, tmp_path: Path, name: str) -> None:
     record = step(r1, tmp_path, f"algorithm.adv_estimator={name}")
     assert record["actor/grad_norm"] > 0

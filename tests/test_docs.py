@@ -71,9 +71,15 @@ def test_the_own_loss_and_estimator_of_the_page_are_accepted(tmp_path: Path, mon
     try_algorithm(load_config([QUICKSTART, *own])[0])
 
 
-def listed_metrics() -> list[re.Pattern[str]]:
-    """The names in the first columns of `docs/metrics.md`, {a,b} written out, words in capitals standing for any."""
+def listed_metrics(section: str = "") -> list[re.Pattern[str]]:
+    """The names in the first columns of `docs/metrics.md`, {a,b} written out, words in capitals standing for any.
+
+    Of all sections but the critic's, which most runs have not, or of that one that is asked for.
+    """
     page = (ROOT / "docs/metrics.md").read_text()
+    sections = {text.partition("\n")[0]: text for text in page.split("\n## ")}
+    critics = sections.pop("The critic")
+    page = critics if section == "The critic" else "\n".join(sections.values())
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     names = []
     for name in (name for cell in cells for name in re.findall(r"`([^`]+)`", cell)):

@@ -31,7 +31,7 @@ def test_a_warm_up_is_as_many_training_steps_long_as_it_says(word: str, updates:
     config = load_config([*BASE, f"worker.actor.optim.{word}"])[0]
     schedule = build_schedule(config, make_plan(config, [80], None))
     assert schedule.updates_per_step == 4
-    scale = build_learning_rate(config, schedule)
+    scale = build_learning_rate(config.worker.actor.optim, schedule.total_steps, schedule.updates_per_step)
     expected = [min(1, (update + 1) / max(updates, 1)) for update in range(40)]
     assert [scale(update) for update in range(40)] == pytest.approx(expected)
 
@@ -68,7 +68,13 @@ def test_weights_are_kept_in_one_precision_and_computed_with_in_another(
     loaded = []
 
     def load(
-        config: Any, model: Any, dtype: torch.dtype, device: Any, parallel: Parallel, shard: Shard, *_: Any
+        config: Any,
+        model: Any,
+        dtype: torch.dtype,
+        device: Any,
+        parallel: Parallel,
+        shard: Shard,
+        adapters: None = None,
     ) -> Any:
         loaded.append(dtype)
         linear = torch.nn.Linear(2, 2, dtype=dtype)

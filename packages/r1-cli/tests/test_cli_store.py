@@ -1,8 +1,11 @@
 """A step's batch that the machines' shared memory cannot hold is refused before anything is loaded."""
 
+from math import inf
+
 import pytest
 from cli_media import dataset_of, make_renderer, row
 
+from r1_cli.cluster.connect import shared_bytes, store_bytes
 from r1_cli.cluster.placement import Node, seat_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
@@ -38,6 +41,15 @@ def test_too_little_is_told_by_machine_with_what_there_is_and_what_to_set() -> N
     assert "10.0.0.1" not in message
     for word in ("--shm-size", "--object-store-memory", "data.max_pixels", "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE=1"):
         assert word in message
+
+
+def test_a_store_is_no_larger_than_the_shared_memory_it_lies_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [{"NodeID": "a", "Resources": {"CPU": 2.0, "object_store_memory": 5e9}}, {"NodeID": "b", "Resources": {}}]
+    assert [store_bytes(nodes, "a", shared) for shared in (6.7e7, 8e9, inf)] == [67_000_000, 5_000_000_000, None]
+    assert store_bytes(nodes, "b", 8e9) is store_bytes(nodes, "c", 8e9) is None
+    assert shared_bytes() > 0
+    monkeypatch.setenv("RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE", "1")
+    assert shared_bytes() == inf
 
 
 def test_model_inputs_are_counted_from_headers_as_they_will_be() -> None:

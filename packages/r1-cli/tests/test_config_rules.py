@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from r1_cli.config import ConfigError, load_config, unavailable, without_effect
+from r1_cli.config.worker import CriticConfig
 from r1_cli.engines import vllm
 
 BASE = [
@@ -59,7 +60,11 @@ def message_of(*words: str) -> str:
         ),
         ("worker.rollout.servers.urls=[localhost:8000]", "worker.rollout.servers.urls", "should match pattern"),
         ("worker.rollout.n=1 algorithm.adv_estimator=rloo", "worker.rollout.n", "at least 2"),
-        ("algorithm.adv_estimator=gae worker.critic.global_batch_size=100", "worker.critic.global_batch_size", "512"),
+        (
+            "algorithm.adv_estimator=gae worker.critic.global_batch_size=100 worker.rollout.n=8",
+            "worker.critic.global_batch_size",
+            "512",
+        ),
         ("data.val_batch_size=0", "data.val_batch_size", "-1 for all at once"),
         ("worker.actor.ulysses_size=3", "worker.actor.ulysses_size", "must divide trainer.n_gpus_per_node = 8"),
         (
@@ -266,7 +271,6 @@ def test_an_old_sequential_reward_must_say_so_in_its_file(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "word",
     [
-        "algorithm.adv_estimator=gae",
         "worker.actor.fsdp.torch_dtype=fp16",
         "worker.actor.fsdp.mp_param_dtype=fp16",
     ],
@@ -344,10 +348,71 @@ def test_a_zero_that_is_seldom_meant_is_said(word: str) -> None:
     assert [str(limit) for limit in without_effect(*load_config([*PLAIN, word]))] == [word]
 
 
-def test_critics_are_refused_before_their_sizes_are_asked_for() -> None:
-    words = ["algorithm.adv_estimator=gae", "data.rollout_batch_size=8", "worker.actor.global_batch_size=8"]
-    limits = unavailable(*load_config([*PLAIN, *words]))
-    assert [limit.key for limit in limits] == ["algorithm.adv_estimator"]
+CRITIC = ["algorithm.adv_estimator=gae", "data.rollout_batch_size=8", "worker.actor.global_batch_size=4"]
+
+
+def test_a_critic_has_the_batches_and_the_model_of_the_actor_unless_it_is_given_its_own() -> None:
+    actors = ["worker.actor.micro_batch_size_per_device_for_update=3", "+worker.actor.model.override_config.x=1"]
+    followed = load_config([*PLAIN, *CRITIC, *actors])[0].worker
+    for key in ("global_batch_size", "micro_batch_size_per_device_for_update"):
+        assert getattr(followed.critic, key) == getattr(followed.actor, key) != getattr(CriticConfig(), key)
+    assert followed.critic.model.model_path == followed.actor.model.model_path
+    assert followed.critic.model.override_config == {"x": 1}
+    own = ["worker.critic.global_batch_size=2", "worker.critic.model.model_path=owner/critic"]
+    given = load_config([*PLAIN, *CRITIC, *actors, *own])[0].worker.critic
+    assert (given.global_batch_size, given.micro_batch_size_per_device_for_update) == (2, 3)
+    assert (given.model.model_path, given.model.override_config) == ("owner/critic", {})
+    assert load_config(PLAIN)[0].worker.critic == CriticConfig()
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "worker.critic.ulysses_size=2",
+        "worker.critic.model.lora.rank=8",
+        "worker.critic.fsdp.torch_dtype=fp16",
+        "worker.critic.fsdp.mp_param_dtype=fp16",
+    ],
+)
+def test_what_a_critic_cannot_do_is_refused_where_there_is_one(word: str) -> None:
+    devices = ["trainer.n_gpus_per_node=2"] if "ulysses" in word else []
+    limits = unavailable(*load_config([*PLAIN, *CRITIC, word, *devices]))
+    assert [str(limit) for limit in limits] == [word]
+    assert unavailable(*load_config([*PLAIN, word, *devices])) == []
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "worker.critic.strategy=fsdp2",
+        "worker.critic.model.tokenizer_path=owner/other",
+        "worker.critic.model.lora.alpha=8",
+        "worker.critic.fsdp.fsdp_size=1",
+        "worker.critic.fsdp.use_orig_params=True",
+    ],
+)
+def test_what_a_critic_has_no_use_for_is_said_once(word: str) -> None:
+    assert [str(limit) for limit in without_effect(*load_config([*PLAIN, *CRITIC, word]))] == [word]
+    assert [str(limit) for limit in without_effect(*load_config([*PLAIN, word]))] == [word]
+
+
+def test_a_warm_up_of_the_critic_that_outlasts_the_run_is_said() -> None:
+    words = [*PLAIN, *CRITIC, "trainer.max_steps=3"]
+    assert without_effect(*load_config([*words, "trainer.critic_warmup=2"])) == []
+    (limit,) = without_effect(*load_config([*words, "trainer.critic_warmup=3"]))
+    assert (limit.key, limit.reason) == ("trainer.critic_warmup", "the actor is never updated")
+
+
+def test_batches_of_a_critic_that_do_not_fit_are_named_where_they_are_its_own() -> None:
+    alone = [*PLAIN, *CRITIC, "worker.critic.dynamic_batching=false", "worker.rollout.n=2"]
+    with pytest.raises(ConfigError) as error:
+        load_config([*alone, "worker.critic.micro_batch_size_per_device_for_update=3"])
+    (problem,) = error.value.problems
+    assert problem.key == "worker.critic.micro_batch_size_per_device_for_update"
+    assert "worker.critic.dynamic_batching=true" in problem.message
+    with pytest.raises(ConfigError) as error:
+        load_config([*PLAIN, *CRITIC, "worker.actor.global_batch_size=3"])
+    assert [problem.key for problem in error.value.problems] == ["worker.actor.global_batch_size"]
 
 
 def test_rewards_are_clipped_for_every_estimator() -> None:

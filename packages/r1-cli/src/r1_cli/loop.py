@@ -12,7 +12,7 @@ from r1_cli.groups.supply import save_surplus
 from r1_cli.measure.metrics import divergence, performance, step_metrics, update_metrics
 from r1_cli.measure.signal import any_scored, count_idle, require_scores, require_signal
 from r1_cli.measure.validate import Validation, generations_of
-from r1_cli.roles import Collector, Learner, Position, Schedule, Update, weights_of
+from r1_cli.roles import Collector, Critic, Learner, Position, Schedule, Update, weights_of
 from r1_cli.state.checkpoints import CheckpointStore, Draft
 from r1_cli.state.stop import Stopped, StopRequest
 from r1_cli.track import Generation, Tracker
@@ -51,6 +51,7 @@ class Run:
     tracker: Tracker
     stop: StopRequest
     save_assets: Callable[[Path], None]  # tokenizer, processor and configuration, so that a checkpoint stands alone
+    critic: Critic | None = None
 
 
 def train(run: Run, at: Position) -> Position:
@@ -97,40 +98,64 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
             samples = run.learner.annotate(samples, update.needs & OF_POLICY)
         with watch("ref"):  # log π_ref
             samples = run.learner.annotate(samples, OF_REFERENCE)
+        if run.critic:
+            with watch("values"):  # V before each token
+                run.learner.rest()
+                samples = run.critic.annotate_values(samples)
         with watch("adv"):  # A, for GRPO (r − mean r) / std r over the group
             samples = update.estimate(samples, groups, at.kl.coef)
-        with watch("update_actor"):  # ascend min(ratio · A, clip(ratio) · A) − β KL(π, π_ref), with ratio = π / π_old
-            samples, updates = update_policy(run, samples, replace(update.objective, kl_coef=at.kl.coef))
-    record = collected | step_metrics(at.step, groups, samples, run.engine) | update_metrics(updates)
+        kl, updates, forecasts = at.kl, list[dict[str, float]](), list[dict[str, float]]()
+        if run.critic:
+            with watch("update_critic"):  # descend max((V − G)², (clip(V) − G)²), with G the return
+                forecasts = update_critic(run.critic, samples, run.schedule)
+        if at.step >= run.schedule.critic_warmup:
+            with watch("update_actor"):  # ascend min(ratio · A, clip(ratio) · A) − β KL(π, π_ref), ratio = π / π_old
+                objective = replace(update.objective, kl_coef=kl.coef)
+                samples, updates = update_policy(run, samples, objective, len(forecasts))
+            kl = kl.update(divergence(samples, update.kl_penalty), len(samples))
+    record = collected | step_metrics(at.step, groups, samples, run.engine)
+    record |= update_metrics("actor", updates) | update_metrics("critic", forecasts)
     record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
-    kl = at.kl.update(divergence(samples, update.kl_penalty), len(samples))
     idle, scored = count_idle(at.idle, groups, samples), at.scored or any_scored(groups)
     shown = generations_of(groups[: run.schedule.train_generations_to_log], "train")
     return replace(after, step=at.step + 1, kl=kl, idle=idle, scored=scored), record, shown
 
 
-def update_policy(run: Run, samples: list[Sample], objective: Objective) -> tuple[list[Sample], list[dict[str, float]]]:
-    """Take the optimizer steps; return the samples with their old log-probs, and the metrics of each step."""
-    if "old_logprobs" not in run.update.needs:
-        samples, metrics = run.learner.forward_backward_on_policy(samples, objective)
-        return samples, [metrics | run.learner.optim_step()]
+def update_critic(critic: Critic, samples: list[Sample], schedule: Schedule) -> list[dict[str, float]]:
+    """Take the critic's optimizer steps, and let it leave the device to the policy; return the metrics of each step."""
+    batches = minibatches(samples, schedule.critic_global_batch_size, schedule.critic_ppo_epochs)
+    taken = [critic.forward_backward(minibatch) | critic.optim_step() for minibatch in batches]
+    critic.rest()
+    return taken
+
+
+def update_policy(
+    run: Run, samples: list[Sample], objective: Objective, before: int
+) -> tuple[list[Sample], list[dict[str, float]]]:
+    """Take the optimizer steps; return the samples with their old log-probs, and the metrics of each step.
+
+    A user's own loss that fails leaves the step as it was if none was taken, and the critic has taken none `before`.
+    """
     taken: list[dict[str, float]] = []
     try:
-        for minibatch in minibatches(samples, run.schedule):
+        if "old_logprobs" not in run.update.needs:
+            samples, metrics = run.learner.forward_backward_on_policy(samples, objective)
+            return samples, [metrics | run.learner.optim_step()]
+        for minibatch in minibatches(samples, run.schedule.global_batch_size, run.schedule.ppo_epochs):
             taken.append(run.learner.forward_backward(minibatch, objective) | run.learner.optim_step())
     except OwnCodeError as error:
-        if not taken:
+        if not before + len(taken):
             raise
-        raise BrokenStepError(f"{error}\n  {len(taken)} updates of its step were taken: {LOST}") from error
+        raise BrokenStepError(f"{error}\n  {before + len(taken)} updates of its step were taken: {LOST}") from error
     return samples, taken
 
 
-def minibatches(samples: Sequence[Sample], schedule: Schedule) -> Iterator[list[Sample]]:
-    """Yield the samples of each optimizer step: whole groups, `global_batch_size` at a time, `ppo_epochs` times."""
+def minibatches(samples: Sequence[Sample], prompts: int, epochs: int) -> Iterator[list[Sample]]:
+    """Yield the samples of each optimizer step: whole groups, so many prompts at a time, so many times over."""
     groups = samples[-1].group_id + 1
-    for _ in range(schedule.ppo_epochs):
-        for first in range(0, groups, schedule.global_batch_size):
-            yield [s for s in samples if first <= s.group_id < first + schedule.global_batch_size]
+    for _ in range(epochs):
+        for first in range(0, groups, prompts):
+            yield [s for s in samples if first <= s.group_id < first + prompts]
 
 
 def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, float], list[Generation]]:
@@ -170,7 +195,10 @@ def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> Draft:
 
     def save(folder: Path) -> None:
         run.learner.save(folder / "actor", model_only=run.schedule.save_model_only)
-        run.save_assets(folder / "actor")
+        if run.critic:
+            run.critic.save(folder / "critic", model_only=run.schedule.save_model_only)
+            run.critic.rest()
+        run.save_assets(folder)
         save_surplus(at.supply.surplus, folder)
 
     state = {

@@ -66,6 +66,28 @@ class Learner(Protocol):
     def load(self, folder: Path, *, model_only: bool = False) -> None: ...
 
 
+class Critic(Protocol):
+    """What forecasts returns and learns to, beside the policy; on the learner's process or its ranks."""
+
+    def annotate_values(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Add the forecast before each trained token."""
+
+    def pad(self) -> None:
+        """Pad micro-batches to their longest sample from now on."""
+
+    def forward_backward(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
+
+    def optim_step(self) -> dict[str, float]:
+        """Clip, update, forget the gradient; return grad_norm and lr."""
+
+    def rest(self) -> None:
+        """Let all that is offloaded leave the device, until the verb that needs it."""
+
+    def save(self, folder: Path, *, model_only: bool = False) -> None: ...
+    def load(self, folder: Path, *, model_only: bool = False) -> None: ...
+
+
 @runtime_checkable
 class Remote(Protocol):
     """A learner whose weights are in other processes."""
@@ -131,11 +153,19 @@ class Schedule:
     val_before_train: bool
     save_freq: int
     save_model_only: bool
+    critic_global_batch_size: int = 1  # prompts per optimizer step of the critic, where there is one
+    critic_ppo_epochs: int = 1
+    critic_warmup: int = 0  # first steps, in which the critic alone learns
 
     @property
     def updates_per_step(self) -> int:
         """Optimizer steps in a step that is full."""
         return -(-self.rollout_batch_size // self.global_batch_size) * self.ppo_epochs
+
+    @property
+    def critic_updates_per_step(self) -> int:
+        """The same of the critic."""
+        return -(-self.rollout_batch_size // self.critic_global_batch_size) * self.critic_ppo_epochs
 
     def validates(self, step: int) -> bool:
         return self.val_freq > 0 and (step % self.val_freq == 0 or step == self.total_steps)

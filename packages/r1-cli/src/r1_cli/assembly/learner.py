@@ -11,6 +11,7 @@ from r1_cli.assembly.adapter import AdaptedLearner, build_adaptation, open_adapt
 from r1_cli.assembly.fillers import build_fillers
 from r1_cli.assembly.trained import freeze, open_optimizer, say_what_is_trained
 from r1_cli.config import RunConfig
+from r1_cli.config.worker import OptimConfig, UpdateConfig
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, load_weights
@@ -48,6 +49,7 @@ def build_learner(
     computes with, as it is never trained, and is the reference, too.
     """
     actor = config.worker.actor
+    steps = schedule.total_steps - schedule.critic_warmup
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
     policy_shard, reference_shard = build_shards(config, hardware)
     adapters = open_adapters(config)
@@ -67,9 +69,9 @@ def build_learner(
     return make(
         policy,
         optimizer,
-        build_learning_rate(config, schedule),
+        build_learning_rate(actor.optim, steps, schedule.updates_per_step),
         reference=reference,
-        batching=build_batching(config),
+        batching=build_batching(config, actor),
         temperature=config.worker.rollout.temperature,
         max_grad_norm=actor.max_grad_norm,
         parallel=parallel,
@@ -81,9 +83,13 @@ def build_learner(
 
 
 def build_offload(config: RunConfig, hardware: Hardware) -> Offload:
-    """What leaves a GPU between phases: what is not with the processor for good, where an engine takes the room."""
+    """What leaves a GPU between phases: what is not with the processor for good, where others take the room.
+
+    These are an engine, or a critic.
+    """
     actor, ref = config.worker.actor, config.worker.ref
-    room_is_wanted = hardware.on_gpu and config.colocated and not actor.fsdp.enable_cpu_offload
+    shared = config.colocated or config.has_critic
+    room_is_wanted = hardware.on_gpu and shared and not actor.fsdp.enable_cpu_offload
     return Offload(
         weights=room_is_wanted and actor.offload.offload_params,
         optimizer=room_is_wanted and actor.offload.offload_optimizer,
@@ -93,41 +99,49 @@ def build_offload(config: RunConfig, hardware: Hardware) -> Offload:
 
 def build_shards(config: RunConfig, hardware: Hardware) -> tuple[Shard, Shard]:
     """How the policy is kept and computed with, and how the reference is, which is kept in what it computes with."""
-    actor, ref = config.worker.actor, config.worker.ref.fsdp
-    fsdp = actor.fsdp
-    policy = Shard(
-        param_dtype=hardware.computing_dtype(actor.kept_dtype, fsdp.mp_param_dtype),
+    ref = config.worker.ref.fsdp
+    policy = build_shard(config.worker.actor, hardware)
+    return policy, replace(policy, reshard=ref.enable_full_shard, offload=ref.enable_cpu_offload and hardware.on_gpu)
+
+
+def build_shard(owner: UpdateConfig, hardware: Hardware) -> Shard:
+    """How what is trained is kept and computed with."""
+    fsdp = owner.fsdp
+    return Shard(
+        param_dtype=hardware.computing_dtype(owner.kept_dtype, fsdp.mp_param_dtype),
         reduce_dtype=dtype(fsdp.mp_reduce_dtype),
         reshard=fsdp.enable_full_shard,
         # Processors keep everything in their memory as it is.
         offload=fsdp.enable_cpu_offload and hardware.on_gpu,
     )
-    return policy, replace(policy, reshard=ref.enable_full_shard, offload=ref.enable_cpu_offload and hardware.on_gpu)
 
 
-def build_learning_rate(config: RunConfig, schedule: Schedule) -> Callable[[int], float]:
-    """The factor on the learning rate at each optimizer step; the warm-up is given in steps, of which each has some."""
-    optim, updates = config.worker.actor.optim, schedule.total_steps * schedule.updates_per_step
-    warmup = optim.lr_warmup_steps
+def build_learning_rate(optim: OptimConfig, steps: int, updates_per_step: int) -> Callable[[int], float]:
+    """The factor on the learning rate at each optimizer step; the warm-up is given in steps, of which each has some.
+
+    Args:
+        steps: of training, that have optimizer steps.
+    """
+    updates, warmup = steps * updates_per_step, optim.lr_warmup_steps
     return partial(
         learning_rate_scale,
         total_steps=updates,
-        warmup_steps=int(optim.lr_warmup_ratio * updates) if warmup is None else warmup * schedule.updates_per_step,
+        warmup_steps=int(optim.lr_warmup_ratio * updates) if warmup is None else warmup * updates_per_step,
         min_lr_ratio=optim.min_lr_ratio or 0.0,
         kind=optim.lr_scheduler_type,
         num_cycles=optim.num_cycles,
     )
 
 
-def build_batching(config: RunConfig) -> Batching:
+def build_batching(config: RunConfig, owner: UpdateConfig) -> Batching:
     """Micro-batches by sequences, or with dynamic batching by the tokens that so many full sequences would have."""
-    actor, longest = config.worker.actor, config.data.max_prompt_length + config.data.max_response_length
+    longest = config.data.max_prompt_length + config.data.max_response_length
 
     def limit(samples: int) -> MicroLimit:
-        return MicroLimit(samples, samples * longest if actor.dynamic_batching else None)
+        return MicroLimit(samples, samples * longest if owner.dynamic_batching else None)
 
     return Batching(
-        padding_free=actor.padding_free,
-        update=limit(actor.micro_batch_size_per_device_for_update),
-        experience=limit(actor.micro_batch_size_per_device_for_experience),
+        padding_free=owner.padding_free,
+        update=limit(owner.micro_batch_size_per_device_for_update),
+        experience=limit(owner.micro_batch_size_per_device_for_experience),
     )

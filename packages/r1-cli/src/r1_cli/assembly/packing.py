@@ -9,7 +9,7 @@ from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.groups.group import extend_positions
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
-from r1_cli.roles import Learner
+from r1_cli.roles import Critic, Learner
 from r1_core.types import Sample
 from r1_data.render import Renderer
 from r1_rollout.canary import TOLERANCE, widest_gap
@@ -23,15 +23,26 @@ NEIGHBOUR = TOLERANCE[torch.float32]
 
 
 def settle_packing(
-    config: RunConfig, hardware: Hardware, model: ModelFiles, renderer: Renderer, learner: Learner
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    renderer: Renderer,
+    learner: Learner,
+    critic: Critic | None = None,
 ) -> None:
     """Let the learner pad, and say so, if packing is asked for and its model mixes up the sequences of a row.
+
+    A critic, whose model is of the same family, pads for the same reason.
 
     Raises:
         ConfigError: ranks are to share the rows, which cannot be padded then.
     """
-    actor = config.worker.actor
-    if not actor.padding_free:
+    actor, packs = config.worker.actor, []
+    if actor.padding_free:
+        packs.append(("actor", learner.pad))
+    if critic is not None and config.worker.critic.padding_free:
+        packs.append(("critic", critic.pad))
+    if not packs:
         return
     probes, fresh = (build_probes(config, model, renderer, variant=variant) for variant in (0, 1))
     tolerance = TOLERANCE[hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)]
@@ -41,8 +52,9 @@ def settle_packing(
         if config.sequence_ranks > 1:
             message = f"shares packed rows, and {name} {fault} on ranks that share it: set 1"
             raise ConfigError([Problem("worker.actor.ulysses_size", message, str(config.sequence_ranks))])
-        log.warning("%s %s: micro-batches are padded, as with worker.actor.padding_free=false", name, fault)
-        learner.pad()
+        for owner, pad in packs:
+            log.warning("%s %s: micro-batches are padded, as with worker.%s.padding_free=false", name, fault, owner)
+            pad()
 
 
 def find_packing_fault(learner: Learner, probes: Probes, fresh: Probes, tolerance: float) -> str | None:

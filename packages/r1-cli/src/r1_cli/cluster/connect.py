@@ -7,11 +7,12 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,7 @@ from r1_rollout.vllm.private_folder import PrivateFolder
 LOOPBACK = "127.0.0.1"
 TOGETHER = EnginesConfig()  # on the learner's devices
 SWEEPING = 5.0  # seconds for the machines to remove their temporary files
+REACHING = 10.0  # seconds for a cluster's address to answer
 JOINING = 120.0  # seconds for the machines of a cluster to be free, and to say what they have
 NO_CLUSTER = (
     "needs a Ray cluster, and none runs here: type on the first machine\n"
@@ -47,7 +49,8 @@ def open_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfi
     ends, what its actors did when is written to `ray_timeline`, for chrome://tracing.
 
     Raises:
-        ConfigError: there is no cluster, it has too few devices, or its machines do not fit one another.
+        ConfigError: there is no cluster, or it has too few devices.
+        ClusterError: it cannot be joined, or its machines do not fit one another.
     """
     if not find_spec("ray"):
         raise ConfigError([Problem("trainer.n_gpus_per_node", "several devices need Ray: install r1-cli[ray]")])
@@ -89,9 +92,10 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesCo
             _temp_dir=folder,
             _node_ip_address=LOOPBACK,
         )
-        scratch = Path(folder, "scratch")
+        scratch, own = Path(folder, "scratch"), ray.get_runtime_context().get_node_id()
         scratch.mkdir()
-        here = Node(ray.get_runtime_context().get_node_id(), LOOPBACK, devices[:ranks], _store_bytes(ray), str(scratch))
+        store = store_bytes(ray.nodes(), own, shared_bytes())
+        here = Node(own, LOOPBACK, devices[:ranks], store, str(scratch))
         yield Machines((here,), (replace(here, devices=devices[ranks:wanted]),) if apart.nnodes else ())
     finally:
         ray.shutdown()
@@ -101,23 +105,56 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesCo
 @contextmanager
 def joined_cluster(trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[Machines]:
     """Connect to the cluster of RAY_ADDRESS, or to the one that `ray start` has begun on this machine."""
+    address = find_address()
+    if not address or (silent := why_silent(address)):
+        message = NO_CLUSTER.format(address=own_address())
+        message += f" ({silent}, as RAY_ADDRESS or the last `ray start` here has it)" if address else ""
+        raise ConfigError([Problem("trainer.nnodes", message, str(trainer.nnodes))])
     ray = _import_ray()
     try:
-        ray.init(
-            address=os.environ.get("RAY_ADDRESS") or "auto",
-            namespace=_namespace(),
-            log_to_driver=False,
-            configure_logging=False,
-        )
-    except ConnectionError as error:
-        address = socket.gethostbyname(socket.gethostname())
-        message = NO_CLUSTER.format(address=address) + f" ({str(error).splitlines()[0]})"
-        raise ConfigError([Problem("trainer.nnodes", message, str(trainer.nnodes))]) from error
+        ray.init(address=address, namespace=_namespace(), log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:  # other versions, or another token
+        raise ClusterError(f"the Ray cluster at {address} cannot be joined: {error}") from error
     try:
         with _kept_machines(ray, trainer, apart) as machines:
             yield machines
     finally:
         ray.shutdown()
+
+
+def find_address() -> str | None:
+    """Return the cluster of RAY_ADDRESS, or that of the last `ray start` on this machine, None without either.
+
+    Ray itself would also take a cluster that it finds among the processes: another run's own.
+    """
+    noted = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+    named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
+    if named != "auto":
+        return named
+    return noted.read_text().strip() if noted.is_file() else None
+
+
+def own_address() -> str:
+    """Return the address by which other machines reach this one, or a word that stands for it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:  # sends nothing
+        try:
+            asked.connect(("192.0.2.1", 9))
+        except OSError:
+            return "FIRST"
+        found: str = asked.getsockname()[0]
+        return found
+
+
+def why_silent(address: str) -> str | None:
+    """Say why nothing answers at a cluster's address, None if something does. Ray would try for a minute."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return f"{address} is no address like 10.0.0.1:6379"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACHING).close()
+    except (OSError, OverflowError) as error:
+        return f"nothing answers at {address}: {error}"
+    return None
 
 
 @contextmanager
@@ -147,21 +184,29 @@ def _kept_machines(ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig
             ).remote()
             for index, share in enumerate(shares)
         ]
-        found = ray.get([one.look.remote() for one in keepers], timeout=JOINING)
+        try:
+            found = ray.get([one.look.remote() for one in keepers], timeout=JOINING)
+        except ray.exceptions.RayError as error:
+            raise ClusterError(
+                f"a machine of the cluster cannot take part, which needs the same r1: {error}"
+            ) from error
         require_same_versions(found)
-        yield _deal_out(found, shares)
+        stores = [store_bytes(alive, one["id"], one["shared"]) for one in found]
+        yield _deal_out(found, stores, shares)
     finally:
         if sweeping := [one.sweep.remote() for one in keepers]:
             ray.wait(sweeping, num_returns=len(sweeping), timeout=SWEEPING)
         ray.util.remove_placement_group(group)
 
 
-def _deal_out(found: Sequence[Mapping[str, Any]], shares: Sequence[tuple[int, int]]) -> Machines:
+def _deal_out(
+    found: Sequence[Mapping[str, Any]], stores: Sequence[int | None], shares: Sequence[tuple[int, int]]
+) -> Machines:
     """Return which devices of the machines ranks have, and which engines apart."""
     learner, engines = [], []
-    for one, (ranks, apart) in zip(found, shares, strict=True):
+    for one, store, (ranks, apart) in zip(found, stores, shares, strict=True):
         devices = one["gpus"] or ("cpu",) * (ranks + apart)
-        node = Node(one["id"], one["address"], devices, one["store"], one["scratch"])
+        node = Node(one["id"], one["address"], devices, store, one["scratch"])
         learner += [replace(node, devices=devices[:ranks])] if ranks else []
         engines += [replace(node, devices=devices[ranks:])] if apart else []
     return Machines(tuple(learner), tuple(engines))
@@ -180,14 +225,14 @@ class Keeper:
         self._scratch = PrivateFolder("r1-scratch-")
 
     def look(self) -> dict[str, Any]:
-        """Return the machine's id, address, GPUs and object store, a folder for temporary files, and its software."""
+        """Return the machine's id, address, GPUs, free shared memory, folder for temporary files, and versions."""
         import ray
 
         return {
             "id": ray.get_runtime_context().get_node_id(),
             "address": ray.util.get_node_ip_address(),
             "gpus": tuple(map(str, ray.get_gpu_ids())),
-            "store": _store_bytes(ray),
+            "shared": shared_bytes(),
             "scratch": str(self._scratch.path),
             "versions": own_versions(),
         }
@@ -197,14 +242,23 @@ class Keeper:
         self._scratch.remove()
 
 
-def _store_bytes(ray: ModuleType) -> int | None:
-    """Return the bytes of this machine's object store that lie in memory; None where the user wants them on a disk."""
-    if os.environ.get("RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"):
-        return None
-    own = ray.get_runtime_context().get_node_id()
-    store = next(node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == own)
+def shared_bytes() -> float:
+    """Return the free bytes of this machine's shared memory; without bound where the user wants the store on a disk."""
     shared = Path("/dev/shm")
-    return int(min(store, shutil.disk_usage(shared).free) if shared.is_dir() else store)
+    if os.environ.get("RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE") or not shared.is_dir():
+        return inf
+    return shutil.disk_usage(shared).free
+
+
+def store_bytes(nodes: Iterable[Mapping[str, Any]], node_id: str, shared: float) -> int | None:
+    """Return the bytes of a machine's object store that lie in its shared memory; None where they are not known.
+
+    Args:
+        nodes: what Ray says of all machines.
+        shared: what the machine says of its shared memory.
+    """
+    stores = [node["Resources"].get("object_store_memory") for node in nodes if node["NodeID"] == node_id]
+    return int(min(stores[0], shared)) if stores and stores[0] and shared < inf else None
 
 
 def own_versions() -> dict[str, str]:

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from r1_cli.assembly.adapter import AdaptedLearner
 from r1_cli.assembly.algorithm import build_objective
+from r1_cli.assembly.critic import build_critic
 from r1_cli.assembly.learner import build_learner
 from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
 from r1_cli.cluster.delivery import Ask, Sender, Way, open_sender
@@ -31,6 +32,7 @@ from r1_cli.models.files import open_model
 from r1_cli.roles import Schedule
 from r1_core.learner import Learner
 from r1_core.learner.checkpoint import handed_over
+from r1_core.learner.critic import Critic
 from r1_core.learner.facts import Facts
 from r1_core.learner.parallel import Parallel
 from r1_core.needs import Needs
@@ -59,6 +61,11 @@ def build_policy(
     return learner, build_objective(config)
 
 
+def build_critic_beside(config: RunConfig, hardware: Hardware, schedule: Schedule, parallel: Parallel) -> Critic:
+    """Build this rank's share of the critic from a run's configuration."""
+    return build_critic(config, hardware, open_model(config), schedule, parallel)
+
+
 class Rank:
     """One of the processes that train a policy together. All are called alike, but for `open_store`.
 
@@ -74,6 +81,7 @@ class Rank:
         timeout: float = 1800.0,
         shard_size: int = -1,
         sequence_size: int = 1,
+        build_critic: Callable[[Parallel], Critic] | None = None,
     ) -> None:
         """Begin without touching the device.
 
@@ -81,7 +89,9 @@ class Rank:
             timeout: how many seconds ranks wait for one another.
             shard_size: how many ranks share a copy of the weights, `fsdp.fsdp_size`.
             sequence_size: how many share a sequence, `ulysses_size`.
+            build_critic: makes the critic after the learner; None: there is none.
         """
+        self._build_critic = build_critic
         self._build, self._rank, self._world, self._device = build, rank, world, device
         self._sizes = {"shard_size": shard_size, "sequence_size": sequence_size}
         self._timeout = timedelta(seconds=timeout)
@@ -115,6 +125,9 @@ class Rank:
             )  # fmt: skip
             parallel = Parallel.join(self._device, **self._sizes, timeout=self._timeout)
         self.learner, self.objective = self._build(parallel)
+        if self._build_critic is not None:
+            self.learner.rest()
+            self.critic = self._build_critic(parallel)
 
     def close(self) -> None:
         """Leave the group of ranks, and that with the engines."""
@@ -211,6 +224,37 @@ class Rank:
     def load(self, folder: Path, model_only: bool) -> None:
         """Do what the learner's does."""
         self.learner.load(folder, model_only=model_only)
+
+    # --- the critic's verbs ------------------------------------------------------------------------------------------
+
+    def annotate_values(self, rows: Rows, changes: Reference | None) -> Found | None:
+        """Do what the critic's does; return what it adds."""
+        samples = self._shown(rows, changes)
+        return self._keep(rows, samples, self.critic.measure(samples))
+
+    def critic_pad(self) -> None:
+        """Do what the critic's does."""
+        self.critic.pad()
+
+    def critic_forward_backward(self, rows: Rows, changes: Reference | None) -> dict[str, float]:
+        """Do what the critic's does."""
+        return self.critic.forward_backward(self._shown(rows, changes))
+
+    def critic_optim_step(self) -> dict[str, float]:
+        """Do what the critic's does."""
+        return self.critic.optim_step()
+
+    def critic_rest(self) -> None:
+        """Do what the critic's does."""
+        self.critic.rest()
+
+    def critic_save(self, folder: Path, model_only: bool) -> None:
+        """Do what the critic's does."""
+        self.critic.save(folder, model_only=model_only)
+
+    def critic_load(self, folder: Path, model_only: bool) -> None:
+        """Do what the critic's does."""
+        self.critic.load(folder, model_only=model_only)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 

@@ -6,13 +6,12 @@ from typing import Any
 
 from r1_cli.config.engines import engine_module
 from r1_cli.config.errors import ConfigError, Problem
-from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, needs_of
+from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option
 from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup
 from r1_cli.config.schema import schema
 from r1_cli.config.sources import training_sources
-from r1_cli.config.worker import FSDPConfig
-from r1_core import catalogue
+from r1_cli.config.worker import FSDPConfig, LoraConfig
 
 Applies = Callable[[Any, RunConfig], bool]  # (the key's value, the configuration)
 
@@ -29,15 +28,19 @@ class Limit:
         return f"{self.key}={self.value}"
 
 
-def wants_critic(config: RunConfig) -> bool:
-    """Whether the estimator needs a critic's values."""
-    return "values" in needs_of(catalogue.estimators(), config.algorithm.adv_estimator)
+def _has_critic(config: RunConfig) -> bool:
+    return config.has_critic
 
 
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
-    ("algorithm.adv_estimator", lambda v, c: wants_critic(c), "there is no critic, set another estimator"),
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
+    ("worker.critic.ulysses_size", lambda v, c: c.has_critic and v > 1, "the critic's sequences are whole, set 1"),
+    ("worker.critic.fsdp.torch_dtype", lambda v, c: c.has_critic and v == "fp16", "losses are not scaled, set bf16"),
+    ("worker.critic.fsdp.mp_param_dtype", lambda v, c: c.has_critic and v == "fp16", "losses are not scaled, set bf16"),
+    ("worker.critic.model.freeze", lambda v, c: c.has_critic and v, "only the actor's weights are chosen, set []"),
+    ("worker.critic.optim.groups", lambda v, c: c.has_critic and v, "the critic has one learning rate, set []"),
+    ("worker.critic.model.lora.rank", lambda v, c: c.has_critic and v > 0, "all the critic's weights train, set 0"),
 )
 # Refused where the user asks for it; as a mere default it means nothing on one device.
 NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
@@ -62,6 +65,19 @@ NO_EFFECT: dict[str, str] = {
     },
     "worker.rollout.disable_tqdm": "the progress bar is r1's own",
 }
+CRITIC_NO_EFFECT: dict[str, str] = {
+    "worker.critic.strategy": "both names mean FSDP2",
+    "worker.critic.model.tokenizer_path": "it reads the tokens that the actor does",
+    **{
+        f"worker.critic.model.lora.{key}": "all the critic's weights train"
+        for key in LoraConfig.model_fields
+        if key != "rank"
+    },
+    "worker.critic.fsdp.enable_rank0_init": "each rank reads its own rows of the model's files",
+    "worker.critic.fsdp.use_orig_params": "FSDP2 always does",
+    "worker.critic.fsdp.mp_buffer_dtype": "buffers keep the model's own precision",
+    "worker.critic.fsdp.fsdp_size": "the critic is cut over the ranks as the actor is",
+}
 # On by default, so shown only where the user asks for them.
 NO_EFFECT_WHEN_SET: dict[str, str] = {
     "worker.actor.use_torch_compile": "log-probs are computed eagerly",
@@ -72,6 +88,11 @@ SELDOM_MEANT: tuple[tuple[str, Applies, str], ...] = (
     ("worker.actor.optim.lr", lambda v, c: v == 0, "no weight changes"),
     ("trainer.save_freq", lambda v, c: v == 0, "as -1, no checkpoint is written"),
     ("trainer.val_freq", lambda v, c: v == 0, "as -1, nothing is validated between steps"),
+    (
+        "trainer.critic_warmup",
+        lambda v, c: c.has_critic and c.trainer.max_steps is not None and v >= c.trainer.max_steps,
+        "the actor is never updated",
+    ),
     *(
         (f"worker.actor.offload.{key}", lambda v, c: v and not c.colocated, "no engine samples where the actor learns")
         for key in ("offload_params", "offload_optimizer")
@@ -104,8 +125,8 @@ READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
         (f"worker.actor.model.lora.{key}", lambda c: c.worker.actor.model.lora.used, "lora.rank is 0")
         for key in ("alpha", "target_modules", "exclude_modules")
     ),
-    ("worker.critic", wants_critic, "the estimator needs no critic"),
-    ("trainer.critic_warmup", wants_critic, "the estimator needs no critic"),
+    ("worker.critic", _has_critic, "the estimator needs no critic"),
+    ("trainer.critic_warmup", _has_critic, "the estimator needs no critic"),
     ("algorithm.kl_horizon", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),
     ("algorithm.kl_target", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),
     *(
@@ -193,7 +214,7 @@ def require_available(config: RunConfig, provenance: Provenance) -> None:
 def without_effect(config: RunConfig, provenance: Provenance) -> list[Limit]:
     """Return the options that ask for something although nothing reads them here; they are shown, not refused."""
     default = RunConfig()
-    reasons = NO_EFFECT | _not_read(config)
+    reasons = NO_EFFECT | (CRITIC_NO_EFFECT if config.has_critic else {}) | _not_read(config)
     changed = [
         (key, reason)
         for section, reason in reasons.items()

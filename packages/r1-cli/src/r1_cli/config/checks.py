@@ -14,7 +14,7 @@ from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup, masked, masked_keys
 from r1_cli.config.sequences import sequence_problems
 from r1_cli.config.sources import Source, training_sources, validation_sources
-from r1_cli.config.worker import TOKEN_VARIABLE
+from r1_cli.config.worker import TOKEN_VARIABLE, UpdateConfig
 from r1_core import catalogue
 from r1_core.settings import fault
 
@@ -42,10 +42,11 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
     if command == "train":
         findings += [
             *_batches(config),
-            *_micro_batches(config),
+            *_optimizer_batches(config, "actor"),
+            *_critic(config, provenance),
             *_parallel(config, provenance),
             *_algorithm(config),
-            *_needs(config, provenance),
+            *_needs(config),
             *_ranges(config),
             *_filter(config),
             *_rejections(config),
@@ -112,13 +113,7 @@ def _reward_of(source: Source) -> tuple[str | None, dict[str, Any]]:
 
 
 def _batches(config: RunConfig) -> Iterator[Finding]:
-    data, actor = config.data, config.worker.actor
-    if data.rollout_batch_size % actor.global_batch_size:
-        yield (
-            "worker.actor.global_batch_size",
-            f"must divide data.rollout_batch_size ({data.rollout_batch_size}); "
-            f"{_nearest_divisors(data.rollout_batch_size, actor.global_batch_size)} would do",
-        )
+    data = config.data
     mini = data.mini_rollout_batch_size
     if mini is not None and data.rollout_batch_size % mini:
         yield (
@@ -130,30 +125,42 @@ def _batches(config: RunConfig) -> Iterator[Finding]:
         yield "data.val_batch_size", "must be at least 1, or -1 for all at once"
 
 
-def _micro_batches(config: RunConfig) -> Iterator[Finding]:
-    actor, n = config.worker.actor, config.worker.rollout.n
-    replicas = config.data_ranks
-    update, step = actor.global_batch_size * n, config.data.rollout_batch_size * n
+def _critic(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
+    """What is wrong with the critic's own batches; those that it has of the actor are held against the actor."""
+    if config.has_critic:
+        found = _optimizer_batches(config, "critic")
+        yield from (finding for finding in found if provenance.is_set(finding[0]))
+
+
+def _optimizer_batches(config: RunConfig, name: Literal["actor", "critic"]) -> Iterator[Finding]:
+    owner: UpdateConfig = getattr(config.worker, name)
+    n, prompts = config.worker.rollout.n, config.data.rollout_batch_size
+    replicas = config.data_ranks if name == "actor" else config.trainer.devices
+    update, step = owner.global_batch_size * n, prompts * n
+    if prompts % owner.global_batch_size:
+        divisors = _nearest_divisors(prompts, owner.global_batch_size)
+        message = f"must divide data.rollout_batch_size ({prompts}); {divisors} would do"
+        yield f"worker.{name}.global_batch_size", message
     if update % replicas:
         yield (
-            "worker.actor.global_batch_size",
+            f"worker.{name}.global_batch_size",
             f"× worker.rollout.n ({n}) = {update} sequences must be a multiple of the {replicas} data-parallel devices",
         )
-    elif not actor.dynamic_batching:
-        micro = actor.micro_batch_size_per_device_for_update
+    elif not owner.dynamic_batching:
+        micro = owner.micro_batch_size_per_device_for_update
         if update // replicas % micro:
             yield (
-                "worker.actor.micro_batch_size_per_device_for_update",
+                f"worker.{name}.micro_batch_size_per_device_for_update",
                 f"must divide the {update // replicas} sequences per device and optimizer step "
                 f"(global_batch_size × n ÷ devices); {_nearest_divisors(update // replicas, micro)} would do, "
-                "or set worker.actor.dynamic_batching=true",
+                f"or set worker.{name}.dynamic_batching=true",
             )
-        micro = actor.micro_batch_size_per_device_for_experience
+        micro = owner.micro_batch_size_per_device_for_experience
         if step // replicas % micro:
             yield (
-                "worker.actor.micro_batch_size_per_device_for_experience",
+                f"worker.{name}.micro_batch_size_per_device_for_experience",
                 f"must divide the {step // replicas} sequences per device and step (rollout_batch_size × n ÷ devices); "
-                f"{_nearest_divisors(step // replicas, micro)} would do, or set worker.actor.dynamic_batching=true",
+                f"{_nearest_divisors(step // replicas, micro)} would do, or set worker.{name}.dynamic_batching=true",
             )
 
 
@@ -258,7 +265,7 @@ def _algorithm(config: RunConfig) -> Iterator[Finding]:
         yield "worker.actor.clip_cov_lb", f"must be less than worker.actor.clip_cov_ub ({high})"
 
 
-def _needs(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
+def _needs(config: RunConfig) -> Iterator[Finding]:
     """What the estimator and the loss need and the rest of the configuration does not give."""
     algorithm, name = config.algorithm, config.algorithm.adv_estimator
     needs = needs_of(catalogue.estimators(), name)
@@ -273,9 +280,6 @@ def _needs(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
     ):
         if {"ref_logprobs", "full_kl"} & set(wants) and algorithm.disable_kl:
             yield "algorithm.disable_kl", f"{key}={lookup(config, key)} needs the reference: set false"
-    prompts, key = config.data.rollout_batch_size, "worker.critic.global_batch_size"
-    if "values" in needs and provenance.is_set(key) and prompts % config.worker.critic.global_batch_size:
-        yield key, f"must divide data.rollout_batch_size ({prompts})"
 
 
 def _ranges(config: RunConfig) -> Iterator[Finding]:

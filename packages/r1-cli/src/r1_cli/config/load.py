@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from r1_cli.config.checks import Command, find_problems
+from r1_cli.config.critic import follow_actor
 from r1_cli.config.data import SourceConfig
 from r1_cli.config.errors import ConfigError, Problem
 from r1_cli.config.legacy import translate
@@ -59,6 +60,7 @@ def load_config(words: Sequence[str], *, command: Command = "train") -> tuple[Ru
     config, wrong = _validate(settings)
     problems += wrong
     if config is not None:
+        config = follow_actor(config, provenance)
         problems += find_problems(config, provenance, command)
     if problems or config is None:
         raise ConfigError(problems)

@@ -8,7 +8,7 @@ from typing import Any
 
 from r1_cli.config.algorithm import AlgorithmConfig
 from r1_cli.config.data import DataConfig
-from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, own_defaults
+from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of, own_defaults
 from r1_cli.config.section import Section
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.config.worker import WorkerConfig
@@ -30,6 +30,11 @@ class RunConfig(Section):
     def on_cluster(self) -> bool:
         """Whether there are several devices: several ranks, or engines apart."""
         return self.trainer.devices > 1 or self.worker.rollout.engines.nnodes > 0
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the estimator needs a critic's values."""
+        return "values" in needs_of(catalogue.estimators(), self.algorithm.adv_estimator)
 
     @property
     def sequence_ranks(self) -> int:
@@ -63,6 +68,8 @@ def own_values(config: RunConfig) -> Iterator[tuple[str, Any]]:
     yield from own_defaults(actor, LOSS_OPTIONS, actor.loss_type)
     if actor.loss_avg_mode is None and actor.loss_type in catalogue.losses():
         yield "worker.actor.loss_avg_mode", catalogue.losses()[actor.loss_type].aggregation
+    if config.has_critic and config.worker.critic.loss_avg_mode is None:
+        yield "worker.critic.loss_avg_mode", "token"
 
 
 def printable(config: RunConfig) -> dict[str, Any]:
@@ -86,9 +93,9 @@ def masked_keys(config: RunConfig) -> list[str]:
 
 def _open_mappings(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Yield the options that users name themselves, among which secrets may be: key, section, name in the section."""
-    reward, model = values["worker"]["reward"], values["worker"]["actor"]["model"]
-    yield "worker.reward.reward_function_kwargs", reward, "reward_function_kwargs"
-    yield "worker.actor.model.override_config", model, "override_config"
+    yield "worker.reward.reward_function_kwargs", values["worker"]["reward"], "reward_function_kwargs"
+    for owner in ("actor", "critic"):
+        yield f"worker.{owner}.model.override_config", values["worker"][owner]["model"], "override_config"
     for key in ("sources", "val_sources"):
         for index, source in enumerate(values["data"][key] or []):
             yield f"data.{key}[{index}].reward_function_kwargs", source, "reward_function_kwargs"

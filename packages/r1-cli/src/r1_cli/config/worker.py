@@ -115,7 +115,9 @@ refuse_clashes(ActorConfig, LOSS_OPTIONS)
 
 
 class CriticConfig(UpdateConfig):
-    cliprange_value: Positive = 0.5
+    """Batch sizes that are not set are the actor's, and so is a model that is not named (`config.critic`)."""
+
+    cliprange_value: Positive = 0.5  # of values, around those before the step
 
 
 class RefConfig(Section):

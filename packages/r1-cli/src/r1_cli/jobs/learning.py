@@ -7,6 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from r1_cli.assembly.critic import build_critic
 from r1_cli.assembly.learner import build_learner, joined_alone
 from r1_cli.cluster.placement import Seat, Seating, seat_all
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
@@ -14,8 +17,9 @@ from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.experts import describe_router
 from r1_cli.models.files import ModelFiles
-from r1_cli.roles import Learner, Schedule
+from r1_cli.roles import Critic, Learner, Schedule
 from r1_cli.state.sight import Proof, shown_folders
+from r1_core.learner.parallel import Parallel
 
 if TYPE_CHECKING:
     from r1_cli.cluster.actors import Actors
@@ -63,11 +67,13 @@ def prepare_learner(
     schedule: Schedule,
     seats: Sequence[Seat],
     stack: ExitStack,
-) -> Callable[[], Learner]:
+) -> Callable[[], tuple[Learner, Critic | None]]:
     """Start the learner's processes, one at each seat or none but this; return what loads it there, weights and all.
 
     Engines are to be started in between, while the devices are empty: vLLM claims a share of them. All ends with
     `stack`.
+
+    The critic, if the estimator needs one, stands beside it.
 
     Raises:
         ClusterError: a rank has died.
@@ -77,7 +83,7 @@ def prepare_learner(
     if said := describe_router(model.config):
         log.info("%s", said)
     if not seats:
-        return partial(build_learner, config, hardware, model, schedule, stack.enter_context(joined_alone(hardware)))
+        return partial(load_here, config, hardware, model, schedule, stack.enter_context(joined_alone(hardware)))
     from r1_cli.cluster.actors import Actors, Place
 
     logs, trainer = Path(config.trainer.checkpoint_folder).resolve() / "logs", config.trainer
@@ -98,19 +104,38 @@ def prepare_learner(
     return partial(load_ranked, config, hardware, schedule, seats, ranks)
 
 
+def load_here(
+    config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, parallel: Parallel
+) -> tuple[Learner, Critic | None]:
+    """Load learner and critic in this process, the one after the other has left the device if it is to."""
+    learner = build_learner(config, hardware, model, schedule, parallel)
+    if not config.has_critic:
+        return learner, None
+    learner.rest()
+    return learner, build_critic(config, hardware, model, schedule, parallel)
+
+
 def load_ranked(
     config: RunConfig, hardware: Hardware, schedule: Schedule, seats: Sequence[Seat], ranks: "Actors"
-) -> Learner:
+) -> tuple[Learner, Critic | None]:
     """Let actors that have started at their seats meet, and load their shares. Raises as `prepare_learner` says."""
+    from r1_cli.cluster.critic import RankedCritic
     from r1_cli.cluster.learner import RankedLearner
-    from r1_cli.cluster.rank import Rank, build_policy
+    from r1_cli.cluster.rank import Rank, build_critic_beside, build_policy
 
-    actor, trainer = config.worker.actor, config.trainer
+    actor, critic, trainer = config.worker.actor, config.worker.critic, config.trainer
     build = partial(build_policy, config, hardware, schedule)
-    alike = len(seats), hardware.kind, trainer.collective_timeout, actor.fsdp.fsdp_size, actor.ulysses_size
+    build_beside = partial(build_critic_beside, config, hardware, schedule) if config.has_critic else None
+    sizes = actor.fsdp.fsdp_size, actor.ulysses_size
+    alike = len(seats), hardware.kind, trainer.collective_timeout, *sizes, build_beside
     ranks.make(Rank, [(build, seat.rank, *alike) for seat in seats])
     ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
-    return RankedLearner(ranks, hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype))
+    computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
+    if not config.has_critic:
+        return RankedLearner(ranks, computing), None
+    finer = torch.promote_types(computing, hardware.computing_dtype(critic.kept_dtype, critic.fsdp.mp_param_dtype))
+    ranked = RankedLearner(ranks, finer)
+    return ranked, RankedCritic(ranked.crossing)
 
 
 def require_sight(config: RunConfig, ranks: Any, seats: Sequence[Seat]) -> None:
@@ -119,8 +144,9 @@ def require_sight(config: RunConfig, ranks: Any, seats: Sequence[Seat]) -> None:
     Args:
         ranks: actors at the seats that hold nothing yet.
     """
-    trainer, model_path = config.trainer, config.worker.actor.model.model_path
-    read = {"worker.actor.model.model_path": Path(model_path or "")} if model_path else {}
+    trainer, owners = config.trainer, ("actor", "critic") if config.has_critic else ("actor",)
+    models = {f"worker.{owner}.model.model_path": getattr(config.worker, owner).model.model_path for owner in owners}
+    read = {key: Path(path) for key, path in models.items() if path}
     if trainer.load_checkpoint_path:
         read["trainer.load_checkpoint_path"] = Path(trainer.load_checkpoint_path) / "actor"
     with shown_folders(("trainer.save_checkpoint_path", Path(trainer.checkpoint_folder)), read) as proof:

@@ -28,6 +28,8 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
         ModelError: no checkpoint there, its weights do not fit its configuration, or an adapter's base is not there.
         FileExistsError: `output` exists and is not a folder that an earlier merge wrote.
     """
+    if checkpoint.name == "critic" and (checkpoint.parent / "actor").is_dir():
+        raise ModelError(f"{checkpoint} forecasts returns and writes no text: name {checkpoint.parent}, for its actor")
     actor = checkpoint if checkpoint.name == "actor" else checkpoint / "actor"
     if not (actor / "config.json").is_file():
         raise ModelError(f"{checkpoint} is not a checkpoint of r1: {actor / 'config.json'} is missing")

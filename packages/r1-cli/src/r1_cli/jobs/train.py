@@ -29,11 +29,11 @@ from r1_cli.jobs.learning import open_seats, prepare_learner, settle_devices
 from r1_cli.jobs.media import begin_media, open_media, require_batch_room
 from r1_cli.jobs.sampling import open_engine
 from r1_cli.measure.validate import Validation
-from r1_cli.models.files import open_model, save_assets
+from r1_cli.models.files import open_critic_config, open_model, save_beside_weights
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.disk import require_room
-from r1_cli.roles import Dataset, Learner, Position, Schedule
+from r1_cli.roles import Critic, Dataset, Learner, Position, Schedule
 from r1_cli.sampling.collect import DynamicSampling
 from r1_cli.sampling.proof import prove
 from r1_cli.state.checkpoints import CheckpointStore, read_state
@@ -87,12 +87,13 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         require_batch_room(config, hardware, seats.ranks, prompts)
         begin_media(media, prompts, val_prompts)
         schedule = build_schedule(config, plan)
+        critic_config = open_critic_config(config, model) if config.has_critic else None
         load_learner = prepare_learner(config, hardware, model, schedule, seats.ranks, stack)
         # Before the learner's weights are on the devices: vLLM claims a share of what is free.
         engine = open_engine(config, hardware, model, seats.engines, stack)
-        learner = load_learner()
-        settle_packing(config, hardware, model, rendering.renderer, learner)
-        at = load_start(learner, prompts, start, algorithm.build_start(config))
+        learner, critic = load_learner()
+        settle_packing(config, hardware, model, rendering.renderer, learner, critic)
+        at = load_start(learner, critic, prompts, start, algorithm.build_start(config))
         reporter.begin(at.step, schedule.total_steps)
         names = config.trainer.project_name, config.trainer.experiment_name
         info = RunInfo(*names, store.root, printable(config), at.step)
@@ -135,7 +136,8 @@ def train(config: RunConfig, provenance: Provenance) -> int:
             store=store,
             tracker=tracker,
             stop=stack.enter_context(StopRequest().listening()),
-            save_assets=partial(save_assets, model),
+            save_assets=partial(save_beside_weights, model, critic_config),
+            critic=critic,
         )
         if trainer.val_only:
             if run.validation is None:
@@ -169,17 +171,31 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     return latest
 
 
-def load_start(learner: Learner, prompts: Dataset, start: Path | None, begin: Position) -> Position:
-    """Load the checkpoint, if there is one, into the learner; return the position to go on from."""
+def load_start(
+    learner: Learner, critic: Critic | None, prompts: Dataset, start: Path | None, begin: Position
+) -> Position:
+    """Load the checkpoint, if there is one, into learner and critic; return the position to go on from."""
     if start is None:
         return begin
     state = read_state(start)
+    if critic is not None:
+        load_critic(critic, start, model_only=state["model_only"])
     if state["model_only"]:
         log.warning("%s was saved without the optimizer (save_model_only): its moments start at zero", start)
     learner.load(start / "actor", model_only=state["model_only"])
     log.info("going on from %s", start)
     at = begin.resume(state)
     return replace(at, supply=replace(at.supply, surplus=load_surplus(start, prompts.__getitem__)))
+
+
+def load_critic(critic: Critic, start: Path, *, model_only: bool) -> None:
+    """Load the critic of a checkpoint, if it has one, and let it leave the device until it is needed."""
+    folder = start / "critic"
+    if folder.is_dir():
+        critic.load(folder, model_only=model_only)
+    else:
+        log.warning("%s has no critic: it begins as the model of worker.critic.model.model_path", start)
+    critic.rest()
 
 
 def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -200,7 +216,7 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def build_schedule(config: RunConfig, plan: Plan) -> Schedule:
     """Return the run's timetable. The plan must know the number of rows."""
-    trainer, actor = config.trainer, config.worker.actor
+    trainer, actor, critic = config.trainer, config.worker.actor, config.worker.critic
     return Schedule(
         total_steps=plan.total_steps or 0,
         rollout_batch_size=config.data.rollout_batch_size,
@@ -212,4 +228,7 @@ def build_schedule(config: RunConfig, plan: Plan) -> Schedule:
         val_before_train=trainer.val_before_train,
         save_freq=trainer.save_freq,
         save_model_only=trainer.save_model_only,
+        critic_global_batch_size=critic.global_batch_size,
+        critic_ppo_epochs=critic.ppo_epochs,
+        critic_warmup=trainer.critic_warmup if config.has_critic else 0,
     )

@@ -20,6 +20,7 @@ from r1_rollout.types import Generator
 
 # Samples that are looked at in one go: what is computed of them stays in the processor's cache, of a step it would not.
 SHARE = 32
+OF_ALL_TOKENS = ("old", "ref", "values", "adv", "update_critic", "update_actor")  # stages that read prompts, too
 
 
 def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample], engine: Generator) -> dict[str, float]:
@@ -51,9 +52,9 @@ def mean_of(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: fmean(values) for name, values in columns.items()}
 
 
-def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean over the step's optimizer steps of what the learner reported."""
-    return {f"actor/{name}": value for name, value in mean_of(updates).items()}
+def update_metrics(owner: str, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean over the step's optimizer steps of what the actor or the critic reported."""
+    return {f"{owner}/{name}": value for name, value in mean_of(updates).items()}
 
 
 def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str = "") -> dict[str, float]:
@@ -95,11 +96,23 @@ def shares(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
 
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return the spread over trained tokens; outcome estimators use the advantage as the return."""
-    values = tokens(samples, "advantages")
-    mean = values.mean(dtype=torch.float64)
-    found = {"mean": float(mean), "max": float(values.max()), "min": float(values.min())}
-    return {f"critic/{name}/{kind}": value for name in ("advantages", "returns") for kind, value in found.items()}
+    """Return the spread over trained tokens; outcome estimators use the advantage as the return.
+
+    With a critic's values also what share of the returns' variance they explain; of returns all alike none.
+    """
+    found = {"advantages": tokens(samples, "advantages")}
+    found["returns"] = tokens(samples, "returns") if known(samples, "returns") else found["advantages"]
+    record: dict[str, float] = {}
+    if known(samples, "values"):
+        found["values"] = tokens(samples, "values")
+        errors = found["returns"].double() - found["values"]
+        unexplained, whole = errors.var(unbiased=False), found["returns"].double().var(unbiased=False)
+        record["critic/vf_explained_var"] = float(torch.where(whole > 0, 1 - unexplained / whole, 0.0))
+    for name, values in found.items():
+        mean = float(values.mean(dtype=torch.float64))
+        record |= {f"critic/{name}/mean": mean, f"critic/{name}/max": float(values.max())}
+        record[f"critic/{name}/min"] = float(values.min())
+    return record
 
 
 def length_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -215,7 +228,7 @@ def performance(
     """Return times, throughput and memory; MFU only where the device's peak is known, never a made-up one."""
     total = sum(len(sample.token_ids) for sample in samples)
     sampled = sum(sample.response_length for sample in samples)
-    tokens_of = {"gen": sampled, "reward": sampled, **dict.fromkeys(("old", "ref", "adv", "update_actor"), total)}
+    tokens_of = {"gen": sampled, "reward": sampled, **dict.fromkeys(OF_ALL_TOKENS, total)}
     record = {
         **{f"timing_s/{stage}": value for stage, value in seconds.items()},
         **{
@@ -230,7 +243,7 @@ def performance(
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
     peak = peak_flops(facts.device)
-    if peak is not None:
+    if peak is not None and "update_actor" in seconds:
         flops = total * ppo_epochs * facts.flops_per_token
         record["perf/mfu_actor"] = flops / (seconds["update_actor"] * peak * facts.devices)
     if facts.devices > 1:

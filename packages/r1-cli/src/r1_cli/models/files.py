@@ -41,6 +41,28 @@ def open_model(config: RunConfig, path: str | None = None) -> ModelFiles:
     return ModelFiles(path, hf_config, tokenizer, processor)
 
 
+def open_critic_config(config: RunConfig, actor: ModelFiles) -> Any:
+    """Return the Hugging Face configuration of the critic's model, which reads what the actor does.
+
+    Raises:
+        ModelError: it is of another family than the actor's, or has fewer tokens.
+    """
+    settings, key = config.worker.critic.model, "worker.critic.model.model_path"
+    path = settings.model_path or ""
+    critic = models.load_config(
+        path, trust_remote_code=settings.trust_remote_code, overrides=settings.override_config, key=key
+    )
+    if critic.model_type != actor.config.model_type:
+        raise models.ModelError(
+            f"{key}={path}: its family is {critic.model_type}, the actor's {actor.config.model_type}; a critic reads "
+            "the actor's tokens, positions and pictures, so name a model of the same family"
+        )
+    known, tokens = critic.get_text_config().vocab_size, len(actor.tokenizer)
+    if known < tokens:
+        raise models.ModelError(f"{key}={path}: it knows {known} tokens, the actor's tokenizer has {tokens}")
+    return critic
+
+
 def load_weights(
     config: RunConfig,
     model: ModelFiles,
@@ -64,6 +86,13 @@ def load_weights(
         shard=shard,
         adapters=adapters,
     )
+
+
+def save_beside_weights(model: ModelFiles, critic: Any, checkpoint: Path) -> None:
+    """Write what the actor's weights need to stand alone, and the critic's configuration (None: there is no critic)."""
+    save_assets(model, checkpoint / "actor")
+    if critic is not None:
+        critic.save_pretrained(checkpoint / "critic")
 
 
 def save_assets(model: ModelFiles, folder: Path) -> None:

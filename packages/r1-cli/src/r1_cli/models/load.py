@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from r1_cli.models.bases import read_base
 from r1_cli.models.experts import settle_experts
 from r1_cli.models.parts import PartsError, load_in_parts, place
 from r1_cli.models.patches import multiply_patches
+from r1_cli.models.value_head import quiet, start_head, with_value_head
 from r1_core.learner.parallel import Parallel, Shard
 
 
@@ -30,8 +32,14 @@ class ModelError(ValueError):
     """A model folder or hub name that cannot be used; the message says why and what to do."""
 
 
-def load_config(path: str, *, trust_remote_code: bool = False, overrides: Mapping[str, Any] | None = None) -> Any:
-    """Return the model's configuration from a folder or the hub.
+def load_config(
+    path: str,
+    *,
+    trust_remote_code: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    key: str = "worker.actor.model.model_path",
+) -> Any:
+    """Return the model's configuration from a folder or the hub, which `key` of the run's configuration names.
 
     Raises:
         ModelError: neither a folder with a `config.json` nor a hub name that can be reached, or a model whose text
@@ -39,17 +47,16 @@ def load_config(path: str, *, trust_remote_code: bool = False, overrides: Mappin
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ModelError(f"worker.actor.model.model_path={path}: the folder has no config.json")
+        raise ModelError(f"{key}={path}: the folder has no config.json")
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **(overrides or {}))
     except OSError as error:
         raise ModelError(
-            f"worker.actor.model.model_path={path}: no such folder here, and the hub did not give it "
-            f"({str(error).splitlines()[0]})"
+            f"{key}={path}: no such folder here, and the hub did not give it ({str(error).splitlines()[0]})"
         ) from error
     if getattr(config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
         raise ModelError(
-            f"worker.actor.model.model_path={path}: text of {config.model_type} attends in both directions "
+            f"{key}={path}: text of {config.model_type} attends in both directions "
             "(use_bidirectional_attention), r1 trains causal language models"
         )
     return config
@@ -70,12 +77,14 @@ def load_model(
     parallel: Parallel | None = None,
     shard: Shard = Shard(),  # noqa: B008 (frozen)
     adapters: Adapters | None = None,
+    value_head: bool = False,
 ) -> transformers.PreTrainedModel:
     """Return the model with its language-model head, in `dtype` on `device`, without dropout.
 
     A checkpoint of an adapter is loaded as the model that it makes of its base.
 
     Args:
+        value_head: give it a critic's in place of it, see `models.value_head`.
         parallel: ranks that share the model, all of which must call this; each reads its own rows of the files.
         shard: how they do.
         adapters: are put on the model, with the factors that they begin with, in float32; the rest is then frozen.
@@ -84,9 +93,12 @@ def load_model(
         ModelError: there are no weights, they do not fit the configuration and layers would be left random, or they
             cannot be read in parts.
     """
-    family = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
+    family: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
+    config = _without_dropout(config)
+    if value_head:
+        family, config = with_value_head(family, config, trust_remote_code=trust_remote_code)
     choices = {
-        "config": _without_dropout(config),
+        "config": config,
         "dtype": dtype,
         "attn_implementation": PACKED_ATTENTION,
         "trust_remote_code": trust_remote_code,
@@ -100,13 +112,14 @@ def load_model(
         if base is not None:
             base.require_there()
         files = path if base is None else base.name
-        if parallel is None or parallel.mesh is None:
-            model, info = family.from_pretrained(files, **choices)
-            if adapters is not None:
-                adapters.put_on(model)
-        else:
-            model, info = load_in_parts(family, files, parallel, shard, choices, adapters)
-        _require_whole(path, info)
+        with quiet() if value_head else nullcontext():
+            if parallel is None or parallel.mesh is None:
+                model, info = family.from_pretrained(files, **choices)
+                if adapters is not None:
+                    adapters.put_on(model)
+            else:
+                model, info = load_in_parts(family, files, parallel, shard, choices, adapters)
+        _require_whole(path, start_head(model, info) if value_head else info)
         if adapters is not None:
             adapters.fill(model)
         if base is not None:
@@ -137,15 +150,15 @@ def _without_dropout(config: Any) -> Any:
     return config
 
 
-def freeze_vision(model: nn.Module) -> int:
-    """Stop the vision tower from training; return how many parameters that froze.
+def freeze_vision(model: nn.Module, key: str = "worker.actor.model.freeze_vision_tower") -> int:
+    """Stop the vision tower from training, as `key` asks; return how many parameters that froze.
 
     Raises:
         ModelError: nothing in the model is named as a vision tower, so nothing would be frozen.
     """
     frozen = [p for name, p in model.named_parameters() if "visual." in name or "vision_tower." in name]
     if not frozen:
-        raise ModelError("worker.actor.model.freeze_vision_tower=true: this model has no vision tower to freeze")
+        raise ModelError(f"{key}=true: this model has no vision tower to freeze")
     for parameter in frozen:
         parameter.requires_grad_(False)
     return sum(p.numel() for p in frozen)

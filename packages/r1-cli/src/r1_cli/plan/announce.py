@@ -120,6 +120,7 @@ def render(plan: Plan) -> Table:
         ("log-prob forwards", at_most + _number(plan.experience_forwards), "÷ …_for_experience"),
         ("tokens", f"at most {_number(plan.tokens_per_step)}", "sequences × longest"),
         ("optimizer steps", _number(plan.optimizer_steps_per_step), "÷ global × ppo_epochs"),
+        *_critic_rows(plan),
         None,
         ("sequences", _number(plan.sequences_per_optimizer_step), "global batch × rollout.n"),
         (f"sequences per {each}", _number(plan.sequences_per_optimizer_step_and_device), cut),
@@ -183,6 +184,11 @@ def render_placement(seating: Seating) -> Table:
     return table
 
 
+def _critic_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    steps = plan.critic_steps_per_step
+    return [("the critic's", _number(steps), "÷ critic.global × its epochs")] if steps else []
+
+
 def _memory_rows(memory: Memory | None) -> list[tuple[str, str, str]]:
     if memory is None:
         return [("model states", "unknown (hub model)", "model_path")]
@@ -195,6 +201,7 @@ def _memory_rows(memory: Memory | None) -> list[tuple[str, str, str]]:
         ("optimizer states", size_text(memory.optimizer), "optim.strategy"),
         ("reference", size_text(memory.reference), "none with disable_kl or lora"),
         ("weights for sampling", size_text(memory.engine), "rollout.dtype; none with engines apart"),
+        *([("critic", size_text(memory.critic.total), "weights, gradients, optimizer")] if memory.critic else []),
         ("model states", size_text(memory.total), "beside activations"),
     ]
 

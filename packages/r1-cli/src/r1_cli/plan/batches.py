@@ -39,6 +39,7 @@ class Plan:
     tokens_per_step: int
     checkpoint_folder: Path
     memory: Memory | None  # per device; None if the model is not a local folder
+    critic_steps_per_step: int = 0  # optimizer steps of the critic; 0: there is none
 
 
 def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int | None = None) -> Plan:
@@ -75,7 +76,13 @@ def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int
         tokens_per_step=step * longest,
         checkpoint_folder=config.trainer.checkpoint_folder,
         memory=estimate(config),
+        critic_steps_per_step=_critic_steps(config),
     )
+
+
+def _critic_steps(config: RunConfig) -> int:
+    critic = config.worker.critic
+    return config.data.rollout_batch_size // critic.global_batch_size * critic.ppo_epochs if config.has_critic else 0
 
 
 def count(config: RunConfig) -> tuple[list[int] | None, int | None]:

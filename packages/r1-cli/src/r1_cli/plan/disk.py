@@ -10,12 +10,17 @@ UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def checkpoint_bytes(config: RunConfig) -> int | None:
-    """Return about how large a checkpoint is: weights, and the optimizer's states; None for a model of the hub."""
+    """Return about how large a checkpoint is: weights, and optimizer states, a critic's too; None for a hub's model."""
     memory = estimate(config)
     if memory is None:
         return None
-    devices = config.trainer.devices if config.worker.actor.fsdp.enable_full_shard else 1  # each holds a share
-    return memory.saved + (0 if config.trainer.save_model_only else devices * memory.optimizer)
+    actor, critic, only_weights = config.worker.actor, config.worker.critic, config.trainer.save_model_only
+    devices = config.trainer.devices if actor.fsdp.enable_full_shard else 1  # each holds a share
+    saved = memory.saved + (0 if only_weights else devices * memory.optimizer)
+    if memory.critic is not None:
+        devices = config.trainer.devices if critic.fsdp.enable_full_shard else 1
+        saved += devices * (memory.critic.weights + (0 if only_weights else memory.critic.optimizer))
+    return saved
 
 
 def checkpoints_kept(config: RunConfig, steps: int | None) -> int:

@@ -15,6 +15,19 @@ LARGEST_HEADER = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
+class States:
+    """Bytes of a model that is trained, on one device."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes on one device. Activations and the engine's cache come on top."""
 
@@ -26,10 +39,12 @@ class Memory:
     optimizer: int
     reference: int
     engine: int
+    critic: States | None = None
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.reference + self.engine
+        actor = self.weights + self.gradients + self.optimizer
+        return actor + self.reference + self.engine + (self.critic.total if self.critic else 0)
 
 
 def estimate(config: RunConfig) -> Memory | None:
@@ -61,6 +76,28 @@ def estimate(config: RunConfig) -> Memory | None:
         optimizer=trained * kept * OPTIMIZER_STATES[actor.optim.strategy] // shards,
         reference=parameters * frozen // shards if has_reference else 0,
         engine=sampling if config.colocated else 0,
+        critic=estimate_critic(config),
+    )
+
+
+def estimate_critic(config: RunConfig) -> States | None:
+    """Return what the critic takes, None without one, or if its model is not in a local folder."""
+    critic = config.worker.critic
+    if not config.has_critic or not critic.model.model_path:
+        return None
+    shapes = {name: shape for name, shape in _tensor_shapes(Path(critic.model.model_path)) if name != "lm_head.weight"}
+    parameters, trained = sum(map(prod, shapes.values())), count_trained(critic.model, shapes, {})
+    if not parameters:
+        return None
+    kept, devices = BYTES[critic.kept_dtype], config.trainer.devices
+    sequences = critic.global_batch_size * config.worker.rollout.n
+    accumulates = sequences > devices * critic.micro_batch_size_per_device_for_update
+    gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
+    shards = devices if critic.fsdp.enable_full_shard else 1
+    return States(
+        weights=parameters * kept // shards,
+        gradients=trained * gradient // shards,
+        optimizer=trained * kept * OPTIMIZER_STATES[critic.optim.strategy] // shards,
     )
 
 

@@ -60,14 +60,25 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None) -> l
     beside = {} if sleeps else engine  # the embedded engine keeps its copy
     busy = {} if actor.offload.offload_optimizer and config.colocated else states
     activations = {"activations": _activations(config)}
-    base = {"CUDA": CONTEXT}
+    base = {"CUDA": CONTEXT} | _critic_at_rest(config, memory)
+    learns = [Phase("critic", base | at_rest | beside | {"critic": memory.critic.total})] if memory.critic else []
     return [
+        *learns,
         Phase("sampling", base | at_rest | awake),
         Phase("hand-over of weights", base | stays | weights | engine),
         Phase("log-probs", base | stays | weights | busy | beside | reference),
         Phase("gradient", base | stays | weights | busy | beside | gradients | activations),
         Phase("optimizer step", base | stays | weights | states | beside | gradients),
     ]
+
+
+def _critic_at_rest(config: RunConfig, memory: Memory) -> dict[str, int]:
+    """What a critic takes while others compute."""
+    critic, states = config.worker.critic, memory.critic
+    if states is None or critic.fsdp.enable_cpu_offload:
+        return {}
+    weights = 0 if critic.offload.offload_params else states.weights
+    return {"critic at rest": weights + (0 if critic.offload.offload_optimizer else states.optimizer)}
 
 
 def _cache(config: RunConfig, memory: Memory, card: int | None, sleeps: bool) -> dict[str, int]:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from r1_core.learner import checkpoint
 from r1_core.learner.batching import Batching, count
 from r1_core.learner.microbatch import MicroBatch
+from r1_core.learner.offload import Offload, Residence
 from r1_core.learner.optim import clip_and_step
 from r1_core.learner.parallel import Parallel, reshard
 from r1_core.learner.passes import Passes
@@ -50,6 +51,7 @@ class Critic:
         parallel: Parallel | None = None,
         fillers: Sequence[Sample] = (),
         device: torch.device | None = None,
+        offload: Offload | None = None,
     ) -> None:
         AGGREGATIONS.get(aggregation)
         self.model = model
@@ -67,6 +69,7 @@ class Critic:
         self.device = device or next(model.parameters()).device
         self._values_of = ValueScorer(model)
         self._base_lrs = [group["lr"] for group in optimizer.param_groups]
+        self._residence = Residence(offload or Offload(), model, None, optimizer)
 
     @property
     def _passes(self) -> Passes:
@@ -84,6 +87,7 @@ class Critic:
 
     def measure(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """Return what `annotate_values` adds to the samples, flat: float32 [T] for their T trained tokens."""
+        self._residence.fetch(self.model)
         self.model.eval()
         found = self._passes.measure(samples, ("values",), lambda batch: self._values_of(batch)[:, None])
         reshard(self.model)
@@ -102,6 +106,7 @@ class Critic:
         for name, giver in (("values", "annotate_values"), ("returns", "advantages.assign")):
             if any(getattr(sample, name) is None for sample in samples):
                 raise ValueError(f"a sample has no {name}; call {giver} first")
+        self._residence.fetch(self.model)
         self.model.train()
         totals = count(samples)
         if self.length is not None:
@@ -125,6 +130,7 @@ class Critic:
         without a gradient.
         """
         scale = self.learning_rate(self.step)
+        self._residence.fetch(self.optimizer)
         grad_norm = clip_and_step(self.optimizer, [base * scale for base in self._base_lrs], self.max_grad_norm)
         if not math.isfinite(grad_norm):
             if self.skipped_steps == 0 and self.parallel.rank == 0:
@@ -140,10 +146,15 @@ class Critic:
             "skipped_steps": float(self.skipped_steps),
         }
 
+    def rest(self) -> None:
+        """Let all that is offloaded leave the device, until the verb that needs it."""
+        self._residence.release(self.model, self.optimizer)
+
     # --- state -----------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
         """Write weights, optimizer and numbers into `folder`, in the files and by the rules of `Learner.save`."""
+        self._residence.fetch(self.model, None if model_only else self.optimizer)
         reshard(self.model)  # what a verb that failed has left whole
         numbers = {"step": self.step, "skipped_steps": self.skipped_steps}
         optimizer = None if model_only else self.optimizer
@@ -155,6 +166,7 @@ class Critic:
         `model_only` reads the weights alone. Raises FileNotFoundError or ValueError, naming file and tensor, if the
         folder does not fit this model.
         """
+        self._residence.fetch(self.model, None if model_only else self.optimizer)
         state = {} if model_only else checkpoint.load_numbers(folder)
         checkpoint.load_model(folder, self.model)
         if not model_only:

@@ -1,0 +1,47 @@
+"""The critic of a run on many devices, as the driver sees it: it stands on the learner's ranks, beside the policy."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from r1_cli.cluster.crossing import Crossing
+from r1_core.types import Sample
+
+
+class RankedCritic:
+    """The `Critic` of `r1_cli.roles`, whose verbs all ranks carry out together, on the batch that the learner has."""
+
+    def __init__(self, crossing: Crossing) -> None:
+        self._crossing = crossing
+
+    def annotate_values(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Add the forecast before each trained token."""
+        if not samples:
+            return []
+        rows, changes = self._crossing.show(samples)
+        return self._crossing.attach(rows, samples, self._crossing.ask("annotate_values", rows, changes))
+
+    def pad(self) -> None:
+        """Pad micro-batches to their longest sample from now on."""
+        self._crossing.ask("critic_pad")
+
+    def forward_backward(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
+        metrics: dict[str, float] = self._crossing.ask("critic_forward_backward", *self._crossing.show(samples))
+        return metrics
+
+    def optim_step(self) -> dict[str, float]:
+        """Clip, update, forget the gradient; return grad_norm and lr."""
+        metrics: dict[str, float] = self._crossing.ask("critic_optim_step")
+        return metrics
+
+    def rest(self) -> None:
+        """Let all that is offloaded leave the devices, until the verb that needs it."""
+        self._crossing.ask("critic_rest")
+
+    def save(self, folder: Path, *, model_only: bool = False) -> None:
+        """Let the ranks write weights and optimizer into `folder`."""
+        self._crossing.ask("critic_save", folder, model_only)
+
+    def load(self, folder: Path, *, model_only: bool = False) -> None:
+        """Let the ranks read what any number of ranks saved."""
+        self._crossing.ask("critic_load", folder, model_only)

@@ -1,0 +1,64 @@
+"""Critics from language models: a family's own class, but for a head of one output that no file has to hold."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from r1_core.learner.value_scorer import give_value_head
+
+
+def with_value_head(family: Any, config: Any, *, trust_remote_code: bool) -> tuple[Any, Any]:
+    """Return the class that an Auto class would make, with a value head, and the configuration to make it by.
+
+    It has `from_pretrained` and `from_config`, as the Auto class. Its head is never tied to the embeddings.
+    """
+    config = copy.deepcopy(config)
+    for part in (config, config.get_text_config()):
+        part.tie_word_embeddings = False
+    with torch.device("meta"):
+        own = type(family.from_config(config, trust_remote_code=trust_remote_code))
+
+    class Critic(own):  # type: ignore[misc, valid-type]
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            give_value_head(self)
+
+        @classmethod
+        def from_config(cls, config: Any, trust_remote_code: bool = False) -> Any:
+            return cls._from_config(config)
+
+    # The loader knows families by the names and modules of their classes.
+    for name in ("__name__", "__qualname__", "__module__"):
+        setattr(Critic, name, getattr(own, name))
+    return Critic, config
+
+
+@torch.no_grad()
+def start_head(model: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Set the head to 0 unless the files held all of it; return the loader's report on everything else.
+
+    A language model's files have a head over the vocabulary, or none; those of a critic have its own.
+    """
+    head = model.get_output_embeddings()
+    own = {name for name, parameter in model.named_parameters() if any(parameter is one for one in head.parameters())}
+    missing = {name for name in info["missing_keys"] if name not in own}
+    mismatched = {entry for entry in info["mismatched_keys"] if entry[0] not in own}
+    if (missing, mismatched) != (set(info["missing_keys"]), set(info["mismatched_keys"])):
+        for parameter in head.parameters():
+            parameter.zero_()
+    return {**info, "missing_keys": missing, "mismatched_keys": mismatched}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let Hugging Face keep to itself that a head over the vocabulary does not fit: what else is wrong is raised."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
