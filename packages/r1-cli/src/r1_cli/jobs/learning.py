@@ -13,7 +13,6 @@ from r1_cli.assembly.critic import build_critic
 from r1_cli.assembly.learner import build_learner, joined_alone
 from r1_cli.cluster.placement import Seat, Seating, seat_all
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
-from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.experts import describe_router
 from r1_cli.models.files import ModelFiles
@@ -39,7 +38,7 @@ def open_seats(config: RunConfig, hardware: Hardware) -> Iterator[Seating]:
     """Connect to the cluster that the run needs, and say where ranks and engines are to be; nowhere, with one device.
 
     Raises:
-        ConfigError, ClusterError: as `cluster.connect.open_cluster` does, and where the devices are GPUs.
+        ConfigError, ClusterError: as `cluster.connect.open_cluster` does.
     """
     trainer, rollout = config.trainer, config.worker.rollout
     if not config.on_cluster:
@@ -47,17 +46,19 @@ def open_seats(config: RunConfig, hardware: Hardware) -> Iterator[Seating]:
         return
     from r1_cli.cluster.connect import open_cluster
 
-    _refuse_gpus(hardware.on_gpu, trainer)
     with open_cluster(trainer, hardware, rollout.engines) as machines:
-        _refuse_gpus(machines.learner[0].devices[0] != "cpu", trainer)
         yield seat_all(machines, rollout)
 
 
-def _refuse_gpus(on_gpu: bool, trainer: TrainerConfig) -> None:
-    if on_gpu:
-        key = "trainer.n_gpus_per_node" if trainer.nnodes == 1 else "trainer.nnodes"
-        message = "several GPUs are not served in this version, whose engines have no place beside the ranks; set 1"
-        raise ConfigError([Problem(key, message, str(getattr(trainer, key.rpartition(".")[2])))])
+def seated_hardware(hardware: Hardware, seats: Sequence[Seat]) -> Hardware:
+    """Return what the run computes on: what the ranks have, which need not be what this process sees.
+
+    Several GPUs have NEVER RUN: `benchmarks/gpu.py` is for a node that has some.
+    """
+    if not seats:
+        return hardware
+    devices = seats[0].node.devices
+    return Hardware("cpu") if devices[0] == "cpu" else Hardware("cuda", hardware.gpus or devices)
 
 
 def prepare_learner(

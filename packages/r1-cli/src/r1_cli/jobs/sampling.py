@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from r1_cli.assembly.engines import build_engine, load_engine_weights, max_sequences
+from r1_cli.cluster.delivery import find_way
 from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.engines import EngineSet
 from r1_cli.cluster.placement import EngineSeat
@@ -53,7 +54,8 @@ def open_engine(
     dtype = hardware.engine_dtype(rollout.dtype)
     names = [f"{place.name} on {place.node.address}" for place in places]
     members = list(zip(names, engines.apart(), strict=True))
-    return EngineSet(members, max_sequences=max_sequences(config), dtype=dtype)
+    way = find_way(config, hardware, rollout.engine_size)
+    return EngineSet(members, max_sequences=max_sequences(config), dtype=dtype, way=way)
 
 
 def own_hardware(hardware: Hardware, place: EngineSeat) -> Hardware:
