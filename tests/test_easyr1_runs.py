@@ -4,9 +4,12 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+import easyr1_ranks
 import pytest
-from easyr1_runs import COMMANDS, main, model_of, words_of
+import ranks
+from easyr1_runs import COMMANDS, QUICKSTART, main, model_of, words_of
 from endtoend import R1, ROOT
+from families import save_model
 
 from r1_cli.config import load_config, unavailable
 
@@ -24,6 +27,23 @@ def test_a_dry_run_shows_where_ranks_would_be(r1: R1, tmp_path: Path) -> None:
     shown = r1("train", *words, "trainer.nnodes=2", "--dry-run").output
     assert re.search(r"learner-0 … learner-1 +node 0 +0, 1", shown)
     assert re.search(r"learner-2 … learner-3 +node 1 +0, 1", shown)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the commands' models are replaced by, as folders."""
+    folder, kinds = tmp_path_factory.mktemp("models"), {model_of(name) for name in COMMANDS}
+    return {QUICKSTART: QUICKSTART} | {kind: save_model(kind, folder / kind) for kind in kinds - {QUICKSTART}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_two_ranks_take_the_step_of_one_process(name: str, models: dict[str, str], monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    expected = easyr1_ranks.take_step(name, models[model_of(name)])
+    assert len(expected) == 2
+    for found in ranks.run(easyr1_ranks.take_step, name, models[model_of(name)]):
+        assert found == [pytest.approx(one, rel=0.02, abs=1e-3) for one in expected]
 
 
 @pytest.mark.slow

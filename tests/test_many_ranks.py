@@ -38,7 +38,7 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) ->
 
 @contextmanager
 def running(folder: Path, *words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A run of two ranks that has taken a step; when it ends, its processes and Ray's folder must be gone."""
+    """A run of two ranks that has taken a step; its processes, Ray's folder and shared memory must end with it."""
     command = [str(Path(sys.executable).with_name("r1")), *RUN, f"trainer.save_checkpoint_path={folder}", *words]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(
@@ -48,6 +48,7 @@ def running(folder: Path, *words: str, **environment: str) -> Iterator[subproces
         wait_for(lambda: steps_of(folder), process)
         started = psutil.Process(process.pid).children(recursive=True)
         own = {word for one in started for word in re.findall(r"/\S*r1-ray-\w+", words_of(one))}
+        own |= {name for one in started for name in shared_memory_of(one)}
         yield process
     finally:
         process.kill()
@@ -60,6 +61,15 @@ def words_of(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # it lived for a moment only
         return ""
+
+
+def shared_memory_of(process: psutil.Process) -> set[str]:
+    """Files in memory that a process has mapped and that have a name."""
+    try:
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+    except OSError:  # it lived for a moment only
+        return set()
+    return {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/dev/shm/" in line and "(deleted)" not in line}
 
 
 def steps_of(folder: Path) -> int:

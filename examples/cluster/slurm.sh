@@ -1,9 +1,11 @@
 #!/bin/bash
 # Two machines under Slurm: Ray on both, the run on the first.
 #   sbatch examples/cluster/slurm.sh
-# The repository, the data and the checkpoints must lie on a disk that both see.
+# The repository, the data, the checkpoints and the environment must lie on a disk that both see. Activate the
+# environment before: Slurm passes the PATH on, where r1 and ray have to be.
 #SBATCH --job-name=r1
 #SBATCH --nodes=2
+#SBATCH --exclusive # the port below is this job's alone
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=8
 #SBATCH --time=04:00:00

@@ -1,12 +1,18 @@
 """How many devices a run has, and where it does without a cluster."""
 
 import sys
+from contextlib import ExitStack
+from typing import ClassVar
 
 import pytest
 
+from r1_cli.cluster.delivery import Way
+from r1_cli.cluster.engine import EngineFacts
+from r1_cli.cluster.placement import Node, seat_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
-from r1_cli.jobs.learning import open_seats, settle_devices
+from r1_cli.jobs.learning import open_seats, seated_hardware, settle_devices
+from r1_cli.jobs.sampling import open_engine
 
 BASE = [
     "data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model",
@@ -38,7 +44,65 @@ def test_one_device_needs_no_cluster():
     assert ("ray" in sys.modules) == before
 
 
-def test_several_gpus_are_refused_by_name():
-    config, _ = load_config([*BASE, "trainer.n_gpus_per_node=2"])
-    with pytest.raises(ConfigError, match=r"n_gpus_per_node=2.*set 1"), open_seats(config.trainer, GPUS):
+def test_more_gpus_than_there_are_are_refused_by_node():
+    config, _ = load_config([*BASE, "trainer.n_gpus_per_node=4"])
+    with (
+        pytest.raises(ConfigError, match=r"n_gpus_per_node=4.*127.0.0.1 2.*at most 2"),
+        open_seats(config.trainer, GPUS),
+    ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("seen", "devices", "used"),
+    [
+        (GPUS, ("0", "1"), GPUS),
+        (Hardware("cpu"), ("4", "5"), Hardware("cuda", ("4", "5"))),  # a head node without a GPU
+        (Hardware("cpu"), ("cpu", "cpu"), Hardware("cpu")),
+        (GPUS, (), GPUS),  # no ranks elsewhere
+    ],
+)
+def test_a_run_computes_on_what_its_ranks_have(seen, devices, used):
+    seats = seat_ranks([Node("a", "10.0.0.1", devices)])
+    assert seated_hardware(seen, seats) == used
+
+
+class Recorded:
+    """Actors that are not started."""
+
+    made: ClassVar = []
+
+    def __init__(self, places):
+        self.places = places
+
+    def make(self, maker, each):
+        Recorded.made = [(place, arguments[0].args[1]) for place, arguments in zip(self.places, each, strict=True)]
+
+    def apart(self):
+        return [self for _ in self.places]
+
+    def ask(self, verb):
+        return EngineFacts(("bfloat16",), keeps_layout=False)
+
+    def put(self, value):
+        raise AssertionError("nothing is sent yet")
+
+    def close(self):
+        pass
+
+
+def test_engines_share_the_gpus_of_their_nodes_ranks_and_get_weights_by_ipc(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setattr("r1_cli.cluster.actors.Actors", Recorded)
+    words = ["trainer.n_gpus_per_node=4", "worker.rollout.tensor_parallel_size=2", "worker.rollout.name=vllm"]
+    config, _ = load_config([*BASE, *words, "trainer.nnodes=2", "worker.actor.global_batch_size=128"])
+    gpus = ("0", "1", "2", "3")
+    seats = seat_ranks([Node("a", "10.0.0.1", gpus), Node("b", "10.0.0.2", gpus)])
+    with ExitStack() as stack:
+        engines = open_engine(config, Hardware("cuda", gpus), None, seats, stack)
+    found = [(place.name, place.node.id, place.devices, own.gpus) for place, own in Recorded.made]
+    assert found == [
+        ("engine-0", "a", ("0", "1"), ("0", "1")), ("engine-1", "a", ("2", "3"), ("2", "3")),
+        ("engine-2", "b", ("0", "1"), ("0", "1")), ("engine-3", "b", ("2", "3"), ("2", "3")),
+    ]  # fmt: skip
+    assert engines._way == Way("ipc", 2)

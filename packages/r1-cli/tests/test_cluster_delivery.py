@@ -67,19 +67,20 @@ def test_the_first_engine_that_fails_is_heard_though_another_never_answers() -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "hardware", "engine", "way"),
+    ("words", "hardware", "engine", "way"),  # of two ranks, but for the last
     [
         ([], GPUS, "vllm", Way("ipc", 2)),
         ([f"worker.rollout.engines.{key}=1" for key in ("nnodes", "n_gpus_per_node")], GPUS, "vllm", Way("nccl", 2)),
         ([], GPUS, "embedded", None),
         ([], Hardware("cpu"), "vllm", None),
+        (["trainer.n_gpus_per_node=1"], GPUS, "vllm", None),
     ],
 )
 def test_weights_go_past_the_driver_from_gpus_to_vllm(
     words: list[str], hardware: Hardware, engine: str, way: Way | None
 ) -> None:
-    config = load_config([*BASE, "worker.reward.reward_function=math", *words])[0]
-    assert find_way(config, hardware, engine, 2) == way
+    config = load_config([*BASE, "worker.reward.reward_function=math", f"worker.rollout.name={engine}", *words])[0]
+    assert find_way(config, hardware, 2) == way
 
 
 class Recorder:

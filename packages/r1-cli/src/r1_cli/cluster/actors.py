@@ -136,8 +136,8 @@ class Actors:
         """Start a process at each place, which serves so many calls at the same time.
 
         Raises:
-            ClusterError: one is not there within `STARTING` seconds.
-            OSError: its machine does not have this folder, or that of the logs.
+            ClusterError: one is not there within `STARTING` seconds, or its machine does not have this folder, or that
+                of the logs.
         """
         self.places = tuple(places)
         environment = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON) and not SECRET.search(k)}
@@ -157,6 +157,11 @@ class Actors:
         begun = [one.begin.remote(place, os.getcwd(), environment) for one, place in starts]
         try:
             self.pids: list[int] = self._collect(begun, "start", STARTING)
+        except OSError as error:
+            self.close()
+            where = f"{os.getcwd()}, where the command was typed, and {self.places[0].log.parent}"
+            told = "; ".join([str(error), *getattr(error, "__notes__", ())])
+            raise ClusterError(f"every machine must see {where}: {told}") from error
         except BaseException:
             self.close()
             raise

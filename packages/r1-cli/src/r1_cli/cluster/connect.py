@@ -23,6 +23,7 @@ from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
 
 LOOPBACK = "127.0.0.1"
+REACHING = 10.0  # seconds for a cluster's address to answer
 JOINING = 120.0  # seconds for the machines of a cluster to be free, and to say what they have
 NO_CLUSTER = (
     "needs a Ray cluster, and none runs here: type on the first machine\n"
@@ -41,7 +42,8 @@ def open_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[N
     ends, what its actors did when is written to `ray_timeline`, for chrome://tracing.
 
     Raises:
-        ConfigError: there is no cluster, it has too few devices, or its machines do not fit one another.
+        ConfigError: there is no cluster, or it has too few devices.
+        ClusterError: it cannot be joined, or its machines do not fit one another.
     """
     if not find_spec("ray"):
         raise ConfigError([Problem("trainer.n_gpus_per_node", "several devices need Ray: install r1-cli[ray]")])
@@ -92,23 +94,56 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tupl
 @contextmanager
 def joined_cluster(trainer: TrainerConfig) -> Iterator[tuple[Node, ...]]:
     """Connect to the cluster of RAY_ADDRESS, or to the one that `ray start` has begun on this machine."""
+    address = find_address()
+    if not address or (silent := why_silent(address)):
+        message = NO_CLUSTER.format(address=own_address())
+        message += f" ({silent}, as RAY_ADDRESS or the last `ray start` here has it)" if address else ""
+        raise ConfigError([Problem("trainer.nnodes", message, str(trainer.nnodes))])
     ray = _import_ray()
     try:
-        ray.init(
-            address=os.environ.get("RAY_ADDRESS") or "auto",
-            namespace=_namespace(),
-            log_to_driver=False,
-            configure_logging=False,
-        )
-    except ConnectionError as error:
-        address = socket.gethostbyname(socket.gethostname())
-        message = NO_CLUSTER.format(address=address) + f" ({str(error).splitlines()[0]})"
-        raise ConfigError([Problem("trainer.nnodes", message, str(trainer.nnodes))]) from error
+        ray.init(address=address, namespace=_namespace(), log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:  # other versions, or another token
+        raise ClusterError(f"the Ray cluster at {address} cannot be joined: {error}") from error
     try:
         with _kept_machines(ray, trainer) as nodes:
             yield nodes
     finally:
         ray.shutdown()
+
+
+def find_address() -> str | None:
+    """Return the cluster of RAY_ADDRESS, or that of the last `ray start` on this machine, None without either.
+
+    Ray itself would also take a cluster that it finds among the processes: another run's own.
+    """
+    noted = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+    named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
+    if named != "auto":
+        return named
+    return noted.read_text().strip() if noted.is_file() else None
+
+
+def own_address() -> str:
+    """Return the address by which other machines reach this one, or a word that stands for it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:  # sends nothing
+        try:
+            asked.connect(("192.0.2.1", 9))
+        except OSError:
+            return "FIRST"
+        found: str = asked.getsockname()[0]
+        return found
+
+
+def why_silent(address: str) -> str | None:
+    """Say why nothing answers at a cluster's address, None if something does. Ray would try for a minute."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return f"{address} is no address like 10.0.0.1:6379"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACHING).close()
+    except (OSError, OverflowError) as error:
+        return f"nothing answers at {address}: {error}"
+    return None
 
 
 @contextmanager
@@ -135,7 +170,12 @@ def _kept_machines(ray: ModuleType, trainer: TrainerConfig) -> Iterator[tuple[No
             ).remote()
             for index in range(trainer.nnodes)
         ]
-        found = ray.get([one.look.remote() for one in keepers], timeout=JOINING)
+        try:
+            found = ray.get([one.look.remote() for one in keepers], timeout=JOINING)
+        except ray.exceptions.RayError as error:
+            raise ClusterError(
+                f"a machine of the cluster cannot take part, which needs the same r1: {error}"
+            ) from error
         require_same_versions(found)
         yield tuple(
             Node(

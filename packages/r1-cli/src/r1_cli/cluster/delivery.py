@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol
 import torch
 
 from r1_cli.config import RunConfig
+from r1_cli.config.engines import engine_module
+from r1_cli.engines import vllm
 from r1_cli.hardware import Hardware
 from r1_rollout.handover import Call
 from r1_rollout.vllm.sending.group import Group, GroupSender
@@ -36,16 +38,16 @@ class Sender(Protocol):
         """End what is open."""
 
 
-def find_way(config: RunConfig, hardware: Hardware, engine: str, workers: int) -> Way | None:
+def find_way(config: RunConfig, hardware: Hardware, workers: int) -> Way | None:
     """Return how vLLM on GPUs gets its weights; None where they go as objects of the cluster, a bucket each.
 
     Args:
-        engine: the one that samples, as `worker.rollout.name` calls it.
         workers: of each engine.
     """
-    if engine != "vllm" or not hardware.on_gpu or config.worker.actor.model.lora.used:
+    kind = vllm.weights_backend(config, hardware)
+    if kind is None or engine_module(config.worker.rollout.engine) is not engine_module("vllm"):
         return None
-    return Way("ipc" if config.colocated else "nccl", workers)
+    return Way(kind, workers)
 
 
 def open_sender(way: Way, hosts: Sequence[Ask], rank: int, weights: Pass, largest: int) -> Sender:

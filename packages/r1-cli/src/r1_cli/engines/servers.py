@@ -53,7 +53,9 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
         LocalServer(
             vllm_command(setup.model.path, options),
             name=f"vLLM server {number}",
-            environment=_device_environment(hardware, number, wanted.count, rollout.tensor_parallel_size),
+            environment=_device_environment(
+                hardware, number, wanted.count, rollout.tensor_parallel_size, ranks=config.trainer.n_gpus_per_node
+            ),
             start_timeout=wanted.start_timeout,
         )
         for number in range(wanted.count)
@@ -79,16 +81,16 @@ def transfer_backend(config: "RunConfig", hardware: "Hardware") -> "Backend | No
     return "nccl" if hardware.on_gpu else "r1_tcp"
 
 
-def _device_environment(hardware: "Hardware", number: int, count: int, size: int) -> dict[str, str]:
-    """Give server `number` its GPUs, those behind the learner's; servers on processors share all of them."""
+def _device_environment(hardware: "Hardware", number: int, count: int, size: int, *, ranks: int = 1) -> dict[str, str]:
+    """Give server `number` its GPUs, those behind the learner's `ranks`; servers on processors share all of them."""
     if not hardware.on_gpu:
         return {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     devices = hardware.gpus
-    if len(devices) < 1 + count * size:
+    if len(devices) < ranks + count * size:
         from r1_cli.models.load import ModelError
 
         raise ModelError(
             f"worker.rollout.servers.count={count} servers of tensor_parallel_size={size} need {count * size} GPUs "
             f"beside the learner's, and {len(devices)} are visible: lower them, or let one engine sample (count=0)"
         )
-    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[1 + number * size : 1 + (number + 1) * size])}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[ranks + number * size : ranks + (number + 1) * size])}

@@ -2,12 +2,13 @@
 
 from contextlib import ExitStack
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from r1_cli.engines import EngineSetup
 
 if TYPE_CHECKING:
     from r1_cli.config import RunConfig
+    from r1_cli.hardware import Hardware
     from r1_rollout.types import Generator
     from r1_rollout.vllm.options import EngineOptions
 
@@ -43,6 +44,19 @@ def adapter_rank(config: "RunConfig") -> int:
     return Form.of(lora).rank if lora.used else 0
 
 
+def weights_backend(config: "RunConfig", hardware: "Hardware") -> Literal["ipc", "nccl"] | None:
+    """Return the backend by which ranks send weights to engines on GPUs; None where the engine reads them by itself."""
+    rollout = config.worker.rollout
+    if (
+        config.trainer.devices == 1
+        or not hardware.on_gpu
+        or rollout.servers.used
+        or config.worker.actor.model.lora.used
+    ):
+        return None
+    return "ipc" if config.colocated else "nccl"
+
+
 def vllm_options(setup: EngineSetup) -> "EngineOptions":
     """Return the keys of `worker.rollout` as vLLM's options, in this process and for servers."""
     from r1_rollout.vllm.options import EngineOptions
@@ -66,6 +80,7 @@ def vllm_options(setup: EngineSetup) -> "EngineOptions":
         max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         max_sequences=setup.max_sequences,
+        transfer=weights_backend(config, setup.hardware),
         enforce_eager=rollout.enforce_eager,
         enable_chunked_prefill=rollout.enable_chunked_prefill,
         limit_images=rollout.limit_images,

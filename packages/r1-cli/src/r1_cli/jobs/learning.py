@@ -39,24 +39,26 @@ def open_seats(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[Sea
     """Connect to the cluster that the run needs, and say where its ranks are to be; nowhere, with one device.
 
     Raises:
-        ConfigError, ClusterError: as `cluster.connect.open_cluster` does, and where the devices are GPUs.
+        ConfigError, ClusterError: as `cluster.connect.open_cluster` does.
     """
     if trainer.devices == 1:
         yield ()
         return
     from r1_cli.cluster.connect import open_cluster
 
-    _refuse_gpus(hardware.on_gpu, trainer)
     with open_cluster(trainer, hardware) as nodes:
-        _refuse_gpus(nodes[0].devices[0] != "cpu", trainer)
         yield seat_ranks(nodes)
 
 
-def _refuse_gpus(on_gpu: bool, trainer: TrainerConfig) -> None:
-    if on_gpu:
-        key = "trainer.n_gpus_per_node" if trainer.nnodes == 1 else "trainer.nnodes"
-        message = "several GPUs are not served in this version, whose engines have no place beside the ranks; set 1"
-        raise ConfigError([Problem(key, message, str(getattr(trainer, key.rpartition(".")[2])))])
+def seated_hardware(hardware: Hardware, seats: Sequence[Seat]) -> Hardware:
+    """Return what the run computes on: what the ranks have, which need not be what this process sees.
+
+    Several GPUs have NEVER RUN: `benchmarks/gpu.py` is for a node that has some.
+    """
+    if not seats:
+        return hardware
+    devices = seats[0].node.devices
+    return Hardware("cpu") if devices[0] == "cpu" else Hardware("cuda", hardware.gpus or devices)
 
 
 def prepare_learner(

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import cast
 
 from r1_cli.assembly.engines import build_engine, load_engine_weights, max_sequences
+from r1_cli.cluster.delivery import find_way
 from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.engines import EngineSet
 from r1_cli.cluster.placement import EngineSeat, Seat, seat_engines
-from r1_cli.config import RunConfig
+from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.engines import engine_module
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles, open_model
@@ -38,6 +39,9 @@ def open_engine(
     rollout = config.worker.rollout
     logs = Path(config.trainer.checkpoint_folder).resolve() / "logs"
     places = seat_engines(seats, engine_size(config), rollout.engines)
+    if hardware.on_gpu and places[0].devices[0] == "cpu":
+        key = "worker.rollout.engines.nnodes"
+        raise ConfigError([Problem(key, "engines apart have no GPUs of their own in this version; set 0, and 0 GPUs")])
     engines = Actors(
         [
             Place(
@@ -55,7 +59,8 @@ def open_engine(
     dtype = hardware.engine_dtype(rollout.dtype)
     names = [f"{place.name} on {place.node.address}" for place in places]
     members = list(zip(names, engines.apart(), strict=True))
-    return EngineSet(members, max_sequences=max_sequences(config), dtype=dtype)
+    way = find_way(config, hardware, engine_size(config))
+    return EngineSet(members, max_sequences=max_sequences(config), dtype=dtype, way=way)
 
 
 def engine_size(config: RunConfig) -> int:

@@ -25,7 +25,7 @@ from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.groups.supply import load_surplus
 from r1_cli.hardware import find_card, find_hardware
 from r1_cli.jobs.closing import say_what_comes_next
-from r1_cli.jobs.learning import open_seats, prepare_learner, settle_devices
+from r1_cli.jobs.learning import open_seats, prepare_learner, seated_hardware, settle_devices
 from r1_cli.jobs.media import begin_media, open_media, require_batch_room
 from r1_cli.jobs.sampling import open_engine
 from r1_cli.measure.validate import Validation
@@ -67,6 +67,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
     require_shareable(config, model.config.get_text_config())
     with ExitStack() as stack:
         seats = stack.enter_context(open_seats(config.trainer, hardware))
+        hardware = seated_hardware(hardware, seats)
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
         verifier = open_verifier(config, [*sources, *val_sources], stack)
