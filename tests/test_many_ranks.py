@@ -98,6 +98,7 @@ def test_two_ranks_give_one_process_numbers_and_go_on_as_one(tmp_path: Path, r1:
     assert re.search(r"learner-0 … learner-1 +127\.0\.0\.1 +cpu, cpu", out)
     assert (two / "logs/media-0.log").is_file()
     taken = steps_of(two)
+    assert "Loading weights" not in (two / "logs/learner-0.log").read_text()
     assert (two / f"global_step_{taken}/actor/model.safetensors").is_file()
     for folder in (one, two):
         r1(*RUN, f"trainer.save_checkpoint_path={folder}", f"trainer.max_steps={taken + 2}")

@@ -100,6 +100,26 @@ def test_no_engine_has_more_than_it_has_room_for_while_another_has_less() -> Non
     assert most == [4, 4]  # two groups of three sequences of eight, and two in reserve
 
 
+def test_of_an_adapter_the_factors_alone_cross_to_all_engines() -> None:
+    members, base = hosts(2), qwen2(5)
+    engines, generator = as_set(members), torch.Generator().manual_seed(3)
+    factors, merged = [], qwen2(5).state_dict()
+    for name, module in base.named_modules():
+        if name.endswith("up_proj"):
+            a, b = (torch.randn(shape, generator=generator) for shape in ((2, 16), (32, 2)))
+            factors += [(f"{name}.lora_A.default.weight", a), (f"{name}.lora_B.default.weight", b)]
+            merged[f"{name}.weight"] = module.weight.detach() + 2.0 * (b @ a)
+    before = len(STORE)
+    engines.update(LocalWeights(Adapter(2, 4.0, ("up_proj",), factors), 4))
+    assert sum(Stored(place).num_bytes for place in range(before, len(STORE))) < 2 * 4 * 2 * 2 * (16 + 32)
+    with ExitStack() as stack:
+        engine = build_engine(stack)
+        engine.update(LocalWeights(merged, 4))
+        own = engine.logprobs_of(PROMPTS[:2], [[1, 2], [3]])
+    found = engines.logprobs_of(PROMPTS[:2], [[1, 2], [3]])
+    assert found == [pytest.approx(one, abs=1e-5) for one in own]
+
+
 def test_weights_are_everywhere_the_same_and_proven_everywhere() -> None:
     members = hosts(2)
     engines = as_set(members)

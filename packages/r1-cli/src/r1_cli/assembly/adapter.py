@@ -29,9 +29,11 @@ def open_adapters(config: RunConfig) -> Adapters | None:
         raise ModelError(str(error)) from error
 
 
-def build_adaptation(adapters: Adapters, policy: nn.Module, path: str, dtype: torch.dtype) -> Adaptation:
+def build_adaptation(
+    adapters: Adapters, policy: nn.Module, path: str, dtype: torch.dtype, quantization: str | None = None
+) -> Adaptation:
     """Return what the learner has to know of the adapter on `policy`, whose base is the model at `path` in `dtype`."""
-    base = Base.of(path, dtype)
+    base = Base.of(path, dtype, quantization)
     return Adaptation(
         names=factor_names(policy),
         off=adapters.off,

@@ -78,7 +78,9 @@ def build_learner(
         fillers=build_fillers(config, model) if parallel.data_world > 1 else (),
         device=hardware.device,
         offload=build_offload(config, hardware),
-        adaptation=None if adapters is None else build_adaptation(adapters, policy, model.path, kept),
+        adaptation=None
+        if adapters is None
+        else build_adaptation(adapters, policy, model.path, kept, actor.model.quantization),
     )
 
 

@@ -59,7 +59,7 @@ class Host:
         print(f"--- {place}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
         os.chdir(folder)
-        os.environ.setdefault("TQDM_DISABLE", "1")  # of Hugging Face's loader
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # which are no news in a log
         # The rest is read when torch is imported, which it is not yet.
         os.environ["OMP_NUM_THREADS"] = str(share_threads(len(os.sched_getaffinity(0)), place.sharing))
         os.environ.update(environment)

@@ -357,6 +357,7 @@ def _optimizer(config: RunConfig) -> Iterator[Finding]:
 def _adapter(config: RunConfig) -> Iterator[Finding]:
     actor = config.worker.actor
     lora = actor.model.lora
+    yield from _quantization(config)
     if not lora.used:
         return
     if not find_spec("peft"):
@@ -365,6 +366,18 @@ def _adapter(config: RunConfig) -> Iterator[Finding]:
         yield "worker.actor.optim.strategy", "trains bf16 weights, and an adapter's factors are fp32; set adamw"
     if lora.path and not (Path(lora.path) / "adapter_config.json").is_file():
         yield "worker.actor.model.lora.path", "is no folder with an adapter_config.json"
+
+
+def _quantization(config: RunConfig) -> Iterator[Finding]:
+    key, model = "worker.actor.model.quantization", config.worker.actor.model
+    if model.quantization is None:
+        return
+    if not model.lora.used:
+        yield key, "keeps weights that are not trained; set worker.actor.model.lora.rank"
+    if not find_spec("bitsandbytes"):
+        yield key, "needs bitsandbytes: install r1-cli[qlora]"
+    if config.worker.rollout.name == "vllm" or config.worker.rollout.servers.used:
+        yield key, "needs worker.rollout.name=embedded, whose weights are made of the same 4 bits"
 
 
 def _trainer(config: RunConfig) -> Iterator[Finding]:

@@ -35,6 +35,7 @@ class ModelConfig(Section):
     enable_gradient_checkpointing: bool = True
     trust_remote_code: bool = False
     freeze_vision_tower: bool = False
+    quantization: Literal["nf4"] | None = None  # keep the base under an adapter in 4 bits, on one device
     freeze: list[str] = Field(default_factory=list)  # patterns of whole names of parameters that are not trained
     lora: LoraConfig = LoraConfig()
 

@@ -27,8 +27,14 @@ log = logging.getLogger("r1")
 
 
 def settle_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
-    """Return the configuration with one device where there are no GPUs and the user asks for no number of ranks."""
+    """Return the configuration with one device where there are no GPUs and the user asks for no number of ranks.
+
+    Raises:
+        ConfigError: what is for one device is asked of several.
+    """
     if hardware.on_gpu or config.trainer.nnodes > 1 or provenance.is_set("trainer.n_gpus_per_node"):
+        if config.trainer.devices > 1:
+            _refuse_quantized(config)
         return config
     return config.model_copy(update={"trainer": config.trainer.model_copy(update={"n_gpus_per_node": 1})})
 
@@ -84,7 +90,9 @@ def prepare_learner(
     if said := describe_router(model.config):
         log.info("%s", said)
     if not seats:
-        return partial(load_here, config, hardware, model, schedule, stack.enter_context(joined_alone(hardware)))
+        quantized = config.worker.actor.model.quantization is not None
+        parallel = Parallel() if quantized else stack.enter_context(joined_alone(hardware))
+        return partial(load_here, config, hardware, model, schedule, parallel)
     from r1_cli.cluster.actors import Actors, Place
 
     logs, trainer = Path(config.trainer.checkpoint_folder).resolve() / "logs", config.trainer
@@ -137,6 +145,18 @@ def load_ranked(
     finer = torch.promote_types(computing, hardware.computing_dtype(critic.kept_dtype, critic.fsdp.mp_param_dtype))
     ranked = RankedLearner(ranks, finer)
     return ranked, RankedCritic(ranked.crossing)
+
+
+def _refuse_quantized(config: RunConfig) -> None:
+    """Raise ConfigError if ranks are to share a base in 4 bits.
+
+    Weights of bitsandbytes lose what belongs to them where FSDP2 cuts them, without an error: accelerate #3983,
+    bitsandbytes #1945.
+    """
+    if (quantization := config.worker.actor.model.quantization) is not None:
+        message = "is for one device: ranks would share weights of 4 bits, which lose their scales when they are cut "
+        message += "(accelerate #3983, bitsandbytes #1945); set null, or trainer.n_gpus_per_node=1"
+        raise ConfigError([Problem("worker.actor.model.quantization", message, quantization)])
 
 
 def require_sight(config: RunConfig, ranks: Any, seats: Sequence[Seat]) -> None:

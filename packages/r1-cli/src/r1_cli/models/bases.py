@@ -25,12 +25,13 @@ class Base:
     name: str  # a folder's whole path, or a hub name
     digest: str
     dtype: str  # in which the adapter was trained on it
+    quantization: str | None = None  # in how few bits its linear layers were kept then
 
     @classmethod
-    def of(cls, path: str, dtype: torch.dtype) -> "Base":
+    def of(cls, path: str, dtype: torch.dtype, quantization: str | None = None) -> "Base":
         """Return what there is to say of the model at `path`, which has been loaded, or can be."""
         name = str(Path(path).resolve()) if Path(path).is_dir() else path
-        return cls(name, digest(find_folder(path)), str(dtype).removeprefix("torch."))
+        return cls(name, digest(find_folder(path)), str(dtype).removeprefix("torch."), quantization)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -40,7 +41,7 @@ class Base:
 
     def as_dict(self) -> dict[str, str]:
         """Return it as a checkpoint holds it."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def require_there(self) -> None:
         """Raise AdapterError unless these very weights are where they were."""

@@ -74,6 +74,8 @@ def load_weights(
 ) -> Any:
     """Return the model of `model.path` in `dtype` on `device`, with what `adapters` put on it.
 
+    Where its base is to be in 4 bits, a model without `adapters` has the values that those have.
+
     With `parallel` it is this rank's share of it, and all ranks must call this.
     """
     return models.load_model(
@@ -85,6 +87,7 @@ def load_weights(
         parallel=parallel,
         shard=shard,
         adapters=adapters,
+        quantization=config.worker.actor.model.quantization,
     )
 
 

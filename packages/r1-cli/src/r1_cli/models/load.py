@@ -20,10 +20,11 @@ from transformers import (
 
 from r1_cli.models.adapters import AdapterError, Adapters, fold
 from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
-from r1_cli.models.bases import read_base
+from r1_cli.models.bases import Base, read_base
 from r1_cli.models.experts import settle_experts
 from r1_cli.models.parts import PartsError, load_in_parts, place
 from r1_cli.models.patches import multiply_patches
+from r1_cli.models.quantized import compute_alike, quantized_choices, restore_digits
 from r1_cli.models.value_head import quiet, start_head, with_value_head
 from r1_core.learner.parallel import Parallel, Shard
 
@@ -77,6 +78,7 @@ def load_model(
     parallel: Parallel | None = None,
     shard: Shard = Shard(),  # noqa: B008 (frozen)
     adapters: Adapters | None = None,
+    quantization: str | None = None,
     value_head: bool = False,
 ) -> transformers.PreTrainedModel:
     """Return the model with its language-model head, in `dtype` on `device`, without dropout.
@@ -87,39 +89,23 @@ def load_model(
         value_head: give it a critic's in place of it, see `models.value_head`.
         parallel: ranks that share the model, all of which must call this; each reads its own rows of the files.
         shard: how they do.
+        quantization: keep the linear layers under the adapters in so few bits (`models.quantized`); without adapters,
+            have the values that they would have so. Not for ranks.
         adapters: are put on the model, with the factors that they begin with, in float32; the rest is then frozen.
 
     Raises:
         ModelError: there are no weights, they do not fit the configuration and layers would be left random, or they
             cannot be read in parts.
     """
-    family: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
-    config = _without_dropout(config)
-    if value_head:
-        family, config = with_value_head(family, config, trust_remote_code=trust_remote_code)
-    choices = {
-        "config": config,
-        "dtype": dtype,
-        "attn_implementation": PACKED_ATTENTION,
-        "trust_remote_code": trust_remote_code,
-        "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # else Hugging Face raises, and names them in the log alone
-    }
+    choices = {"config": _without_dropout(config), "dtype": dtype, "trust_remote_code": trust_remote_code}
     try:
-        base = read_base(path)
-        if base is not None and adapters is not None:
-            raise ModelError(f"{path} holds an adapter: merge it, or set lora.path to it and model_path to {base.name}")
-        if base is not None:
-            base.require_there()
-        files = path if base is None else base.name
-        with quiet() if value_head else nullcontext():
-            if parallel is None or parallel.mesh is None:
-                model, info = family.from_pretrained(files, **choices)
-                if adapters is not None:
-                    adapters.put_on(model)
-            else:
-                model, info = load_in_parts(family, files, parallel, shard, choices, adapters)
-        _require_whole(path, start_head(model, info) if value_head else info)
+        base = _find_base(path, adapters)
+        bits = quantization if base is None else base.quantization
+        choices |= {} if bits is None else quantized_choices(dtype, device)
+        model = _read(path if base is None else base.name, choices, parallel, shard, adapters, value_head=value_head)
+        if bits is not None:
+            compute_alike(model)
+            model = restore_digits(model, dtype) if adapters is None else model
         if adapters is not None:
             adapters.fill(model)
         if base is not None:
@@ -131,13 +117,53 @@ def load_model(
     multiply_patches(model)
     attend_packed(model)
     settle_experts(model, shard.param_dtype or dtype, device)
-    return place(model, device, offload=shard.offload).eval()
+    on_device = bits is not None and adapters is not None  # 4 bits cannot be moved as weights are
+    return (model if on_device else place(model, device, offload=shard.offload)).eval()
 
 
-def _require_whole(path: str, info: Mapping[str, Any]) -> None:
+def _find_base(path: str, adapters: Adapters | None) -> Base | None:
+    """Return the base of the adapter that a checkpoint holds, whose weights are there; None of a model."""
+    base = read_base(path)
+    if base is not None and adapters is not None:
+        raise ModelError(f"{path} holds an adapter: merge it, or set lora.path to it and model_path to {base.name}")
+    if base is not None:
+        base.require_there()
+    return base
+
+
+def _read(
+    path: str,
+    choices: Mapping[str, Any],
+    parallel: Parallel | None,
+    shard: Shard,
+    adapters: Adapters | None,
+    *,
+    value_head: bool,
+) -> Any:
+    """Return the model of a folder or hub name, with adapters whose factors are still to be filled."""
+    config = choices["config"]
+    family: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
+    if value_head:
+        family, config = with_value_head(family, config, trust_remote_code=choices["trust_remote_code"])
+    choices = {
+        **choices,
+        "config": config,
+        "attn_implementation": PACKED_ATTENTION,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # else Hugging Face raises, and names them in the log alone
+    }
+    with quiet() if value_head else nullcontext():
+        if parallel is not None and parallel.mesh is not None:
+            model, info = load_in_parts(family, path, parallel, shard, choices, adapters)
+        else:
+            model, info = family.from_pretrained(path, **choices)
+            if adapters is not None:
+                adapters.put_on(model)
+    info = start_head(model, info) if value_head else info
     if info["missing_keys"] or info["mismatched_keys"]:
         missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")
+    return model
 
 
 def _without_dropout(config: Any) -> Any:

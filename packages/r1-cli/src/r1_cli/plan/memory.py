@@ -11,6 +11,7 @@ from r1_cli.plan.trained import count_trained
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 OPTIMIZER_STATES = {"adamw": 2, "adamw_bf16": 3}  # values kept per trained weight
+FOUR_BITS = 0.52  # bytes a weight, with its share of a scale for each 64; what stays whole is left out
 LARGEST_HEADER = 1 << 27
 
 
@@ -59,13 +60,14 @@ def estimate(config: RunConfig) -> Memory | None:
     frozen = min(BYTES[actor.kept_dtype], BYTES[actor.fsdp.mp_param_dtype])  # in what it computes with, on a GPU
     kept = BYTES["fp32"] if lora.used else BYTES[actor.kept_dtype]
     factors = BYTES["fp32"] * trained if lora.used else 0
+    in_base = FOUR_BITS if actor.model.quantization else frozen
     devices = config.trainer.devices
     accumulates = actor.global_batch_size * rollout.n > config.data_ranks * actor.micro_batch_size_per_device_for_update
     # Gradients in half precision are added up in float32 (`r1_core.learner.gradient_sums`).
     gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
     shards = devices if actor.fsdp.enable_full_shard else 1
     has_reference = not config.algorithm.disable_kl and not lora.used  # which is the base under an adapter
-    weights = parameters * frozen + factors if lora.used else parameters * kept
+    weights = int(parameters * in_base) + factors if lora.used else parameters * kept
     sampling = parameters * BYTES[rollout.dtype] // (rollout.engine_size if config.on_cluster else 1)
     return Memory(
         parameters=parameters,
