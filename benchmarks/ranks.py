@@ -132,8 +132,8 @@ class Idle:
 @contextmanager
 def actors(count: int, folder: Path) -> Iterator[tuple[Actors, Any]]:
     """Actors in a cluster of their own, and the seats they have."""
-    with open_cluster(TrainerConfig(n_gpus_per_node=count), Hardware("cpu")) as nodes:
-        seats = seat_ranks(nodes)
+    with open_cluster(TrainerConfig(n_gpus_per_node=count), Hardware("cpu")) as machines:
+        seats = seat_ranks(machines.learner)
         found = Actors([Place(seat.name, seat.node, (), folder / f"{seat.name}.log", count) for seat in seats])
         try:
             yield found, seats

@@ -22,11 +22,19 @@ def test_nothing_of_a_command_is_refused_with_two_ranks(name: str, tmp_path: Pat
     assert unavailable(config, provenance) == []
 
 
-def test_a_dry_run_shows_where_ranks_would_be(r1: R1, tmp_path: Path) -> None:
+def test_a_dry_run_shows_where_ranks_and_engines_would_be_and_that_these_have_one_device(
+    r1: R1, tmp_path: Path
+) -> None:
     words = words_of("qwen2_5_vl_3b_android_gui_grpo", "owner/model", tmp_path)
     shown = r1("train", *words, "trainer.nnodes=2", "--dry-run").output
     assert re.search(r"learner-0 … learner-1 +node 0 +0, 1", shown)
     assert re.search(r"learner-2 … learner-3 +node 1 +0, 1", shown)
+    assert re.search(r"engine-2 … engine-3 +node 1 +0, 1", shown)
+    easyr1 = "worker.rollout.tensor_parallel_size=2"
+    assert (
+        f"note: {easyr1} has no effect: an embedded engine has one device"
+        in r1("train", *words, easyr1, "--dry-run").output
+    )
 
 
 @pytest.fixture(scope="module")

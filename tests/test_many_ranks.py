@@ -36,14 +36,26 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) ->
         time.sleep(0.05)
 
 
+def start(*words: str, **environment: str) -> subprocess.Popen[str]:
+    command = [str(Path(sys.executable).with_name("r1")), *words]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(
+        command, cwd=ROOT, text=True, env={**os.environ, "COLUMNS": "200", **environment}, **streams
+    )
+
+
+def finished(*words: str, **environment: str) -> str:
+    """What a run prints that goes well."""
+    with start(*words, **environment) as process:
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, out + err
+    return out
+
+
 @contextmanager
 def running(folder: Path, *words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A run of two ranks that has taken a step; its processes, Ray's folder and shared memory must end with it."""
-    command = [str(Path(sys.executable).with_name("r1")), *RUN, f"trainer.save_checkpoint_path={folder}", *words]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(
-        command, cwd=ROOT, text=True, env={**os.environ, "COLUMNS": "200", **environment}, **streams
-    )
+    process = start(*RUN, f"trainer.save_checkpoint_path={folder}", *words, **environment)
     try:
         wait_for(lambda: steps_of(folder), process)
         started = psutil.Process(process.pid).children(recursive=True)
@@ -90,6 +102,11 @@ def test_two_ranks_give_one_process_numbers_and_go_on_as_one(tmp_path: Path, r1:
     assert (two / f"global_step_{taken}/actor/model.safetensors").is_file()
     for folder in (one, two):
         r1(*RUN, f"trainer.save_checkpoint_path={folder}", f"trainer.max_steps={taken + 2}")
+    assert_same_numbers(one, two)
+
+
+def assert_same_numbers(one: Path, two: Path) -> None:
+    """Of a run on one device and one on two, but for what tells how tokens lie on the ranks."""
     # Numbers that differ in their last digits choose another token some day, so the first steps are compared.
     for single, ranked in zip(*(without_clock(read_log(folder))[:6] for folder in (one, two)), strict=True):
         shares = {name: single.pop(name) for name in [*single] if name.startswith("global_seqlen/")}
@@ -122,9 +139,9 @@ def test_an_engine_that_is_killed_ends_the_run_with_its_name_and_the_last_step_i
 
 
 @contextmanager
-def two_nodes() -> Iterator[tuple[str, list[int]]]:
+def two_nodes(cpus: int = 1) -> Iterator[tuple[str, list[int]]]:
     """A cluster's address, and the processes that its two nodes stand and fall with."""
-    command = [sys.executable, str(ROOT / "tests/two_nodes.py")]
+    command = [sys.executable, str(ROOT / "tests/two_nodes.py"), str(cpus)]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, text=True, env={**os.environ, **HERE}, **streams) as process:
         started = json.loads(process.stdout.readline())
@@ -143,3 +160,15 @@ def test_two_nodes_train_together_and_the_loss_of_one_ends_the_run(tmp_path: Pat
     assert process.returncode == 2, out + err
     assert re.search(r"learner-0 +127\.0\.0\.1 +cpu *\n *learner-1 +127\.0\.0\.1 +cpu", out)
     assert re.search(rf"(learner-{rank}|engine-{rank}|media-\d) on 127\.0\.0\.1", err), err
+
+
+def test_two_nodes_with_engines_apart_give_one_process_numbers(tmp_path: Path, r1: R1) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    seats = ["trainer.nnodes=2", "trainer.n_gpus_per_node=1"]
+    seats += ["worker.rollout.engines.nnodes=2", "worker.rollout.engines.n_gpus_per_node=1"]
+    with two_nodes(cpus=2) as (address, _):
+        words = [*RUN, *seats, "trainer.max_steps=3", f"trainer.save_checkpoint_path={two}"]
+        out = finished(*words, RAY_ADDRESS=address, **HERE)
+    assert re.search(r"engine-0 +127\.0\.0\.1 +cpu *\n *engine-1 +127\.0\.0\.1 +cpu", out)
+    r1(*RUN, "trainer.max_steps=3", f"trainer.save_checkpoint_path={one}")
+    assert_same_numbers(one, two)

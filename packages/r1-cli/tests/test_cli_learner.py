@@ -122,7 +122,7 @@ OFF = "worker.actor.offload.offload_params=false"
         (["worker.actor.offload.offload_optimizer=false"], Offload(weights=True)),
         (["worker.actor.fsdp.enable_cpu_offload=true"], Offload()),  # it is with the processor anyhow
         (["worker.rollout.servers.count=1"], Offload()),  # nobody wants the room
-        (["worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_node=1"], Offload(True, True)),
+        (["worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_node=1"], Offload()),
         (
             [
                 "trainer.n_gpus_per_node=2",

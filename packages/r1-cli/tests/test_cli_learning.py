@@ -8,7 +8,7 @@ import pytest
 
 from r1_cli.cluster.delivery import Way
 from r1_cli.cluster.engine import EngineFacts
-from r1_cli.cluster.placement import Node, seat_ranks
+from r1_cli.cluster.placement import Machines, Node, Seating, seat_engines, seat_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.learning import open_seats, seated_hardware, settle_devices
@@ -39,8 +39,8 @@ def test_one_device_needs_no_cluster():
     config, _ = load_config([*BASE, "trainer.n_gpus_per_node=1"])
     before = "ray" in sys.modules
     for hardware in (Hardware("cpu"), GPUS):
-        with open_seats(config.trainer, hardware) as seats:
-            assert seats == ()
+        with open_seats(config, hardware) as seats:
+            assert seats == Seating()
     assert ("ray" in sys.modules) == before
 
 
@@ -48,7 +48,7 @@ def test_more_gpus_than_there_are_are_refused_by_node():
     config, _ = load_config([*BASE, "trainer.n_gpus_per_node=4"])
     with (
         pytest.raises(ConfigError, match=r"n_gpus_per_node=4.*127.0.0.1 2.*at most 2"),
-        open_seats(config.trainer, GPUS),
+        open_seats(config, GPUS),
     ):
         pass
 
@@ -97,7 +97,7 @@ def test_engines_share_the_gpus_of_their_nodes_ranks_and_get_weights_by_ipc(monk
     words = ["trainer.n_gpus_per_node=4", "worker.rollout.tensor_parallel_size=2", "worker.rollout.name=vllm"]
     config, _ = load_config([*BASE, *words, "trainer.nnodes=2", "worker.actor.global_batch_size=128"])
     gpus = ("0", "1", "2", "3")
-    seats = seat_ranks([Node("a", "10.0.0.1", gpus), Node("b", "10.0.0.2", gpus)])
+    seats = seat_engines(Machines((Node("a", "10.0.0.1", gpus), Node("b", "10.0.0.2", gpus))), 2)
     with ExitStack() as stack:
         engines = open_engine(config, Hardware("cuda", gpus), None, seats, stack)
     found = [(place.name, place.node.id, place.devices, own.gpus) for place, own in Recorded.made]

@@ -36,8 +36,8 @@ def node(tmp_path_factory):
         patch.setattr(tempfile, "tempdir", own)  # where nobody else's clusters are; a short name, as sockets need
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where an actor finds the toys
         before = traces()
-        with open_cluster(TrainerConfig(n_gpus_per_node=2, ray_timeline=str(timeline)), Hardware("cpu")) as nodes:
-            yield nodes[0]
+        with open_cluster(TrainerConfig(n_gpus_per_node=2, ray_timeline=str(timeline)), Hardware("cpu")) as machines:
+            yield machines.learner[0]
             during = psutil.Process().children(recursive=True)
         assert psutil.wait_procs(during, timeout=LONG)[1] == []
         assert all(now <= then for now, then in zip(traces(), before, strict=True))

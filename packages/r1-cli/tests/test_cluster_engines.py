@@ -18,12 +18,15 @@ from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.weights import RankedWeights
 from r1_cli.roles import weights_of
+from r1_cli.sampling.proof import LearnerReference
 from r1_core.learner.parallel import Parallel
+from r1_rollout.canary import Canary
 from r1_rollout.checksums import expected_checksums
 from r1_rollout.errors import EngineError, PromptError, WeightsError
+from r1_rollout.fault import find_fault
 from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
-from r1_rollout.probes import ProbePrompt
+from r1_rollout.probes import ProbePrompt, text_probes
 from r1_rollout.types import Checksummed, Drainable, Replaying, SamplingParams
 
 
@@ -188,6 +191,28 @@ def test_a_dead_engine_ends_the_call_with_its_name_and_nobody_waits_for_the_othe
     with pytest.raises(EngineError, match=r"engine-1 on 127\.0\.0\.1 died in work"):
         sample()
     held.set()
+
+
+def stale(member: OneHost, layer: str) -> None:
+    """Let an engine keep what it has of a layer, whatever comes."""
+    take_up, old = member.host._take_up, dict(qwen2(5).state_dict())
+
+    def taken(source: Any, *, wake: bool) -> None:
+        kept = [(name, old[name] if layer in name else tensor.clone()) for name, tensor in source.tensors()]
+        take_up(LocalWeights(kept, source.version), wake=wake)
+
+    member.host._take_up = taken  # type: ignore[method-assign]
+
+
+def test_the_search_for_a_fault_goes_through_all_engines_and_names_the_layer_that_never_arrives() -> None:
+    members, (learner, _) = hosts(2), build_learner("text", "KL", Parallel())
+    probes = text_probes(range(60), longest_prompt=4, longest_response=2)
+    canary, reference = Canary(probes, probes, tolerance=1e-6), LearnerReference(learner)
+    for member in members:
+        stale(member, "layers.1.")
+    fault = find_fault(canary, as_set(members), reference, 1, gap=0.5)
+    assert fault.group == "layer 1"
+    assert all(member.asked.count("expect") == member.asked.count("logprobs_of") > 4 for member in members)
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------

@@ -2,8 +2,18 @@
 
 import pytest
 
-from r1_cli.cluster.placement import Node, require_room, seat_ranks, share_threads
-from r1_cli.config import ConfigError
+from r1_cli.cluster.placement import (
+    Machines,
+    Node,
+    imagine_seating,
+    require_room,
+    seat_engines,
+    seat_ranks,
+    share_machines,
+    share_threads,
+)
+from r1_cli.config import ConfigError, load_config
+from r1_cli.config.worker import EnginesConfig
 
 
 def test_ranks_are_ordered_by_address_and_device_whatever_order_the_nodes_come_in():
@@ -51,4 +61,92 @@ def test_what_does_not_fit_is_told_by_node_with_what_to_set(offers, nnodes, per_
     with pytest.raises(ConfigError) as error:
         require_room(offers, nnodes, per_node, "GPUs")
     for part in says:
+        assert part in str(error.value)
+
+
+TWO = (Node("b", "10.0.0.2", ("0", "1", "2", "3")), Node("a", "10.0.0.1", ("0", "1", "2", "3")))
+
+
+@pytest.mark.parametrize(
+    ("machines", "size", "expected"),
+    [
+        (Machines(TWO[:1]), 1, [("b", "0"), ("b", "1"), ("b", "2"), ("b", "3")]),
+        (Machines(TWO), 4, [("a", "0", "1", "2", "3"), ("b", "0", "1", "2", "3")]),
+        (Machines(TWO[:1], (Node("b", "10.0.0.2", ("4", "5")),)), 1, [("b", "4"), ("b", "5")]),
+        (Machines(TWO, (Node("c", "10.0.0.3", ("cpu",) * 4),)), 2, [("c", "cpu", "cpu")] * 2),
+    ],
+)
+def test_an_engine_has_its_devices_on_one_node_those_of_ranks_or_others_if_they_are_apart(machines, size, expected):
+    seats = seat_engines(machines, size)
+    assert [(seat.node.id, *seat.devices) for seat in seats] == expected
+    assert [seat.name for seat in seats] == [f"engine-{number}" for number in range(len(expected))]
+
+
+BASE = [
+    "data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model",
+    "worker.reward.reward_function=math", "worker.rollout.name=vllm",
+]  # fmt: skip
+APART = ["worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_node=2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "engines"),
+    [
+        (["trainer.n_gpus_per_node=1"], [], []),
+        (["trainer.n_gpus_per_node=2"], ["0", "1"], [("node 0", "0", "1")]),
+        (["trainer.n_gpus_per_node=2", *APART], ["0", "1"], [("node 0", "2", "3")]),
+        (["trainer.n_gpus_per_node=1", *APART], ["0"], [("node 0", "1", "2")]),
+        (
+            ["trainer.nnodes=2", "trainer.n_gpus_per_node=1", "worker.rollout.name=embedded"], ["0", "0"],
+            [("node 0", "0"), ("node 1", "0")],
+        ),
+        (
+            ["trainer.nnodes=2", "trainer.n_gpus_per_node=1", *APART], ["0", "0"],
+            [("node 0 or a further one", "1", "2")],
+        ),
+        (["trainer.n_gpus_per_node=2", "worker.rollout.servers.count=1"], ["0", "1"], []),
+    ],
+)  # fmt: skip
+def test_seats_are_shown_for_the_numbers_given(words, ranks, engines):
+    seating = imagine_seating(load_config([*BASE, *words])[0])
+    assert [seat.device for seat in seating.ranks] == ranks
+    assert [(seat.node.address, *seat.devices) for seat in seating.engines] == engines
+
+
+def share(devices, nnodes, per_node, apart):
+    named = [(f"10.0.0.{number}", count) for number, count in enumerate(devices)]
+    return share_machines(named, nnodes, per_node, EnginesConfig(nnodes=apart[0], n_gpus_per_node=apart[1]), "GPUs")
+
+
+@pytest.mark.parametrize(
+    ("devices", "nnodes", "per_node", "apart", "expected"),
+    [
+        ([8], 1, 4, (1, 4), [(4, 4)]),
+        ([8], 1, 8, (0, 0), [(8, 0)]),
+        ([4, 8], 1, 4, (1, 8), [(4, 0), (0, 8)]),
+        ([8, 4], 1, 8, (1, 4), [(8, 0), (0, 4)]),
+        ([2, 4], 2, 1, (1, 2), [(1, 2), (1, 0)]),
+        ([8, 8, 2], 2, 8, (1, 2), [(8, 0), (8, 0), (0, 2)]),
+        ([4, 4, 2, 2], 2, 2, (2, 4), [(2, 0), (2, 0), (0, 4), (0, 4)]),
+        ([6, 5], 2, 4, (2, 1), [(4, 1), (4, 1)]),
+    ],
+)
+def test_engines_apart_are_where_ranks_leave_room_or_on_further_machines(devices, nnodes, per_node, apart, expected):
+    assert share(devices, nnodes, per_node, apart) == expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "nnodes", "per_node", "apart"),
+    [
+        ([8], 1, 8, (1, 1)),
+        ([8, 4], 1, 4, (2, 8)),
+        ([8, 8], 2, 8, (1, 2)),
+        ([4, 4], 1, 4, (2, 4)),
+        ([6, 4], 2, 4, (2, 1)),
+    ],
+)
+def test_engines_apart_that_do_not_fit_are_told_by_node_with_what_to_set(devices, nnodes, per_node, apart):
+    with pytest.raises(ConfigError) as error:
+        share(devices, nnodes, per_node, apart)
+    for part in (f"worker.rollout.engines.n_gpus_per_node={apart[1]}", f"10.0.0.0 {devices[0]}", "engines are on the"):
         assert part in str(error.value)

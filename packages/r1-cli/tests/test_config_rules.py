@@ -88,6 +88,19 @@ def message_of(*words: str) -> str:
             "worker.rollout.tensor_parallel_size",
             "must divide trainer.n_gpus_per_node = 3",
         ),
+        (
+            "trainer.n_gpus_per_node=2 worker.rollout.engines.nnodes=1 worker.rollout.engines.n_gpus_per_node=3 "
+            "worker.rollout.tensor_parallel_size=2",
+            "worker.rollout.tensor_parallel_size",
+            "must divide worker.rollout.engines.n_gpus_per_node = 3",
+        ),
+        (
+            "worker.rollout.name=embedded worker.rollout.tensor_parallel_size=4",
+            "worker.rollout.tensor_parallel_size",
+            "must be 1 with the embedded engine",
+        ),
+        ("worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_node", "above 0 with the other one"),
+        ("worker.rollout.engines.n_gpus_per_node=1", "worker.rollout.engines.nnodes", "above 0 with the other one"),
         ("worker.actor.fsdp.fsdp_size=3", "worker.actor.fsdp.fsdp_size", "n_gpus_per_node = 8), or be -1"),
         ("worker.actor.fsdp.fsdp_size=0", "worker.actor.fsdp.fsdp_size", "must divide"),
         (

@@ -1,6 +1,8 @@
 """A tensor-parallel vLLM, whose workers are processes: the same log-probs after each sync, and nobody left behind."""
 
 import importlib.util
+import os
+import re
 import subprocess
 import sys
 import time
@@ -36,11 +38,14 @@ FAMILY = "qwen2 tied"
 LONG = SamplingParams(max_tokens=60, n=8, temperature=2.0, ignore_eos=True)
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_a_batch_ends_the_engine(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_in_the_middle_of_a_batch_ends_the_engine_and_leaves_no_memory(tmp_path: Path) -> None:
     cases = start(FAMILY, tmp_path, tensor_parallel_size=2, deadline=120.0)
     case = next(cases)
     workers = running_workers()
     second = max(workers, key=lambda worker: worker.name)
+    shared = [name for pid in (os.getpid(), *(worker.pid for worker in workers)) for name in shared_by(pid)]
+    assert shared
+    assert all(name.endswith(" (deleted)") for name in shared), "what has a name stays when processes are killed"
 
     def collect() -> None:
         with case.engine.awake(LocalWeights(case.model.state_dict().items(), 1)):
@@ -84,6 +89,11 @@ if __name__ == "__main__":
     while any(map(is_alive, workers)):
         assert time.monotonic() < deadline, "a worker goes on"
         time.sleep(0.1)
+
+
+def shared_by(pid: int) -> list[str]:
+    """What a process has mapped of vLLM's shared memory."""
+    return re.findall(r"/dev/shm/(?:psm_|vllm_dist_).*$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE)
 
 
 def is_alive(pid: str) -> bool:

@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -39,7 +40,7 @@ class Place:
     node: Node
     devices: tuple[str, ...]
     log: Path
-    sharing: int = 1  # actors that have the machine's processors together
+    sharing: int = 1  # devices, on processors, among which the machine's threads are divided
 
     def __str__(self) -> str:
         return f"{self.name} on {self.node.address}"
@@ -63,6 +64,8 @@ class Host:
         os.environ["OMP_NUM_THREADS"] = str(share_threads(len(os.sched_getaffinity(0)), place.sharing))
         os.environ.update(environment)
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.devices)
+        if place.node.scratch:
+            os.environ["TMPDIR"], tempfile.tempdir = place.node.scratch, None  # what a killed process leaves there goes
         return os.getpid()
 
     def make(self, maker: Callable[..., object], *args: object, **kwargs: object) -> None:

@@ -7,8 +7,9 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import inf
@@ -17,12 +18,16 @@ from types import ModuleType
 from typing import Any
 
 from r1_cli.cluster.errors import ClusterError
-from r1_cli.cluster.placement import Node, require_room
+from r1_cli.cluster.placement import Machines, Node, require_room, share_machines
 from r1_cli.config import ConfigError, Problem
 from r1_cli.config.trainer import TrainerConfig
+from r1_cli.config.worker import EnginesConfig
 from r1_cli.hardware import Hardware
+from r1_rollout.vllm.private_folder import PrivateFolder
 
 LOOPBACK = "127.0.0.1"
+TOGETHER = EnginesConfig()  # on the learner's devices
+SWEEPING = 5.0  # seconds for the machines to remove their temporary files
 REACHING = 10.0  # seconds for a cluster's address to answer
 JOINING = 120.0  # seconds for the machines of a cluster to be free, and to say what they have
 NO_CLUSTER = (
@@ -35,8 +40,10 @@ NO_CLUSTER = (
 
 
 @contextmanager
-def open_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[Node, ...]]:
+def open_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig = TOGETHER) -> Iterator[Machines]:
     """Connect to a cluster, and keep `nnodes` machines of it with `n_gpus_per_node` devices each for the run.
+
+    Engines that are to be `apart` get as many other devices as that says, on those machines or on others.
 
     One machine is always a cluster of the run's own: whatever else runs there under Ray is another user's. When the run
     ends, what its actors did when is written to `ray_timeline`, for chrome://tracing.
@@ -47,10 +54,10 @@ def open_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[N
     """
     if not find_spec("ray"):
         raise ConfigError([Problem("trainer.n_gpus_per_node", "several devices need Ray: install r1-cli[ray]")])
-    cluster = private_cluster(trainer, hardware) if trainer.nnodes == 1 else joined_cluster(trainer)
-    with cluster as nodes:
+    private = max(trainer.nnodes, apart.nnodes) == 1
+    with private_cluster(trainer, hardware, apart) if private else joined_cluster(trainer, apart) as machines:
         try:
-            yield nodes
+            yield machines
         finally:
             if trainer.ray_timeline:
                 Path(trainer.ray_timeline).parent.mkdir(parents=True, exist_ok=True)
@@ -58,11 +65,12 @@ def open_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[N
 
 
 @contextmanager
-def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[Node, ...]]:
+def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig) -> Iterator[Machines]:
     """Start Ray for this run alone: on loopback, with a token, and with a folder that is gone when the run is."""
-    ranks = trainer.n_gpus_per_node
-    devices = hardware.gpus if hardware.on_gpu else ("cpu",) * ranks
+    ranks, wanted = trainer.n_gpus_per_node, trainer.n_gpus_per_node + apart.n_gpus_per_node
+    devices = hardware.gpus if hardware.on_gpu else ("cpu",) * wanted
     require_room([(LOOPBACK, len(devices))], 1, ranks, "GPUs")
+    share_machines([(LOOPBACK, len(devices))], 1, ranks, apart, "GPUs")
     # Read when Ray is imported: a node's address is loopback there where Ray thinks it cannot be one of many.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # Ray asks for a token by itself, and would write its own into the home. It reads one once, so it stays.
@@ -75,7 +83,7 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tupl
     try:
         ray.init(
             address="local",
-            num_cpus=ranks,  # of which Ray starts as many processes ahead
+            num_cpus=wanted,  # of which Ray starts as many processes ahead
             num_gpus=0,  # the run deals them out itself
             include_dashboard=False,
             namespace=_namespace(),
@@ -84,15 +92,18 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tupl
             _temp_dir=folder,
             _node_ip_address=LOOPBACK,
         )
-        own = ray.get_runtime_context().get_node_id()
-        yield (Node(own, LOOPBACK, devices[:ranks], store_bytes(ray.nodes(), own, shared_bytes())),)
+        scratch, own = Path(folder, "scratch"), ray.get_runtime_context().get_node_id()
+        scratch.mkdir()
+        store = store_bytes(ray.nodes(), own, shared_bytes())
+        here = Node(own, LOOPBACK, devices[:ranks], store, str(scratch))
+        yield Machines((here,), (replace(here, devices=devices[ranks:wanted]),) if apart.nnodes else ())
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def joined_cluster(trainer: TrainerConfig) -> Iterator[tuple[Node, ...]]:
+def joined_cluster(trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[Machines]:
     """Connect to the cluster of RAY_ADDRESS, or to the one that `ray start` has begun on this machine."""
     address = find_address()
     if not address or (silent := why_silent(address)):
@@ -105,8 +116,8 @@ def joined_cluster(trainer: TrainerConfig) -> Iterator[tuple[Node, ...]]:
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:  # other versions, or another token
         raise ClusterError(f"the Ray cluster at {address} cannot be joined: {error}") from error
     try:
-        with _kept_machines(ray, trainer) as nodes:
-            yield nodes
+        with _kept_machines(ray, trainer, apart) as machines:
+            yield machines
     finally:
         ray.shutdown()
 
@@ -147,28 +158,31 @@ def why_silent(address: str) -> str | None:
 
 
 @contextmanager
-def _kept_machines(ray: ModuleType, trainer: TrainerConfig) -> Iterator[tuple[Node, ...]]:
-    """Take `nnodes` machines with enough free devices until the block ends, by an actor on each that has them all."""
+def _kept_machines(ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[Machines]:
+    """Take machines with enough free devices until the block ends, by an actor on each that has them all."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     resource = "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
     offers = [(node["NodeManagerAddress"], int(node["Resources"].get(resource, 0))) for node in alive]
-    wanted = trainer.n_gpus_per_node
-    require_room(offers, trainer.nnodes, wanted, "GPUs" if resource == "GPU" else "CPUs")
-    group = ray.util.placement_group([{resource: wanted}] * trainer.nnodes, strategy="STRICT_SPREAD")
+    wanted = trainer.nnodes, trainer.n_gpus_per_node
+    require_room(offers, *wanted, f"{resource}s")
+    shares = share_machines(offers, *wanted, apart, f"{resource}s")
+    group = ray.util.placement_group([{resource: sum(share)} for share in shares], strategy="STRICT_SPREAD")
     keeper = ray.remote(max_restarts=0)(type("machine", (Keeper,), {}))
+    keepers: list[Any] = []
     try:
         if not group.wait(JOINING):
             raise ClusterError(
-                f"{trainer.nnodes} nodes with {wanted} free {resource}s each were not free within {JOINING:.0f} s: "
-                f"the cluster has {offers} in all, and others use them (`ray status` shows it)"
+                f"{len(shares)} nodes with {', '.join(str(sum(share)) for share in shares)} free {resource}s were not "
+                f"there within {JOINING:.0f} s: the cluster has {offers} in all, and others use them (`ray status` "
+                "shows it)"
             )
-        keepers = [
+        keepers += [
             keeper.options(
-                num_cpus=wanted if resource == "CPU" else 0,
-                num_gpus=wanted if resource == "GPU" else 0,
+                num_cpus=sum(share) if resource == "CPU" else 0,
+                num_gpus=sum(share) if resource == "GPU" else 0,
                 scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, index),
             ).remote()
-            for index in range(trainer.nnodes)
+            for index, share in enumerate(shares)
         ]
         try:
             found = ray.get([one.look.remote() for one in keepers], timeout=JOINING)
@@ -177,17 +191,25 @@ def _kept_machines(ray: ModuleType, trainer: TrainerConfig) -> Iterator[tuple[No
                 f"a machine of the cluster cannot take part, which needs the same r1: {error}"
             ) from error
         require_same_versions(found)
-        yield tuple(
-            Node(
-                one["id"],
-                one["address"],
-                tuple(one["gpus"]) if resource == "GPU" else ("cpu",) * wanted,
-                store_bytes(alive, one["id"], one["shared"]),
-            )
-            for one in found
-        )
+        stores = [store_bytes(alive, one["id"], one["shared"]) for one in found]
+        yield _deal_out(found, stores, shares)
     finally:
+        if sweeping := [one.sweep.remote() for one in keepers]:
+            ray.wait(sweeping, num_returns=len(sweeping), timeout=SWEEPING)
         ray.util.remove_placement_group(group)
+
+
+def _deal_out(
+    found: Sequence[Mapping[str, Any]], stores: Sequence[int | None], shares: Sequence[tuple[int, int]]
+) -> Machines:
+    """Return which devices of the machines ranks have, and which engines apart."""
+    learner, engines = [], []
+    for one, store, (ranks, apart) in zip(found, stores, shares, strict=True):
+        devices = one["gpus"] or ("cpu",) * (ranks + apart)
+        node = Node(one["id"], one["address"], devices, store, one["scratch"])
+        learner += [replace(node, devices=devices[:ranks])] if ranks else []
+        engines += [replace(node, devices=devices[ranks:])] if apart else []
+    return Machines(tuple(learner), tuple(engines))
 
 
 def own_node() -> Node:
@@ -199,17 +221,25 @@ def own_node() -> Node:
 class Keeper:
     """Has the devices of a machine, so that no other run gets them, and tells of the machine."""
 
+    def __init__(self) -> None:
+        self._scratch = PrivateFolder("r1-scratch-")
+
     def look(self) -> dict[str, Any]:
-        """Return the machine's id, address, GPUs and free shared memory, and the versions of what runs there."""
+        """Return the machine's id, address, GPUs, free shared memory, folder for temporary files, and versions."""
         import ray
 
         return {
             "id": ray.get_runtime_context().get_node_id(),
             "address": ray.util.get_node_ip_address(),
-            "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
+            "gpus": tuple(map(str, ray.get_gpu_ids())),
             "shared": shared_bytes(),
+            "scratch": str(self._scratch.path),
             "versions": own_versions(),
         }
+
+    def sweep(self) -> None:
+        """Remove what the run's actors have left in the folder."""
+        self._scratch.remove()
 
 
 def shared_bytes() -> float:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
+from operator import le
 
-from r1_cli.config import ConfigError, Problem
-from r1_cli.config.worker import EnginesConfig
+from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.worker import EnginesConfig, RolloutConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,15 @@ class Node:
     address: str
     devices: tuple[str, ...]  # GPUs as CUDA_VISIBLE_DEVICES names them; "cpu" for each rank that computes on processors
     store: int | None = None  # bytes of what actors share there, in Ray's object store and its memory; None: not known
+    scratch: str | None = None  # a folder there for temporary files, which ends with the run
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Where a run computes."""
+
+    learner: tuple[Node, ...]
+    apart: tuple[Node, ...] = ()  # engines' own, with other devices than the learner's; none: they share the learner's
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,10 @@ class Seat:
     rank: int
     node: Node
     device: str
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return (self.device,)
 
     @property
     def name(self) -> str:
@@ -58,20 +72,40 @@ class EngineSeat:
         return f"engine-{self.number}"
 
 
-def seat_engines(seats: Sequence[Seat], size: int, apart: EnginesConfig) -> tuple[EngineSeat, ...]:
-    """Give every `size` devices of a machine an engine: those that ranks have there, or others if they are `apart`."""
-    nodes = list({seat.node.id: seat.node for seat in seats}.values())
-    if apart.nnodes:
-        own = [(node, ("cpu",) * apart.n_gpus_per_node) for node in nodes[: apart.nnodes]]
-    else:
-        own = [(node, node.devices) for node in nodes]
-    parts = [(node, devices[at : at + size]) for node, devices in own for at in range(0, len(devices), size)]
+def seat_engines(machines: Machines, size: int) -> tuple[EngineSeat, ...]:
+    """Give every `size` devices of a machine an engine, in the order of ranks."""
+    nodes = sorted(machines.apart or machines.learner, key=_by_address)
+    parts = [(node, node.devices[at : at + size]) for node in nodes for at in range(0, len(node.devices), size)]
     return tuple(EngineSeat(number, node, devices) for number, (node, devices) in enumerate(parts))
 
 
-def imagine_nodes(nnodes: int, per_node: int) -> list[Node]:
-    """Return machines as the numbers say, to show where ranks would be."""
-    return [Node(str(n), f"node {n}", tuple(map(str, range(per_node)))) for n in range(nnodes)]
+@dataclass(frozen=True, slots=True)
+class Seating:
+    """Who computes where; nobody has a seat in a run on one device."""
+
+    ranks: tuple[Seat, ...] = ()
+    engines: tuple[EngineSeat, ...] = ()  # none of servers, which have no seat of the run's
+
+
+def seat_all(machines: Machines, rollout: RolloutConfig) -> Seating:
+    """Give ranks and engines their seats."""
+    engines = () if rollout.servers.used else seat_engines(machines, rollout.engine_size)
+    return Seating(seat_ranks(machines.learner), engines)
+
+
+def imagine_seating(config: RunConfig) -> Seating:
+    """Return the seats on machines as the numbers say, to show where ranks and engines would be.
+
+    One machine holds all; of several it is not known which has further devices.
+    """
+    if not config.on_cluster:
+        return Seating()
+    nnodes, per_node, apart = config.trainer.nnodes, config.trainer.n_gpus_per_node, config.worker.rollout.engines
+    numbered = tuple(map(str, range(per_node + apart.n_gpus_per_node)))
+    learner = tuple(Node(str(n), f"node {n}", numbered[:per_node]) for n in range(nnodes))
+    where = "node {}" if nnodes == 1 else "node {} or a further one"
+    further = tuple(Node(str(n), where.format(n), numbered[per_node:]) for n in range(apart.nnodes))
+    return seat_all(Machines(learner, further), config.worker.rollout)
 
 
 def _by_address(node: Node) -> tuple[int, int, str]:
@@ -110,3 +144,29 @@ def require_room(offers: Sequence[tuple[str, int]], nnodes: int, per_node: int, 
     advice = f"{', '.join(short)} {'has' if len(short) == 1 else 'have'} fewer {kind} than that; "
     advice += f"set at most {counts[nnodes - 1]}" if counts[nnodes - 1] else f"there are no {kind} to train on"
     raise ConfigError([Problem("trainer.n_gpus_per_node", f"{found}; {advice}", str(per_node))])
+
+
+def share_machines(
+    offers: Sequence[tuple[str, int]], nnodes: int, per_node: int, apart: EnginesConfig, kind: str
+) -> list[tuple[int, int]]:
+    """Return how many devices of each machine ranks have and how many engines that are apart, both on one if they fit.
+
+    Args:
+        offers, nnodes, per_node, kind: as `require_room` has found them to be enough for the ranks.
+
+    Raises:
+        ConfigError: there are too few devices beside the ranks'; names the key, and what each machine has.
+    """
+    have, own = sorted((devices for _, devices in offers), reverse=True), apart.n_gpus_per_node
+    for both in range(min(nnodes, apart.nnodes), -1, -1):
+        shares = [(per_node, own)] * both + [(per_node, 0)] * (nnodes - both) + [(0, own)] * (apart.nnodes - both)
+        needs = sorted(map(sum, shares), reverse=True)
+        if len(needs) <= len(have) and all(map(le, needs, have)):
+            return shares
+    there = ", ".join(f"{address} {devices}" for address, devices in sorted(offers))
+    message = (
+        f"engines apart need {apart.nnodes} × {own} {kind} beside the learner's {nnodes} × {per_node}, and by node "
+    )
+    message += f"there are {there}; lower it, or set nnodes and n_gpus_per_node to 0: engines are on the learner's "
+    message += "devices then"
+    raise ConfigError([Problem("worker.rollout.engines.n_gpus_per_node", message, str(own))])

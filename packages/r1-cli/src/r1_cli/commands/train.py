@@ -68,7 +68,7 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     from r1_cli.assembly.rows import open_local
     from r1_cli.assembly.truths import TruthReader, first_problems
     from r1_cli.assembly.verifiers import try_rewards
-    from r1_cli.cluster.placement import imagine_nodes, seat_ranks
+    from r1_cli.cluster.placement import imagine_seating
     from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources
     from r1_cli.hardware import find_card
@@ -87,9 +87,7 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
         try_algorithm(config)
     click.echo(yaml.safe_dump(printable(config), sort_keys=False, allow_unicode=True))
     console = Console()
-    trainer = config.trainer
-    seats = seat_ranks(imagine_nodes(trainer.nnodes, trainer.n_gpus_per_node)) if trainer.devices > 1 else ()
-    announce(console, config, provenance, plan, seats)
+    announce(console, config, provenance, plan, imagine_seating(config))
     show_phases(console, config, plan, find_card())
     show_table(console, render_sources([*sources, *val_sources], opened))
     for line in first_problems(TruthReader(config, [*sources, *val_sources]), opened):

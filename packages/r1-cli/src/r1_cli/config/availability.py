@@ -46,7 +46,7 @@ NOT_YET: tuple[tuple[str, Applies, str], ...] = (
 NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
     (
         "worker.rollout.tensor_parallel_size",
-        lambda v, c: v > 1 and c.trainer.devices == 1 and not c.worker.rollout.servers.used,
+        lambda v, c: v > 1 and not c.on_cluster and not c.worker.rollout.servers.used,
         "the engine runs on one device, set 1",
     ),
 )
@@ -113,9 +113,9 @@ def _filters_by(mode: str) -> Callable[[RunConfig], bool]:
 READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("data.stopping_strategy", lambda c: any(s.weight for s in training_sources(c.data)), "no source has a weight"),
     ("worker.actor.fsdp.fsdp_size", lambda c: c.trainer.devices > 1, "one device, nothing to shard"),
+    ("worker.rollout.engines", lambda c: not c.worker.rollout.servers.used, "servers sample"),
+    ("trainer.ray_timeline", lambda c: c.on_cluster, "one device, no Ray"),
     ("worker.actor.ulysses_size", lambda c: c.trainer.devices > 1, "one device, nobody to share sequences with"),
-    ("worker.rollout.engines", lambda c: c.trainer.devices > 1, "one device, one engine"),
-    ("trainer.ray_timeline", lambda c: c.trainer.devices > 1, "one device, no Ray"),
     ("trainer.collective_timeout", lambda c: c.trainer.devices > 1, "one device, nobody to wait for"),
     *(
         (f"worker.actor.model.lora.{key}", lambda c: not c.worker.actor.model.lora.path, "lora.path's own holds")

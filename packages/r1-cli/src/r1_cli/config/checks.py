@@ -21,6 +21,7 @@ from r1_core.settings import fault
 Command = Literal["train", "eval", "data"]
 Finding = tuple[str, str]  # a key and what is wrong with its value
 
+EASYR1_SIZE = 2  # its default of tensor_parallel_size, which a run on several embedded engines is told of and no more
 COLDEST = 0.01  # vLLM samples at this temperature whatever is asked for below it, except 0
 
 
@@ -170,14 +171,7 @@ def _parallel(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
     size = actor.fsdp.fsdp_size
     if devices > 1 and size != -1 and (size < 1 or devices % size):
         yield "worker.actor.fsdp.fsdp_size", f"must divide the number of devices {shown}, or be -1 for all of them"
-    # EasyR1's default of 2 is not held against a run on one device.
-    asked = provenance.is_set("worker.rollout.tensor_parallel_size") or (devices > 1 and rollout.engine == "vllm")
-    if asked and not rollout.servers.used and config.trainer.n_gpus_per_node % rollout.tensor_parallel_size:
-        yield (
-            "worker.rollout.tensor_parallel_size",
-            f"must divide trainer.n_gpus_per_node = {config.trainer.n_gpus_per_node}: an engine is on one node",
-        )
-    yield from _engines(config)
+    yield from _engines(config, provenance)
     longest = config.data.max_prompt_length + config.data.max_response_length
     lengths = f"data.max_prompt_length + data.max_response_length ({longest})"
     if rollout.name == "vllm" and not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < longest:
@@ -186,14 +180,25 @@ def _parallel(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
         yield "worker.rollout.max_model_len", f"must be at least {lengths}, or null"
 
 
-def _engines(config: RunConfig) -> Iterator[Finding]:
-    rollout, trainer = config.worker.rollout, config.trainer
-    nnodes, per_node = rollout.engines.nnodes, rollout.engines.n_gpus_per_node
-    if bool(nnodes) != bool(per_node):
-        key = "n_gpus_per_node" if nnodes else "nnodes"
-        yield f"worker.rollout.engines.{key}", "must be above 0 with the other one, or both 0: on the learner's devices"
-    elif nnodes > trainer.nnodes:
-        yield "worker.rollout.engines.nnodes", f"must be at most trainer.nnodes = {trainer.nnodes}"
+def _engines(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
+    rollout, key = config.worker.rollout, "worker.rollout.tensor_parallel_size"
+    apart, size = rollout.engines, rollout.tensor_parallel_size
+    if bool(apart.nnodes) != bool(apart.n_gpus_per_node):
+        other = "n_gpus_per_node" if apart.nnodes else "nnodes"
+        yield (
+            f"worker.rollout.engines.{other}",
+            "must be above 0 with the other one, or both 0: on the learner's devices",
+        )
+    if rollout.servers.used:
+        return
+    # EasyR1's default of 2 is not held against a run whose engines have one device each.
+    several = config.on_cluster and rollout.engine_size > 1
+    per_node = apart.n_gpus_per_node or config.trainer.n_gpus_per_node
+    if (several or provenance.is_set(key)) and per_node % size:
+        where = "worker.rollout.engines" if apart.n_gpus_per_node else "trainer"
+        yield key, f"must divide {where}.n_gpus_per_node = {per_node}: an engine is on one node"
+    if config.on_cluster and rollout.name == "embedded" and size not in (1, EASYR1_SIZE):
+        yield key, "must be 1 with the embedded engine, which has one device; or set worker.rollout.name=vllm"
 
 
 def _sampling(config: RunConfig) -> Iterator[Finding]:

@@ -27,6 +27,11 @@ class RunConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
 
     @property
+    def on_cluster(self) -> bool:
+        """Whether there are several devices: several ranks, or engines apart."""
+        return self.trainer.devices > 1 or self.worker.rollout.engines.nnodes > 0
+
+    @property
     def has_critic(self) -> bool:
         """Whether the estimator needs a critic's values."""
         return "values" in needs_of(catalogue.estimators(), self.algorithm.adv_estimator)
@@ -45,7 +50,7 @@ class RunConfig(Section):
     def colocated(self) -> bool:
         """Whether engines sample on the devices that learn."""
         rollout = self.worker.rollout
-        return not rollout.servers.used and (self.trainer.devices == 1 or not rollout.engines.nnodes)
+        return not rollout.servers.used and not rollout.engines.nnodes
 
 
 def lookup(config: RunConfig, key: str) -> Any:

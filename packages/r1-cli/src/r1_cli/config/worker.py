@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from r1_cli.config.engines import AUTO, ENGINES, SERVERS
+from r1_cli.config.engines import AUTO, ENGINES, SERVERS, engine_module
 from r1_cli.config.options import LOSS_OPTIONS, LossName, LossSettings, refuse_clashes
 from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Precision, Ratio, Section, one_of
 
@@ -160,7 +160,10 @@ class ServersConfig(Section):
 
 
 class EnginesConfig(Section):
-    """Where engines compute in a run on several devices: 0, 0 is on those that learn, else on so many more."""
+    """Where engines compute in a run on several devices: 0, 0 is on those that learn, else on so many more.
+
+    On processors these are further processes, with a CPU each of what the nodes of a cluster offer.
+    """
 
     nnodes: Annotated[int, Field(ge=0)] = 0
     n_gpus_per_node: Annotated[int, Field(ge=0)] = 0
@@ -193,6 +196,11 @@ class RolloutConfig(Section):
     def engine(self) -> str:
         """The engine that samples: servers where there are some, else the one that is named."""
         return SERVERS if self.servers.used else self.name
+
+    @property
+    def engine_size(self) -> int:
+        """Devices of an engine in a run on several: the embedded one knows no tensor parallelism."""
+        return 1 if engine_module(self.engine) is engine_module("embedded") else self.tensor_parallel_size
 
 
 def _with_function(value: Any) -> Any:

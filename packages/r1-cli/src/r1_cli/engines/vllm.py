@@ -64,6 +64,7 @@ def vllm_options(setup: EngineSetup) -> "EngineOptions":
     config, model = setup.config, setup.model
     rollout, data, settings = config.worker.rollout, config.data, config.worker.actor.model
     size, lora_rank = rollout.tensor_parallel_size, adapter_rank(config)
+    per_node = rollout.engines.n_gpus_per_node or config.trainer.n_gpus_per_node
     return EngineOptions(
         end_token_ids=setup.end_token_ids,
         banned_token_ids=setup.banned_token_ids,
@@ -75,7 +76,7 @@ def vllm_options(setup: EngineSetup) -> "EngineOptions":
         dummy_weights=not lora_rank or rollout.servers.used,
         starts_asleep=True,
         lora_rank=lora_rank,
-        tensor_parallel_size=size if rollout.servers.used else min(size, config.trainer.n_gpus_per_node),
+        tensor_parallel_size=size if rollout.servers.used else min(size, per_node),
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         max_model_len=rollout.max_model_len or data.max_prompt_length + data.max_response_length,
         max_num_batched_tokens=rollout.max_num_batched_tokens,

@@ -11,9 +11,8 @@ import torch
 
 from r1_cli.assembly.critic import build_critic
 from r1_cli.assembly.learner import build_learner, joined_alone
-from r1_cli.cluster.placement import Seat, seat_ranks
+from r1_cli.cluster.placement import Seat, Seating, seat_all
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
-from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.experts import describe_router
 from r1_cli.models.files import ModelFiles
@@ -41,19 +40,20 @@ def settle_devices(config: RunConfig, provenance: Provenance, hardware: Hardware
 
 
 @contextmanager
-def open_seats(trainer: TrainerConfig, hardware: Hardware) -> Iterator[tuple[Seat, ...]]:
-    """Connect to the cluster that the run needs, and say where its ranks are to be; nowhere, with one device.
+def open_seats(config: RunConfig, hardware: Hardware) -> Iterator[Seating]:
+    """Connect to the cluster that the run needs, and say where ranks and engines are to be; nowhere, with one device.
 
     Raises:
         ConfigError, ClusterError: as `cluster.connect.open_cluster` does.
     """
-    if trainer.devices == 1:
-        yield ()
+    trainer, rollout = config.trainer, config.worker.rollout
+    if not config.on_cluster:
+        yield Seating()
         return
     from r1_cli.cluster.connect import open_cluster
 
-    with open_cluster(trainer, hardware) as nodes:
-        yield seat_ranks(nodes)
+    with open_cluster(trainer, hardware, rollout.engines) as machines:
+        yield seat_all(machines, rollout)
 
 
 def seated_hardware(hardware: Hardware, seats: Sequence[Seat]) -> Hardware:

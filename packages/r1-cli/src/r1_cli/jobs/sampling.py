@@ -1,5 +1,6 @@
 """The engine of a run: one in this process, or several in actors beside a cluster's ranks, as one."""
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,9 +12,8 @@ from r1_cli.assembly.engines import build_engine, load_engine_weights, max_seque
 from r1_cli.cluster.delivery import find_way
 from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.engines import EngineSet
-from r1_cli.cluster.placement import EngineSeat, Seat, seat_engines
-from r1_cli.config import ConfigError, Problem, RunConfig
-from r1_cli.config.engines import engine_module
+from r1_cli.cluster.placement import EngineSeat
+from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles, open_model
 from r1_rollout.fault import Engine
@@ -21,27 +21,22 @@ from r1_rollout.types import Generator
 
 
 def open_engine(
-    config: RunConfig, hardware: Hardware, model: ModelFiles, seats: Sequence[Seat], stack: ExitStack
+    config: RunConfig, hardware: Hardware, model: ModelFiles, places: Sequence[EngineSeat], stack: ExitStack
 ) -> Generator:
-    """Make what samples, which ends with `stack`: here, or in actors where the ranks have seats.
+    """Make what samples, which ends with `stack`: here, or in actors where engines have seats.
 
     Servers stay in the driver's hands: they are processes of their own anyhow.
 
     Raises:
-        ConfigError: there is no place for the engines.
         ClusterError: one does not start.
         ModelError: an engine cannot run this kind of model.
     """
-    if not seats or config.worker.rollout.servers.used:
+    if not places:
         return build_engine(config, hardware, model, lambda: load_engine_weights(config, hardware, model), stack)
     from r1_cli.cluster.actors import Actors, Place
 
     rollout = config.worker.rollout
     logs = Path(config.trainer.checkpoint_folder).resolve() / "logs"
-    places = seat_engines(seats, engine_size(config), rollout.engines)
-    if hardware.on_gpu and places[0].devices[0] == "cpu":
-        key = "worker.rollout.engines.nnodes"
-        raise ConfigError([Problem(key, "engines apart have no GPUs of their own in this version; set 0, and 0 GPUs")])
     engines = Actors(
         [
             Place(
@@ -49,7 +44,7 @@ def open_engine(
                 place.node,
                 place.devices if hardware.on_gpu else (),
                 logs / f"{place.name}.log",
-                sum(other.node.id == place.node.id for other in places),
+                sum(len(other.devices) for other in places if other.node.id == place.node.id),
             )
             for place in places
         ]
@@ -59,14 +54,8 @@ def open_engine(
     dtype = hardware.engine_dtype(rollout.dtype)
     names = [f"{place.name} on {place.node.address}" for place in places]
     members = list(zip(names, engines.apart(), strict=True))
-    way = find_way(config, hardware, engine_size(config))
+    way = find_way(config, hardware, rollout.engine_size)
     return EngineSet(members, max_sequences=max_sequences(config), dtype=dtype, way=way)
-
-
-def engine_size(config: RunConfig) -> int:
-    """Return how many devices an engine has: the embedded one knows no tensor parallelism."""
-    rollout = config.worker.rollout
-    return 1 if engine_module(rollout.engine) is engine_module("embedded") else rollout.tensor_parallel_size
 
 
 def own_hardware(hardware: Hardware, place: EngineSeat) -> Hardware:
@@ -76,6 +65,8 @@ def own_hardware(hardware: Hardware, place: EngineSeat) -> Hardware:
 
 def build_hosted(config: RunConfig, hardware: Hardware, stack: ExitStack) -> Engine:
     """Make an engine in its own process."""
+    if not hardware.on_gpu:  # vLLM would bind each engine to the same processors, all that there are
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     model = open_model(config)
     load = partial(load_engine_weights, config, hardware, model)
     return cast(Engine, build_engine(config, hardware, model, load, stack))

@@ -1,7 +1,7 @@
 """What a run says before it starts, and all that a dry run says: the table of its plan, and what to know about it."""
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Column, Table
 
-from r1_cli.cluster.placement import Seat
+from r1_cli.cluster.placement import EngineSeat, Seat, Seating
 from r1_cli.config import Provenance, RunConfig, without_effect
 from r1_cli.config.sources import Source, validation_sources
 from r1_cli.plan.batches import Plan
@@ -27,12 +27,12 @@ NOTHING_SAVED = "nothing will be saved: trainer.save_freq is not above 0, so the
 
 
 def announce(
-    console: Console, config: RunConfig, provenance: Provenance, plan: Plan, seats: Sequence[Seat] = ()
+    console: Console, config: RunConfig, provenance: Provenance, plan: Plan, seating: Seating | None = None
 ) -> None:
-    """Print the plan, where ranks are, what has no effect, what is odd, and notices about older keys."""
+    """Print the plan, where ranks and engines are, what has no effect, what is odd, and notices about older keys."""
     show_table(console, render(plan))
-    if seats:
-        show_table(console, render_placement(seats))
+    if seating and seating.ranks:
+        show_table(console, render_placement(seating))
     lines = [f"checkpoints go to {plan.checkpoint_folder}" if config.trainer.save_freq > 0 else NOTHING_SAVED]
     limits = without_effect(config, provenance)
     lines += ["no effect here:", *(f"  {limit}: {limit.reason}" for limit in limits)] if limits else []
@@ -73,6 +73,12 @@ def render_phases(phases: Sequence[Phase], card: int | None) -> Table:
 def oddities(config: RunConfig, plan: Plan) -> list[str]:
     """Return what is allowed and seldom meant."""
     notes = []
+    rollout = config.worker.rollout
+    if config.on_cluster and rollout.engine_size < rollout.tensor_parallel_size:
+        notes.append(
+            f"worker.rollout.tensor_parallel_size={rollout.tensor_parallel_size} has no effect: an embedded engine has "
+            "one device"
+        )
     if (size := checkpoint_bytes(config)) and (kept := checkpoints_kept(config, plan.total_steps)):
         folder, free = free_space(config.trainer.checkpoint_folder)
         if free < kept * size:
@@ -166,13 +172,15 @@ def found_format(one: "OpenSource") -> tuple[str, str]:
     return one.detected.format or "columns as set", escape(f"{columns.prompt}, {columns.ground_truth}")
 
 
-def render_placement(seats: Sequence[Seat]) -> Table:
-    """Return which ranks are on which machine, and their devices there."""
+def render_placement(seating: Seating) -> Table:
+    """Return which ranks and engines are on which machine, and their devices there."""
     table = Table("placement", "node", "devices", box=box.SIMPLE_HEAD, pad_edge=False)
-    for _, group in groupby(seats, key=lambda seat: seat.node.id):
-        own = list(group)
-        names = own[0].name if len(own) == 1 else f"{own[0].name} … {own[-1].name}"
-        table.add_row(names, own[0].node.address, ", ".join(seat.device for seat in own))
+    roles: tuple[Sequence[Seat | EngineSeat], ...] = (seating.ranks, seating.engines)
+    for seats in roles:
+        for _, group in groupby(seats, key=lambda seat: seat.node.id):
+            own = list(group)
+            names = own[0].name if len(own) == 1 else f"{own[0].name} … {own[-1].name}"
+            table.add_row(names, own[0].node.address, ", ".join(chain.from_iterable(seat.devices for seat in own)))
     return table
 
 
@@ -192,7 +200,7 @@ def _memory_rows(memory: Memory | None) -> list[tuple[str, str, str]]:
         ("gradients", size_text(memory.gradients), "one per trained weight"),
         ("optimizer states", size_text(memory.optimizer), "optim.strategy"),
         ("reference", size_text(memory.reference), "none with disable_kl or lora"),
-        ("weights for sampling", size_text(memory.engine), "rollout.dtype"),
+        ("weights for sampling", size_text(memory.engine), "rollout.dtype; none with engines apart"),
         *([("critic", size_text(memory.critic.total), "weights, gradients, optimizer")] if memory.critic else []),
         ("model states", size_text(memory.total), "beside activations"),
     ]

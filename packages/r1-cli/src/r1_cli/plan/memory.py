@@ -68,6 +68,7 @@ def estimate(config: RunConfig) -> Memory | None:
     shards = devices if actor.fsdp.enable_full_shard else 1
     has_reference = not config.algorithm.disable_kl and not lora.used  # which is the base under an adapter
     weights = int(parameters * in_base) + factors if lora.used else parameters * kept
+    sampling = parameters * BYTES[rollout.dtype] // (rollout.engine_size if config.on_cluster else 1)
     return Memory(
         parameters=parameters,
         trained=trained,
@@ -76,7 +77,7 @@ def estimate(config: RunConfig) -> Memory | None:
         gradients=trained * gradient // shards,
         optimizer=trained * kept * OPTIMIZER_STATES[actor.optim.strategy] // shards,
         reference=parameters * frozen // shards if has_reference else 0,
-        engine=parameters * BYTES[rollout.dtype] // min(devices, rollout.tensor_parallel_size),
+        engine=sampling if config.colocated else 0,
         critic=estimate_critic(config),
     )
 

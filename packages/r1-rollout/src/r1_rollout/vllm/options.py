@@ -44,6 +44,7 @@ class EngineOptions:
     def arguments(self, path: str, *, on_cpu: bool) -> dict[str, Any]:
         """Return the arguments of `vllm.LLM`."""
         lora = {"enable_lora": True, "max_lora_rank": self._room_for_rank, "max_loras": 1} if self.lora_rank else {}
+        several = {"distributed_executor_backend": "mp"} if self.tensor_parallel_size > 1 else {}  # under Ray, too
         transfer = self.transfer or ("ipc" if self.tensor_parallel_size > 1 and not on_cpu else None)
         return {
             **{name: value for name, value in self._common(on_cpu).items() if value is not None},
@@ -62,6 +63,7 @@ class EngineOptions:
             # Whose import makes backends of ours known to a worker.
             **({"worker_extension_cls": "r1_rollout.vllm.receiver.WeightReceiver"} if self.transfer else {}),
             **lora,
+            **several,
         }
 
     def server_options(self, *, on_cpu: bool, transfer: str | None = None) -> dict[str, Any]:
