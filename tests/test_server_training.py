@@ -14,13 +14,14 @@ pytestmark = [
 ]
 
 
-def test_the_quickstart_trains_with_a_server(r1: R1, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["worker.actor.model.lora.rank=8"]], ids=["all weights", "an adapter"])
+def test_the_quickstart_trains_with_a_server(r1: R1, tmp_path: Path, more: list[str]) -> None:
     r1(
         "train", QUICKSTART, *SMALL, "trainer.max_steps=2", "trainer.val_freq=-1", "trainer.val_before_train=false",
         "worker.rollout.name=vllm", "worker.rollout.servers.count=1", "worker.rollout.servers.start_timeout=900",
         # Steps so long that weights which did not arrive, in the vision tower too, would show at once.
         "worker.actor.optim.lr=1e-3", "worker.actor.optim.lr_warmup_steps=0", "worker.rollout.temperature=0.9",
-        f"trainer.save_checkpoint_path={tmp_path}",
+        f"trainer.save_checkpoint_path={tmp_path}", *more,
     )  # fmt: skip
     records = [record for record in read_log(tmp_path) if record["step"] > 0]
     assert [record["step"] for record in records] == [1, 2]

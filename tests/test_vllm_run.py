@@ -28,6 +28,17 @@ def test_the_quickstart_trains_with_vllm(r1: R1, tmp_path: Path) -> None:
         assert record["rollout/effective_sample_size"] == pytest.approx(1, abs=1e-6)
 
 
+def test_an_adapter_trains_with_vllm_which_has_the_base_from_its_files(r1: R1, tmp_path: Path) -> None:
+    r1(
+        "train", QUICKSTART, *SMALL, VLLM, "trainer.max_steps=2", "trainer.val_freq=-1", "trainer.save_freq=-1",
+        "trainer.val_before_train=false", "worker.actor.model.lora.rank=9", "worker.actor.optim.lr=2e-3",
+        f"trainer.save_checkpoint_path={tmp_path}",
+    )  # fmt: skip
+    for record in read_log(tmp_path):
+        assert record["rollout/logprob_gap_max"] < GAP
+        assert record["rollout/canary_gap"] < 2e-5
+
+
 def test_vllm_and_the_learner_agree_on_text_pictures_and_videos(r1: R1, tmp_path: Path) -> None:
     r1(
         "train", QUICKSTART, *MIXED, VLLM, f"data.train_files={write_rows(tmp_path)}", f"data.image_dir={tmp_path}",
