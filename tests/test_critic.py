@@ -57,7 +57,7 @@ def test_the_plan_knows_the_critic(ppo: Path) -> None:
     assert re.search(r"critic +13\.4 MB", output)
 
 
-def test_merge_and_eval_take_the_actor_of_a_checkpoint_and_a_run_may_begin_with_its_critic(
+def test_merge_takes_the_actor_of_a_checkpoint_and_a_run_may_begin_with_its_critic(
     r1: R1, ppo: Path, tmp_path: Path
 ) -> None:
     checkpoint = ppo / f"global_step_{STEPS}"

@@ -114,11 +114,15 @@ def load_model(
         raise ModelError(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})") from error
     except (PartsError, AdapterError) as error:
         raise ModelError(str(error)) from error
-    multiply_patches(model)
-    attend_packed(model)
-    settle_experts(model, shard.param_dtype or dtype, device)
+    _compute_our_way(model, shard.param_dtype or dtype, device)
     on_device = bits is not None and adapters is not None  # 4 bits cannot be moved as weights are
     return (model if on_device else place(model, device, offload=shard.offload)).eval()
+
+
+def _compute_our_way(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    multiply_patches(model)
+    attend_packed(model)
+    settle_experts(model, dtype, device)
 
 
 def _find_base(path: str, adapters: Adapters | None) -> Base | None:
