@@ -35,8 +35,13 @@ def node(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="r1-") as own:
         patch.setattr(tempfile, "tempdir", own)  # where nobody else's clusters are; a short name, as sockets need
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where an actor finds the toys
+        left = Path(own, "r1-ray-left")  # by a run that was killed long ago
+        left.mkdir()
+        (left / ".lock").touch()
+        os.utime(left, (0, 0))
         before = traces()
         with open_cluster(TrainerConfig(n_gpus_per_node=2, ray_timeline=str(timeline)), Hardware("cpu")) as machines:
+            assert not left.exists()
             yield machines.learner[0]
             during = psutil.Process().children(recursive=True)
         assert psutil.wait_procs(during, timeout=LONG)[1] == []

@@ -6,7 +6,6 @@ import secrets
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -66,7 +65,10 @@ def open_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfi
 
 @contextmanager
 def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig) -> Iterator[Machines]:
-    """Start Ray for this run alone: on loopback, with a token, and with a folder that is gone when the run is."""
+    """Start Ray for this run alone: on loopback, with a token, and with a folder that is gone when the run is.
+
+    If the run is killed, its folder goes with the next one.
+    """
     ranks, wanted = trainer.n_gpus_per_node, trainer.n_gpus_per_node + apart.n_gpus_per_node
     devices = hardware.gpus if hardware.on_gpu else ("cpu",) * wanted
     require_room([(LOOPBACK, len(devices))], 1, ranks, "GPUs")
@@ -79,7 +81,7 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesCo
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     ray = _import_ray()
-    folder = tempfile.mkdtemp(prefix="r1-ray-")
+    folder = PrivateFolder("r1-ray-")
     try:
         ray.init(
             address="local",
@@ -89,17 +91,17 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesCo
             namespace=_namespace(),
             log_to_driver=False,
             configure_logging=False,
-            _temp_dir=folder,
+            _temp_dir=str(folder.path / "s"),  # which Ray opens to everybody; sockets in it need a short name
             _node_ip_address=LOOPBACK,
         )
-        scratch, own = Path(folder, "scratch"), ray.get_runtime_context().get_node_id()
+        scratch, own = folder.path / "scratch", ray.get_runtime_context().get_node_id()
         scratch.mkdir()
         store = store_bytes(ray.nodes(), own, shared_bytes())
         here = Node(own, LOOPBACK, devices[:ranks], store, str(scratch))
         yield Machines((here,), (replace(here, devices=devices[ranks:wanted]),) if apart.nnodes else ())
     finally:
         ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
 
 
 @contextmanager

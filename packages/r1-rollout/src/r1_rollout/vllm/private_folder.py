@@ -1,4 +1,4 @@
-"""Folders for weights on their way, which nobody else can read, and which do not outlive a process that was killed."""
+"""Folders for weights on their way and the like: nobody else reads them, and no process that is killed leaves one."""
 
 import fcntl
 import os
@@ -11,6 +11,7 @@ from types import TracebackType
 
 _LOCK = ".lock"
 _YOUNG = 60.0  # seconds; a folder may be without its lock for a moment when it is made
+_ENDING = 30.0  # seconds in which a process that still writes into a folder may end
 
 
 class PrivateFolder:
@@ -29,7 +30,11 @@ class PrivateFolder:
 
     def remove(self) -> None:
         """Remove the folder with all that is in it. Doing so twice is allowed."""
+        deadline = time.monotonic() + _ENDING
         shutil.rmtree(self.path, ignore_errors=True)
+        while self.path.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+            shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
