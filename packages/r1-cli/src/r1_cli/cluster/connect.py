@@ -79,6 +79,7 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesCo
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # which would say so
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: ranks would starve beside other work
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     ray = _import_ray()
     folder = PrivateFolder("r1-ray-")
