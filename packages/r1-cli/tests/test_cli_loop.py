@@ -117,25 +117,10 @@ def test_a_run_whose_rewards_all_fail_says_so_at_once_and_ends(
     assert "1 step(s) in a row: the reward failed on all 8 responses, on the first by exception: KeyErr" in caplog.text
     assert [record["reward/failures"] for record in records(tmp_path)] == [8, 8, 8]
     assert of.store.steps() == [3], "what was there when the run ended must go on from there"
-    # The same command, typed again, counts on.
+    # The same command, typed again, counts on; a limit of -1 goes on to the end.
     state = json.loads((of.store.path(3) / "trainer.json").read_text())
     assert start(KeepAll()).resume(state).idle == 3
-
-
-@pytest.mark.parametrize(("steps", "limit"), [(1, 3), (2, 3), (6, -1)])
-def test_a_run_that_ends_without_one_score_is_no_success(tmp_path: Path, steps: int, limit: int) -> None:
-    of = run(tmp_path, verifier=Failing(), steps=steps, limit=limit)
-    with pytest.raises(NothingToLearn, match=f"not one response of all {steps} steps could be scored"):
-        loop.train(of, start(KeepAll()))
-    assert of.store.steps() == [steps], "what the run came to is there to be looked at"
-    state = json.loads((of.store.path(steps) / "trainer.json").read_text())
-    with pytest.raises(NothingToLearn):  # the same command again: there is nothing left to do, and it says so again
-        loop.train(of, start(KeepAll()).resume(state))
-    del state["scored"]  # as older checkpoints are
-    assert loop.train(of, start(KeepAll()).resume(state)).step == steps
-    once = Failing()
-    once.sound = 1
-    assert loop.train(run(tmp_path / "one", verifier=once, steps=2), start(KeepAll())).scored
+    assert loop.train(run(tmp_path / "other", verifier=Failing(), limit=-1), start(KeepAll())).step == 6
 
 
 def test_rewards_that_never_differ_end_a_run_and_one_such_step_does_not(

@@ -10,7 +10,7 @@ from r1_cli.groups.estimate import EstimateError
 from r1_cli.groups.group import to_samples
 from r1_cli.groups.supply import save_surplus
 from r1_cli.measure.metrics import divergence, performance, step_metrics, update_metrics
-from r1_cli.measure.signal import any_scored, count_idle, require_scores, require_signal
+from r1_cli.measure.signal import count_idle, require_signal
 from r1_cli.measure.validate import Validation, generations_of
 from r1_cli.roles import Collector, Critic, Learner, Position, Schedule, Update, weights_of
 from r1_cli.state.checkpoints import CheckpointStore, Draft
@@ -69,7 +69,6 @@ def train(run: Run, at: Position) -> Position:
             conclude_step(run, at, record, generations)
             require_signal(at.idle, run.schedule.max_idle_steps)
             run.stop.check()
-        require_scores(at.step, at.scored)
     except (Stopped, *FAILED) as reason:
         log.warning("%s: leaving after step %d, which is kept in %s", reason, at.step, run.store.path(at.step))
         if at.step not in run.store.steps():
@@ -116,9 +115,9 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
     record = collected | step_metrics(at.step, groups, samples, run.engine)
     record |= update_metrics("actor", updates) | update_metrics("critic", forecasts)
     record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
-    idle, scored = count_idle(at.idle, groups, samples), at.scored or any_scored(groups)
+    idle = count_idle(at.idle, groups, samples)
     shown = generations_of(groups[: run.schedule.train_generations_to_log], "train")
-    return replace(after, step=at.step + 1, kl=kl, idle=idle, scored=scored), record, shown
+    return replace(after, step=at.step + 1, kl=kl, idle=idle), record, shown
 
 
 def update_critic(critic: Critic, samples: list[Sample], schedule: Schedule) -> list[dict[str, float]]:

@@ -184,7 +184,6 @@ class Position:
     filter: GroupFilter
     normalizer: RewardNormalizer  # of rewards
     idle: int = 0  # the latest steps, all in a row, that had nothing to learn from
-    scored: bool = False  # whether any response so far could be
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold, as JSON can; the surplus has files of its own."""
@@ -195,7 +194,6 @@ class Position:
             "filter": self.filter.state(),
             "rewards": asdict(self.normalizer),
             "idle": self.idle,
-            "scored": self.scored,
         }
 
     def resume(self, state: Mapping[str, Any]) -> "Position":
@@ -207,7 +205,6 @@ class Position:
             filter=self.filter.resume(state.get("filter", {})),
             normalizer=RewardNormalizer(**state.get("rewards", {})),
             idle=state.get("idle", 0),
-            scored=state.get("scored", True),
         )
 
 

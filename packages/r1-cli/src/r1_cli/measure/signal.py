@@ -39,26 +39,13 @@ def require_signal(idle: int, limit: int) -> None:
         )
 
 
-def require_scores(steps: int, scored: bool) -> None:
-    """Raise NothingToLearn at the end of a run of which not one response could be scored, however short it was."""
-    if steps and not scored:
-        raise NothingToLearn(
-            f"not one response of all {steps} steps could be scored, see the warnings above: nothing was learned; try "
-            "the reward with `r1 reward test`, and give the next run a folder of its own"
-        )
-
-
-def any_scored(groups: Sequence[Group]) -> bool:
-    """Whether a response of the step could be scored."""
-    return any(not score.error for group in groups for score in (*group.scores, *group.dropped))
-
-
 def say_if_all_failed(groups: Sequence[Group]) -> str:
     """Return what is to be said where not one response of a step could be scored, "" where one could."""
-    if any_scored(groups):
+    scores = [score for group in groups for score in (*group.scores, *group.dropped)]
+    errors = [score.error for score in scores if score.error]
+    if len(errors) < len(scores):
         return ""
-    errors = [score.error for group in groups for score in (*group.scores, *group.dropped) if score.error]
-    return f"the reward failed on all {len(errors)} responses, on the first by {errors[0].cause}: {errors[0].message}"
+    return f"the reward failed on all {len(scores)} responses, on the first by {errors[0].cause}: {errors[0].message}"
 
 
 def say_if_all_equal(groups: Sequence[Group], samples: Sequence[Sample]) -> str:
