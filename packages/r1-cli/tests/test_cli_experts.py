@@ -38,16 +38,13 @@ def test_statistics_of_the_router_are_not_kept(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", [*MIXTURES, "qwen2"])
-def test_that_the_auxiliary_loss_is_off_is_said_at_start(
-    family: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(learning, "build_learner", lambda *_: "learner")
+def test_that_the_auxiliary_loss_is_off_is_said_at_start(family: str, caplog: pytest.LogCaptureFixture) -> None:
     words = ["data.train_files=hub/rows@train", "worker.reward.reward_function=math", "trainer.n_gpus_per_node=1"]
     config, _ = load_config([*words, "worker.actor.model.model_path=org/model"])
     hf_config, nothing = families.make_config(family), cast(Any, None)
     files = ModelFiles("org/model", hf_config, nothing, nothing)
     with ExitStack() as stack, caplog.at_level("INFO", "r1"):
-        assert cast(Any, learning.open_learner(config, Hardware("cpu"), files, nothing, (), stack)) == "learner"
+        learning.prepare_learner(config, Hardware("cpu"), files, nothing, (), stack)
     said = [record.getMessage() for record in caplog.records if "auxiliary loss" in record.getMessage()]
     assert said == [describe_router(hf_config)] * (count_experts(hf_config) > 0)
     assert all(f"{family}: the policy's loss alone trains the router" in line for line in said)

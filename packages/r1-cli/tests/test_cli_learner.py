@@ -121,7 +121,7 @@ OFF = "worker.actor.offload.offload_params=false"
         ([OFF], Offload(optimizer=True)),
         (["worker.actor.offload.offload_optimizer=false"], Offload(weights=True)),
         (["worker.actor.fsdp.enable_cpu_offload=true"], Offload()),  # it is with the processor anyhow
-        (["worker.rollout.servers.count=1"], Offload()),  # nobody wants the room
+        (["worker.rollout.servers.urls=[http://a:8000]"], Offload()),  # nobody wants the room
         (["worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_node=1"], Offload()),
         (
             [
@@ -137,7 +137,10 @@ OFF = "worker.actor.offload.offload_params=false"
         ),
     ],
 )
-def test_states_leave_a_gpu_where_an_engine_wants_the_room(words: list[str], expected: Offload) -> None:
+def test_states_leave_a_gpu_where_an_engine_wants_the_room(
+    words: list[str], expected: Offload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
     config = load_config([*BASE, *words])[0]
     assert build_offload(config, GPU) == expected
     assert build_offload(config, Hardware("cpu")) == Offload()

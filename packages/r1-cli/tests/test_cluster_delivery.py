@@ -70,7 +70,7 @@ def test_the_first_engine_that_fails_is_heard_though_another_never_answers() -> 
     ("words", "hardware", "engine", "way"),  # of two ranks, but for the last
     [
         ([], GPUS, "vllm", Way("ipc", 2)),
-        ([f"worker.rollout.engines.{key}=1" for key in ("nnodes", "n_gpus_per_node")], GPUS, "vllm", Way("nccl", 2)),
+        (["worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_node=2"], GPUS, "vllm", Way("nccl", 2)),
         ([], GPUS, "embedded", None),
         ([], Hardware("cpu"), "vllm", None),
         (["trainer.n_gpus_per_node=1"], GPUS, "vllm", None),

@@ -104,10 +104,11 @@ APART = ["worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_n
             ["trainer.nnodes=2", "trainer.n_gpus_per_node=1", *APART], ["0", "0"],
             [("node 0 or a further one", "1", "2")],
         ),
-        (["trainer.n_gpus_per_node=2", "worker.rollout.servers.count=1"], ["0", "1"], []),
+        (["trainer.n_gpus_per_node=2", "worker.rollout.servers.urls=[http://a:8000]"], ["0", "1"], []),
     ],
 )  # fmt: skip
-def test_seats_are_shown_for_the_numbers_given(words, ranks, engines):
+def test_seats_are_shown_for_the_numbers_given(words, ranks, engines, monkeypatch):
+    monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
     seating = imagine_seating(load_config([*BASE, *words])[0])
     assert [seat.device for seat in seating.ranks] == ranks
     assert [(seat.node.address, *seat.devices) for seat in seating.engines] == engines

@@ -84,8 +84,11 @@ def test_a_learner_that_the_processor_keeps_takes_no_states_of_the_gpu(tmp_path:
         assert not any(parts.get(name) for name in ("weights", "gradients", "optimizer states"))
 
 
-def test_servers_and_engines_apart_take_nothing_and_nothing_leaves_for_them(tmp_path: Path) -> None:
-    parts = phases_of(config_of(tmp_path, "worker.rollout.servers.count=1"))["sampling"]
+def test_servers_and_engines_apart_take_nothing_and_nothing_leaves_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
+    parts = phases_of(config_of(tmp_path, "worker.rollout.servers.urls=[http://a:8000]"))["sampling"]
     assert parts == {"CUDA": CONTEXT, "weights": 4 * GB, "optimizer states": 8 * GB}
 
 

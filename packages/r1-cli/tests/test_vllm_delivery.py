@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from r1_rollout.vllm.engine import VllmEngine
 from r1_rollout.vllm.options import EngineOptions
 from r1_rollout.vllm.sending import group as sending
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(not find_spec("vllm"), reason="vllm is not installed")]
 
 TOLERANCE = 1e-4
 SIZES = {  # heads of 32: vLLM's attention on processors has no smaller ones

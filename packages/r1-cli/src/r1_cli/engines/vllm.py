@@ -47,12 +47,7 @@ def adapter_rank(config: "RunConfig") -> int:
 def weights_backend(config: "RunConfig", hardware: "Hardware") -> Literal["ipc", "nccl"] | None:
     """Return the backend by which ranks send weights to engines on GPUs; None where the engine reads them by itself."""
     rollout = config.worker.rollout
-    if (
-        config.trainer.devices == 1
-        or not hardware.on_gpu
-        or rollout.servers.used
-        or config.worker.actor.model.lora.used
-    ):
+    if not config.on_cluster or not hardware.on_gpu or rollout.servers.used or config.worker.actor.model.lora.used:
         return None
     return "ipc" if config.colocated else "nccl"
 
