@@ -90,7 +90,8 @@ def make_config(family: str) -> Any:
     if family.startswith("qwen3_vl"):  # transformers does it unasked, vLLM where the configuration says so
         rope |= {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
     if family == "qwen3_vl_moe":
-        text |= {**experts, "moe_intermediate_size": 24}  # no square, to see which way round it is
+        # No square, to see which way round it is. vLLM asks for what published models' files say of their routers.
+        text |= {**experts, "moe_intermediate_size": 24, "norm_topk_prob": True}
     if family == "qwen3_5":
         rope |= {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.5}
         text |= hybrid

@@ -1,4 +1,4 @@
-"""A mixture of experts in the embedded engine: after every sync its log-probs are the learner's."""
+"""A mixture of experts in an engine: after every sync its log-probs are the learner's, whichever experts have moved."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import families
 import pytest
 import torch
 from family_prompts import make_prompts
-from test_engines import PICTURES, assert_agreement, embedded, learner_of, rules_of
+from test_engines import ENGINES, PICTURES, MakeEngine, assert_agreement, learner_of, rules_of
 
 from r1_rollout.handover import LocalWeights
 from r1_rollout.types import SamplingParams
@@ -14,10 +14,13 @@ from r1_rollout.types import SamplingParams
 PARAMS = SamplingParams(max_tokens=8, n=3)
 
 
+@pytest.mark.parametrize("make_engine", ENGINES)
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_vl_moe"])
-def test_the_engines_logprobs_are_the_learners_after_experts_and_router_have_moved(family: str, tmp_path: Path) -> None:
+def test_an_engines_logprobs_are_the_learners_after_experts_and_router_have_moved(
+    make_engine: MakeEngine, family: str, tmp_path: Path
+) -> None:
     learner, prompts = learner_of(families.make_model(family), PARAMS), make_prompts(family, PICTURES[:3])
-    with embedded(family, tmp_path, **rules_of(family)) as engine:
+    with make_engine(family, tmp_path, **rules_of(family)) as engine:
         for version in (1, 2):
             with engine.awake(LocalWeights(learner.weights(), version)):
                 groups = dict(engine.generate(prompts, PARAMS))

@@ -11,7 +11,7 @@ from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
 from r1_rollout.checksums import Expected, compare
 from r1_rollout.vllm.adapter import adapted_modules, check_bound, written_names
-from r1_rollout.vllm.sync import drop_unfinished, load_folder, repack_heads
+from r1_rollout.vllm.sync import drop_unfinished, load_folder, prepare_experts, repack_heads
 
 WeightTransferEngineFactory.register_engine("r1_tcp", "r1_rollout.vllm.transfer_engine", "TcpTransferEngine")
 
@@ -108,6 +108,7 @@ class WeightReceiver:
         """Hold no version from now on, and drop what a load that broke off brought: it would count for the next."""
         worker: Any = self
         self.r1_base = self.r1_version = None
+        prepare_experts(worker)
         if self.r1_unfinished:
             with suppress(RuntimeError):  # there is no update, or it failed: vLLM has closed it
                 worker.finish_weight_update()

@@ -6,6 +6,7 @@ ways load a layer as soon as its tensors are there, so the peak is the model plu
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ def bring(
     Raises:
         WeightsError, ValueError: they are not the model's, or not those of the first sync.
     """
+    llm.collective_rpc(prepare_experts)
     if isinstance(weights, Delivered):
         receive(llm, weights.calls(), came, first)
         if workers == 1:
@@ -145,6 +147,25 @@ def repack_heads(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding):
             module.quant_method.process_weights_after_loading(module)
+
+
+def prepare_experts(worker: Any) -> None:
+    """Let a worker's mixtures of experts take weights as a learner has them, again and again.
+
+    In the files of some families experts are [in, out], and vLLM turns them; a learner's are always [out, in]. On
+    processors vLLM 0.32 packs the weights of its first load only, and takes later ones, unpacked, for packed.
+    """
+    for module in worker.get_model().modules():
+        if getattr(module, "is_fused_checkpoint_transposed", False):
+            module.is_fused_checkpoint_transposed = False
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None and next(module.parameters()).is_cpu:
+            method.process_weights_after_loading = partial(_begin_anew, method)
+
+
+def _begin_anew(method: Any, layer: nn.Module) -> None:
+    method.moe_kernel = None  # by which it knows a later load from the first
+    type(method).process_weights_after_loading(method, layer)
 
 
 def push(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
