@@ -44,7 +44,8 @@ def take_step(name: str, path: str) -> list[dict[str, float]]:
     samples = learner.annotate(to_samples(groups), update.needs & OF_POLICY)
     samples = update.estimate(learner.annotate(samples, OF_REFERENCE), groups, config.algorithm.kl_coef)
     objective = replace(update.objective, kl_coef=config.algorithm.kl_coef)
-    return [learner.forward_backward(some, objective) | learner.optim_step() for some in minibatches(samples, schedule)]
+    updates = minibatches(samples, schedule.global_batch_size, schedule.ppo_epochs)
+    return [learner.forward_backward(some, objective) | learner.optim_step() for some in updates]
 
 
 def text(number: int) -> Example:

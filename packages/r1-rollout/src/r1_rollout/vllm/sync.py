@@ -158,7 +158,7 @@ def prepare_experts(worker: Any) -> None:
     for module in worker.get_model().modules():
         if getattr(module, "is_fused_checkpoint_transposed", False):
             module.is_fused_checkpoint_transposed = False
-        method = getattr(module, "quant_method", None)
+        method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None and next(module.parameters()).is_cpu:
             method.process_weights_after_loading = partial(_begin_anew, method)
 
