@@ -108,6 +108,7 @@ def serve(pipe: Connection) -> None:
 
 def _call(module: str, name: str, args: tuple[Any, ...], rank: int, world: int, rendezvous: str) -> Any:
     import torch.distributed as dist
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     dist.init_process_group(
         "gloo",
@@ -120,3 +121,5 @@ def _call(module: str, name: str, args: tuple[Any, ...], rank: int, world: int, 
         return getattr(importlib.import_module(module), name)(*args)
     finally:
         dist.destroy_process_group()
+        # DTensor remembers by shape of mesh what an operation gives, with the names of groups that are gone now.
+        _clear_sharding_prop_cache()
