@@ -19,7 +19,10 @@ BUCKET = 1 << 28  # bytes of weights that are under way at once
 
 
 class Group(Protocol):
-    """Rank 0's end of a group with the workers of all engines: `nccl_group.NcclSender` or `tcp_group.TcpSender`."""
+    """The sender's end of a group with the workers of engines, or of one server.
+
+    `nccl_group.NcclSender` or `tcp_group.TcpSender` is one.
+    """
 
     init_info: dict[str, Any]  # what the workers need to know to join
 

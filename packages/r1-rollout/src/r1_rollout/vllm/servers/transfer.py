@@ -8,32 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
 
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault, ServerRejected, ServerStalled, ask
 from r1_rollout.vllm.nccl_group import NcclSender
+from r1_rollout.vllm.sending.group import Group
 from r1_rollout.vllm.servers.broadcast import Bucket
 from r1_rollout.vllm.tcp_group import TcpSender, own_address
 
 Backend: TypeAlias = Literal["nccl", "r1_tcp"]  # of vLLM's weight transfer: GPUs to GPUs, or anything to processors
-
-
-class ProcessGroup(Protocol):
-    """The sender's end of a process group with one server's workers."""
-
-    init_info: dict[str, Any]  # what the workers need to know to join
-
-    def connect(self) -> None:
-        """Wait until all workers have joined."""
-
-    def send(self, tensors: list[Tensor]) -> None:
-        """Send the tensors to all workers."""
-
-    def destroy(self) -> None:
-        """End the group, and whatever waits in it."""
 
 
 class Transfer:
@@ -51,7 +36,7 @@ class Transfer:
         self._endpoint = endpoint
         self._backend = backend
         self._left = seconds
-        self._group: ProcessGroup | None = None
+        self._group: Group | None = None
 
     def __enter__(self) -> "Transfer":
         try:
@@ -80,7 +65,7 @@ class Transfer:
         self._call_beside("/init_weight_transfer_engine", {"init_info": group.init_info}, group, group.connect)
         self._call("/start_weight_update", None)
 
-    def _make_group(self, workers: int) -> ProcessGroup:
+    def _make_group(self, workers: int) -> Group:
         try:
             if self._backend == "nccl":
                 return NcclSender(workers, torch.device("cuda", 0), self._left)
@@ -123,7 +108,7 @@ class Transfer:
         finally:
             self._left -= time.monotonic() - began
 
-    def _call_beside(self, path: str, body: Mapping[str, Any], group: ProcessGroup, what: Callable[[], None]) -> None:
+    def _call_beside(self, path: str, body: Mapping[str, Any], group: Group, what: Callable[[], None]) -> None:
         """Make a call that the server answers when `what` has been done with the group here."""
         side = _Side(what, group)
         try:
@@ -137,7 +122,7 @@ class Transfer:
 class _Side:
     """What runs here while a server is asked. If it fails the group is ended, lest the server wait in it for ever."""
 
-    def __init__(self, what: Callable[[], None], group: ProcessGroup) -> None:
+    def __init__(self, what: Callable[[], None], group: Group) -> None:
         self._what, self._group = what, group
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="r1-broadcast")
