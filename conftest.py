@@ -4,6 +4,7 @@ import os
 import random
 import sys
 import zlib
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -34,6 +35,14 @@ def seed(name: str) -> None:
         torch.manual_seed(number)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(number)
+
+
+@pytest.fixture(autouse=True)
+def libraries_are_put_back() -> Iterator[None]:
+    """What the cases of ranks change in libraries ends with the test that called them."""
+    yield
+    if ranks := sys.modules.get("ranks"):
+        ranks.patches.undo()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

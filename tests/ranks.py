@@ -17,6 +17,11 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import pytest
+
+# What cases and their tests change in libraries, as models that never round to float32 need it: undone after each case
+# in a rank, and after each test in the tests' own process, so that no other model is computed that way.
+patches = pytest.MonkeyPatch()
 DEADLINE = 300.0  # seconds for a case, and for a collective in it
 _SPAWN = get_context("spawn")  # a fork would share torch's threads
 
@@ -120,6 +125,7 @@ def _call(module: str, name: str, args: tuple[Any, ...], rank: int, world: int, 
     try:
         return getattr(importlib.import_module(module), name)(*args)
     finally:
+        patches.undo()
         dist.destroy_process_group()
         # DTensor remembers by shape of mesh what an operation gives, with the names of groups that are gone now.
         _clear_sharding_prop_cache()

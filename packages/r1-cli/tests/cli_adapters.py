@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import core_models
-import pytest
 import torch
 from core_models import picture_samples, qwen2, qwen25_vl, text_samples
+from ranks import patches
 from torch import Tensor
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
@@ -28,7 +28,6 @@ OBJECTIVES = {
     "KL": Objective(kl_penalty="low_var_kl", kl_coef=0.1),
     "full KL": Objective(kl_penalty="full", kl_coef=0.1),
 }
-_patches = pytest.MonkeyPatch()
 
 
 def _norm(self: Any, hidden: Tensor) -> Tensor:
@@ -36,17 +35,13 @@ def _norm(self: Any, hidden: Tensor) -> Tensor:
 
 
 def compute_exactly() -> None:
-    """Let models of float64 nowhere round to float32, until `_patches.undo()`."""
-    _patches.undo()
+    """Let models of float64 nowhere round to float32, until the patches are undone."""
+    patches.undo()
     norms = {modeling_qwen2.Qwen2RMSNorm}
     norms |= {found for name, found in vars(modeling_qwen2_5_vl).items() if name.endswith("RMSNorm")}
     for norm in norms:
-        _patches.setattr(norm, "forward", _norm)
-    _patches.setattr(modeling_qwen2_5_vl, "apply_rotary_pos_emb_vision", core_models._rotate_vision)
-
-
-def compute_as_ever() -> None:
-    _patches.undo()
+        patches.setattr(norm, "forward", _norm)
+    patches.setattr(modeling_qwen2_5_vl, "apply_rotary_pos_emb_vision", core_models._rotate_vision)
 
 
 def make_folders(folder: Path, name: str) -> tuple[Path, Path]:
@@ -138,7 +133,7 @@ def half_precision(base: Path) -> dict[str, Any]:
     """A case for ranks: a base in bfloat16 beside factors in float32, computing in bfloat16."""
     from r1_core.learner.parallel import Shard
 
-    compute_as_ever()
+    patches.undo()
     parallel = Parallel.join("cpu")
     adapters, device = Adapters(Form(4, 8, "all-linear", None)), torch.device("cpu")
     shard = Shard(torch.bfloat16, torch.float32)

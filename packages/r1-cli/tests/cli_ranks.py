@@ -223,7 +223,7 @@ def build(name: str, objective: str, parallel: Parallel) -> tuple[Learner, Objec
     """A learner in float64 with a reference, of text or of what else is in `SAMPLES`; its objective has no KL yet."""
     models = [(qwen2 if name == "text" else qwen25_vl)(seed) for seed in (0, 1)]
     for model in models:
-        in_float64(model, pytest.MonkeyPatch())
+        in_float64(model, ranks.patches)
         if name != "text":
             model.config.video_token_id = VIDEO_TOKEN
         if parallel.mesh is not None:

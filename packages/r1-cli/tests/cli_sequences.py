@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 
 import cli_ranks
-import pytest
 import torch
 from cli_families import ROWS, build, make_samples
 from core_cases import off_policy
 from core_models import _rotate_vision, in_float64
 from core_ranks import THREE
+from ranks import patches
 from torch import Tensor
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe
@@ -48,7 +48,6 @@ FORMS = {
     "2 of 4, two copies": Form(4, 2, shard_size=2),
 }
 NEEDS = ("old_logprobs", "full_kl", "squared_probs", "ref_logprobs")
-rotation = pytest.MonkeyPatch()  # of the vision towers of this process, until it is undone
 
 
 def samples_for(name: str) -> list[Sample]:
@@ -71,8 +70,8 @@ def route(router: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def build_learner(name: str, parallel: Parallel | None = None) -> Learner:
     """A learner in float64 with a reference; 8 heads, 2 key heads."""
     for family in (modeling_qwen3_vl, modeling_qwen3_vl_moe):
-        rotation.setattr(family, "apply_rotary_pos_emb_vision", _rotate_vision)
-    models = [in_float64(build(name, packed=True, seed=seed, heads=8), rotation) for seed in (0, 1)]
+        patches.setattr(family, "apply_rotary_pos_emb_vision", _rotate_vision)
+    models = [in_float64(build(name, packed=True, seed=seed, heads=8), patches) for seed in (0, 1)]
     for model in models:
         for module in model.modules():
             if type(module).__name__.endswith("TopKRouter"):

@@ -11,7 +11,6 @@ import torch
 from cli_adapters import (
     NAMES,
     build,
-    compute_as_ever,
     first_factors,
     half_precision,
     learn,
@@ -38,12 +37,6 @@ from r1_rollout.probes import text_probes
 
 PT = {"format": "pt"}
 MLP = ("up_proj", "gate_proj", "down_proj")
-
-
-@pytest.fixture(autouse=True)
-def computing_is_put_back() -> Any:
-    yield
-    compute_as_ever()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ import ranks
 import torch
 from cli_ranks import LOADS, OBJECTIVES, STORE, OneRank, build, go_through, ready, step_samples
 from safetensors.torch import load_file
-from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 
 from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.rank import Rank
@@ -30,10 +29,7 @@ KL = OBJECTIVES["KL"]
 
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
-    """The vision models' rotation is turned to float64 by `build`, for all that come after."""
-    own = modeling_qwen2_5_vl.apply_rotary_pos_emb_vision
     yield
-    modeling_qwen2_5_vl.apply_rotary_pos_emb_vision = own
     STORE.clear()
     LOADS.clear()
 

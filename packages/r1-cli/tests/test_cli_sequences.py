@@ -1,6 +1,5 @@
 """Ranks that share sequences are the same learner as one process: text, pictures, mixtures of experts."""
 
-from collections.abc import Iterator
 from functools import cache
 
 import cli_ranks
@@ -25,12 +24,6 @@ CASES = [
     ("qwen3-vl-moe", "KL term", "none of 2"),
     ("qwen3-vl-moe", "full KL", "2 of 4"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def rotation_is_put_back() -> Iterator[None]:
-    yield
-    cli_sequences.rotation.undo()
 
 
 @cache

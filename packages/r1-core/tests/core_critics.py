@@ -8,6 +8,7 @@ import torch
 from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
 from core_ranks import Form
 from core_toy import Toy, samples
+from ranks import patches
 from torch import nn
 
 from r1_core.advantages import GAE, assign
@@ -20,8 +21,6 @@ from r1_core.losses import ValueLoss
 from r1_core.types import Sample
 
 ONE = Batching(True, MicroLimit(1), MicroLimit(2))
-# Exact models turn the rotation of all vision towers in their process, until it is undone.
-rotation = pytest.MonkeyPatch()
 MODELS = {"text": lambda: qwen2(tied=True), "pictures": qwen25_vl}
 
 
@@ -46,11 +45,11 @@ def make_critic(
 
 def exact_critic(name: str = "text", parallel: Parallel | None = None, shard: Shard | None = None, **more) -> Critic:
     """One in float64."""
-    rotation.undo()
+    patches.undo()
     model = MODELS[name]()
     draw_head(give_value_head(model))
     fillers = picture_samples((1,), seed=9) if name == "pictures" else ()
-    return make_critic(in_float64(model, rotation), parallel, shard, fillers=fillers, **more)
+    return make_critic(in_float64(model, patches), parallel, shard, fillers=fillers, **more)
 
 
 def step_samples(name: str) -> list[Sample]:

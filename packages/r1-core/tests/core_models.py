@@ -36,7 +36,6 @@ VISION = {
     "fullatt_block_indexes": [1],
 }
 PATCH_VALUES = 3 * 2 * 4 * 4
-OWN_ROTATION = modeling_qwen2_5_vl.apply_rotary_pos_emb_vision
 
 
 def qwen2(seed: int = 0, *, tied: bool = False) -> nn.Module:

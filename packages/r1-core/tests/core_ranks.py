@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from core_cases import CUTS_FOR_RANKS, OBJECTIVES, off_policy, off_policy_samples, outcome, policy_learner
-from core_models import OWN_ROTATION, in_float64, picture_samples, qwen2, qwen25_vl, text_samples
-from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
+from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
+from ranks import patches
 
 from r1_core.advantages import Reinforce, assign
 from r1_core.learner import Learner
@@ -53,8 +53,6 @@ FORMS = {
     "whole until backward": Form(shard=Shard(reshard=False)),
     "offloaded": Form(shard=Shard(offload=True)),
 }
-# Exact models turn the rotation of all vision towers in their process, until it is undone.
-rotation = pytest.MonkeyPatch()
 MODELS = {
     "text, tied": partial(qwen2, tied=True),
     "pictures": qwen25_vl,
@@ -69,13 +67,11 @@ def samples_for(name: str) -> list:
 
 def build(name: str, parallel: Parallel | None = None, shard: Shard | None = None, *, exact: bool = True) -> Learner:
     """A learner with a reference; in float64 if it is to be `exact`."""
-    rotation.undo()
-    if not exact:  # another case of this process may have turned it, too
-        rotation.setattr(modeling_qwen2_5_vl, "apply_rotary_pos_emb_vision", OWN_ROTATION)
+    patches.undo()  # another learner of this case may have been exact
     models = [MODELS[name](seed) for seed in (0, 1)]
     for model in models:
         if exact:
-            in_float64(model, rotation)
+            in_float64(model, patches)
         if name.endswith("frozen"):
             model.model.visual.requires_grad_(False)
         if parallel is not None:
@@ -136,8 +132,7 @@ def half_precision(name: str) -> dict[str, Any]:
 
 def every_gradient() -> dict[tuple[str, str], tuple[dict[str, float], dict[str, torch.Tensor]]]:
     """Metrics and gradients of every objective, by cut and objective."""
-    rotation.undo()
-    learner = policy_learner(rotation, Parallel.join("cpu"))
+    learner = policy_learner(patches, Parallel.join("cpu"))
     found = {}
     for cut, batching in CUTS_FOR_RANKS.items():
         for name, objective in OBJECTIVES.items():

@@ -20,13 +20,6 @@ from r1_core.losses import ValueLoss
 from r1_core.own import as_estimator
 from r1_core.rows import rows, tokens
 
-
-@pytest.fixture(autouse=True)
-def rotation_is_put_back():
-    yield
-    core_critics.rotation.undo()
-
-
 # --- values ---------------------------------------------------------------------------------------------------------
 
 

@@ -79,12 +79,6 @@ def test_every_form_is_asked_for_every_objective():
         assert {one for name in MODELS for triple in triples_for(name, form) for one in triple} == {*core_ranks.ALL}
 
 
-@pytest.fixture(autouse=True)
-def rotation_is_put_back():
-    yield
-    core_ranks.rotation.undo()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", MODELS)
