@@ -190,6 +190,20 @@ def test_mlflow_takes_a_validation_and_writes_into_the_runs_folder_only(
     assert not list(elsewhere.iterdir())
 
 
+def test_trackio_takes_a_validation_and_a_resumed_run_goes_on_in_its_charts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("trackio", reason="the extra `trackio` is not installed")
+    monkeypatch.setattr("trackio.utils.TRACKIO_DIR", tmp_path / "trackio")
+    monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path / "trackio")
+    for step in (1, 2):
+        tracker = Tracker(["trackio"], info(tmp_path), Silent())
+        tracker.log(step, {"val/avg@4": 0.5, "val/a b/../c": float("nan")}, [SEEN])
+        assert len(tracker.loggers) == 3, caplog.text
+        tracker.close()
+    assert (tmp_path / "trackio" / "project.db").is_file()
+
+
 def test_the_file_gets_all_responses_and_others_the_first_to_each_validation_prompt(tmp_path: Path) -> None:
     class Showing(Silent):
         shown: list[dict[str, Any]]

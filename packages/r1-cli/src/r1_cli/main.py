@@ -2,6 +2,7 @@
 
 import click
 
+from r1_cli.commands.convert import convert
 from r1_cli.commands.data import data
 from r1_cli.commands.eval import evaluate
 from r1_cli.commands.merge import merge
@@ -20,6 +21,7 @@ main.add_command(evaluate)
 main.add_command(merge)
 main.add_command(reward)
 main.add_command(data)
+main.add_command(convert)
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,91 @@
+"""`r1 convert`: another trainer's configuration as one of r1."""
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import click
+
+from r1_cli.commands.errors import told_plainly
+
+if TYPE_CHECKING:
+    from r1_cli.convert.conversion import Conversion
+
+ANYTHING = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@click.group(short_help="Turn another trainer's configuration into one of r1.")
+def convert() -> None:
+    """Print another trainer's configuration as one of r1, in YAML; comments on top say what has no counterpart and why.
+
+    \b
+      r1 convert lmm-r1 "python3 -m openrlhf.cli.train_ppo_ray --pretrain …" > mine.yaml
+      r1 train mine.yaml --dry-run
+
+    What a run would still refuse of it is said on stderr.
+    """
+
+
+@convert.command("lmm-r1", context_settings=ANYTHING)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def lmm_r1(command: tuple[str, ...]) -> None:
+    """Convert a COMMAND of LMM-R1 or OpenRLHF 0.7: in quotes, word by word behind --, or the script that has it."""
+    from r1_cli.convert.lmm_r1 import convert_lmm_r1
+
+    _print(lambda: convert_lmm_r1(_words(command)))
+
+
+def _words(command: tuple[str, ...]) -> str:
+    """Return the command's text: the one word that is all of it or names a file, or all words quoted again."""
+    import shlex
+
+    if len(command) > 1:
+        return shlex.join(command)
+    return _read(Path(command[0])) if len(command[0]) < 4096 and Path(command[0]).is_file() else command[0]
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file} is no text in UTF-8 (byte {error.start})") from error
+
+
+@convert.command("verl", context_settings=ANYTHING)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]...")
+def verl(file: Path, settings: tuple[str, ...]) -> None:
+    """Convert veRL's FILE, a configuration in YAML or a script with overrides of Hydra; later KEY=VALUE win."""
+    from r1_cli.convert.verl import convert_verl
+
+    _print(lambda: convert_verl(_read(file), list(settings)))
+
+
+@convert.command("trl")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--devices", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that trained.")
+def trl(file: Path, devices: int) -> None:
+    """Convert TRL's FILE: a GRPOConfig as YAML or JSON, with the model's and the script's own keys if it has them."""
+    from r1_cli.convert.trl import convert_trl
+
+    _print(lambda: convert_trl(_read(file), devices))
+
+
+def _print(make: "Callable[[], Conversion]") -> None:
+    """Print what is made, and on stderr what a run of it would be refused for."""
+    from r1_cli.config import ConfigError, load_config
+
+    with told_plainly(ConfigError, ValueError):
+        text = make().text()
+    click.echo(text, nl=False)
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "converted.yaml")
+        file.write_text(text, "utf-8")
+        try:
+            load_config([str(file)])
+        except ConfigError as error:
+            click.echo("r1: still to be settled before it runs:", err=True)
+            for problem in error.problems:
+                found = problem.key if problem.value is None else f"{problem.key}={problem.value}"
+                click.echo(f"  - {found}: {problem.message}", err=True)
