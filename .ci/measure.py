@@ -116,7 +116,7 @@ NOT_ON_THE_WAY = {
         r1_rollout.types.SamplingParams r1_core.learner.linear_head.Settings r1_rollout.embedded.choices.Choices
     """,
     "what one function hands to the next": """
-        r1_data.vision.Pixels r1_rewards.types.RewardInput r1_core.advantages.inputs.AdvantageInputs
+        r1_data.vision.Pixels r1_cli.groups.group.SampledInput r1_core.advantages.inputs.AdvantageInputs
         r1_core.advantages.groups.GroupStatistics r1_core.learner.linear_head._Chunk r1_core.types.LossOutput
         r1_core.learner.microbatch.Pack r1_core.learner.passes.Passes r1_rollout.embedded.segments.Readers
     """,

@@ -79,7 +79,7 @@ def spliced(args, case):
     found = splice(args["response"].removesuffix(EOS), args["ground_truth"], coder, eos=eos, mode=mode, rule=rule)
     if found is None:
         return {"scored": False, "masked_token_ids": []}
-    start = 0 if rule == "strict" else found.answer_start
+    start = 0 if rule == "strict" else found.reference_start
     kept = [place for place in found.scored if place - start < args["max_response_length"]]
     whole = len(kept) == len(found.scored)
     return {

@@ -5,10 +5,12 @@ import re
 
 import pytest
 
-from r1_rewards import RewardInput, reference_probability
-from r1_rewards.reference.reference_probability import ReferenceProbability, Settings
+from r1_rewards import RewardInput, RewardSpecError, load, reference_probability
+from r1_rewards.reference.options import read_options
+from r1_rewards.reference.reference_probability import ReferenceProbability, Settings, combine
 from r1_rewards.reference.shaping import AGGREGATIONS, aggregate, bins, shaping
 from r1_rewards.reference.splice import splice, splice_alone
+from r1_rewards.reference.tokens import splice_tokens
 
 RESPONSE = "<think>6*7</think> <answer> 41 </answer>"
 
@@ -145,7 +147,7 @@ def test_the_reward_weighs_probability_above_base_and_format():
     assert score.parts == pytest.approx(
         {
             "overall": 0.9 * 0.2 + 0.1, "format": 1.0, "probability": 0.2, "score_b": 0.25, "score_a": 0.05,
-            "unscored": 0.0,
+            "delta": 0.2, "unscored": 0.0,
         }
     )  # fmt: skip
 
@@ -216,3 +218,98 @@ def test_wrong_numbers_of_log_probs_and_wrong_settings_are_refused():
         Settings(format_weight=2)
     with pytest.raises(ValueError, match="shaping is"):
         Settings(shaping_function_name="cosine")
+
+
+class Characters:
+    """A tokenizer of characters that merges `pairs`; it can write any tokens as text."""
+
+    def __init__(self, *pairs):
+        self.pairs = pairs
+
+    def __call__(self, text, *, add_special_tokens, return_offsets_mapping):
+        matches = list(re.finditer("|".join([*map(re.escape, self.pairs), r"[\s\S]"]), text))
+        ids = [self.number(match.group()) for match in matches]
+        return {"input_ids": ids, "offset_mapping": [match.span() for match in matches]}
+
+    def number(self, piece):
+        return -1 - self.pairs.index(piece) if piece in self.pairs else ord(piece)
+
+    def decode(self, token_ids, *, skip_special_tokens):
+        return "".join(self.pairs[-1 - token] if token < 0 else chr(token) for token in token_ids)
+
+
+def ids_of(coder, *pieces):
+    return [coder.number(piece) for piece in pieces]
+
+
+def test_reasoning_stays_as_it_was_sampled_even_where_the_tokenizer_would_cut_it_otherwise():
+    coder = Characters("ab", "</think>", "<answer>")
+    text = "<think>ab</think><answer>41</answer>"
+    whole = coder(text, add_special_tokens=False, return_offsets_mapping=True)["input_ids"]
+    own = [*map(ord, "<think>ab"), *ids_of(coder, "</think>", "<answer>"), *map(ord, "41</answer>")]
+    assert coder.decode(own, skip_special_tokens=False) == text
+    for tokens, kept in ((whole, 9), (own, 10)):
+        found = splice_tokens(tokens, "42", coder)
+        assert found.kept == kept
+        assert [found.ids[place] for place in found.scored] == [ord("4"), ord("2")]
+        spliced = coder.decode([*tokens[: found.kept], *found.ids], skip_special_tokens=False)
+        assert spliced == splice(text, "42", coder).text
+
+
+def test_a_token_across_the_beginning_of_the_answer_is_cut_anew():
+    coder = Characters(">\n<")
+    tokens = [*map(ord, "<think>a</think"), coder.number(">\n<"), *map(ord, "answer>1</answer>")]
+    found = splice_tokens(tokens, "42", coder)
+    assert found.kept == len("<think>a</think")
+    assert coder.decode(found.ids, skip_special_tokens=False) == ">\n<answer> 42 </answer>"
+
+
+def test_what_cannot_be_spliced_says_why():
+    coder = Characters()
+    assert splice_tokens([ord("a")], "42", coder) == "form"
+    assert splice_tokens([], "42", coder) == "form"
+    assert splice_tokens(list(map(ord, RESPONSE)), " \n", coder) == "reference"
+
+
+def test_a_box_takes_the_reference_without_blanks():
+    coder, response = Characters(), r"<think>\boxed{1}, no</think>So \boxed{2}."
+    found = splice_tokens(list(map(ord, response)), "42", coder, mode="think_box")
+    spliced = response[: found.kept] + coder.decode(found.ids, skip_special_tokens=False)
+    assert spliced == r"<think>\boxed{1}, no</think>So \boxed{42}"
+    assert splice_tokens(list(map(ord, r"\boxed{2}")), "42", coder, mode="think_box") == "form"
+    assert splice_alone("42", coder, mode="box").text == r"\boxed{42}"
+
+
+def test_options_are_the_documents_and_the_forks_where_asked_for():
+    options = read_options({"format_mode": "R1_nothink", "gt_tokens_one_more": True})
+    assert (options.format_mode, options.one_more_token, options.rule) == ("r1_nothink", True, "lenient")
+    fork = read_options({"strict": "easyr1_rlpr"})
+    assert (fork.rule, fork.shaping_function_name) == ("strict", "identity")
+    assert combine([math.nan], RESPONSE, 0.0, fork).parts["score_b"] == 1.0
+    assert combine([-3.0], RESPONSE, 0.0, read_options({"strict": "easyr1_rlpr", "format_weight": -1})).value == (
+        pytest.approx(2 * math.exp(-3.0) - 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"format_wieght": 0.1}, "did you mean 'format_weight'"),
+        ({"format_weight": 2}, "format_weight is 2"),
+        ({"format_weight": True}, "another type"),
+        ({"use_debiasing": "yes"}, "another type"),
+        ({"format_mode": "R2"}, "must be one of r1, r1_nothink"),
+        ({"aggregation": "mean"}, "aggregation is 'mean'"),
+        ({"score_a": "never"}, "must be one of auto"),
+        ({"strict": "openbmb"}, "must be one of easyr1_rlpr"),
+        ({"rule": "strict"}, "takes no 'rule'"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(kwargs, said):
+    with pytest.raises(RewardSpecError, match=said):
+        read_options(kwargs)
+
+
+def test_only_a_run_can_ask_its_model():
+    with pytest.raises(RewardSpecError, match="which only `r1 train` has"):
+        load("reference_probability")

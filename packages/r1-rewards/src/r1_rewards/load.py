@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from r1_rewards.service import open_service
-from r1_rewards.spec import SERVICES, parse_spec
+from r1_rewards.spec import MODEL_REWARDS, SERVICES, RewardSpecError, parse_spec
 from r1_rewards.types import FailurePolicy, OpenVerifier
 from r1_rewards.workers.pool import PooledVerifier
 from r1_rewards.workers.source import write_function
@@ -37,6 +37,8 @@ def load(
     """
     if isinstance(spec, str):
         parsed = parse_spec(spec)
+        if parsed.function in MODEL_REWARDS:
+            raise RewardSpecError(f"the reward {spec!r} asks the model that is trained, which only `r1 train` has")
         if parsed.path is None and parsed.function in SERVICES:
             defaults = {"timeout": timeout, "failure_score": failure_score, "failure_policy": failure_policy}
             return open_service(parsed, kwargs or {}, defaults)

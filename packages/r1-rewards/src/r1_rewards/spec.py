@@ -16,6 +16,7 @@ SERVICES = {  # classes that run in the caller's process, because they run nobod
     "remote": "r1_rewards.services.remote:RemoteVerifier",
     "reward_model": "r1_rewards.services.reward_model:RewardModelVerifier",
 }
+MODEL_REWARDS = ("reference_probability",)  # which ask a model for log-probs: only a run has one
 
 
 class RewardSpecError(ValueError):
@@ -36,7 +37,7 @@ def parse_spec(text: str) -> RewardSpec:
 
     Raises RewardSpecError for an unknown name (with the nearest one) and for a missing file (with its neighbours).
     """
-    if text in BUILTINS or text in SERVICES:
+    if text in BUILTINS or text in SERVICES or text in MODEL_REWARDS:
         return RewardSpec(text)
     if text.startswith(("http://", "https://")):
         return RewardSpec("remote", urls=text)
@@ -44,7 +45,7 @@ def parse_spec(text: str) -> RewardSpec:
     if not colon and not text.endswith(".py"):
         raise RewardSpecError(
             f"reward {text!r} is neither a built-in verifier nor file.py:function"
-            + describe(text, [*BUILTINS, *SERVICES])
+            + describe(text, [*BUILTINS, *SERVICES, *MODEL_REWARDS])
         )
     if not colon or not function.isidentifier():
         raise RewardSpecError(
@@ -59,6 +60,9 @@ def parse_spec(text: str) -> RewardSpec:
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raise RewardSpecError for an option that the built-in verifier `name` does not have, or that it needs."""
+    if name in MODEL_REWARDS:
+        importlib.import_module("r1_rewards.reference.options").read_options(options)
+        return
     module = importlib.import_module(f"r1_rewards.verifiers.{name}")
     signature = inspect.signature(module.score)
     keywords = [key for key, parameter in signature.parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]

@@ -206,3 +206,24 @@ class Replaying(Protocol):
 
         They are those of the weights the engine holds now, by the same path on which it samples.
         """
+
+
+@runtime_checkable
+class Reading(Protocol):
+    """A model that is given responses at once, and says how likely it finds their tokens.
+
+    Rewards ask it: of the policy, of a frozen model, or of another, in this process or elsewhere.
+    """
+
+    def read_logprobs(
+        self,
+        prompts: Sequence[PromptLike],
+        responses: "Sequence[Tokens]",
+        starts: Sequence[int],
+        temperature: float = 1.0,
+    ) -> list[list[float]]:
+        """Return the log-probs of each response's tokens from its start on: [responses][response_length − start].
+
+        Each token's is given its prompt and all of the response before it. Prompts that are the same object are one.
+        A log-prob that is not a number is returned as it is.
+        """

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from r1_cli.assembly.truths import TruthReader
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
+from r1_cli.reference.mixed import open_asking
+from r1_cli.reference.verifier import ReferenceVerifier
 from r1_rewards.load import load
 from r1_rewards.service import Service
 from r1_rewards.spec import parse_spec
@@ -22,9 +24,14 @@ class DispatchingVerifier:
     """Hands each answer to the verifier of its prompt's source."""
 
     def __init__(
-        self, default: Verifier | None, by_source: Mapping[str, Verifier], truths: TruthReader | None = None
+        self,
+        default: Verifier | None,
+        by_source: Mapping[str, Verifier],
+        truths: TruthReader | None = None,
+        asking: Sequence[ReferenceVerifier] = (),
     ) -> None:
         self._default, self._by_source, self._truths = default, by_source, truths
+        self.asking = asking  # those among them that ask a model
 
     def of(self, source: str) -> Verifier:
         """Return the verifier that judges rows of a source. Raises ValueError if none does."""
@@ -76,29 +83,33 @@ def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack
     """
     reward = config.worker.reward
     opened: list[tuple[tuple[str, dict[str, Any]], Verifier]] = []
+    asking: list[ReferenceVerifier] = []
+
+    def open_pool(spec: str, kwargs: dict[str, Any]) -> Verifier:
+        return stack.enter_context(
+            load(
+                spec,
+                kwargs,
+                timeout=reward.timeout,
+                failure_score=reward.failure_score,
+                failure_policy=reward.failure_policy,
+                workers=reward.num_cpus,
+            )
+        )
 
     def open_once(spec: str, kwargs: dict[str, Any]) -> Verifier:
         found = next((verifier for known, verifier in opened if known == (spec, kwargs)), None)
         if found is None:
-            found = stack.enter_context(
-                load(
-                    spec,
-                    kwargs,
-                    timeout=reward.timeout,
-                    failure_score=reward.failure_score,
-                    failure_policy=reward.failure_policy,
-                    workers=reward.num_cpus,
-                )
-            )
+            found = open_asking(spec, kwargs, open_pool, asking) or open_pool(spec, kwargs)
             opened.append(((spec, kwargs), found))
         return found
 
     own = {s.name: open_once(s.reward_function, s.reward_function_kwargs) for s in sources if s.reward_function}
     truths = TruthReader(config, sources)
     if own and all(source.name in own for source in sources):
-        return DispatchingVerifier(None, own, truths)
+        return DispatchingVerifier(None, own, truths, asking)
     default = open_once(reward.reward_function or "", reward.reward_function_kwargs)
-    return DispatchingVerifier(default, own, truths)
+    return DispatchingVerifier(default, own, truths, asking)
 
 
 def require_columns(verifier: DispatchingVerifier, sources: Sequence[Source], datasets: "Sequence[Dataset]") -> None:

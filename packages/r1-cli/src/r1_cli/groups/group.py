@@ -81,13 +81,21 @@ class Group:
 # --- what a verifier is given -----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class SampledInput(RewardInput):
+    """One response to score, with what only a verifier of this process can use: its tokens, and the prompt's."""
+
+    asked: Prompt | None = None
+    completion: Completion | None = None
+
+
 def reward_inputs(
     prompt: Prompt, completions: Sequence[Completion], tokenizer: Decoder, *, skip_special_tokens: bool = True
 ) -> list[RewardInput]:
     """Return what the verifier sees of each completion; columns that JSON cannot carry to a process stay behind."""
     metadata = json_columns(prompt.metadata)
     return [
-        RewardInput(
+        SampledInput(
             response=tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=skip_special_tokens),
             ground_truth=prompt.ground_truth,
             response_length=len(completion.token_ids),
@@ -97,6 +105,8 @@ def reward_inputs(
             images=prompt.images,
             step=completion.weight_version,
             source=prompt.source,
+            asked=prompt,
+            completion=completion,
         )
         for completion in completions
     ]
@@ -211,6 +221,17 @@ def _samples_of(
         )
         for token_ids, logprobs, reward in responses
     ]
+
+
+def extend_prompt(prompt: Prompt, token_ids: Sequence[int] | NDArray[np.int32]) -> Prompt:
+    """Return a prompt that goes on with these tokens, which stand for no media."""
+    more = [int(token) for token in token_ids]
+    return replace(
+        prompt,
+        token_ids=[*prompt.token_ids, *more],
+        engine_token_ids=[*prompt.engine_token_ids, *more],
+        position_ids=extend_positions(prompt.position_ids, len(token_ids)),
+    )
 
 
 def extend_positions(position_ids: Tensor, length: int) -> Tensor:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from r1_cli.assembly.engines import build_engine, build_sampling, build_scorer, load_engine_weights
 from r1_cli.assembly.prompts import build_prompts, build_validation
+from r1_cli.assembly.reference import attach_models, in_evaluation
 from r1_cli.assembly.rendering import build_renderer, open_rendering
 from r1_cli.assembly.rows import open_sources
 from r1_cli.assembly.verifiers import open_verifier, require_columns
@@ -52,6 +53,7 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
         verifier = open_verifier(config, sources, stack)
         require_columns(verifier, sources, prompts.parts)
         engine = build_engine(config, hardware, files, lambda: weights, stack)
+        attach_models(config, files, verifier.asking, in_evaluation(engine))
         scorer = build_scorer(config, files, verifier, engine)
         sets = build_validation(prompts, sources, sampling)
         validation = Validation(scorer, sets, config.data.val_batch_size, shown=0, progress=reporter.progress)

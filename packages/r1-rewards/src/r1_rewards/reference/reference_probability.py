@@ -73,8 +73,8 @@ class ReferenceProbability:
     """A verifier of batches: one call of `logprobs` scores all responses that have an answer tag.
 
     The base score of a sample is its column "scoreA", or 0; `base_scores` computes such a column. Parts: `probability`
-    (p), `score_b` (with the reasoning), `score_a` (base), `format`, `unscored` (1 where no answer could be put in or a
-    log-prob was not a number: score_b is then 0).
+    (p), `score_b` (with the reasoning), `score_a` (base), `delta` (the one less the other), `format`, `unscored` (1
+    where no answer could be put in or a log-prob was not a number: score_b is then 0).
     """
 
     logprobs: LogProbs
@@ -105,7 +105,10 @@ class ReferenceProbability:
         Compute it once, before training, with the same tokenizer, temperature and aggregation as the reward.
         """
         splices = [
-            splice_alone(reference, self.tokenizer, eos=self.settings.eos, context=context) for reference in references
+            splice_alone(
+                reference, self.tokenizer, eos=self.settings.eos, context=context, mode=self.settings.format_mode
+            )
+            for reference in references
         ]
         found = self._reference_logprobs(prompts, splices, one_more_token=False)
         return [aggregate(logprobs, self.settings.aggregation) for logprobs in found]
@@ -134,20 +137,22 @@ class ReferenceProbability:
 def combine(logprobs: Sequence[float], response: str, base_score: float, settings: Settings) -> Score:
     """Return the reward for the log-probs of the reference's tokens; none of them means that it was not scored."""
     score_b = aggregate(logprobs, settings.aggregation)
-    unscored = not logprobs or math.isnan(score_b)
+    if settings.rule == "strict" and logprobs:  # the fork's own bounds, by which a NaN is worth most
+        score_b = 1.0 if math.isnan(score_b) else min(max(score_b, 0.0), 1.0)
+    unscored = not logprobs or math.isnan(score_b) or score_b == math.inf
     score_b = 0.0 if unscored else score_b
     base_score = base_score if settings.use_debiasing else 0.0
-    delta = score_b - base_score
-    if settings.clip:
-        delta = min(max(delta, 0.0), 1.0)
+    difference = score_b - base_score
+    delta = min(max(difference, 0.0), 1.0) if settings.clip else difference
     shape, rounded = shaping(settings.shaping_function_name), bins(settings.discrete_function_name)
     probability = rounded(shape(delta))
     good = response_format.score(response, mode=settings.format_mode).value
     weight = settings.format_weight
     overall = (1.0 - weight) * probability + weight * good
-    if weight == -1.0:
+    if weight == -1.0 and settings.rule != "strict":
         overall = probability if good else -1.0
     parts = {"format": good, "probability": probability, "score_b": score_b, "score_a": base_score}
+    parts["delta"] = difference
     return Score(overall, {"overall": overall, **parts, "unscored": float(unscored)})
 
 

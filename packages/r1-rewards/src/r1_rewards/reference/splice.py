@@ -4,17 +4,36 @@ The tokenizer is the caller's: anything that, called with a text, `add_special_t
 `return_offsets_mapping=True`, returns `input_ids` and `offset_mapping`, as fast Hugging Face tokenizers do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from r1_rewards.verifiers.format import has_r1, has_r1_nothink
+from r1_rewards.verifiers.format import has_box, has_r1, has_r1_nothink, has_think_box
 
-Mode = Literal["r1", "r1_nothink"]
+Mode = Literal["r1", "r1_nothink", "think_box", "box"]
 Rule = Literal["lenient", "strict"]
 Context = Literal["tagged", "plain", "suffix"]
 
 OPEN, CLOSE = "<answer>", "</answer>"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a form has its answer: between two marks, with blanks of its own if the response has none."""
+
+    opening: str
+    closing: str
+    blank: str
+
+
+TAG, BOX = Slot(OPEN, CLOSE, " "), Slot(r"\boxed{", "}", "")
+SLOTS: Mapping[str, Slot] = {"r1": TAG, "r1_nothink": TAG, "think_box": BOX, "box": BOX}
+FORMS: Mapping[str, Callable[[str], bool]] = {
+    "r1": has_r1,
+    "r1_nothink": has_r1_nothink,
+    "think_box": has_think_box,
+    "box": has_box,
+}
 
 
 class Tokenizer(Protocol):
@@ -41,6 +60,8 @@ def splice(
 ) -> Splice | None:
     r"""Return the response up to its answer, then `<answer> reference </answer>`; None if it cannot be scored.
 
+    Where the mode's answer stands in a box, that is `\boxed{reference}`, in the place of the last one.
+
     `lenient` is OpenBMB/RLPR's rule: one `<answer>` is enough, and for `r1` one `<think>` and one `</think>` before it;
     words elsewhere are kept, and so are the blanks after the tag. `strict` is EasyR1_RLPR's: the form of `format`'s
     mode, with only blanks between thought and answer; one blank on both sides of the reference. A reference of blanks
@@ -50,21 +71,36 @@ def splice(
     A token belongs to the reference if it covers any of its characters, so a blank merged into the first token counts.
     """
     reference = reference.strip()
-    start = _strict_start(response, mode) if rule == "strict" else _lenient_start(response, mode)
+    start = answer_start(response, mode, rule)
     if start is None or not reference:
         return None
-    blanks = " "
+    before, after = around(response[start:], mode, rule, eos)
+    return encode(response[:start] + before, reference, after, tokenizer, start)
+
+
+def answer_start(response: str, mode: Mode, rule: Rule) -> int | None:
+    """Return the place of the character with which the answer's opening mark begins; None by the rules of `splice`."""
+    return _strict_start(response, mode) if rule == "strict" else _lenient_start(response, mode)
+
+
+def around(own: str, mode: Mode, rule: Rule, eos: str) -> tuple[str, str]:
+    """Return what stands before and behind the reference, where the model's `own` answer begins with its mark."""
+    slot = SLOTS[mode]
+    blanks = slot.blank
     if rule == "lenient":
-        own = response[start + len(OPEN) :]
-        blanks = own[: len(own) - len(own.lstrip())] or " "
-    return _encode(response[:start] + OPEN + blanks, reference, f" {CLOSE}{eos}", tokenizer, start)
+        inside = own[len(slot.opening) :]
+        blanks = inside[: len(inside) - len(inside.lstrip())] or blanks
+    return slot.opening + blanks, slot.blank + slot.closing + eos
 
 
-def splice_alone(reference: str, tokenizer: Tokenizer, *, eos: str = "", context: Context = "tagged") -> Splice | None:
+def splice_alone(
+    reference: str, tokenizer: Tokenizer, *, eos: str = "", context: Context = "tagged", mode: Mode = "r1"
+) -> Splice | None:
     """Return the reference as it follows the prompt without any reasoning, for the base score that debiasing subtracts.
 
-    `tagged` is `<answer> reference </answer>`, tokenized as in `splice`; `plain` is " reference " (OpenBMB/RLPR);
-    `suffix` is " Answer: " and the reference, tokenized apart (EasyR1_RLPR). None for a reference of blanks only.
+    `tagged` is `<answer> reference </answer>`, or the mode's box, tokenized as in `splice`; `plain` is " reference "
+    (OpenBMB/RLPR); `suffix` is " Answer: " and the reference, tokenized apart (EasyR1_RLPR). None for a reference of
+    blanks only.
     """
     reference = reference.strip()
     if not reference:
@@ -74,11 +110,15 @@ def splice_alone(reference: str, tokenizer: Tokenizer, *, eos: str = "", context
         scored_ids = _ids(tokenizer, reference)
         scored = list(range(len(suffix), len(suffix) + len(scored_ids)))
         return Splice(f" Answer: {reference}", suffix + scored_ids, scored, len(suffix))
-    before, after = (f"{OPEN} ", f" {CLOSE}{eos}") if context == "tagged" else (" ", f" {eos}")
-    return _encode(before, reference, after, tokenizer, 0)
+    before, after = around("", mode, "strict", eos) if context == "tagged" else (" ", f" {eos}")
+    return encode(before, reference, after, tokenizer, 0)
 
 
 def _lenient_start(response: str, mode: Mode) -> int | None:
+    if SLOTS[mode] is BOX:
+        start = response.rfind(BOX.opening)
+        thought = response.find("</think>") if mode == "think_box" else 0
+        return start if 0 <= thought <= start else None
     start = response.find(OPEN)
     if response.count(OPEN) != 1:
         return None
@@ -90,14 +130,17 @@ def _lenient_start(response: str, mode: Mode) -> int | None:
 
 
 def _strict_start(response: str, mode: Mode) -> int | None:
-    if not (has_r1(response) if mode == "r1" else has_r1_nothink(response)):
+    if not FORMS[mode](response):
         return None
+    if SLOTS[mode] is BOX:
+        return response.rfind(BOX.opening)
     start = response.find(OPEN)
     between = response[response.find("</think>") + len("</think>") : start] if mode == "r1" else ""
     return None if between.strip() else start
 
 
-def _encode(before: str, reference: str, after: str, tokenizer: Tokenizer, reference_start: int) -> Splice:
+def encode(before: str, reference: str, after: str, tokenizer: Tokenizer, reference_start: int) -> Splice:
+    """Tokenize text with the reference in it at once; the characters say which tokens are the reference's."""
     text = before + reference + after
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     first, last = len(before), len(before) + len(reference)

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from r1_rewards.service import open_service
-from r1_rewards.spec import SERVICES, RewardSpec, RewardSpecError, check_options, describe, parse_spec
+from r1_rewards.spec import MODEL_REWARDS, SERVICES, RewardSpec, RewardSpecError, check_options, describe, parse_spec
 from r1_rewards.types import Cause, Failure, Outcome, RewardInput, Score
 from r1_rewards.verifiers import combine
 from r1_rewards.workers.arguments import make_call, read_signature
@@ -54,6 +54,8 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction
     """Import what `spec` names. Raises RewardSpecError, with the line, for a file that fails or lacks the function."""
     if spec.path is None and spec.function in SERVICES:
         return _load_service(spec, kwargs)
+    if spec.path is None and spec.function in MODEL_REWARDS:
+        raise RewardSpecError(f"the reward {spec.function!r} asks the model that is trained, which no worker has")
     if spec.path is None:
         return _load_builtin(spec.function, kwargs)
     module = _import_file(spec.path)
