@@ -45,6 +45,9 @@ def check(package: str, folder: Path) -> None:
     if package != "r1-cli":
         code += f"others = {OTHERS.format(module=module)}; assert not others, others"
     run(python, "-I", "-c", code)
+    if package == "r1-cli":  # as the wheel has it, hook and all
+        run(*install, "-c", str(constraints), "r1-cli[easyr1]")
+        run(python, "-m", "verl.trainer.main", "--help")
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""In place of EasyR1's package, for one command only."""

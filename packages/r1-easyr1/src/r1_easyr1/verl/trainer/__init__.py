@@ -1,0 +1,1 @@
+"""Holds the module that EasyR1's scripts start."""
