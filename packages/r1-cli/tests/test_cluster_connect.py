@@ -59,6 +59,9 @@ def test_an_address_at_which_nothing_answers_is_told_with_the_commands(
     noted.parent.mkdir()
     noted.write_text(f"127.0.0.1:{gone}\n")
     assert f"nothing answers at 127.0.0.1:{gone}" in refusal()
+    monkeypatch.delenv("RAY_TMPDIR")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where Ray puts it then
+    assert f"nothing answers at 127.0.0.1:{gone}" in refusal()
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
     assert "ray://127.0.0.1:10001 is no address like 10.0.0.1:6379" in refusal()
     assert "ray start --head" in refusal()

@@ -130,7 +130,8 @@ def find_address() -> str | None:
 
     Ray itself would also take a cluster that it finds among the processes: another run's own.
     """
-    noted = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    noted = Path(folder, "ray", "ray_current_cluster")
     named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
     if named != "auto":
         return named
