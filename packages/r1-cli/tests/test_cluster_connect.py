@@ -83,6 +83,13 @@ def test_a_cluster_of_other_versions_is_told_of(monkeypatch: pytest.MonkeyPatch)
             pass
 
 
+def test_a_ray_that_gives_up_on_a_busy_machine_is_told_of(tmp_path: Path) -> None:
+    ray = MagicMock()
+    ray.init.side_effect = Exception("The current node timed out during startup.")
+    with pytest.raises(ClusterError, match=r"not started on this machine: The current node timed out.*same command"):
+        connect._start(cast(ModuleType, ray), 2, tmp_path)
+
+
 def test_a_machine_that_lacks_the_software_is_told_of() -> None:
     ray = MagicMock()
     ray.exceptions.RayError = LookupError
