@@ -23,8 +23,9 @@ from test_many_ranks import PATIENCE, RUN, assert_same_numbers, running, start, 
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")]
 
-# Two nodes of one machine have its loopback address, which Ray would not take for one of many, and no token.
-HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
+# Two nodes of one machine have its loopback address, which Ray would not take for one of many, and no token. Actors
+# would give way to all other work.
+HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
 NODES = ["trainer.nnodes=2", "trainer.n_gpus_per_node=1"]
 STEPS = 10  # in which the quickstart learns half of what it does in all
 LEARN = [
@@ -38,7 +39,7 @@ LEARN = [
 def two_nodes(cpus: int = 1) -> Iterator[tuple[str, list[int]]]:
     """A cluster's address, and the processes that its two nodes stand and fall with."""
     command = [sys.executable, str(ROOT / "tests/two_nodes.py"), str(cpus)]
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, env={**os.environ, **HERE}, **streams) as process:
         started = json.loads(process.stdout.readline())
         yield started["address"], started["raylets"]
