@@ -10,11 +10,11 @@ EXAMPLES = ROOT / "examples"
 QUICKSTART = "examples/quickstart/model"
 STARTS = ("r1 ", "r1-rewards ", "python ", "python3 ", "vllm ", "curl ")
 TINY = [
-    "trainer.nnodes=1", "trainer.n_gpus_per_node=1", "trainer.max_steps=2", "trainer.save_freq=2",
-    "trainer.val_freq=-1", "trainer.val_before_train=false", "trainer.logger=[file]",
-    "data.rollout_batch_size=4", "data.val_batch_size=4",
-    "data.filter_overlong_prompts_workers=1", "data.max_response_length=12", "worker.actor.global_batch_size=2",
-    "worker.rollout.n=2", "worker.rollout.val_override_config.n=1",
+    "trainer.nnodes=1", "trainer.n_gpus_per_node=1", "worker.rollout.tensor_parallel_size=1", "trainer.max_steps=2",
+    "trainer.save_freq=2", "trainer.val_freq=-1", "trainer.val_before_train=false", "trainer.logger=[file]",
+    "data.rollout_batch_size=4", "data.val_batch_size=4", "data.filter_overlong_prompts_workers=1",
+    "data.max_response_length=12", "worker.actor.global_batch_size=2", "worker.rollout.n=2",
+    "worker.rollout.val_override_config.n=1",
 ]  # fmt: skip
 SMALL_PICTURES = ["data.min_pixels=784", "data.max_pixels=12544"]
 
