@@ -195,6 +195,7 @@ def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> Draft:
     def save(folder: Path) -> None:
         run.learner.save(folder / "actor", model_only=run.schedule.save_model_only)
         if run.critic:
+            run.learner.rest()
             run.critic.save(folder / "critic", model_only=run.schedule.save_model_only)
             run.critic.rest()
         run.save_assets(folder)
