@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from r1_rollout.errors import WeightsError
-from r1_rollout.lora import Adapter, AdapterSlot
+from r1_rollout.lora import Adapter, AdapterSlot, SideSlot
 from r1_rollout.names import FUSED, Directory, Place, adapter_part
 
 Weights: TypeAlias = Iterable[tuple[str, Tensor]] | Adapter
@@ -49,26 +49,29 @@ def buckets(
 class WeightStore:
     """The weights of an engine's model: which version they are, and the way newer ones get in."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, read_only: bool = False) -> None:
+        """Take the model; if its weights are `read_only`, only adapters come, which stand beside them."""
         self.version: int | None = None  # None before the first load, and after one that failed
         self._model = model
-        self._adapter = AdapterSlot(model)
+        self._adapter: AdapterSlot | SideSlot = SideSlot(model) if read_only else AdapterSlot(model)
 
     def load(self, weights: Weights, version: int) -> None:
         """Take up all weights, or an adapter upon the base weights that are there.
 
         Raises:
-            WeightsError: `version` is older than the present one, or the weights are not this model's.
+            WeightsError: `version` is older than the present one, or the weights are not this model's, or all of
+                them, where those that are there are read only.
         """
         self.require_newer(version)
         self.version = None
-        if isinstance(weights, Adapter):
-            try:
+        try:
+            if isinstance(weights, Adapter):
                 self._adapter.load(replace(weights, weights=named_tensors(weights.weights)))
-            except ValueError as error:
-                raise WeightsError(f"weights of version {version}: {error}") from error
-        else:
-            self._adapter.forget()
+            else:
+                self._adapter.forget()
+        except ValueError as error:
+            raise WeightsError(f"weights of version {version}: {error}") from error
+        if not isinstance(weights, Adapter):
             load_weights(self._model, weights)
         self.version = version
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from r1_cli.config.base import shares_base
 from r1_cli.config.engines import engine_module
 from r1_cli.config.errors import ConfigError, Problem
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option
@@ -105,6 +106,11 @@ SELDOM_MEANT: tuple[tuple[str, Applies, str], ...] = (
             "nobody else is where the actor learns",
         )
         for key in ("offload_params", "offload_optimizer")
+    ),
+    (
+        "worker.actor.offload.offload_params",
+        lambda v, c: v and shares_base(c, on_gpu=True),
+        "the embedded engine samples from the adapter's base, which stays",
     ),
     (
         "worker.ref.offload.offload_params",

@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 
 from r1_cli.config import RunConfig
+from r1_cli.config.base import shares_base
 from r1_cli.plan.trained import count_trained
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -69,7 +70,9 @@ def estimate(config: RunConfig) -> Memory | None:
     shards = devices if actor.fsdp.enable_full_shard else 1
     has_reference = not config.algorithm.disable_kl and not lora.used  # which is the base under an adapter
     weights = int(parameters * in_base) + factors if lora.used else parameters * kept
-    sampling = parameters * BYTES[rollout.dtype] // (rollout.engine_size if config.on_cluster else 1)
+    # An engine that samples from the learner's own base has copies of the factors only.
+    sampled = trained if shares_base(config, on_gpu=True) else parameters
+    sampling = sampled * BYTES[rollout.dtype] // (rollout.engine_size if config.on_cluster else 1)
     return Memory(
         parameters=parameters,
         trained=trained,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from r1_cli.config import RunConfig
+from r1_cli.config.base import shares_base
 from r1_cli.config.engines import engine_module
 from r1_cli.config.root import Owner
 from r1_cli.config.worker import UpdateConfig
@@ -59,7 +60,8 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None) -> l
     visits = ref.fsdp.enable_cpu_offload or ref.offload.offload_params
     reference = {"reference": 0 if ref.fsdp.enable_cpu_offload else memory.reference}
     stays = {} if visits else reference
-    at_rest = stays | ({} if config.shares_devices and actor.offload.offload_params else weights)
+    leaves = config.shares_devices and actor.offload.offload_params and not shares_base(config, on_gpu=True)
+    at_rest = stays | ({} if leaves else weights)
     at_rest |= {} if config.shares_devices and actor.offload.offload_optimizer else states
     sleeps = engine_module(rollout.engine) is not engine_module("embedded")
     engine = {"engine's weights": memory.engine} if config.colocated else {}
