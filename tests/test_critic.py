@@ -74,10 +74,11 @@ def test_the_kl_in_the_reward_lowers_returns_by_a_coefficient_that_is_fixed_or_a
 ) -> None:
     # The policy has hardly moved, so the KL lies far below its target: error -0.2, 16 samples a step; none in warm-up.
     steered = [0.01, 0.01, 0.01 * (1 - 0.2 * 16 / 100)]
-    assert [record["actor/kl_coef"] for record in read_log(ppo)] == pytest.approx(steered)
+    assert [record["critic/kl_coef"] for record in read_log(ppo)] == pytest.approx(steered)
     r1(*words_of(tmp_path, *PPO, "algorithm.kl_coef=1000"))
     first, second = read_log(tmp_path)
-    assert [first["actor/kl_coef"], second["actor/kl_coef"]] == [1000, 1000]
+    assert (first["critic/kl_coef"], second["critic/kl_coef"]) == (1000, 1000)
+    assert first["critic/kl"] == pytest.approx(0, abs=1e-6) != second["critic/kl"]
     assert (first["critic/returns/min"], first["critic/returns/max"]) == pytest.approx((0.1, 1.0), abs=1e-3)
     assert second["critic/returns/max"] - second["critic/returns/min"] > 2 > second["critic/rewards/max"]
 
