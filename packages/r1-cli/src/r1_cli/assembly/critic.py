@@ -8,7 +8,7 @@ from r1_cli.assembly.trained import freeze
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
-from r1_cli.models.files import ModelFiles, open_critic_config
+from r1_cli.models.files import ModelFiles, locate, open_critic_config
 from r1_cli.roles import Schedule
 from r1_core.learner.critic import Critic
 from r1_core.learner.offload import Offload
@@ -24,7 +24,7 @@ def build_critic(
     critic = config.worker.critic
     parallel = parallel.sharing(config.sequence_ranks("critic"), timedelta(seconds=config.trainer.collective_timeout))
     model = models.load_model(
-        critic.model.model_path or "",
+        locate(critic.model.model_path or "", "worker.critic.model.model_path"),
         config=open_critic_config(config, actor),
         dtype=dtype(critic.kept_dtype),
         device=hardware.device,
