@@ -122,7 +122,7 @@ def compute_score(reward_inputs):
 """
 
 
-def test_two_ranks_that_share_every_sequence_give_one_process_numbers_until_one_is_killed_and_go_on_as_one(
+def test_two_ranks_that_share_every_sequence_of_actor_and_critic_are_one_process_until_one_is_killed_and_go_on_as_one(
     tmp_path: Path, r1: R1
 ) -> None:
     (tmp_path / "reward.py").write_text(REWARD)
@@ -130,10 +130,13 @@ def test_two_ranks_that_share_every_sequence_give_one_process_numbers_until_one_
     words = [
         f"worker.actor.model.model_path={model}", f"worker.reward.reward_function={tmp_path}/reward.py:compute_score",
         "data.max_prompt_length=256", "data.min_pixels=784", "data.max_pixels=3136", "trainer.save_freq=2",
+        "algorithm.adv_estimator=gae", "worker.critic.optim.lr=1e-3", "worker.critic.ppo_epochs=2",
     ]  # fmt: skip
     one, two = tmp_path / "one", tmp_path / "two"
-    shared = ["trainer.n_gpus_per_node=2", "worker.actor.ulysses_size=2", "trainer.max_steps=1000"]
-    with running(two, *words, *shared, steps=3) as process:
+    sizes = ["worker.actor.ulysses_size=2", "worker.critic.ulysses_size=2"]
+    shared = ["trainer.n_gpus_per_node=2", *sizes, "trainer.max_steps=1000"]
+    with running(two, *words, *shared, steps=2) as process:
+        wait_for((two / "global_step_2").is_dir, process)
         kill(two, "learner-1")
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2, out + err
