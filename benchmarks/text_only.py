@@ -1,6 +1,6 @@
 """Does reinforcement learning on text alone make a model better at pictures? On the quickstart's family.
 
-    uv run python benchmarks/text_only.py [--seeds 1 2] [--steps 24]
+    uv run python benchmarks/text_only.py [--seeds 1 2] [--steps 100] [--temperature 1.0]
 
 LMM-R1 (arXiv 2503.07536) finds that it does. The rows of training are the quickstart's questions with signs in place of
 a picture ("Count the shapes. # @ #"), one to four of them, with the same reward; the vision tower is frozen. What is
@@ -34,7 +34,7 @@ def write_rows(path: Path, rows: int, seed: int) -> None:
             file.write(json.dumps({"problem": f"{draw.choice(QUESTIONS)} {signs}", "answer": str(count)}) + "\n")
 
 
-def run(seed: int, steps: int, folder: Path) -> dict[str, object]:
+def run(seed: int, steps: int, temperature: float, folder: Path) -> dict[str, object]:
     """Train on text; return accuracies by step."""
     from r1_cli.main import main as r1
 
@@ -49,6 +49,7 @@ def run(seed: int, steps: int, folder: Path) -> dict[str, object]:
         f"data.val_sources={json.dumps(sources)}", "worker.actor.global_batch_size=4",
         "worker.actor.model.freeze_vision_tower=true", f"trainer.max_steps={steps}", f"trainer.val_freq={steps // 2}",
         "trainer.save_freq=-1", "trainer.logger=[file]", "data.filter_overlong_prompts_workers=1",
+        f"worker.rollout.val_override_config.temperature={temperature}",
         f"data.seed={seed}", f"worker.rollout.seed={seed}", f"trainer.save_checkpoint_path={folder}/run",
     ]  # fmt: skip
     with redirect_stdout(io.StringIO()):
@@ -56,18 +57,19 @@ def run(seed: int, steps: int, folder: Path) -> dict[str, object]:
     log = [json.loads(line) for line in (folder / "run/experiment_log.jsonl").read_text().splitlines()]
     names = {"pictures": "val/pictures/accuracy_reward", "text": "val/text/accuracy_reward"}
     curves = {short: {one["step"]: one[name] for one in log if name in one} for short, name in names.items()}
-    return {"seed": seed, "steps": steps, **curves}
+    return {"seed": seed, "steps": steps, "temperature": temperature, **curves}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--temperature", type=float, default=1.0, help="of validation; 0: greedy")
     arguments = parser.parse_args()
     os.chdir(ROOT)
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(run(seed, arguments.steps, Path(folder))), flush=True)
+            print(json.dumps(run(seed, arguments.steps, arguments.temperature, Path(folder))), flush=True)
 
 
 if __name__ == "__main__":
