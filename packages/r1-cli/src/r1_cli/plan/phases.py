@@ -20,6 +20,7 @@ REMEDIES: tuple[tuple[str, Any], ...] = (
     ("worker.actor.offload.offload_params", True),
     ("worker.actor.model.enable_gradient_checkpointing", True),
     ("worker.actor.micro_batch_size_per_device_for_update", 1),
+    ("worker.actor.model.enable_activation_offload", True),
     ("worker.rollout.gpu_memory_utilization", 0.5),
     ("worker.actor.optim.strategy", "adamw_bf16"),
     ("worker.actor.fsdp.enable_cpu_offload", True),
@@ -105,7 +106,9 @@ def _activations(config: RunConfig) -> int:
     longest = data.max_prompt_length + data.max_response_length
     tokens = actor.micro_batch_size_per_device_for_update * longest
     number = min(BYTES[actor.kept_dtype], BYTES[actor.fsdp.mp_param_dtype])
-    return activation_bytes(sizes, tokens, number, checkpointed=actor.model.enable_gradient_checkpointing)
+    model = actor.model
+    ways = {"checkpointed": model.enable_gradient_checkpointing, "on_host": model.enable_activation_offload}
+    return activation_bytes(sizes, tokens, number, **ways)
 
 
 def find_remedies(config: RunConfig, card: int) -> list[str] | None:
