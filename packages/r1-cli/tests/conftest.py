@@ -1,6 +1,7 @@
-"""Makes what the tests share importable by them, with r1-core's test models, and by processes that they start."""
+"""Makes what the tests share importable by them and by their processes: r1-core's models, r1-rollout's servers."""
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "r1-core/tests")]
+PACKAGES = Path(__file__).parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(PACKAGES / "r1-core/tests"), str(PACKAGES / "r1-rollout/tests")]

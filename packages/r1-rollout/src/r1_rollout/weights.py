@@ -15,6 +15,27 @@ from r1_rollout.names import FUSED, Directory, Place, adapter_part
 Weights: TypeAlias = Iterable[tuple[str, Tensor]] | Adapter
 
 
+class Cut:
+    """Where buckets of at most so many bytes begin, told by the sizes of the tensors alone; a larger one goes alone.
+
+    Whoever asks about the same tensors in the same order cuts them alike, whether it has their values or not.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        """Raises ValueError if `max_bytes` is not positive."""
+        if max_bytes <= 0:
+            raise ValueError(f"max_bytes must be positive, got {max_bytes}")
+        self._max_bytes, self._size = max_bytes, 0
+        self._number = -1
+
+    def place(self, num_bytes: int) -> int:
+        """Return the number of the bucket that the next tensor is in, of so many bytes."""
+        if self._number < 0 or self._size + num_bytes > self._max_bytes:
+            self._number, self._size = self._number + 1, 0
+        self._size += num_bytes
+        return self._number
+
+
 def buckets(
     weights: Iterable[tuple[str, Tensor]], max_bytes: int, dtype: torch.dtype | None = None
 ) -> Iterator[list[tuple[str, Tensor]]]:
@@ -27,19 +48,15 @@ def buckets(
     Raises:
         ValueError: `max_bytes` is not positive.
     """
-    if max_bytes <= 0:
-        raise ValueError(f"max_bytes must be positive, got {max_bytes}")
+    cut, number = Cut(max_bytes), 0
     bucket: list[tuple[str, Tensor]] = []
-    size = 0
     for name, tensor in weights:
         kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        num_bytes = tensor.numel() * kind.itemsize
-        if bucket and size + num_bytes > max_bytes:
+        if (place := cut.place(tensor.numel() * kind.itemsize)) > number:
             yield bucket
             bucket.clear()
-            bucket, size = [], 0
+            bucket, number = [], place
         bucket.append((name, tensor.detach().to(kind)))
-        size += num_bytes
         del tensor  # or it would outlive its bucket
     if bucket:
         yield bucket

@@ -7,7 +7,7 @@ from r1_cli.assembly.learner import build_batching, build_learning_rate, build_s
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
-from r1_cli.models.files import ModelFiles, open_critic_config
+from r1_cli.models.files import ModelFiles, locate, open_critic_config
 from r1_cli.roles import Schedule
 from r1_core.learner.critic import Critic
 from r1_core.learner.offload import Offload
@@ -23,7 +23,7 @@ def build_critic(
     critic = config.worker.critic
     parallel = replace(parallel, sequence=None)  # its sequences are whole, also where the actor's are cut
     model = models.load_model(
-        critic.model.model_path or "",
+        locate(critic.model.model_path or "", "worker.critic.model.model_path"),
         config=open_critic_config(config, actor),
         dtype=dtype(critic.kept_dtype),
         device=hardware.device,
