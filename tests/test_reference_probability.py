@@ -61,8 +61,7 @@ def test_base_scores_of_a_column_are_those_of_a_run_and_others_are_refused(
     r1(*words_of(tmp_path / "run", f"{KWARGS}.score_a=column", steps=1, rows=rows))
     assert not (tmp_path / "run/score_a").exists()
     (record,) = read_log(tmp_path / "run")
-    for name in ("score_a", "score_b", "overall"):
-        assert record[f"reward/{name}"] == pytest.approx(first[0][f"reward/{name}"], abs=1e-5)
+    assert record["reward/score_a"] == pytest.approx(first[0]["reward/score_a"], abs=1e-5)
     other = words_of(tmp_path / "other", f"{KWARGS}.aggregation=exp_sum_log_softmax", rows=rows)
     refused = r1(*other, ok=False)
     assert "came about with aggregation='mean_exp_log_softmax'" in " ".join(refused.output.split())
@@ -96,18 +95,19 @@ def test_a_frozen_model_beside_the_run_is_asked_in_the_policys_place(
 def test_no_reward_that_is_no_number_ends_a_run_that_filters_by_spread(r1: R1, tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text("def odd(response, ground_truth):\n    return float(['nan', 'inf', '0.5'][len(response) % 3])\n")
+    words = ["examples/quickstart/config.yaml", *words_of(tmp_path / "run", steps=3)[2:]]
+    parts = f"odd: {{reward: '{own}:odd', weight: 0.5}}, "
+    parts += "rlpr: {reward: reference_probability, weight: 1.0, format_mode: think_box, repetition_penalty: true}"
     r1(
-        *words_of(
-            tmp_path / "run",
-            "worker.reward.reward_function=combine",
-            f"{KWARGS}={{parts: {{odd: {{reward: '{own}:odd', weight: 0.5}}, rlpr: {{reward: reference_probability, "
-            "weight: 1.0, format_mode: think_box, repetition_penalty: true}}}}",
-            "algorithm.online_filtering=true",
-            "algorithm.filter_mode=ema_std",
-            "algorithm.filter_ema_start_step=1",
-            "algorithm.filter_start_step=2",
-            steps=3,
-        )
+        "train",
+        *words,
+        "data.val_files=null",
+        "worker.reward.reward_function=combine",
+        f"{KWARGS}={{parts: {{{parts}}}}}",
+        "algorithm.online_filtering=true",
+        "algorithm.filter_mode=ema_std",
+        "algorithm.filter_ema_start_step=1",
+        "algorithm.filter_start_step=2",
     )
     records = read_log(tmp_path / "run")
     assert len(records) == 3

@@ -26,6 +26,7 @@ from r1_cli.reference.reading import LearnerReading
 from r1_cli.reference.served import ServedReading
 from r1_cli.reference.verifier import Asked, ReferenceVerifier
 from r1_cli.track.stopwatch import Stopwatch
+from r1_core.filtering import KeepAll
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.parallel import Parallel
 from r1_core.learner.passes import Passes
@@ -181,6 +182,8 @@ def cut(samples: Sequence[Sample]) -> tuple[list[Prompt], list[list[int]], list[
     """Samples as prompts, responses, and the places from which on they are read: the second token."""
     prompts, responses = [], []
     for sample in samples:
+        if not sample.loss_mask.any():
+            continue
         first = int(sample.loss_mask.int().argmax())
         ids = sample.token_ids.tolist()
         prompts.append(
@@ -267,7 +270,7 @@ def test_a_model_apart_is_asked_while_the_engine_samples() -> None:
     assert not asking(Canned()).per_sample
     own = collector(engine, wanted=2, verifier=verifier)
     own = replace(own, scorer=replace(own.scorer, tokenizer=Characters()))
-    own.collect(start(), Stopwatch())
+    own.collect(start(KeepAll()), Stopwatch())
     assert engine.waited
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from r1_cli.assembly.learner import build_batching
 from r1_cli.assembly.verifiers import DispatchingVerifier
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.hardware import Hardware
@@ -17,6 +18,7 @@ from r1_cli.reference.reading import LearnerReading, ReplayReading
 from r1_cli.reference.served import ServedReading
 from r1_cli.reference.verifier import Asked, ReferenceVerifier, column_score
 from r1_cli.roles import Dataset, Learner, Progress
+from r1_core.learner.batching import Batching
 from r1_data.types import DataError, Prompt
 from r1_rewards.reference.options import POLICY, REFERENCE, Options
 from r1_rewards.reference.reference_probability import BASE_COLUMN
@@ -112,7 +114,7 @@ def open_own(config: RunConfig, hardware: Hardware, model: ModelFiles, options: 
         ModelError: it cannot be loaded.
     """
     if not options.served:
-        return open_frozen(options.model, MODEL, config, hardware, model)
+        return open_frozen(options.model, MODEL, config, hardware, model, padded(config))
     temperature = config.worker.rollout.temperature
     if temperature != 1.0:
         message = f"a server gives log-probs at temperature 1, and worker.rollout.temperature is {temperature}"
@@ -138,6 +140,11 @@ def attach_references(
     """Tell the verifiers of a run in training whom they ask, and what they subtract."""
     attach_models(config, model, verifier.asking, find(engine))
     attach_bases(config, verifier, rows, folders, find(None), progress, resumed=resumed)
+
+
+def padded(config: RunConfig) -> Batching:
+    """How passes of a frozen model are cut: as the actor's without a gradient, and padded, whatever the family."""
+    return replace(build_batching(config, config.worker.actor), padding_free=False)
 
 
 # --- what is subtracted ----------------------------------------------------------------------------------------------

@@ -63,7 +63,9 @@ def _by_prompt(
         yield [to_read(*one) for one in group]
 
 
-def open_frozen(path: str, key: str, config: RunConfig, hardware: Hardware, policy: ModelFiles) -> FrozenReading:
+def open_frozen(
+    path: str, key: str, config: RunConfig, hardware: Hardware, policy: ModelFiles, batching: Batching
+) -> FrozenReading:
     """Load the model that `key` names beside the policy, in what the policy computes with.
 
     Raises:
@@ -81,15 +83,7 @@ def open_frozen(path: str, key: str, config: RunConfig, hardware: Hardware, poli
     require_same_tokens(path, key, policy, vision_language=vision_language, trust_remote_code=trusted)
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
     model = models.load_model(path, config=found, dtype=computing, device=hardware.device, trust_remote_code=trusted)
-    return FrozenReading(model, padded(config), hardware.device)
-
-
-def padded(config: RunConfig) -> Batching:
-    """How its passes are cut: as the actor's without a gradient, and padded, whatever the family."""
-    from r1_cli.assembly.learner import build_batching
-
-    batching = build_batching(config, config.worker.actor)
-    return Batching(padding_free=False, update=batching.update, experience=batching.experience)
+    return FrozenReading(model, batching, hardware.device)
 
 
 def require_same_tokens(
