@@ -1,6 +1,7 @@
 """The reference-probability reward in whole runs: whom it asks, what it reports, what it survives."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,11 @@ def test_a_frozen_model_beside_the_run_is_asked_in_the_policys_place(
 
 def test_no_reward_that_is_no_number_ends_a_run_that_filters_by_spread(r1: R1, tmp_path: Path) -> None:
     own = tmp_path / "own.py"
-    own.write_text("def odd(response, ground_truth):\n    return float(['nan', 'inf', '0.5'][len(response) % 3])\n")
+    own.write_text(
+        "ODD = ['nan', 'inf', '0.5']\n"
+        "def odd(reward_inputs):\n"
+        "    return [{'overall': float(ODD[sum(map(ord, one['response'])) % 3])} for one in reward_inputs]\n"
+    )
     words = ["examples/quickstart/config.yaml", *words_of(tmp_path / "run", steps=3)[2:]]
     parts = f"odd: {{reward: '{own}:odd', weight: 0.5}}, "
     parts += "rlpr: {reward: reference_probability, weight: 1.0, format_mode: think_box, repetition_penalty: true}"
@@ -111,7 +116,8 @@ def test_no_reward_that_is_no_number_ends_a_run_that_filters_by_spread(r1: R1, t
     )
     records = read_log(tmp_path / "run")
     assert len(records) == 3
-    assert all(record["reward/failures/non_finite"] > 0 for record in records)
+    assert sum(record["reward/failures"] for record in records) > 0
+    assert all(math.isfinite(record["reward/overall"]) for record in records)
     assert "filter/ema_threshold" in records[-1]
 
 
