@@ -26,6 +26,7 @@ def test_a_run_of_an_adapter_is_proven_goes_on_to_the_bit_and_is_read_by_the_oth
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     said = r1("train", QUICKSTART, *THREE_STEPS, *LORA, f"trainer.save_checkpoint_path={whole}")
     assert "48,128 of 914,592 weights are trained" in said.output
+    assert "one copy of it is in memory" in said.output
     records = read_log(whole)
     assert all(record["rollout/canary_gap"] < 2e-6 for record in records)
     assert records[0]["actor/kl_loss"] == pytest.approx(0, abs=1e-4)

@@ -125,16 +125,20 @@ def compute_score(reward_inputs):
 """
 
 
-def test_two_ranks_that_share_every_sequence_give_one_process_numbers_and_go_on_as_one(tmp_path: Path, r1: R1) -> None:
+def test_two_ranks_that_share_every_sequence_of_actor_and_critic_give_one_process_numbers_and_go_on_as_one(
+    tmp_path: Path, r1: R1
+) -> None:
     (tmp_path / "reward.py").write_text(REWARD)
     model = families.save_model("qwen2_5_vl", tmp_path / "model")  # of two heads, with one key head
     words = [
         *RUN, f"worker.actor.model.model_path={model}",
         f"worker.reward.reward_function={tmp_path}/reward.py:compute_score",
         "data.max_prompt_length=256", "data.min_pixels=784", "data.max_pixels=3136", "trainer.save_freq=2",
+        "algorithm.adv_estimator=gae", "worker.critic.optim.lr=1e-3", "worker.critic.ppo_epochs=2",
     ]  # fmt: skip
     one, two = (f"trainer.save_checkpoint_path={tmp_path / name}" for name in ("one", "two"))
-    shared = ["trainer.n_gpus_per_node=2", "worker.actor.ulysses_size=2", "trainer.max_steps=2"]
+    sizes = ["worker.actor.ulysses_size=2", "worker.critic.ulysses_size=2"]
+    shared = ["trainer.n_gpus_per_node=2", *sizes, "trainer.max_steps=2"]
     command = [str(Path(sys.executable).with_name("r1")), *words, two, *shared]
     process = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE)
     assert process.returncode == 0, process.stdout + process.stderr

@@ -18,6 +18,7 @@ from r1_cli.models.adapters import Adapters, Form
 from r1_cli.models.load import load_config, load_model
 from r1_core.advantages import GRPO, assign
 from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.offload import Offload
 from r1_core.learner.optim import RateGroup, build_optimizer
 from r1_core.learner.parallel import Parallel, whole
 from r1_core.objective import Objective
@@ -72,6 +73,7 @@ def build(
     separate: bool = False,
     dtype: torch.dtype = torch.float64,
     groups: Sequence[RateGroup] = (),
+    offload: Offload | None = None,
 ) -> AdaptedLearner:
     """A learner of an adapter; its reference is the base without it, or, if `separate`, a model of its own."""
     adapters, device = Adapters(form), torch.device("cpu")
@@ -86,7 +88,7 @@ def build(
         reference=reference if separate else policy, batching=Batching(True, MicroLimit(1), MicroLimit(2)),
         max_grad_norm=0.5, parallel=parallel, device=device,
         fillers=picture_samples((1,), seed=9) if hasattr(config, "vision_config") else (),
-        adaptation=build_adaptation(adapters, policy, str(base), dtype),
+        adaptation=build_adaptation(adapters, policy, str(base), dtype), offload=offload,
     )  # fmt: skip
 
 

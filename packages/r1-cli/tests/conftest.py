@@ -1,8 +1,8 @@
-"""Makes what the tests share importable by them, with r1-core's test models and r1-rewards' servers, and by processes
-that they start."""
+"""Makes what the tests share importable by them and by their processes: r1-core's models, servers of two more."""
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "r1-core/tests")]
-sys.path.append(str(Path(__file__).parents[2] / "r1-rewards/tests"))
+PACKAGES = Path(__file__).parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(PACKAGES / "r1-core/tests"), str(PACKAGES / "r1-rollout/tests")]
+sys.path.append(str(PACKAGES / "r1-rewards/tests"))

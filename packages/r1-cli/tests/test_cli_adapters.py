@@ -26,8 +26,10 @@ from r1_cli.jobs.merge import merge
 from r1_cli.models.adapters import AdapterError, Adapters, Form
 from r1_cli.models.load import ModelError, load_model
 from r1_cli.models.load import load_config as read_files
+from r1_cli.models.shared import share_weights
 from r1_cli.roles import weights_of
 from r1_cli.sampling.proof import LearnerReference, ProvenGenerator
+from r1_core.learner.offload import Offload, distinct_storages
 from r1_rollout.canary import TOLERANCE, Canary
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import StaleWeights
@@ -36,6 +38,7 @@ from r1_rollout.lora import Adapter
 from r1_rollout.probes import text_probes
 
 PT = {"format": "pt"}
+OPTIMIZER_LEAVES = Offload(optimizer=True)
 MLP = ("up_proj", "gate_proj", "down_proj")
 
 
@@ -131,6 +134,36 @@ def test_factors_alone_are_handed_over_and_a_swapped_one_is_found(folders: Any) 
     engine.__class__ = Swapping
     with pytest.raises(StaleWeights, match="At fault: adapter"):
         proven.update(weights_of(learner, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_learner_and_engine_have_one_copy_of_the_base_and_do_not_disturb_each_other(folders: Any, name: str) -> None:
+    base, adapter = folders[name]
+    form = Form(4, 8, "all-linear", ".*visual.*", adapter)
+    alone, learner = (build(base, form, dtype=torch.float32, offload=OPTIMIZER_LEAVES) for _ in range(2))
+    model = share_weights(learner.model, read_files(str(base)))
+    engine = EmbeddedEngine(model, end_token_ids={1}, read_only=True)
+    axes = 4 if name == "pictures" else 1
+    probes = [text_probes([*range(2, 50)], axes=axes, longest_prompt=8, longest_response=8, variant=i) for i in (0, 1)]
+    proven = ProvenGenerator(engine, LearnerReference(learner), Canary(*probes, TOLERANCE[torch.float32]))
+    seen = list[Any]()
+    for version in (1, 2):
+        with proven.awake(weights_of(learner, version)):
+            assert proven.gap < TOLERANCE[torch.float32] / 5
+            seen.append(engine.logprobs_of(probes[0].prompts, probes[0].responses))
+            # Whatever the learner does meanwhile, the engine has the adapter of the last sync, all of it.
+            assert take_step(learner, name, "full KL", version) == take_step(alone, name, "full KL", version)
+            assert engine.logprobs_of(probes[0].prompts, probes[0].responses) == seen[-1]
+    assert seen[0] != seen[1]
+    kept = {storage.data_ptr() for storage in distinct_storages(learner.model.parameters())}
+    weights = distinct_storages(model.parameters())
+    assert {storage.data_ptr() for storage in weights} <= kept
+    factors = [p for p in learner.model.parameters() if p.requires_grad]
+    assert len(kept) == len(weights) + len(factors)
+    copies = engine._weights._adapter.factors.values()  # type: ignore[union-attr]
+    assert sum(one.nbytes for one in copies) == sum(one.nbytes for one in factors)
+    assert not kept & {storage.data_ptr() for storage in distinct_storages(copies)}
 
 
 def swapped(adapter: Adapter) -> Adapter:

@@ -8,6 +8,7 @@ import pytest
 import ranks
 import torch
 from cli_sequences import FORMS, Course
+from core_critics import assert_same_course
 from torch import Tensor
 
 # Each objective in each form, and each family, once at least: what they have to do with one another is little.
@@ -49,6 +50,15 @@ def test_ranks_take_the_steps_of_one_process(name: str, objective: str, form: st
             assert one == pytest.approx(other, abs=1e-10)
         assert_equal(own.gradients, expected.gradients, atol=1e-10)
         assert_equal(own.weights, expected.weights, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "form"), [("qwen2", "2 of 2"), ("qwen2.5-vl", "2 of 4, two copies")])
+def test_ranks_that_share_a_critics_sequences_forecast_and_learn_what_one_process_does(name: str, form: str) -> None:
+    values, expected = cli_sequences.forecast(name)
+    for own, course in ranks.run(cli_sequences.forecast, name, FORMS[form], world=FORMS[form].world):
+        torch.testing.assert_close(own, values, atol=1e-12, rtol=0)
+        assert_same_course(course, expected)
 
 
 @pytest.mark.slow

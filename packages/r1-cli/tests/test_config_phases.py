@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2Model
 
-from r1_cli.config import RunConfig, load_config
+from r1_cli.config import RunConfig, load_config, without_effect
+from r1_cli.config.base import shares_base, why_copied
 from r1_cli.config.root import lookup
 from r1_cli.hardware import find_card
 from r1_cli.plan.activations import Sizes, activation_bytes, cache_bytes, read_sizes
@@ -70,6 +71,90 @@ def test_what_stays_is_counted_where_it_stays(
 ) -> None:
     before, after = phases_of(config_of(tmp_path))[phase], phases_of(config_of(tmp_path, *words))[phase]
     assert {name: size for name, size in after.items() if before.get(name) != size} == more
+
+
+CRITIC = ["algorithm.adv_estimator=gae", "algorithm.disable_kl=true"]
+
+
+def test_a_critic_and_the_actor_are_there_one_at_a_time(tmp_path: Path) -> None:
+    apart = [f"worker.rollout.engines.{key}=1" for key in ("nnodes", "n_gpus_per_node")]
+    phases = phases_of(config_of(tmp_path, *CRITIC, *apart))
+    values, optimizer, gradients = (f"critic's {part}" for part in ("weights", "optimizer states", "gradients"))
+    own = {name: {part for part, size in parts.items() if size} - {"CUDA"} for name, parts in phases.items()}
+    assert own == {
+        "critic's values": {values},
+        "critic's gradient": {values, gradients},
+        "critic's optimizer step": {values, optimizer, gradients},
+        "sampling": set(),
+        "hand-over of weights": {"weights"},
+        "log-probs": {"weights"},
+        "gradient": {"weights", "gradients"},
+        "optimizer step": {"weights", "optimizer states", "gradients"},
+    }
+    assert [phases["critic's optimizer step"][part] // GB for part in (values, optimizer, gradients)] == [4, 8, 4]
+
+
+def test_a_critic_that_stays_is_counted_once_in_every_phase(tmp_path: Path) -> None:
+    stays = [f"worker.critic.offload.{key}=false" for key in ("offload_params", "offload_optimizer")]
+    leaving, staying = (phases_of(config_of(tmp_path, *CRITIC, *words)) for words in ((), stays))
+    more = {name: (sum(parts.values()) - sum(leaving[name].values())) // GB for name, parts in staying.items()}
+    assert (more.pop("critic's values"), more.pop("critic's gradient")) == (8, 8)  # the weights are there anyhow
+    assert more.pop("critic's optimizer step") == 0
+    assert set(more.values()) == {12}
+
+
+def test_where_a_critic_does_not_fit_its_own_settings_are_proposed(tmp_path: Path) -> None:
+    stays = [f"worker.critic.offload.{key}=false" for key in ("offload_params", "offload_optimizer")]
+    assert find_remedies(config_of(tmp_path, *CRITIC, *stays), 24 * GB) == [
+        "worker.critic.offload.offload_optimizer=true"
+    ]
+
+
+LORA = ["worker.actor.model.lora.rank=8", "worker.rollout.name=embedded"]
+
+
+def test_an_embedded_engine_of_an_adapter_takes_no_weights_of_its_own_and_the_base_stays_for_it(tmp_path: Path) -> None:
+    phases = phases_of(config_of(tmp_path, *LORA))
+    for name, parts in phases.items():
+        assert parts["weights"] == 2 * GB, name
+        assert not parts.get("engine's weights"), name
+    (tmp_path / "own").mkdir()
+    finer = phases_of(config_of(tmp_path / "own", *LORA, "worker.rollout.dtype=fp32"))
+    assert finer["sampling"]["engine's weights"] == 4 * GB
+    assert "weights" not in finer["sampling"]
+
+
+@pytest.mark.parametrize(
+    ("words", "on_gpu", "why"),
+    [
+        ([], False, None),
+        ([], True, None),
+        (["worker.rollout.dtype=fp32"], True, "samples in fp32, and the learner's is in bf16"),
+        (["worker.rollout.dtype=fp32"], False, None),  # processors sample in it anyhow
+        (["worker.actor.fsdp.torch_dtype=bf16"], False, "samples in fp32, and the learner's is in bf16"),
+        (["worker.actor.fsdp.enable_cpu_offload=true"], True, "processor's memory"),
+        (["worker.actor.fsdp.enable_cpu_offload=true"], False, None),
+        (["worker.actor.model.quantization=nf4"], True, "4 bits"),
+        (["worker.rollout.name=vllm"], True, "only the embedded engine"),
+        (["trainer.n_gpus_per_node=2"], False, "a process of its own"),
+    ],
+)
+def test_engine_and_learner_have_one_base_where_it_is_the_same_numbers_on_the_same_device(
+    words: list[str], on_gpu: bool, why: str | None, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, *LORA, *words)
+    found = why_copied(config, on_gpu=on_gpu)
+    assert shares_base(config, on_gpu=on_gpu) == (why is None)
+    assert found is None if why is None else why in (found or "")
+
+
+def test_that_the_base_does_not_leave_for_an_engine_that_samples_from_it_is_said_where_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    asked, key = "worker.actor.offload.offload_params=true", "worker.actor.offload.offload_params"
+    folder = f"worker.actor.model.model_path={write_model(tmp_path, 8)}"
+    for words, said in (([*LORA, asked], True), (LORA, False), ([*LORA, asked, "worker.rollout.dtype=fp32"], False)):
+        assert (key in [limit.key for limit in without_effect(*load_config([*BASE, folder, *words]))]) == said
 
 
 def test_a_reference_that_leaves_between_phases_is_there_for_its_log_probs_alone(tmp_path: Path) -> None:

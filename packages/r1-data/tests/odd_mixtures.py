@@ -17,9 +17,12 @@ from odd_cases import SOUND, Case, Named, Read, Refused, beside, filmed, row, sh
 from odd_files import CSV, THREE, column, files, line, parquet, zstd
 from odd_media import BLACK, PNG, RED, encode, film, flat, noise
 from PIL import Image
+from PIL import __version__ as PILLOW
 from PIL.PngImagePlugin import PngInfo
 
 SOUND_LINE = json.dumps(SOUND).encode()
+# Pillow reads what it writes of this kind since 13; extras of r1-cli allow older ones only.
+YCBCR = Read(corner=BLACK) if int(PILLOW.split(".")[0]) >= 13 else Named("cannot be read")
 
 
 def named(make: Callable[[Path], Any], name: str = "train.jsonl") -> Callable[[Path], str]:
@@ -258,7 +261,7 @@ def media() -> dict[str, Case]:
         "WebP with transparency": Case(
             shown(encode(flat((0, 0, 0, 0), "RGBA"), "WEBP", lossless=True)), Read(corner=(255, 255, 255))
         ),
-        "LAB TIFF": Case(shown(encode(Image.fromarray(deep, "RGB").convert("YCbCr"), "TIFF")), Read(corner=BLACK)),
+        "YCbCr TIFF": Case(shown(encode(Image.fromarray(deep, "RGB").convert("YCbCr"), "TIFF")), YCBCR),
         "PPM": Case(shown(encode(flat(), "PPM")), Read(corner=RED)),
         "picture in memory of half a file": Case(shown(Image.open(io.BytesIO(noise()[:2000]))), Named("truncated|cut")),
         "picture that was closed": Case(shown(closed_picture()), Named("cannot be read|picture")),

@@ -11,6 +11,7 @@ import torch
 from fake_vllm import END, FakeServer, answer, serving
 from patience import eventually
 
+from r1_rollout.handover import BucketWriter, LocalWeights, Shapes
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint
@@ -32,17 +33,31 @@ def weights_over_there(task: Callable[[Weights], Any]) -> Any:
     return task(weights(3))
 
 
+def spread_over_there(*args: Any) -> Shapes:
+    return LocalWeights(weights(3), 3).spread(*args)
+
+
 class WeightsElsewhere:
     """A `WeightSource` whose tensors never leave a process of their own."""
 
     version = 3
 
+    def names(self) -> Weights:
+        return []
+
     def tensors(self) -> Weights:
         raise AssertionError("a tensor was asked for here")
 
     def hand_over(self, task: Callable[[Weights], Any]) -> Any:
+        return self.call(weights_over_there, task)
+
+    def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
+        shapes: Shapes = self.call(spread_over_there, write, max_bytes, dtype)
+        return shapes
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            return process.submit(weights_over_there, task).result()
+            return process.submit(function, *args).result()
 
 
 def prompts(count: int) -> list[Any]:

@@ -109,6 +109,41 @@ def test_a_part_of_a_fused_projection_is_adapted_in_its_rows() -> None:
     assert torch.equal(model.qkv_proj.weight[[*range(8), *range(12, 16)]], base[[*range(8), *range(12, 16)]])
 
 
+def test_beside_read_only_weights_an_adapter_says_what_merged_weights_say(text_model: Any) -> None:
+    from r1_rollout.probes import text_probes
+
+    probes = text_probes(range(50), longest_prompt=20, longest_response=5)
+    base, merging = state_of(text_model), EmbeddedEngine(copy.deepcopy(text_model), end_token_ids={7})
+    beside = EmbeddedEngine(text_model, end_token_ids={7}, read_only=True)
+    seen = []
+    for version, adapter in enumerate([adapter_for(text_model, 1), adapter_for(text_model, 2, ends=("up_proj",))]):
+        for engine in (merging, beside):
+            engine.update(LocalWeights(adapter, version))
+        seen.append(beside.logprobs_of(probes.prompts, probes.responses))
+        wanted = merging.logprobs_of(probes.prompts, probes.responses)
+        assert [*map(pytest.approx, wanted)] == seen[-1]
+        for _, factor in adapter.weights:
+            factor.mul_(3)  # its owner goes on training
+        assert beside.logprobs_of(probes.prompts, probes.responses) == seen[-1]
+    assert seen[0] != seen[1]
+    assert all(torch.equal(tensor, base[name]) for name, tensor in text_model.state_dict().items())
+    with pytest.raises(WeightsError, match=r"version 5: the engine's weights are the learner's own"):
+        beside.update(LocalWeights(base.items(), 5))
+    assert all(torch.equal(tensor, base[name]) for name, tensor in text_model.state_dict().items())
+
+
+def test_beside_read_only_weights_a_part_of_a_fused_projection_is_adapted_in_its_rows() -> None:
+    model = nn.ModuleDict({"qkv_proj": nn.Linear(3, 16, bias=False), "o_proj": nn.Linear(3, 2)})
+    rows, a, b = torch.randn(5, 3), torch.randn(2, 3), torch.randn(4, 2)
+    before = model["qkv_proj"](rows)
+    weights = [("base_model.model.k_proj.lora_A.weight", a), ("base_model.model.k_proj.lora_B.weight", b)]
+    WeightStore(model, read_only=True).load(Adapter(2, 4.0, ("k_proj",), weights), 0)
+    with torch.no_grad():
+        added = model["qkv_proj"](rows) - before
+    torch.testing.assert_close(added[:, 8:12], 2 * rows @ a.T @ b.T)
+    assert not added[:, [*range(8), *range(12, 16)]].any()
+
+
 def renamed(adapter: Adapter, old: str, new: str) -> Adapter:
     return replace(adapter, weights=[(name.replace(old, new), tensor) for name, tensor in adapter.weights])
 
@@ -154,11 +189,15 @@ BROKEN = {
 }
 
 
+@pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("kind", BROKEN)
-def test_an_adapter_that_cannot_be_bound_is_refused_and_changes_nothing(text_model: Any, kind: str) -> None:
+def test_an_adapter_that_cannot_be_bound_is_refused_and_changes_nothing(
+    text_model: Any, kind: str, read_only: bool
+) -> None:
     base, (broken, message) = state_of(text_model), BROKEN[kind]
     with pytest.raises(WeightsError, match=rf"weights of version 3: .*{message}"):
-        WeightStore(text_model).load(broken(adapter_for(text_model, 1)), 3)
+        WeightStore(text_model, read_only=read_only).load(broken(adapter_for(text_model, 1)), 3)
+    assert not any(module._forward_hooks for module in text_model.modules())
     assert all(torch.equal(tensor, base[name]) for name, tensor in text_model.state_dict().items())
 
 

@@ -2,15 +2,27 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
-from r1_rollout.weights import Weights
+from r1_rollout.weights import Weights, buckets, named_tensors
 
 Result = TypeVar("Result")
+Shapes: TypeAlias = dict[str, tuple[int, ...]]  # of all weights of one sync, by name
+
+
+class BucketWriter(Protocol):
+    """Writes buckets of weights, in whichever process has them; it pickles."""
+
+    def reaches(self) -> bool:
+        """Say whether it can write from this process."""
+
+    def __call__(self, number: int, bucket: list[tuple[str, Tensor]]) -> None:
+        """Write the bucket of this number. Raises OSError."""
 
 
 class WeightSource(Protocol):
@@ -28,6 +40,18 @@ class WeightSource(Protocol):
 
     def hand_over(self, task: Callable[[Weights], Result]) -> Result:
         """Run `task` on them in the process that has them; only the task and what it returns travel, as pickles."""
+
+    def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
+        """Have all weights, which are no adapter's, written in the processes that have them, each bucket by one.
+
+        Args:
+            write: gets `buckets(weights, max_bytes, dtype)` by their numbers, as whole tensors, in any order.
+            max_bytes: of a bucket, see `weights.buckets`.
+            dtype: what floating-point tensors are cast to; None: they are left as they are.
+
+        Returns:
+            The tensors' shapes by name.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +83,16 @@ class LocalWeights:
         """Run `task` here."""
         return task(self.names())
 
+    def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
+        """Write all buckets here."""
+        weights, shapes = self.names(), Shapes()
+        if isinstance(weights, Adapter):
+            raise WeightsError("an adapter is not cut into buckets: hand it over")
+        for number, bucket in enumerate(buckets(named_tensors(weights), max_bytes, dtype)):
+            write(number, bucket)
+            shapes |= {name: tuple(tensor.shape) for name, tensor in bucket}
+        return shapes
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -89,6 +123,10 @@ class Delivered:
     def hand_over(self, task: Callable[[Weights], Result]) -> Result:
         """Raise WeightsError: they are in the sender's process."""
         return task(self.names())
+
+    def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
+        """Raise WeightsError: they are in the sender's process."""
+        return LocalWeights(self.names(), self.version).spread(write, max_bytes, dtype)
 
 
 def _followed(weights: Iterable[tuple[str, Tensor]], taken: Callable[[], object]) -> Iterator[tuple[str, Tensor]]:

@@ -1,10 +1,12 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): only the factors travel, the engine keeps the base they stand on."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from r1_rollout.names import Directory, Place, adapter_part
 
@@ -57,6 +59,68 @@ class AdapterSlot:
             view = places[module].rows(b.shape[0])
             _, base = self._bases.setdefault(module, (view, view.clone()))
             view.copy_(base.float() + scale * (b.to(view.device).float() @ a.to(view.device).float()))
+
+
+class SideSlot:
+    """The place for adapters beside weights that are another's, who may be a learner of the very adapter.
+
+    The weights are read only: a module gives W x + (alpha / rank) · B (A x). The factors are copies, in the precision
+    of the weights, so that they stay those of the last sync whatever their owner does meanwhile.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._hooks: list[RemovableHandle] = []
+        self.factors: dict[str, Tensor] = {}  # of the last sync, under the names that they came by
+
+    def forget(self) -> None:
+        """Raise ValueError: there is no way to replace the weights."""
+        raise ValueError("the engine's weights are the learner's own: it takes adapters only")
+
+    @torch.no_grad()
+    def load(self, adapter: Adapter) -> None:
+        """Put `adapter` in the place of the one before, if there is one. Nothing changes if it raises.
+
+        Raises:
+            ValueError: as `AdapterSlot.load` does, or it would adapt something that is no linear layer.
+        """
+        sent = dict(adapter.weights)
+        factors = _pair(replace(adapter, weights=sent.items()))
+        places = _bind(self._model, adapter, factors)
+        modules = {name: _linear_of(self._model, place) for name, place in places.items()}
+        own = {name: _copied(tensor, like=next(self._model.parameters())) for name, tensor in sent.items()}
+        copies = {id(tensor): own[name] for name, tensor in sent.items()}
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self.factors = [], own
+        for name, (a, b) in factors.items():
+            first = places[name].first_row
+            rows = None if places[name].part is None else slice(first, first + b.shape[0])
+            product = partial(_add_product, copies[id(a)], copies[id(b)], adapter.alpha / adapter.rank, rows)
+            self._hooks.append(modules[name].register_forward_hook(product))
+
+
+def _copied(factor: Tensor, *, like: Tensor) -> Tensor:
+    return factor.detach().to(like.device, like.dtype, copy=True)
+
+
+def _add_product(
+    a: Tensor, b: Tensor, scale: float, rows: slice | None, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+) -> Tensor:
+    """Add scale · B (A x) to a linear layer's output [..., outputs], or to rows of its weight's, as a hook on it."""
+    down = nn.functional.linear(inputs[0], a)
+    if rows is None:
+        return torch.addmm(output.flatten(0, -2), down.flatten(0, -2), b.T, alpha=scale).view(output.shape)
+    output[..., rows].add_(nn.functional.linear(down, b), alpha=scale)
+    return output
+
+
+def _linear_of(model: nn.Module, place: Place) -> nn.Linear:
+    """Return the layer whose weight is at `place`."""
+    module = model.get_submodule(place.name.removesuffix(".weight"))
+    if not isinstance(module, nn.Linear):
+        raise ValueError(f"the adapter of {place.name} is for a {type(module).__name__}, only linear layers take one")
+    return module
 
 
 def _pair(adapter: Adapter) -> dict[str, tuple[Tensor, Tensor]]:

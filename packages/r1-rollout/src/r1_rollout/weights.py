@@ -9,10 +9,31 @@ import torch
 from torch import Tensor, nn
 
 from r1_rollout.errors import WeightsError
-from r1_rollout.lora import Adapter, AdapterSlot
+from r1_rollout.lora import Adapter, AdapterSlot, SideSlot
 from r1_rollout.names import FUSED, Directory, Place, adapter_part
 
 Weights: TypeAlias = Iterable[tuple[str, Tensor]] | Adapter
+
+
+class Cut:
+    """Where buckets of at most so many bytes begin, told by the sizes of the tensors alone; a larger one goes alone.
+
+    Whoever asks about the same tensors in the same order cuts them alike, whether it has their values or not.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        """Raises ValueError if `max_bytes` is not positive."""
+        if max_bytes <= 0:
+            raise ValueError(f"max_bytes must be positive, got {max_bytes}")
+        self._max_bytes, self._size = max_bytes, 0
+        self._number = -1
+
+    def place(self, num_bytes: int) -> int:
+        """Return the number of the bucket that the next tensor is in, of so many bytes."""
+        if self._number < 0 or self._size + num_bytes > self._max_bytes:
+            self._number, self._size = self._number + 1, 0
+        self._size += num_bytes
+        return self._number
 
 
 def buckets(
@@ -27,19 +48,15 @@ def buckets(
     Raises:
         ValueError: `max_bytes` is not positive.
     """
-    if max_bytes <= 0:
-        raise ValueError(f"max_bytes must be positive, got {max_bytes}")
+    cut, number = Cut(max_bytes), 0
     bucket: list[tuple[str, Tensor]] = []
-    size = 0
     for name, tensor in weights:
         kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        num_bytes = tensor.numel() * kind.itemsize
-        if bucket and size + num_bytes > max_bytes:
+        if (place := cut.place(tensor.numel() * kind.itemsize)) > number:
             yield bucket
             bucket.clear()
-            bucket, size = [], 0
+            bucket, number = [], place
         bucket.append((name, tensor.detach().to(kind)))
-        size += num_bytes
         del tensor  # or it would outlive its bucket
     if bucket:
         yield bucket
@@ -49,26 +66,29 @@ def buckets(
 class WeightStore:
     """The weights of an engine's model: which version they are, and the way newer ones get in."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, read_only: bool = False) -> None:
+        """Take the model; if its weights are `read_only`, only adapters come, which stand beside them."""
         self.version: int | None = None  # None before the first load, and after one that failed
         self._model = model
-        self._adapter = AdapterSlot(model)
+        self._adapter: AdapterSlot | SideSlot = SideSlot(model) if read_only else AdapterSlot(model)
 
     def load(self, weights: Weights, version: int) -> None:
         """Take up all weights, or an adapter upon the base weights that are there.
 
         Raises:
-            WeightsError: `version` is older than the present one, or the weights are not this model's.
+            WeightsError: `version` is older than the present one, or the weights are not this model's, or all of
+                them, where those that are there are read only.
         """
         self.require_newer(version)
         self.version = None
-        if isinstance(weights, Adapter):
-            try:
+        try:
+            if isinstance(weights, Adapter):
                 self._adapter.load(replace(weights, weights=named_tensors(weights.weights)))
-            except ValueError as error:
-                raise WeightsError(f"weights of version {version}: {error}") from error
-        else:
-            self._adapter.forget()
+            else:
+                self._adapter.forget()
+        except ValueError as error:
+            raise WeightsError(f"weights of version {version}: {error}") from error
+        if not isinstance(weights, Adapter):
             load_weights(self._model, weights)
         self.version = version
 

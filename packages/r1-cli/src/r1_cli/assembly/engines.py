@@ -31,19 +31,26 @@ def load_engine_weights(config: RunConfig, hardware: Hardware, model: ModelFiles
 
 
 def build_engine(
-    config: RunConfig, hardware: Hardware, model: ModelFiles, load: Callable[[], Any], stack: ExitStack
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    load: Callable[[], Any],
+    stack: ExitStack,
+    *,
+    read_only: bool = False,
 ) -> Generator:
     """Make the engine that `worker.rollout` asks for; it ends with `stack`.
 
     Args:
         load: gives a model that the engine may take over.
+        read_only: all of it but the weights, which are a learner's.
 
     Raises:
         ModelError: the engine cannot run this kind of model, or cannot start.
     """
     ends = end_token_ids(models.load_generation_config(model.path, model.config), model.config, model.tokenizer)
     banned = media_token_ids(model.config, model.tokenizer)
-    setup = EngineSetup(config, hardware, model, ends, banned, max_sequences(config), load)
+    setup = EngineSetup(config, hardware, model, ends, banned, max_sequences(config), load, read_only)
     try:
         engine: Generator = engine_module(config.worker.rollout.engine).open_engine(setup, stack)
         return engine

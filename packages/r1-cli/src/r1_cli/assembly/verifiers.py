@@ -11,7 +11,6 @@ from r1_cli.reference.mixed import MixedVerifier, open_asking
 from r1_cli.reference.verifier import ReferenceVerifier
 from r1_rewards.load import load
 from r1_rewards.service import Service
-from r1_rewards.spec import parse_spec
 from r1_rewards.types import RewardInput, Score, Verifier
 from r1_rewards.workers.arguments import check_columns
 from r1_rewards.workers.pool import PooledVerifier
@@ -67,20 +66,6 @@ class DispatchingVerifier:
         for verifier, indices in shares.values():
             scores |= zip(indices, verifier([inputs[index] for index in indices]), strict=True)
         return [scores[index] for index in range(len(inputs))]
-
-
-def try_rewards(config: RunConfig, sources: Sequence[Source]) -> None:
-    """Load the rewards that are files of the user's, each in a process of its own that then ends.
-
-    Raises:
-        RewardSpecError: one cannot be imported, is no function, or cannot be called with its keywords.
-    """
-    reward = config.worker.reward
-    named = [(source.reward_function, source.reward_function_kwargs) for source in sources]
-    named.append((reward.reward_function, reward.reward_function_kwargs))
-    files = {(name, repr(kwargs)): (name, kwargs) for name, kwargs in named if name and parse_spec(name).path}
-    for name, kwargs in files.values():
-        load(name, kwargs).close()
 
 
 def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack) -> DispatchingVerifier:

@@ -26,6 +26,7 @@ from r1_cli.assembly.learner import build_learner
 from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
 from r1_cli.cluster.delivery import Ask, Sender, Way, open_sender
 from r1_cli.cluster.loads import Loads
+from r1_cli.cluster.spreading import spread
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
@@ -39,6 +40,7 @@ from r1_core.needs import Needs
 from r1_core.objective import Objective
 from r1_core.rows import with_tokens
 from r1_core.types import Sample
+from r1_rollout.handover import BucketWriter, Shapes
 from r1_rollout.lora import Adapter
 from r1_rollout.weights import Weights, buckets
 
@@ -128,6 +130,7 @@ class Rank:
         if self._build_critic is not None:
             self.learner.rest()
             self.critic = self._build_critic(parallel)
+            self.critic.rest()
 
     def close(self) -> None:
         """Leave the group of ranks, and that with the engines."""
@@ -266,6 +269,10 @@ class Rank:
         finally:
             for _ in weights:
                 pass
+
+    def spread_weights(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
+        """Write the buckets of the whole weights that are this rank's to write; return all shapes by name."""
+        return spread(self.learner.shards(dtype), self.learner.parallel, write, max_bytes)
 
     def adapter(self) -> Adapter | None:
         """Return what an adapter is like that is trained in place of the weights, without its factors."""

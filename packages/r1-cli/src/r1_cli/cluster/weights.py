@@ -9,7 +9,7 @@ from torch import Tensor
 
 from r1_cli.cluster.batch import Put, Reference, to_array, to_tensor
 from r1_cli.cluster.delivery import Ask, Way
-from r1_rollout.handover import WeightSource
+from r1_rollout.handover import BucketWriter, Shapes, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.weights import Weights, buckets
 
@@ -75,6 +75,11 @@ class RankedWeights:
         """Run `task` on the weights in rank 0's process."""
         result: Result = self.ask("hand_over", task)
         return result
+
+    def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
+        """Let the ranks write, each the buckets that are gathered to it."""
+        shapes: Shapes = self.ask("spread_weights", write, max_bytes, dtype)
+        return shapes
 
 
 def put_down(source: WeightSource, dtype: torch.dtype | None, put: Put) -> tuple[Adapter | None, Iterator[Reference]]:

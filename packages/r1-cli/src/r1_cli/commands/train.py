@@ -65,9 +65,9 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     import yaml
     from rich.console import Console
 
+    from r1_cli.assembly.own_rewards import try_rewards
     from r1_cli.assembly.rows import open_local
     from r1_cli.assembly.truths import TruthReader, first_problems
-    from r1_cli.assembly.verifiers import try_rewards
     from r1_cli.cluster.placement import imagine_seating
     from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources

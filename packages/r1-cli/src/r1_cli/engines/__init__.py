@@ -25,3 +25,4 @@ class EngineSetup:
     banned_token_ids: frozenset[int]  # that are never sampled
     max_sequences: int  # samples that decode at the same time; a whole group at least
     load_weights: Callable[[], Any]  # a Hugging Face model that the engine may take over
+    read_only: bool = False  # all of it but the weights, which are a learner's

@@ -39,4 +39,5 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
         banned_token_ids=setup.banned_token_ids,
         max_sequences=setup.max_sequences,
         device=setup.hardware.device,
+        read_only=setup.read_only,
     )

@@ -1,12 +1,13 @@
 """The engine of a run: one in this process, or several in actors beside a cluster's ranks, as one."""
 
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from r1_cli.assembly.engines import build_engine, load_engine_weights, max_sequences
 from r1_cli.cluster.delivery import find_way
@@ -14,10 +15,14 @@ from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.engines import EngineSet
 from r1_cli.cluster.placement import EngineSeat
 from r1_cli.config import RunConfig
+from r1_cli.config.base import why_copied
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles, open_model
+from r1_cli.models.shared import share_weights
 from r1_rollout.fault import Engine
 from r1_rollout.types import Generator
+
+log = logging.getLogger("r1")
 
 
 def open_engine(
@@ -31,6 +36,8 @@ def open_engine(
         ClusterError: one does not start.
         ModelError: an engine cannot run this kind of model.
     """
+    if config.worker.actor.model.lora.used:
+        log.info("the engine has a copy of the base of its own: %s", why_copied(config, on_gpu=hardware.on_gpu))
     if not places:
         return build_engine(config, hardware, model, lambda: load_engine_weights(config, hardware, model), stack)
     from r1_cli.cluster.actors import Actors, Place
@@ -56,6 +63,23 @@ def open_engine(
     members = list(zip(names, engines.apart(), strict=True))
     way = find_way(config, hardware, rollout.engine_size)
     return EngineSet(members, max_sequences=max_sequences(config), dtype=dtype, way=way)
+
+
+def open_engine_upon(
+    learner: Any, config: RunConfig, hardware: Hardware, model: ModelFiles, stack: ExitStack
+) -> Generator:
+    """Make what samples from the very base that the learner's adapter stands on (see `config.base`).
+
+    Args:
+        learner: of this process, whose weights are on the device and stay.
+
+    Raises:
+        ModelError: the engine cannot run this kind of model.
+    """
+    log.info("the engine samples from the learner's own base: one copy of it is in memory")
+    trusted = config.worker.actor.model.trust_remote_code
+    share = partial(share_weights, learner.model, model.config, trust_remote_code=trusted)
+    return build_engine(config, hardware, model, share, stack, read_only=True)
 
 
 def own_hardware(hardware: Hardware, place: EngineSeat) -> Hardware:

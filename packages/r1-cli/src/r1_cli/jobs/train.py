@@ -21,6 +21,7 @@ from r1_cli.assembly.rows import open_sources
 from r1_cli.assembly.truths import TruthReader, first_problems
 from r1_cli.assembly.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
+from r1_cli.config.base import shares_base
 from r1_cli.config.sequences import require_shareable
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.groups.supply import load_surplus
@@ -28,7 +29,7 @@ from r1_cli.hardware import find_card, find_hardware
 from r1_cli.jobs.closing import say_what_comes_next
 from r1_cli.jobs.learning import open_seats, prepare_learner, seated_hardware, settle_devices
 from r1_cli.jobs.media import begin_media, open_media, require_batch_room
-from r1_cli.jobs.sampling import open_engine
+from r1_cli.jobs.sampling import open_engine, open_engine_upon
 from r1_cli.measure.validate import Validation
 from r1_cli.models.files import open_critic_config, open_model, save_beside_weights
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
@@ -66,6 +67,9 @@ def train(config: RunConfig, provenance: Provenance) -> int:
     model, hardware = open_model(config), find_hardware()
     config = settle_devices(config, provenance, hardware)
     require_shareable(config, model.config.get_text_config())
+    critic_config = open_critic_config(config, model) if config.has_critic else None
+    if critic_config is not None:
+        require_shareable(config, critic_config.get_text_config(), "critic")
     with ExitStack() as stack:
         seats = stack.enter_context(open_seats(config, hardware))
         hardware = seated_hardware(hardware, seats.ranks)
@@ -89,11 +93,14 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         require_batch_room(config, hardware, seats.ranks, prompts)
         begin_media(media, prompts, val_prompts)
         schedule = build_schedule(config, plan)
-        critic_config = open_critic_config(config, model) if config.has_critic else None
         load_learner = prepare_learner(config, hardware, model, schedule, seats.ranks, stack)
-        # Before the learner's weights are on the devices: vLLM claims a share of what is free.
-        engine = open_engine(config, hardware, model, seats.engines, stack)
-        learner, critic = load_learner()
+        if shares_base(config, on_gpu=hardware.on_gpu):
+            learner, critic = load_learner()
+            engine = open_engine_upon(learner, config, hardware, model, stack)
+        else:
+            # Before the learner's weights are on the devices: vLLM claims a share of what is free.
+            engine = open_engine(config, hardware, model, seats.engines, stack)
+            learner, critic = load_learner()
         settle_packing(config, hardware, model, rendering.renderer, learner, critic)
         at = load_start(learner, critic, prompts, start, algorithm.build_start(config))
         reporter.begin(at.step, schedule.total_steps)
@@ -188,6 +195,7 @@ def load_start(
         return begin
     state = read_state(start)
     if critic is not None:
+        learner.rest()
         load_critic(critic, start, model_only=state["model_only"])
     if state["model_only"]:
         log.warning("%s was saved without the optimizer (save_model_only): its moments start at zero", start)

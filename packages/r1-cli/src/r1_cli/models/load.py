@@ -68,6 +68,11 @@ def is_vision_language(config: Any) -> bool:
     return hasattr(config, "vision_config")
 
 
+def model_family(config: Any) -> Any:
+    """Return the Auto class of models with a language-model head."""
+    return AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
+
+
 def load_model(
     path: str,
     *,
@@ -97,7 +102,7 @@ def load_model(
         ModelError: there are no weights, they do not fit the configuration and layers would be left random, or they
             cannot be read in parts.
     """
-    choices = {"config": _without_dropout(config), "dtype": dtype, "trust_remote_code": trust_remote_code}
+    choices = {"config": without_dropout(config), "dtype": dtype, "trust_remote_code": trust_remote_code}
     try:
         base = _find_base(path, adapters)
         bits = quantization if base is None else base.quantization
@@ -114,12 +119,13 @@ def load_model(
         raise ModelError(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})") from error
     except (PartsError, AdapterError) as error:
         raise ModelError(str(error)) from error
-    _compute_our_way(model, shard.param_dtype or dtype, device)
+    compute_our_way(model, shard.param_dtype or dtype, device)
     on_device = bits is not None and adapters is not None  # 4 bits cannot be moved as weights are
     return (model if on_device else place(model, device, offload=shard.offload)).eval()
 
 
-def _compute_our_way(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+def compute_our_way(model: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Let a model multiply its patches, attend in packs and compute its experts by our modules, in `dtype`."""
     multiply_patches(model)
     attend_packed(model)
     settle_experts(model, dtype, device)
@@ -146,7 +152,7 @@ def _read(
 ) -> Any:
     """Return the model of a folder or hub name, with adapters whose factors are still to be filled."""
     config = choices["config"]
-    family: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
+    family = model_family(config)
     if value_head:
         family, config = with_value_head(family, config, trust_remote_code=choices["trust_remote_code"])
     choices = {
@@ -170,8 +176,8 @@ def _read(
     return model
 
 
-def _without_dropout(config: Any) -> Any:
-    """A copy, because engines change theirs; dropout would make the first importance ratios differ from 1."""
+def without_dropout(config: Any) -> Any:
+    """Return a copy, because engines change theirs; dropout would make the first importance ratios differ from 1."""
     config = copy.deepcopy(config)
     for part in {id(c): c for c in (config, config.get_text_config())}.values():
         for name in part.to_dict():

@@ -200,7 +200,11 @@ def _memory_rows(memory: Memory | None) -> list[tuple[str, str, str]]:
         ("gradients", size_text(memory.gradients), "one per trained weight"),
         ("optimizer states", size_text(memory.optimizer), "optim.strategy"),
         ("reference", size_text(memory.reference), "none with disable_kl or lora"),
-        ("weights for sampling", size_text(memory.engine), "rollout.dtype; none with engines apart"),
+        (
+            "weights for sampling",
+            size_text(memory.engine),
+            "rollout.dtype; none apart, factors of a shared base",
+        ),
         *([("critic", size_text(memory.critic.total), "weights, gradients, optimizer")] if memory.critic else []),
         ("model states", size_text(memory.total), "beside activations"),
     ]

@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 
 from r1_cli.config import RunConfig
+from r1_cli.config.base import shares_base
 from r1_cli.plan.trained import count_trained
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -62,13 +63,16 @@ def estimate(config: RunConfig) -> Memory | None:
     factors = BYTES["fp32"] * trained if lora.used else 0
     in_base = FOUR_BITS if actor.model.quantization else frozen
     devices = config.trainer.devices
-    accumulates = actor.global_batch_size * rollout.n > config.data_ranks * actor.micro_batch_size_per_device_for_update
+    at_once = config.data_ranks() * actor.micro_batch_size_per_device_for_update
+    accumulates = actor.global_batch_size * rollout.n > at_once
     # Gradients in half precision are added up in float32 (`r1_core.learner.gradient_sums`).
     gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
     shards = devices if actor.fsdp.enable_full_shard else 1
     has_reference = not config.algorithm.disable_kl and not lora.used  # which is the base under an adapter
     weights = int(parameters * in_base) + factors if lora.used else parameters * kept
-    sampling = parameters * BYTES[rollout.dtype] // (rollout.engine_size if config.on_cluster else 1)
+    # An engine that samples from the learner's own base has copies of the factors only.
+    sampled = trained if shares_base(config, on_gpu=True) else parameters
+    sampling = sampled * BYTES[rollout.dtype] // (rollout.engine_size if config.on_cluster else 1)
     return Memory(
         parameters=parameters,
         trained=trained,
@@ -93,7 +97,7 @@ def estimate_critic(config: RunConfig) -> States | None:
         return None
     kept, devices = BYTES[critic.kept_dtype], config.trainer.devices
     sequences = critic.global_batch_size * config.worker.rollout.n
-    accumulates = sequences > devices * critic.micro_batch_size_per_device_for_update
+    accumulates = sequences > config.data_ranks("critic") * critic.micro_batch_size_per_device_for_update
     gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
     shards = devices if critic.fsdp.enable_full_shard else 1
     return States(

@@ -319,11 +319,16 @@ class Learner:
         floating-point shards are cast to `dtype` before they are gathered. They are asked for before others sample, so
         the optimizer's states leave if they are to.
         """
+        for name, shard in self.shards(dtype):
+            yield name, whole(shard)
+
+    def shards(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yield what `weights` does as this rank has it, which is a DTensor where ranks have parts."""
         self._residence.release(self.optimizer)
         self._residence.fetch(self.model)
         for name, tensor in checkpoint.handed_over(self.model, self.adaptation):
             own = tensor.detach()
-            yield name, whole(own if dtype is None or not own.is_floating_point() else own.to(dtype))
+            yield name, own if dtype is None or not own.is_floating_point() else own.to(dtype)
 
     def rest(self) -> None:
         """Let all that is offloaded leave the device, until the verb that needs it."""

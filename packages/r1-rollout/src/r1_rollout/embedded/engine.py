@@ -40,6 +40,7 @@ class EmbeddedEngine:
         device: torch.device | str = "cpu",
         tokenizer: Any = None,
         version: int | None = None,
+        read_only: bool = False,
     ) -> None:
         """Take over `model`.
 
@@ -52,6 +53,8 @@ class EmbeddedEngine:
             device: where to compute.
             tokenizer: a Hugging Face tokenizer, needed by stop strings only.
             version: of the weights in `model`, if they are to be sampled from; else `awake` or `update` bring some.
+            read_only: its weights are another's memory, who may compute with them meanwhile and not change them. They
+                must be on `device`. What syncs bring is then an adapter, which is kept beside them.
 
         Raises:
             ValueError: the engine cannot decode with this model, or its log-probs would not be those of the model's
@@ -70,7 +73,7 @@ class EmbeddedEngine:
         require_agreement(self._model, self._reach, allowed, self._filler)
         self._end_token_ids, self._tokenizer = frozenset(end_token_ids), tokenizer
         self._max_sequences = max_sequences
-        self._weights = WeightStore(self._model)
+        self._weights = WeightStore(self._model, read_only=read_only)
         self._weights.version = version
         self._version, self._stays_ready, self._awake = version, version is not None, False
         self._decoding: weakref.ref[Decoding] | None = None

@@ -12,13 +12,12 @@ import torch
 from r1_rollout import tokens
 from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
-from r1_rollout.handover import Delivered, WeightSource
+from r1_rollout.handover import Delivered, Shapes, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
 from r1_rollout.vllm.limits import Limits
 from r1_rollout.vllm.options import EngineOptions, explain_failed_start
 from r1_rollout.vllm.running import Running
-from r1_rollout.vllm.shapes import Shapes
 from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.vllm.workers import end_workers, running_workers, silence_false_alarms, worker_threads
 from r1_rollout.weights import Weights

@@ -1,13 +1,11 @@
 """Names and shapes of an engine's weights, which may not change after its first sync: vLLM would not recover."""
 
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
 
 from torch import Tensor
 
 from r1_rollout.errors import WeightsError
-
-Shapes: TypeAlias = dict[str, tuple[int, ...]]  # of all weights of one sync, by name
+from r1_rollout.handover import Shapes
 
 
 def known(weights: Iterable[tuple[str, Tensor]], came: Shapes, first: Shapes) -> Iterator[tuple[str, Tensor]]:

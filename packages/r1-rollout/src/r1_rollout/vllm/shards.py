@@ -2,17 +2,22 @@
 
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from r1_rollout.errors import WeightsError
+from r1_rollout.handover import LocalWeights, Shapes, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.vllm.adapter import write_adapter
-from r1_rollout.vllm.shapes import Shapes
-from r1_rollout.weights import Weights, buckets
+from r1_rollout.weights import Weights
+
+# Said of a folder by the process that has weights to write and does not find it.
+UNSEEN = "is not seen by the process that has the weights: hand them over in a folder that every machine sees"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,53 +28,93 @@ class Written:
     adapter: bool
 
 
-def write_weights(weights: Weights, folder: Path, max_bytes: int, dtype: torch.dtype | None = None) -> Written:
-    """Write weights, or an adapter in PEFT's format, into a new `folder`; to be run where the weights are.
+@dataclass(frozen=True, slots=True)
+class ShardWriter:
+    """Writes buckets into a folder, a file each: a `BucketWriter` for any number of processes at the same time."""
+
+    folder: Path
+
+    def reaches(self) -> bool:
+        """Say whether this process sees the folder."""
+        return self.folder.is_dir()
+
+    def __call__(self, number: int, bucket: list[tuple[str, Tensor]]) -> None:
+        """Write one file. Raises OSError if the disk is full, FileNotFoundError if the folder is not seen here."""
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        if not self.reaches():
+            raise FileNotFoundError(f"{self.folder} {UNSEEN}")
+        file = self.folder / f"{number:05d}.safetensors"
+        try:
+            save_file(_apart(bucket), file)
+        except SafetensorError as error:  # what a full disk is to it
+            raise OSError(f"{file}: {error}") from error
+
+
+def write_source(source: WeightSource, folder: Path, max_bytes: int, dtype: torch.dtype | None = None) -> Written:
+    """Have weights, or an adapter in PEFT's format, written into a new `folder` by the processes that have them.
+
+    The folder is made here and appears under its name when it is whole, which is looked at here, too.
+
+    Args:
+        source: names as in the Hugging Face checkpoint.
+        folder: must not exist.
+        max_bytes: size of a file, and of what a process holds in memory beside the model; one larger tensor goes alone.
+        dtype: what floating-point tensors of full weights are written as; None: as they are.
 
     Raises:
         WeightsError: the adapter is empty.
+        OSError: a process cannot write, or does not see the folder.
     """
-    if not isinstance(weights, Adapter):
-        return Written(write_shards(weights, folder, max_bytes, dtype), adapter=False)
-    folder.mkdir()
-    try:
-        return Written(write_adapter(weights, folder), adapter=True)
-    except ValueError as error:
-        raise WeightsError(str(error)) from error
+    with _drafted(folder) as draft:
+        if isinstance(source.names(), Adapter):
+            return source.hand_over(partial(_write_adapter, folder=draft))
+        written = Written(source.spread(ShardWriter(draft), max_bytes, dtype), adapter=False)
+        if (seen := count_tensors(draft)) != len(written.shapes):
+            raise FileNotFoundError(f"{folder}: {len(written.shapes)} weights were written, and {seen} are seen here")
+        return written
 
 
 def write_shards(
     weights: Iterable[tuple[str, Tensor]], folder: Path, max_bytes: int, dtype: torch.dtype | None = None
 ) -> Shapes:
-    """Write `weights` into a new `folder`, one bucket in memory at a time; return the tensors' shapes by name.
-
-    The folder appears under its name when it is whole.
-
-    Args:
-        weights: names as in the Hugging Face checkpoint.
-        folder: must not exist.
-        max_bytes: size of a file, and of what is held in memory beside the model; one larger tensor goes alone.
-        dtype: what floating-point tensors are written as; None: as they are.
-    """
-    return write_buckets(buckets(weights, max_bytes, dtype), folder)
+    """Do what `write_source` does with full weights in this process; return their shapes by name."""
+    return write_source(LocalWeights(weights, 0), folder, max_bytes, dtype).shapes
 
 
-def write_buckets(parts: Iterable[list[tuple[str, Tensor]]], folder: Path) -> Shapes:
-    """Do what `write_shards` does with weights that are in buckets already, one file for each."""
-    from safetensors.torch import save_file
-
-    draft = folder.with_name(folder.name + ".partial")
-    draft.mkdir(parents=True)
-    shapes: Shapes = {}
-    try:
+def write_buckets(parts: Iterable[list[tuple[str, Tensor]]], folder: Path) -> None:
+    """Write weights that are in buckets already, as `write_source` does."""
+    with _drafted(folder) as draft:
         for number, bucket in enumerate(parts):
-            save_file(_apart(bucket), draft / f"{number:05d}.safetensors")
-            shapes |= {name: tuple(tensor.shape) for name, tensor in bucket}
+            ShardWriter(draft)(number, bucket)
+
+
+@contextmanager
+def _drafted(folder: Path) -> Iterator[Path]:
+    """Give an empty folder that becomes `folder` at the end of the block, or goes if that fails."""
+    draft = folder.with_name(folder.name + ".partial")
+    try:
+        draft.mkdir()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{folder.parent} {UNSEEN}") from error
+    try:
+        yield draft
         draft.rename(folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    return shapes
+
+
+def _write_adapter(weights: Weights, folder: Path) -> Written:
+    """Write an adapter where its factors are."""
+    assert isinstance(weights, Adapter)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} {UNSEEN}")
+    try:
+        return Written(write_adapter(weights, folder), adapter=True)
+    except ValueError as error:
+        raise WeightsError(str(error)) from error
 
 
 def _apart(bucket: list[tuple[str, Tensor]]) -> dict[str, Tensor]:

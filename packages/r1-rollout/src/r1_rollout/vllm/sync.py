@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from r1_rollout.fault import group_of
-from r1_rollout.handover import Call, Delivered
+from r1_rollout.handover import Call, Delivered, Shapes
 from r1_rollout.names import FUSED, Directory, unwrapped
 from r1_rollout.vllm.private_folder import PrivateFolder
-from r1_rollout.vllm.shapes import Shapes, known, note, require_same
+from r1_rollout.vllm.shapes import known, note, require_same
 from r1_rollout.vllm.shards import read_shards, write_shards
 from r1_rollout.weights import buckets
 

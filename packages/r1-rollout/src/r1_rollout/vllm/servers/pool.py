@@ -16,21 +16,20 @@ import torch
 
 from r1_rollout.checksums import Comparison, Expected, merged
 from r1_rollout.errors import WeightsError
-from r1_rollout.handover import LocalWeights, WeightSource
+from r1_rollout.handover import Shapes, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, PromptLike, SamplingParams
 from r1_rollout.vllm.client import Call, Endpoint, NotThere, ServerFault, ask, stream
 from r1_rollout.vllm.private_folder import PrivateFolder
-from r1_rollout.vllm.servers.broadcast import Broadcast
 from r1_rollout.vllm.servers.dispatch import Dispatch, FinishedGroups
+from r1_rollout.vllm.servers.lanes import Lane, send_all
 from r1_rollout.vllm.servers.pooled_server import PooledServer, PushedWeights
 from r1_rollout.vllm.servers.protocol import GENERATE, generate_body, read_group, read_replay, replay_body
 from r1_rollout.vllm.servers.server import LocalServer
 from r1_rollout.vllm.servers.supervisor import Deadlines, Supervisor
 from r1_rollout.vllm.servers.transfer import Backend
-from r1_rollout.vllm.shapes import Shapes, known, require_same
-from r1_rollout.vllm.shards import Written, count_tensors, write_buckets, write_weights
-from r1_rollout.weights import Weights, buckets
+from r1_rollout.vllm.shapes import require_same
+from r1_rollout.vllm.shards import Written, count_tensors, write_source
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
@@ -152,8 +151,8 @@ class ServerPool:
 
         Args:
             source: of all weights, or of an `Adapter` alone, if the servers were started with `enable_lora` and
-                `max_lora_rank`: it stands on the full weights that came last. Over the folder they are written where
-                they are, so that this process need not see a tensor; a broadcast sends them from here.
+                `max_lora_rank`: it stands on the full weights that came last. They are written or sent where they
+                are, on the ranks of a learner, say, so that this process need not see a tensor.
 
         Raises:
             WeightsError: these are not the servers' model's weights: names or shapes differ from those of the first
@@ -168,8 +167,8 @@ class ServerPool:
         self._version, label = None, f"{source.version}-{uuid.uuid4().hex[:12]}"
         before, folder = self._supervisor.current, self._root / label
         try:
-            if self._broadcast:
-                self._push_here(source.tensors(), folder, label)
+            if self._broadcast and not isinstance(source.names(), Adapter):
+                self._push_lanes(source, folder, label)
             else:
                 self._push_folder(source, folder, label)
         finally:
@@ -178,8 +177,7 @@ class ServerPool:
 
     def _push_folder(self, source: WeightSource, folder: Path, label: str) -> None:
         """Have the weights written where they are, and load them from there."""
-        write = partial(write_weights, folder=folder, max_bytes=self._bucket_bytes, dtype=self._dtype)
-        written = source.hand_over(write)
+        written = write_source(source, folder, self._bucket_bytes, self._dtype)
         current = self._accept(written, folder, label)
         self._supervisor.push(current)
         if current.base is None:
@@ -193,20 +191,24 @@ class ServerPool:
             require_same(self._shapes, written.shapes)
         return PushedWeights(folder, label, len(written.shapes), self._base if written.adapter else None)
 
-    def _push_here(self, weights: Weights, folder: Path, label: str) -> None:
-        """Broadcast full weights from this process; adapters always go over the folder."""
-        if isinstance(weights, Adapter):
-            self._push_folder(LocalWeights(weights, 0), folder, label)
-            return
-        shapes: Shapes = {}
-        parts = buckets(known(weights, shapes, self._shapes), self._bucket_bytes, self._dtype)
+    def _push_lanes(self, source: WeightSource, folder: Path, label: str) -> None:
+        """Have full weights sent to all servers from where they are; who is up, and what follows, is decided here."""
 
-        def write(broadcast: Broadcast) -> PushedWeights:
-            write_buckets(broadcast.through(parts), folder)
-            return self._accept(Written(shapes, adapter=False), folder, label)
+        def send(lanes: Sequence[Lane]) -> tuple[PushedWeights, Sequence[ServerFault | None]]:
+            task = partial(
+                send_all, lanes=lanes, label=label, folder=folder,
+                max_bytes=self._bucket_bytes, dtype=self._dtype, first=self._shapes,
+            )  # fmt: skip
+            sent = source.hand_over(task)
+            self._shapes, self._base = sent.shapes, PushedWeights(folder, label, len(sent.shapes))
+            return self._base, sent.faults
 
-        self._base = self._supervisor.broadcast(label, write)
-        self._shapes = shapes
+        known = self._shapes, self._base
+        try:
+            self._supervisor.broadcast(send)
+        except BaseException:
+            self._shapes, self._base = known
+            raise
 
     def _sweep(self, before: PushedWeights | None) -> None:
         """Remove the weights that no server will ask for again.

@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +19,9 @@ from r1_rollout.vllm.client import (
 )
 from r1_rollout.vllm.limits import Limits
 from r1_rollout.vllm.servers.broadcast import Bucket
-from r1_rollout.vllm.servers.server import GUARD, REQUIRED, REQUIRED_ENVIRONMENT, LocalServer
-from r1_rollout.vllm.servers.transfer import Backend, Transfer
+from r1_rollout.vllm.servers.lanes import Lane
+from r1_rollout.vllm.servers.server import GUARD, LocalServer, must_be_fit
+from r1_rollout.vllm.servers.transfer import Backend
 
 log = logging.getLogger("r1")
 
@@ -69,7 +69,7 @@ class PooledServer:
         Raises:
             ServerFault: it has not taken them, for whatever reason.
         """
-        with self._must_be_fit(adapters=current.base is not None):
+        with must_be_fit(self.name, adapters=current.base is not None):
             if current.base is None:
                 self.half_loaded = True
                 self._take("r1_load", current, timeout)
@@ -77,20 +77,19 @@ class PooledServer:
             else:
                 self._load_adapter(current, current.base, timeout)
 
+    def lane(self, backend: Backend, timeout: float) -> Lane:
+        """Return the server as whoever sends it weights sees it."""
+        return Lane(self.name, self.endpoint, backend, timeout)
+
     def receive(self, parts: Iterable[Bucket], label: str, backend: Backend, timeout: float) -> None:
-        """Give the server full weights, called `label`, over a transfer of its own.
+        """Give the server full weights, called `label`, over a transfer of its own from this process.
 
         Raises:
             ServerFault: it has not taken them, for whatever reason.
-            BrokenOff: `parts` ended early. What the server has then is of no version.
         """
-        with self._must_be_fit():
-            self.half_loaded = True
-            with Transfer(self.name, self.endpoint, backend, timeout) as transfer:
-                for bucket in parts:
-                    transfer.send(bucket)
-                transfer.finish(label)
-            self.half_loaded = False
+        self.half_loaded = True
+        self.lane(backend, timeout).send(parts, label)
+        self.half_loaded = False
 
     def activate(self, current: PushedWeights, timeout: float) -> None:
         """Let the engine know what its workers were given, forget what older weights have computed, and see that all
@@ -99,26 +98,13 @@ class PooledServer:
         Raises:
             ServerFault: they do not.
         """
-        with self._must_be_fit():
+        with must_be_fit(self.name):
             self._reset_prefix_cache(timeout)
             for path in _CACHES:
                 self._post(path, None, timeout)
             self._post("/update_weight_version", {"new_version": current.label}, timeout)
             self.limits = self._read_limits(timeout)
         self.check(current, timeout)
-
-    @contextmanager
-    def _must_be_fit(self, *, adapters: bool = False) -> Iterator[None]:
-        """Say how a server must be started, if one refuses what it is asked inside the block."""
-        try:
-            yield
-        except RequestRefused as error:
-            settings = " ".join(f"{name}={value}" for name, value in REQUIRED_ENVIRONMENT.items())
-            lora = " --enable-lora and --max-lora-rank" if adapters else ""
-            raise ServerRejected(
-                f"{self.name} takes no weights: {error}\nA server must be started with {settings} and "
-                f"{' '.join(REQUIRED)}{lora}"
-            ) from error
 
     def _load_adapter(self, adapter: PushedWeights, base: PushedWeights, timeout: float) -> None:
         """Let vLLM take up an adapter under its label, in the place of the one before, upon its base.

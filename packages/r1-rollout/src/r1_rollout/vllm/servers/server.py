@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from r1_rollout.errors import ServerError
-from r1_rollout.vllm.client import Endpoint, ServerFault, ask
+from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault, ServerRejected, ask
 from r1_rollout.vllm.guard import TOKEN_VARIABLE
 from r1_rollout.vllm.private_folder import PrivateFolder
 from r1_rollout.vllm.servers import watchdog
@@ -30,6 +30,19 @@ REQUIRED = (
 # The first opens the endpoints for weights, the second those for adapters; the guard locks both.
 REQUIRED_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 _TAIL = 2000  # characters of the log in an error
+
+
+@contextmanager
+def must_be_fit(name: str, *, adapters: bool = False) -> Iterator[None]:
+    """Say how the server `name` must be started, if it refuses what it is asked inside the block."""
+    try:
+        yield
+    except RequestRefused as error:
+        settings = " ".join(f"{variable}={value}" for variable, value in REQUIRED_ENVIRONMENT.items())
+        lora = " --enable-lora and --max-lora-rank" if adapters else ""
+        raise ServerRejected(
+            f"{name} takes no weights: {error}\nA server must be started with {settings} and {' '.join(REQUIRED)}{lora}"
+        ) from error
 
 
 class ServerFailed(ServerError, RuntimeError):

@@ -9,7 +9,7 @@ from typing import Any
 
 from r1_rollout.errors import ServerError, WeightsError
 from r1_rollout.vllm.client import ServerFault, ServerRejected, ServerStalled
-from r1_rollout.vllm.servers.broadcast import Broadcast, BrokenOff, Subscriber
+from r1_rollout.vllm.servers.lanes import Lane
 from r1_rollout.vllm.servers.pooled_server import PooledServer, PushedWeights
 from r1_rollout.vllm.servers.server import ServerFailed
 from r1_rollout.vllm.servers.transfer import Backend
@@ -75,44 +75,50 @@ class Supervisor:
         rejected: dict[PooledServer, ServerFault] = {}
 
         def load(server: PooledServer) -> None:
+            self._begin(server)
             server.load(current, self.deadlines.load)
+            self._take_up(server, current)
 
         self._await_ready([self._run(self._bring_up, server, load, rejected) for server in due], rejected, before)
 
-    def broadcast(self, label: str, keep: Callable[[Broadcast], PushedWeights]) -> PushedWeights:
+    def broadcast(self, send: Callable[[Sequence[Lane]], "tuple[PushedWeights, Sequence[ServerFault | None]]"]) -> None:
         """Bring all servers that are not being revived to the new full weights by one pass over them.
 
         Args:
-            label: of the weights.
-            keep: makes the pass, with the broadcast between the buckets and the folder for servers that fail meanwhile
-                or later; returns where they are when they are there. What it raises is raised here, after each server
-                has gone back to the beginning, so that the next push finds none of them half loaded.
-
-        Returns:
-            What `keep` returned.
+            send: makes the pass, wherever the weights are, over a lane to each server; returns where they are for
+                servers that fail meanwhile or later, and what became of each lane. What it raises is raised here, after
+                each server has gone back to the beginning, so that the next push finds none of them half loaded.
 
         Raises:
             ServersLost, WeightsRefused: as `push` does.
         """
+        assert self._backend is not None
         with self.changed:
             before, self.current = self.current, None  # who is being revived waits for the folder
             due = self._due()
-        broadcast, rejected = Broadcast(), dict[PooledServer, ServerFault]()
-        threads = [self._run(self._subscribe, server, broadcast.join(), label, rejected) for server in due]
+        rejected: dict[PooledServer, ServerFault] = {}
+        for thread in [self._run(self._bring_up, server, self._begin, rejected) for server in due]:
+            thread.join()
+        due = [server for server in due if server.state in ("new", "ready")]
+        for server in due:
+            server.half_loaded = True
         try:
-            current = keep(broadcast)
+            current, faults = send([server.lane(self._backend, self.deadlines.load) for server in due])
         except BaseException:
-            broadcast.end(broken=True)
-            for thread in threads:
-                thread.join()
             self._renounce(before)
             raise
         with self.changed:
             self.current = current
             self.changed.notify_all()
-        broadcast.end()
-        self._await_ready(threads, rejected, before)
-        return current
+
+        def take_up(server: PooledServer) -> None:
+            if (fault := found[server]) is not None:
+                raise fault
+            server.half_loaded = False
+            self._take_up(server, current)
+
+        found = dict(zip(due, faults, strict=True))
+        self._await_ready([self._run(self._bring_up, server, take_up, rejected) for server in due], rejected, before)
 
     def _due(self) -> list[PooledServer]:
         return [server for server in self.servers if server.state in ("new", "ready")]
@@ -147,35 +153,26 @@ class Supervisor:
                 server.state, server.label = "new" if server.half_loaded else "ready", None
             self.changed.notify_all()
 
-    def _subscribe(
-        self, server: PooledServer, subscriber: Subscriber, label: str, rejected: dict[PooledServer, ServerFault]
-    ) -> None:
-        """Bring one server up in a broadcast; whatever becomes of it, the others wait for it no longer."""
+    def _begin(self, server: PooledServer) -> None:
+        """Start a server, or look at one that runs already, before its first weights."""
+        if server.state == "new" and server.local:
+            server.local.start(lambda: self.closed)
+        elif server.state == "new":
+            server.warn_of_open_doors(self.deadlines.load, broadcast=self._backend is not None)
 
-        def receive(server: PooledServer) -> None:
-            assert self._backend is not None
-            server.receive(subscriber, label, self._backend, self.deadlines.load)
-
-        with subscriber:
-            self._bring_up(server, receive, rejected)
+    def _take_up(self, server: PooledServer, current: PushedWeights) -> None:
+        """Let a server sample from the weights that its workers have."""
+        server.activate(current, self.deadlines.load)
+        self._set_ready(server, current)
 
     def _bring_up(
-        self, server: PooledServer, load: Callable[[PooledServer], None], rejected: dict[PooledServer, ServerFault]
+        self, server: PooledServer, stage: Callable[[PooledServer], None], rejected: dict[PooledServer, ServerFault]
     ) -> None:
+        """Bring one server a stage further, or take it out."""
         try:
-            if server.state == "new" and server.local:
-                server.local.start(lambda: self.closed)
-            elif server.state == "new":
-                server.warn_of_open_doors(self.deadlines.load, broadcast=self._backend is not None)
-            load(server)
-            current = self.current
-            assert current is not None  # a broadcast ends, unless broken off, when its folder is current
-            server.activate(current, self.deadlines.load)
-            self._set_ready(server, current)
+            stage(server)
         except (ServerFailed, OSError) as error:
             self._lose(server, error)  # it never ran: trying again would change nothing
-        except BrokenOff:
-            pass  # `broadcast` sees to all that followed
         except ServerRejected as error:
             rejected[server] = error
         except ServerFault as error:

@@ -1,0 +1,55 @@
+"""A second model upon the weights of a first: for an engine beside a learner that trains an adapter only."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from r1_cli.models.load import ModelError, compute_our_way, model_family, without_dropout
+from r1_rollout.names import adapter_part, unwrapped
+
+
+def share_weights(policy: nn.Module, config: Any, *, trust_remote_code: bool = False) -> Any:
+    """Return a model as `load_model` gives it without adapters, whose weights are the policy's memory.
+
+    It has modules, hooks, buffers and a configuration of its own, so that neither side's way of computing disturbs the
+    other's. Nothing may write into its weights.
+
+    Args:
+        policy: a model with frozen weights, whole on its device, of which an adapter's factors are left out.
+        config: of Hugging Face, for both.
+
+    Raises:
+        ModelError: the two have other weights.
+    """
+    config = without_dropout(config)
+    with torch.device("meta"):
+        model = model_family(config).from_config(config, trust_remote_code=trust_remote_code)
+    params = {unwrapped(name): one for name, one in policy.named_parameters(remove_duplicate=False)}
+    params = {name: one for name, one in params.items() if adapter_part(name) is None}
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if odd := sorted(names ^ params.keys()):
+        raise ModelError(f"{type(model).__name__}: {len(odd)} weights are not those of the learner's model: {odd[0]}")
+    shared = {id(one): nn.Parameter(_local(one), requires_grad=False) for one in params.values()}
+    for name in names:
+        _put(model, name, shared[id(params[name])])
+    buffers = dict(policy.named_buffers())
+    for name in [name for name, _ in model.named_buffers()]:
+        owner, _, last = name.rpartition(".")
+        module = model.get_submodule(owner)
+        keeps = last not in module._non_persistent_buffers_set
+        module.register_buffer(last, buffers[name].clone(), persistent=keeps)
+    any_weight = next(iter(shared.values()))
+    compute_our_way(model, any_weight.dtype, any_weight.device)
+    return model.eval()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _put(model: nn.Module, name: str, param: nn.Parameter) -> None:
+    owner, _, last = name.rpartition(".")
+    setattr(model.get_submodule(owner), last, param)
