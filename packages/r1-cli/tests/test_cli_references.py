@@ -1,6 +1,5 @@
 """Whom the reference-probability reward asks, what it makes of the answers, and what it subtracts."""
 
-import json
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,78 +14,25 @@ import ranks
 import torch
 from cli_fakes import collector, start
 from cli_ranks import build, step_samples
-from loopback import answering
+from cli_references import TAGGED, TERMS, Canned, Characters, asking, cut, inputs_of, prompt_of
 from test_cli_ranks import ranked
 
-from r1_cli.groups.group import SampledInput, reward_inputs
-from r1_cli.reference.bases import BaseFile, Terms, fill_bases, key_of
+from r1_cli.assembly.reference import has_column
+from r1_cli.config import ConfigError
+from r1_cli.groups.group import SampledInput
+from r1_cli.reference.bases import BaseFile, fill_bases, key_of
 from r1_cli.reference.frozen import FrozenReading
 from r1_cli.reference.mixed import MixedVerifier
 from r1_cli.reference.reading import LearnerReading
-from r1_cli.reference.served import ServedReading
-from r1_cli.reference.verifier import Asked, ReferenceVerifier
+from r1_cli.reference.verifier import ReferenceVerifier
 from r1_cli.track.stopwatch import Stopwatch
 from r1_core.filtering import KeepAll
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.parallel import Parallel
 from r1_core.learner.passes import Passes
-from r1_core.types import Sample
-from r1_data.types import Prompt
 from r1_rewards.reference.options import read_options
-from r1_rewards.services.endpoint import Patience
-from r1_rewards.spec import RewardSpecError
-from r1_rewards.types import RewardInput, Score
-from r1_rewards.workers.failures import FailureRule
+from r1_rewards.types import RewardFailure, RewardInput, Score
 from r1_rollout.types import Completion
-
-TAGGED = "<think>6*7</think> <answer> 41 </answer>"
-TERMS = Terms("models/tiny", 1.0, "mean_exp_log_softmax", "r1", "tagged")
-
-
-class Characters:
-    """A tokenizer of one token a character."""
-
-    eos_token = "$"
-
-    def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> dict[str, Any]:
-        return {"input_ids": [*map(ord, text)], "offset_mapping": [(i, i + 1) for i in range(len(text))]}
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return "".join(map(chr, token_ids))
-
-
-class Canned:
-    """Finds every token as likely as `value` says; remembers what it was asked."""
-
-    def __init__(self, value: float = math.log(0.5), *, concurrent: bool = False, silent: bool = False) -> None:
-        self.value, self.concurrent, self.silent = value, concurrent, silent
-        self.calls: list[list[tuple[Any, list[int], int]]] = []
-
-    def read_logprobs(self, prompts: Any, responses: Any, starts: Any, temperature: float = 1.0) -> list[list[float]]:
-        self.calls.append([*zip(prompts, map(list, responses), starts, strict=True)])
-        return [
-            [] if self.silent else [self.value] * (len(response) - begin)
-            for response, begin in zip(responses, starts, strict=True)
-        ]
-
-
-def prompt_of(truth: str = "42", row: int = 1, **columns: Any) -> Prompt:
-    return Prompt(
-        id=f"rows:{row}", text="6*7?", token_ids=[1, 2], engine_token_ids=[1, 2],
-        position_ids=torch.arange(2)[None], ground_truth=truth, metadata=columns,
-    )  # fmt: skip
-
-
-def asking(reading: Any, policy: str = "score", longest: int = 1000, **options: Any) -> ReferenceVerifier:
-    verifier = ReferenceVerifier(read_options(options))
-    verifier.asked = Asked(reading, Characters(), "$", 1.0, longest, 1000, FailureRule(policy, 0.0))  # type: ignore[arg-type]
-    return verifier
-
-
-def inputs_of(*responses: str, prompt: Prompt | None = None) -> list[RewardInput]:
-    completions = [Completion([*map(ord, text)], [-1.0] * len(text), "stop", 0) for text in responses]
-    return reward_inputs(prompt or prompt_of(), completions, Characters())  # type: ignore[arg-type]
-
 
 # --- what becomes of odd answers -------------------------------------------------------------------------------------
 
@@ -178,24 +124,6 @@ def test_it_is_added_to_verifiers_by_weight_and_keeps_its_parts_names() -> None:
 # --- whom it asks ----------------------------------------------------------------------------------------------------
 
 
-def cut(samples: Sequence[Sample]) -> tuple[list[Prompt], list[list[int]], list[int]]:
-    """Samples as prompts, responses, and the places from which on they are read: the second token."""
-    prompts, responses = [], []
-    for sample in samples:
-        if not sample.loss_mask.any():
-            continue
-        first = int(sample.loss_mask.int().argmax())
-        ids = sample.token_ids.tolist()
-        prompts.append(
-            Prompt(
-                id="rows:1", text="", token_ids=ids[:first], engine_token_ids=ids[:first], ground_truth="",
-                position_ids=sample.position_ids[:, :first], model_inputs=sample.model_inputs,
-            )
-        )  # fmt: skip
-        responses.append(ids[first:])
-    return prompts, responses, [min(1, len(response) - 1) for response in responses]
-
-
 @pytest.mark.parametrize("name", ["text", "pictures"])
 def test_learner_ranks_and_a_frozen_model_say_the_same(name: str) -> None:
     learner, _ = build(name, "KL", Parallel())
@@ -274,98 +202,6 @@ def test_a_model_apart_is_asked_while_the_engine_samples() -> None:
     assert engine.waited
 
 
-# --- over HTTP -------------------------------------------------------------------------------------------------------
-
-READY = Patience(timeout=5.0, deadline=5.0, tries=1)
-
-
-def as_vllm(body: dict[str, Any]) -> dict[str, Any]:
-    """What vLLM answers: a log-prob of minus its number for every token but the first."""
-    tokens = body.get("prompt") or body["token_ids"]
-    listed = [None, *({str(token): {"logprob": -float(token), "rank": 1}} for token in tokens[1:])]
-    return {"choices": [{"text": "", "prompt_logprobs": listed}]}
-
-
-def as_echo(body: dict[str, Any]) -> dict[str, Any]:
-    """What OpenAI's older servers answer, with the token that they have sampled."""
-    logprobs = [None, *(-float(token) for token in body["prompt"][1:]), -0.5]
-    return {"choices": [{"text": "", "logprobs": {"token_logprobs": logprobs}}]}
-
-
-@pytest.mark.parametrize("answer", [as_vllm, as_echo])
-def test_a_server_is_asked_by_numbers_with_its_token_and_read_from_the_start_on(
-    answer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MY_TOKEN", "secret")
-    seen: list[tuple[dict[str, Any], str, str]] = []
-
-    def respond(body: bytes, path: str, headers: Any) -> tuple[int, Any]:
-        seen.append((json.loads(body), path, headers["authorization"]))
-        return 200, answer(seen[-1][0])
-
-    with answering(respond) as url:
-        reading = ServedReading(f"{url}/v1", served_name="tiny", token_env="MY_TOKEN", patience=READY)
-        rows = reading.read_logprobs([prompt_of(), prompt_of()], [[7, 8, 9], [5, 6]], [1, 0])
-    assert rows == [[-8.0, -9.0], [-5.0, -6.0]]
-    assert {path for _, path, _ in seen} == {"/v1/completions"}
-    assert {token for _, _, token in seen} == {"Bearer secret"}
-    bodies = sorted((body for body, _, _ in seen), key=lambda body: len(body["prompt"]))
-    assert [body["prompt"] for body in bodies] == [[1, 2, 5, 6], [1, 2, 7, 8, 9]]
-    assert {body["model"] for body in bodies} == {"tiny"}
-
-
-def test_pictures_go_to_vllm_itself_with_one_placeholder_each() -> None:
-    from PIL import Image
-
-    seen: list[tuple[dict[str, Any], str]] = []
-
-    def respond(body: bytes, path: str, headers: Any) -> tuple[int, Any]:
-        seen.append((json.loads(body), path))
-        listed: list[Any] = [None] * 5 + [{"8": {"logprob": -1.5}}]
-        return 200, {"choices": [{}], "prompt_logprobs": listed}
-
-    picture = replace(
-        prompt_of(), token_ids=[3, 3, 3, 3, 1], position_ids=torch.arange(5)[None], engine_token_ids=[3, 1],
-        images=(Image.new("RGB", (4, 4)),), model_inputs={"pixel_values": torch.zeros(1)},
-    )  # fmt: skip
-    with answering(respond) as url:
-        assert ServedReading(url, patience=READY).read_logprobs([picture], [[8]], [0]) == [[-1.5]]
-    ((body, path),) = seen
-    assert path == "/inference/v1/generate"
-    assert body["token_ids"] == [3, 1, 8]
-    assert body["content_parts"][0]["url"].startswith("data:image/png;base64,")
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"choices": []},
-        {"choices": [{"text": "a"}]},
-        {"choices": [{"prompt_logprobs": [None, {"2": {"logprob": -1}}]}]},
-        {"choices": [{"prompt_logprobs": [None, {"2": -1.0}, {"77": {"logprob": -1}}]}]},
-        {"choices": [{"logprobs": {"token_logprobs": [None, -1.0, "x"]}}]},
-    ],
-)
-def test_a_server_that_makes_no_sense_leaves_the_row_empty_and_says_so_once(
-    answer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with answering(lambda body, path, headers: (200, answer)) as url:
-        reading = ServedReading(url, patience=READY)
-        assert reading.read_logprobs([prompt_of()] * 2, [[9]] * 2, [0, 0]) == [[], []]
-    assert len([record for record in caplog.records if "no log-probs" in record.message]) == 1
-
-
-def test_a_token_never_crosses_a_network_in_the_clear_and_servers_know_one_temperature(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MY_TOKEN", "secret")
-    with pytest.raises(RewardSpecError, match="in the clear"):
-        ServedReading("http://10.0.0.7:8000", token_env="MY_TOKEN")
-    ServedReading("https://models.example/v1", token_env="MY_TOKEN")
-    with pytest.raises(ValueError, match="temperature 1"):
-        ServedReading("http://localhost:1").read_logprobs([], [], [], 0.6)
-
-
 # --- what it subtracts -----------------------------------------------------------------------------------------------
 
 
@@ -384,6 +220,14 @@ def test_base_scores_go_on_where_they_were_cut(tmp_path: Path) -> None:
     fill_bases(again, prompts, asked, options)
     assert sum(map(len, reading.calls)) == 31
     assert set(BaseFile(path, TERMS).rows().values()) == {0.5}
+
+
+def test_a_model_that_does_not_answer_leaves_no_gap_among_base_scores(tmp_path: Path) -> None:
+    asked, file = asking(Canned(silent=True)).asked, BaseFile(tmp_path / "a.jsonl", TERMS)
+    assert asked is not None
+    with pytest.raises(RewardFailure, match="none of 2 in 2"):
+        fill_bases(file, [prompt_of(row=1), prompt_of(row=2)], asked, read_options({}))
+    assert not BaseFile(tmp_path / "a.jsonl", TERMS).rows()
 
 
 def test_a_row_without_a_base_score_is_kept_as_such(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -415,6 +259,26 @@ def test_scores_that_came_about_otherwise_are_told_apart(
         with pytest.raises(ValueError, match="has base scores with"):
             BaseFile(tmp_path / "a.jsonl", TERMS)
     assert "has not written" in str(TERMS.problem("0.5"))
+
+
+def test_a_column_is_taken_where_it_is_and_asked_for_by_name_where_it_has_to_be(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def found(options: dict[str, Any], **columns: Any) -> bool:
+        rows: Any = [prompt_of(**columns)]
+        return has_column("train", rows, read_options(options), TERMS)
+
+    assert not found({})
+    assert found({}, scoreA=0.1, scoreA_terms=TERMS.written())
+    assert not caplog.records
+    assert found({}, scoreA=0.1)
+    assert "nothing says how" in caplog.text
+    assert not found({"score_a": "online"}, scoreA=0.1)
+    assert found({"strict": "easyr1_rlpr"}), "the fork computes none in a run"
+    with pytest.raises(ConfigError, match="`r1 score-a` writes it"):
+        found({"score_a": "column"})
+    with pytest.raises(ConfigError, match=r"temperature=0\.5 and not 1\.0"):
+        found({}, scoreA=0.1, scoreA_terms=replace(TERMS, temperature=0.5).written())
 
 
 def test_inputs_of_other_callers_are_refused_with_the_reason() -> None:

@@ -36,6 +36,7 @@ def score_a(settings: tuple[str, ...], output: Path) -> None:
         share_processors()
         from r1_cli.jobs.score_a import write_scores
         from r1_cli.models.load import ModelError
+        from r1_rewards.types import RewardFailure
 
-        with told_plainly(ModelError):
+        with told_plainly(ModelError, RewardFailure):
             write_scores(config, output)

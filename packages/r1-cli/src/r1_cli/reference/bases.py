@@ -18,6 +18,7 @@ from r1_data.types import Prompt
 from r1_rewards.reference.options import Options
 from r1_rewards.reference.shaping import aggregate
 from r1_rewards.reference.splice import Context, Splice, splice_alone
+from r1_rewards.types import RewardFailure
 
 TERMS_COLUMN = "scoreA_terms"  # how a row's base score came about, as JSON
 AT_ONCE = 64  # prompts that a model is asked about, between two writes
@@ -133,16 +134,25 @@ def fill_bases(file: BaseFile, prompts: Iterable[Prompt], asked: Asked, options:
 
 
 def base_scores(prompts: Sequence[Prompt], asked: Asked, options: Options) -> list[float | None]:
-    """Return how probable each prompt's reference is where the response would begin; None where that is not known."""
+    """Return how probable each prompt's reference is where the response would begin; None where that is not known.
+
+    Raises RewardFailure where the model that is asked gives no answer.
+    """
     alone = [_alone(prompt, asked, options) for prompt in prompts]
     given = [(prompt, one) for prompt, one in zip(prompts, alone, strict=True) if one]
-    rows = iter(
+    found = (
         asked.reading.read_logprobs(
             [prompt for prompt, _ in given], [one.ids for _, one in given], [0] * len(given), asked.temperature
         )
         if given
         else []
     )
+    if silent := sum(not row for row in found):
+        raise RewardFailure(
+            f"the model that is asked for log-probs gave none of {silent} in {len(found)} reference answers; base "
+            "scores that were found are kept: see that it answers, and run the same command again"
+        )
+    rows = iter(found)
     return [_base(one, next(rows), options) if one else None for one in alone]
 
 
@@ -156,8 +166,6 @@ def _alone(prompt: Prompt, asked: Asked, options: Options) -> Splice | None:
 
 
 def _base(alone: Splice, logprobs: Sequence[float], options: Options) -> float | None:
-    if not logprobs:
-        return None
     found = aggregate([logprobs[place] for place in alone.scored], options.aggregation)
     if not math.isfinite(found):
         return None
