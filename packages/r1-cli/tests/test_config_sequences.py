@@ -103,3 +103,8 @@ def test_the_plan_shows_how_many_devices_share_a_sequence() -> None:
     text = " ".join(console.export_text().split())
     assert "devices 16 nnodes × n_gpus_per_node devices per sequence 4 ulysses_size" in text
     assert "sequences per 4 devices 640 ÷ devices × ulysses_size" in text
+    assert "worker.critic" not in text
+    ppo = ["algorithm.adv_estimator=gae", "worker.critic.ulysses_size=2"]
+    console.print(render(make_plan(config_of(4, "trainer.nnodes=2", *ppo), 2100)))
+    text = " ".join(console.export_text().split())
+    assert "devices per sequence 4 ulysses_size the critic's 2 worker.critic.ulysses_size" in text

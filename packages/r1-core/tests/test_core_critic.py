@@ -255,9 +255,7 @@ def test_ranks_share_a_critics_sequences_or_not_whatever_the_actors_do(actors, o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "form"), [("text", "full"), ("pictures", "full"), ("text", "hybrid"), ("text", "offloaded")]
-)
+@pytest.mark.parametrize(("name", "form"), [("pictures", "full"), ("text", "hybrid"), ("text", "offloaded")])
 def test_every_form_forecasts_and_learns_what_one_process_does(name, form):
     expected = core_critics.learn_exactly(name)
     for found in ranks.run(core_critics.learn_exactly, name, FORMS[form], world=FORMS[form].world):

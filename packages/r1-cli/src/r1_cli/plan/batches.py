@@ -40,6 +40,7 @@ class Plan:
     checkpoint_folder: Path
     memory: Memory | None  # per device; None if the model is not a local folder
     critic_steps_per_step: int = 0  # optimizer steps of the critic; 0: there is none
+    critic_devices_per_sequence: int = 1
 
 
 def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int | None = None) -> Plan:
@@ -77,6 +78,7 @@ def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int
         checkpoint_folder=config.trainer.checkpoint_folder,
         memory=estimate(config),
         critic_steps_per_step=_critic_steps(config),
+        critic_devices_per_sequence=config.sequence_ranks("critic") if config.has_critic else 1,
     )
 
 
