@@ -189,7 +189,7 @@ class Checksummed(Protocol):
 
     @property
     def keeps_layout(self) -> bool:
-        """Whether it keeps every tensor in the learner's layout, so that none may differ."""
+        """Whether it keeps every tensor in the learner's layout, an adapter's factors too, so that none may differ."""
 
     def compare(self, expected: "Mapping[str, Expected]") -> "Comparison":
         """Compare its copies of these tensors with the learner's; see `r1_rollout.checksums`."""
