@@ -76,6 +76,7 @@ def measure(steps: int, ranks: int) -> dict[str, dict[int, list[float]]]:
             "worker.actor.micro_batch_size_per_device_for_update=1",
             "worker.actor.micro_batch_size_per_device_for_experience=1",
             f"trainer.n_gpus_per_node={ranks}", f"trainer.max_steps={steps}", f"trainer.save_checkpoint_path={folder}",
+            "worker.actor.optim.lr=1.0e-9", "trainer.max_idle_steps=-1",  # else it would know all after 130
         ]  # fmt: skip
         with (folder / "output.txt").open("w+") as output:
             # Ray gives way to all other processes by default, so that ranks would hardly move beside them.

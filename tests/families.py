@@ -119,9 +119,9 @@ def make_config(family: str) -> Any:
     )
 
 
-def make_model(family: str, scale: float = 5.0) -> Any:
+def make_model(family: str, scale: float = 5.0, config: Any = None) -> Any:
     """A model with random weights, `scale` times as large as at the start of a training: it has opinions."""
-    config = make_config(family)
+    config = make_config(family) if config is None else config
     is_text = family in (*TEXT_FAMILIES, *FURTHER_TEXT)
     kind = hf.AutoModelForCausalLM if is_text else hf.AutoModelForImageTextToText
     torch.manual_seed(0)

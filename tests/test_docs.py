@@ -15,7 +15,7 @@ from r1_cli.assembly.algorithm import try_algorithm
 from r1_cli.config import load_config
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples/*/README.md"))]
+PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples/**/README.md"))]
 NAME = re.compile(r"`([\w./-]+\.py):([A-Za-z_][\w.]*)`")
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 

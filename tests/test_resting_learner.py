@@ -1,4 +1,4 @@
-"""A learner whose states leave the device while others compute: the run is the same, whoever looks at what and when."""
+"""A learner and a critic whose states leave the device while others compute: the run is the same, step by step."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,22 +8,28 @@ import pytest
 from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
 from safetensors.torch import load_file
 
+from r1_cli.assembly import critic
 from r1_cli.assembly import learner as assembly
 from r1_cli.jobs import learning, train
-from r1_core.learner.offload import Movable, Offload
+from r1_core.learner.offload import Movable, Offload, Residence, bytes_on_device
 
-STEPS = ["trainer.max_steps=3", "trainer.save_freq=1", "trainer.val_freq=1", "algorithm.disable_kl=false"]
+STEPS = [
+    "trainer.max_steps=3", "trainer.save_freq=1", "trainer.val_freq=1", "algorithm.disable_kl=false",
+    "algorithm.adv_estimator=gae", "worker.critic.optim.lr=1e-3",
+]  # fmt: skip
 
 
 @pytest.mark.slow
-def test_a_run_whose_learner_rests_while_the_engine_samples_is_the_same_to_the_bit(
+def test_a_run_whose_learner_and_critic_rest_while_others_compute_is_the_same_to_the_bit(
     r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[Movable] = []
     order: list[str] = []
+    residences: list[Residence] = []  # of learner and critic
 
     def run(name: str, *words: str) -> Path:
         folder = tmp_path / name
+        residences.clear()
         result = r1("train", QUICKSTART, *SMALL, *STEPS, f"trainer.save_checkpoint_path={folder}", *words)
         assert result.exit_code == 0, result.output
         return folder
@@ -40,9 +46,24 @@ def test_a_run_whose_learner_rests_while_the_engine_samples_is_the_same_to_the_b
     monkeypatch.setattr(Movable, "leave", lambda movable: (left.append(movable), leave(movable)))
     # Processors have nothing to make room for; what a GPU does is done to their own memory here.
     monkeypatch.setattr(assembly, "build_offload", lambda config, hardware: Offload(True, True, True))
+    monkeypatch.setattr(critic, "build_critic_offload", lambda config, hardware: Offload(True, True))
+    begin, fetch = Residence.__init__, Residence.fetch
+
+    def fetch_alone(residence: Residence, *owners: Any) -> None:
+        fetch(residence, *owners)
+        assert not any(bytes_of(other) for other in residences if other is not residence)
+
+    monkeypatch.setattr(Residence, "__init__", lambda one, *args: (begin(one, *args), residences.append(one))[0])
+    monkeypatch.setattr(Residence, "fetch", fetch_alone)
     resting = run("resting", "trainer.max_steps=2")
     run("resting")
     assert len(left) > 20
     assert without_clock(read_log(staying)) == without_clock(read_log(resting))
-    weights = [load_file(folder / "global_step_3/actor/model.safetensors") for folder in (staying, resting)]
-    assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
+    for owner in ("actor", "critic"):
+        one, other = (load_file(folder / f"global_step_3/{owner}/model.safetensors") for folder in (staying, resting))
+        assert all((tensor == other[name]).all() for name, tensor in one.items())
+
+
+def bytes_of(residence: Residence) -> int:
+    """What states that may leave take of the device."""
+    return sum(bytes_on_device(movable._find()) for movable in residence._movable.values())

@@ -9,6 +9,8 @@ import cli_ranks
 import torch
 from cli_families import ROWS, build, make_samples
 from core_cases import off_policy
+from core_critics import Course as CriticCourse
+from core_critics import draw_head, make_critic, take_steps
 from core_models import _rotate_vision, in_float64
 from core_ranks import THREE
 from ranks import patches
@@ -24,6 +26,7 @@ from r1_core.learner.microbatch import collate
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, find_blocks, shard_model, whole
 from r1_core.learner.token_model import TokenModel
+from r1_core.learner.value_scorer import ValueScorer, give_value_head
 from r1_core.objective import Objective
 from r1_core.types import Sample
 
@@ -132,3 +135,18 @@ def take_course(name: str, objective: str, form: Form | None = None) -> Course:
         course.metrics.append(metrics | learner.optim_step())
     course.weights = {key: tensor.clone() for key, tensor in learner.weights()}
     return course
+
+
+def forecast(name: str, form: Form | None = None) -> tuple[Tensor, CriticCourse]:
+    """Exact values of a pack of all samples, and three steps of a critic whose sequences alone are shared."""
+    model = build(name, packed=True, heads=8)
+    draw_head(give_value_head(model))
+    model = in_float64(model, patches)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    parallel = None if form is None else replace(form, sequence_size=1).join().sharing(form.sequence_size)
+    critic = make_critic(model, parallel, batching=Batching(True, MicroLimit(1), MicroLimit(4)))
+    samples = samples_for(name)
+    batch = collate(samples, padding_free=True, sequence=critic.parallel.sequence)
+    with torch.no_grad():
+        values = ValueScorer(critic.model)(batch)
+    return values, take_steps(critic, samples)

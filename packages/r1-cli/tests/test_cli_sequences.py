@@ -7,7 +7,9 @@ import cli_sequences
 import pytest
 import ranks
 import torch
+from cli_families import IMAGE
 from cli_sequences import FORMS, Course
+from core_critics import assert_same_course
 from torch import Tensor
 
 # Each objective in each form, and each family, once at least: what they have to do with one another is little.
@@ -52,9 +54,34 @@ def test_ranks_take_the_steps_of_one_process(name: str, objective: str, form: st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "form"), [("qwen2", "2 of 2"), ("qwen2.5-vl", "2 of 4, two copies")])
+def test_ranks_that_share_a_critics_sequences_forecast_and_learn_what_one_process_does(name: str, form: str) -> None:
+    values, expected = cli_sequences.forecast(name)
+    for own, course in ranks.run(cli_sequences.forecast, name, FORMS[form], world=FORMS[form].world):
+        torch.testing.assert_close(own, values, atol=1e-12, rtol=0)
+        assert_same_course(course, expected)
+
+
+@pytest.mark.slow
 def test_a_driver_of_ranks_that_share_sequences_gets_verb_by_verb_what_the_learner_gives() -> None:
     samples, objective = cli_ranks.step_samples("text"), cli_ranks.OBJECTIVES["KL"]
     expected = cli_ranks.go_through(cli_sequences.build_learner("qwen2"), samples, objective, pads=False)
     for found, facts in ranks.run(cli_sequences.verb_by_verb):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)  # float32 crosses
         assert (facts.devices, facts.straggler) == (2, 1.0)  # both have the same tokens of every round
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_rows_that_are_shared_have_pictures_across_cuts_one_token_and_ranks_without_a_target(size: int) -> None:
+    samples = cli_sequences.samples_for("qwen3-vl")  # an update's micro-batches have one each
+    assert any(len(sample.model_inputs["image_grid_thw"]) > 1 for sample in samples if sample.model_inputs)
+    assert min(len(sample.token_ids) for sample in samples) == 1
+    across, empty = [], []
+    for sample in samples:
+        part = -(-len(sample.token_ids) // size)
+        pictured = sample.token_ids == IMAGE
+        across += [bool(pictured[cut - 1] and pictured[cut]) for cut in range(part, len(pictured), part)]
+        empty += [not own.any() for own in sample.loss_mask.split(part)]
+    assert any(across)
+    assert any(empty)
+    assert not all(empty)

@@ -59,6 +59,9 @@ def test_an_address_at_which_nothing_answers_is_told_with_the_commands(
     noted.parent.mkdir()
     noted.write_text(f"127.0.0.1:{gone}\n")
     assert f"nothing answers at 127.0.0.1:{gone}" in refusal()
+    monkeypatch.delenv("RAY_TMPDIR")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where Ray puts it then
+    assert f"nothing answers at 127.0.0.1:{gone}" in refusal()
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
     assert "ray://127.0.0.1:10001 is no address like 10.0.0.1:6379" in refusal()
     assert "ray start --head" in refusal()
@@ -78,6 +81,13 @@ def test_a_cluster_of_other_versions_is_told_of(monkeypatch: pytest.MonkeyPatch)
             open_cluster(TWO, Hardware("cpu")),
         ):
             pass
+
+
+def test_a_ray_that_gives_up_on_a_busy_machine_is_told_of(tmp_path: Path) -> None:
+    ray = MagicMock()
+    ray.init.side_effect = Exception("The current node timed out during startup.")
+    with pytest.raises(ClusterError, match=r"not started on this machine: The current node timed out.*same command"):
+        connect._start(cast(ModuleType, ray), 2, tmp_path)
 
 
 def test_a_machine_that_lacks_the_software_is_told_of() -> None:

@@ -73,6 +73,43 @@ def test_what_stays_is_counted_where_it_stays(
     assert {name: size for name, size in after.items() if before.get(name) != size} == more
 
 
+CRITIC = ["algorithm.adv_estimator=gae", "algorithm.disable_kl=true"]
+
+
+def test_a_critic_and_the_actor_are_there_one_at_a_time(tmp_path: Path) -> None:
+    apart = [f"worker.rollout.engines.{key}=1" for key in ("nnodes", "n_gpus_per_node")]
+    phases = phases_of(config_of(tmp_path, *CRITIC, *apart))
+    values, optimizer, gradients = (f"critic's {part}" for part in ("weights", "optimizer states", "gradients"))
+    own = {name: {part for part, size in parts.items() if size} - {"CUDA"} for name, parts in phases.items()}
+    assert own == {
+        "critic's values": {values},
+        "critic's gradient": {values, gradients},
+        "critic's optimizer step": {values, optimizer, gradients},
+        "sampling": set(),
+        "hand-over of weights": {"weights"},
+        "log-probs": {"weights"},
+        "gradient": {"weights", "gradients"},
+        "optimizer step": {"weights", "optimizer states", "gradients"},
+    }
+    assert [phases["critic's optimizer step"][part] // GB for part in (values, optimizer, gradients)] == [4, 8, 4]
+
+
+def test_a_critic_that_stays_is_counted_once_in_every_phase(tmp_path: Path) -> None:
+    stays = [f"worker.critic.offload.{key}=false" for key in ("offload_params", "offload_optimizer")]
+    leaving, staying = (phases_of(config_of(tmp_path, *CRITIC, *words)) for words in ((), stays))
+    more = {name: (sum(parts.values()) - sum(leaving[name].values())) // GB for name, parts in staying.items()}
+    assert (more.pop("critic's values"), more.pop("critic's gradient")) == (8, 8)  # the weights are there anyhow
+    assert more.pop("critic's optimizer step") == 0
+    assert set(more.values()) == {12}
+
+
+def test_where_a_critic_does_not_fit_its_own_settings_are_proposed(tmp_path: Path) -> None:
+    stays = [f"worker.critic.offload.{key}=false" for key in ("offload_params", "offload_optimizer")]
+    assert find_remedies(config_of(tmp_path, *CRITIC, *stays), 24 * GB) == [
+        "worker.critic.offload.offload_optimizer=true"
+    ]
+
+
 LORA = ["worker.actor.model.lora.rank=8", "worker.rollout.name=embedded"]
 
 

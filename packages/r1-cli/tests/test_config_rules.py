@@ -368,17 +368,18 @@ def test_a_critic_has_the_batches_and_the_model_of_the_actor_unless_it_is_given_
 @pytest.mark.parametrize(
     "word",
     [
-        "worker.critic.ulysses_size=2",
         "worker.critic.model.lora.rank=8",
+        "worker.critic.model.lora.path=owner/adapter",
+        "worker.critic.model.quantization=nf4",
+        "worker.critic.optim.groups=[{'pattern':'.*','lr':1e-6}]",
         "worker.critic.fsdp.torch_dtype=fp16",
         "worker.critic.fsdp.mp_param_dtype=fp16",
     ],
 )
 def test_what_a_critic_cannot_do_is_refused_where_there_is_one(word: str) -> None:
-    devices = ["trainer.n_gpus_per_node=2"] if "ulysses" in word else []
-    limits = unavailable(*load_config([*PLAIN, *CRITIC, word, *devices]))
-    assert [str(limit) for limit in limits] == [word]
-    assert unavailable(*load_config([*PLAIN, word, *devices])) == []
+    limits = unavailable(*load_config([*PLAIN, *CRITIC, word]))
+    assert [limit.key for limit in limits] == [word.partition("=")[0]]
+    assert unavailable(*load_config([*PLAIN, word])) == []
 
 
 @pytest.mark.parametrize(
@@ -394,6 +395,34 @@ def test_what_a_critic_cannot_do_is_refused_where_there_is_one(word: str) -> Non
 def test_what_a_critic_has_no_use_for_is_said_once(word: str) -> None:
     assert [str(limit) for limit in without_effect(*load_config([*PLAIN, *CRITIC, word]))] == [word]
     assert [str(limit) for limit in without_effect(*load_config([*PLAIN, word]))] == [word]
+
+
+# What EasyR1's `worker.critic` has, with other values than its defaults.
+EASYR1 = {
+    "strategy": "fsdp2", "global_batch_size": 2, "micro_batch_size_per_device_for_update": 5,
+    "micro_batch_size_per_device_for_experience": 10, "max_grad_norm": 0.5, "cliprange_value": 0.2,
+    "loss_avg_mode": "seq", "ppo_epochs": 2, "padding_free": False, "dynamic_batching": False,
+    "ulysses_sequence_parallel_size": 1, "model.model_path": "owner/critic", "model.tokenizer_path": "owner/words",
+    "model.override_config": "{a: 1}", "model.enable_gradient_checkpointing": False, "model.trust_remote_code": True,
+    "model.freeze_vision_tower": True, "model.lora.rank": 8, "optim.lr": 1e-5, "optim.betas": "[0.9, 0.95]",
+    "optim.weight_decay": 0.1, "optim.strategy": "adamw_bf16", "optim.lr_warmup_ratio": 0.1, "optim.min_lr_ratio": 0.1,
+    "optim.lr_scheduler_type": "cosine", "optim.lr_warmup_steps": 3, "fsdp.enable_full_shard": False,
+    "fsdp.enable_cpu_offload": True, "fsdp.enable_rank0_init": False, "fsdp.use_orig_params": True,
+    "fsdp.torch_dtype": "bf16", "fsdp.fsdp_size": 2, "fsdp.mp_param_dtype": "fp32", "fsdp.mp_reduce_dtype": "bf16",
+    "fsdp.mp_buffer_dtype": "bf16", "offload.offload_params": False, "offload.offload_optimizer": False,
+}  # fmt: skip
+
+
+def test_every_key_of_easyr1s_critic_is_taken_or_named() -> None:
+    config, provenance = load_config([*PLAIN, *CRITIC, *(f"worker.critic.{key}={v}" for key, v in EASYR1.items())])
+    changed = config.worker.critic
+    assert (changed.loss_avg_mode, changed.fsdp.mp_reduce_dtype, changed.optim.betas) == ("seq", "bf16", (0.9, 0.95))
+    assert [limit.key for limit in unavailable(config, provenance)] == ["worker.critic.model.lora.rank"]
+    told = {limit.key.removeprefix("worker.critic.") for limit in without_effect(config, provenance)}
+    assert {key for key in told if key in EASYR1} == {
+        "strategy", "model.tokenizer_path", "fsdp.enable_rank0_init", "fsdp.use_orig_params", "fsdp.mp_buffer_dtype",
+        "fsdp.fsdp_size",
+    }  # fmt: skip
 
 
 def test_a_warm_up_of_the_critic_that_outlasts_the_run_is_said() -> None:

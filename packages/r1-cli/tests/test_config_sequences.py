@@ -71,13 +71,30 @@ def test_a_model_whose_layers_all_attend_to_all_tokens_is_not(text: Any) -> None
 
 
 def test_on_one_device_the_size_means_nothing() -> None:
-    words = [*BASE, "worker.actor.model.model_path=org/model", "worker.actor.ulysses_size=8"]
+    sizes = [f"worker.{owner}.ulysses_size=8" for owner in ("actor", "critic")]
+    words = [*BASE, "worker.actor.model.model_path=org/model", "algorithm.adv_estimator=gae", *sizes]
     config, provenance = load_config(words)
     alone = config.model_copy(update={"trainer": config.trainer.model_copy(update={"n_gpus_per_node": 1})})
     require_shareable(alone, hf.MambaConfig())
-    assert (alone.sequence_ranks, alone.data_ranks) == (1, 1)
-    assert "worker.actor.ulysses_size=8" in map(str, without_effect(alone, provenance))
-    assert "worker.actor.ulysses_size=8" not in map(str, without_effect(config, provenance))
+    assert (alone.sequence_ranks(), alone.data_ranks()) == (1, 1)
+    require_shareable(alone, hf.MambaConfig(), "critic")
+    assert set(sizes) <= set(map(str, without_effect(alone, provenance)))
+    assert not set(sizes) & set(map(str, without_effect(config, provenance)))
+
+
+def test_a_critics_size_is_its_own_and_found_fault_with_by_its_own_name(tmp_path: Path) -> None:
+    ppo = ["algorithm.adv_estimator=gae", "worker.critic.ulysses_size=4"]
+    config = config_of(2, *ppo)
+    assert (config.sequence_ranks("actor"), config.sequence_ranks("critic"), config.data_ranks("critic")) == (2, 4, 2)
+    with pytest.raises(ConfigError, match=r"worker\.critic\.ulysses_size=4: takes layers that attend to all tokens"):
+        require_shareable(config, hf.Gemma3TextConfig(), "critic")
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 6, "model_type": "qwen2"}))
+    own = f"worker.critic.model.model_path={tmp_path}"
+    with pytest.raises(ConfigError, match=r"worker\.critic\.ulysses_size=4 .*must divide the 6 heads of attention"):
+        config_of(2, *ppo, own)
+    with pytest.raises(ConfigError, match=r"worker\.critic\.ulysses_size=4 .*set worker\.critic\.padding_free=true"):
+        config_of(2, *ppo, "worker.critic.padding_free=false")
+    config_of(2, "worker.critic.ulysses_size=3")  # there is none
 
 
 def test_the_plan_shows_how_many_devices_share_a_sequence() -> None:
@@ -86,3 +103,8 @@ def test_the_plan_shows_how_many_devices_share_a_sequence() -> None:
     text = " ".join(console.export_text().split())
     assert "devices 16 nnodes × n_gpus_per_node devices per sequence 4 ulysses_size" in text
     assert "sequences per 4 devices 640 ÷ devices × ulysses_size" in text
+    assert "worker.critic" not in text
+    ppo = ["algorithm.adv_estimator=gae", "worker.critic.ulysses_size=2"]
+    console.print(render(make_plan(config_of(4, "trainer.nnodes=2", *ppo), 2100)))
+    text = " ".join(console.export_text().split())
+    assert "devices per sequence 4 ulysses_size the critic's 2 worker.critic.ulysses_size" in text

@@ -292,6 +292,69 @@ trainer: {project_name: p, default_local_dir: "checkpoints/${trainer.project_nam
     assert "name=sglang" in told
 
 
+def test_every_key_of_verls_critic_is_translated_or_named() -> None:
+    text = """\
+data: {train_files: owner/rows@train, train_batch_size: 8}
+algorithm: {adv_estimator: gae}
+actor_rollout_ref:
+  model: {path: owner/model}
+  rollout: {n: 1}
+critic:
+  rollout_n: 1
+  strategy: fsdp2
+  enable: true
+  optim: {lr: 2.0e-5, lr_warmup_steps_ratio: 0.1, min_lr_ratio: 0.1, warmup_style: cosine, total_training_steps: 5}
+  model:
+    path: owner/critic
+    external_lib: mine
+    enable_gradient_checkpointing: false
+    enable_activation_offload: true
+    use_remove_padding: true
+    lora_rank: 8
+    fsdp_config: {param_offload: true, fsdp_size: 2, forward_prefetch: true}
+  ppo_mini_batch_size: 4
+  ppo_micro_batch_size_per_gpu: 2
+  forward_micro_batch_size_per_gpu: 4
+  ppo_max_token_len_per_gpu: 100
+  ulysses_sequence_parallel_size: 2
+  ppo_epochs: 2
+  shuffle: true
+  grad_clip: 0.5
+  cliprange_value: 0.3
+  loss_agg_mode: seq-mean-token-mean
+  checkpoint: {load_contents: [model]}
+trainer: {critic_warmup: 3, n_gpus_per_node: 2, nnodes: 1}
+"""
+    made = convert_verl(text, [])
+    assert made.unknown() == []
+    ours = {key.removeprefix("worker.critic."): made.settings[key] for key in made.settings if ".critic." in key}
+    assert (ours["global_batch_size"], ours["max_grad_norm"], ours["cliprange_value"], ours["ppo_epochs"]) == (
+        4,
+        0.5,
+        0.3,
+        2,
+    )
+    assert (ours["ulysses_size"], ours["loss_avg_mode"], ours["model.model_path"]) == (
+        2,
+        "seq-mean-token-mean",
+        "owner/critic",
+    )
+    assert (ours["optim.lr"], ours["optim.lr_scheduler_type"], made.settings["trainer.critic_warmup"]) == (
+        2e-5,
+        "cosine",
+        3,
+    )
+    told = "\n".join(made.lost)
+    for key, why in {
+        "critic.model.lora_rank=8": "all the critic's weights train",
+        "critic.model.external_lib=mine": "models come from transformers",
+        "critic.shuffle=True": "samples keep the order in which they were drawn",
+        "critic.ppo_max_token_len_per_gpu=100": "the token budget is micro batch size × longest sequence",
+    }.items():
+        assert f"{key}: {why}" in told
+    assert "this one it has not" not in told
+
+
 TRL = {
     "model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",
     "dataset_name": "owner/rows",

@@ -7,6 +7,7 @@ import pytest
 import torch
 from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
 from core_ranks import Form
+from core_sequences import Attending
 from core_toy import Toy, samples
 from ranks import patches
 from torch import nn
@@ -102,6 +103,25 @@ def learn(shard_size: int | None = None, aggregation: str = "token") -> Course:
     critic = make_critic(ToyCritic().double(), parallel, aggregation=aggregation, loss=ValueLoss(0.1))
     given = [replace(sample, reward=float(i)) for i, sample in enumerate(samples())]
     return take_steps(critic, given)
+
+
+class AttendingCritic(Attending):
+    """The toy whose tokens look at one another, with a value in place of a vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 1)
+        draw_head(self.head)
+
+
+def learn_together(actors: int | None = None, own: int = 1) -> Course:
+    """Three steps of ranks of which `own` share a sequence of the critic's, and `actors` one of the actor's."""
+    parallel = None if actors is None else Parallel.join("cpu", sequence_size=actors).sharing(own)
+    critic = make_critic(AttendingCritic().double(), parallel)
+    if own > 1:
+        with pytest.raises(ValueError, match="padded micro-batches cannot be cut over the ranks that share sequences"):
+            critic.pad()
+    return take_steps(critic, [replace(sample, reward=float(i)) for i, sample in enumerate(samples())])
 
 
 def learn_exactly(name: str, form: Form | None = None) -> Course:

@@ -15,6 +15,7 @@ from core_ranks import FORMS
 from r1_core.advantages import GAE, GRPO, ReinforcePlusPlus, assign, gae
 from r1_core.kl import reward_penalties
 from r1_core.learner.microbatch import collate
+from r1_core.learner.offload import Offload, bytes_on_device, states_of, tensors_of
 from r1_core.learner.value_scorer import ValueScorer, give_value_head
 from r1_core.losses import ValueLoss
 from r1_core.own import as_estimator
@@ -207,6 +208,23 @@ def test_a_critic_that_pads_has_the_values_of_one_that_packs():
     torch.testing.assert_close(tokens(padded, "values"), tokens(packed, "values"), atol=1e-6, rtol=0)
 
 
+def test_a_critic_that_rests_takes_nothing_of_its_device_and_learns_the_same_to_the_bit(tmp_path):
+    staying, leaving = exact_critic(), exact_critic(offload=Offload(weights=True, optimizer=True))
+    expected = take_steps(staying, step_samples("text"))
+    leaving.rest()
+    rest = leaving.annotate_values
+
+    def annotate_after_rest(samples):
+        leaving.rest()
+        assert bytes_on_device([*tensors_of(leaving.model), *states_of(leaving.optimizer)]) == 0
+        return rest(samples)
+
+    leaving.annotate_values = annotate_after_rest
+    found = take_steps(leaving, step_samples("text"))
+    assert all(torch.equal(one, other) for one, other in zip(found[0], expected[0], strict=True))
+    assert all(torch.equal(tensor, found[2][name]) for name, tensor in expected[2].items())
+
+
 # --- checkpoints ----------------------------------------------------------------------------------------------------
 
 
@@ -229,10 +247,15 @@ def test_a_critic_that_was_saved_goes_on_to_the_bit(tmp_path):
 # --- ranks ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("actors", "own"), [(1, 2), (2, 1)])
+def test_ranks_share_a_critics_sequences_or_not_whatever_the_actors_do(actors, own):
+    expected = core_critics.learn_together()
+    for found in ranks.run(core_critics.learn_together, actors, own):
+        core_critics.assert_same_course(found, expected)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "form"), [("text", "full"), ("pictures", "full"), ("text", "hybrid"), ("text", "offloaded")]
-)
+@pytest.mark.parametrize(("name", "form"), [("pictures", "full"), ("text", "hybrid"), ("text", "offloaded")])
 def test_every_form_forecasts_and_learns_what_one_process_does(name, form):
     expected = core_critics.learn_exactly(name)
     for found in ranks.run(core_critics.learn_exactly, name, FORMS[form], world=FORMS[form].world):

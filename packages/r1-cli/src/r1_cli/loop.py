@@ -9,7 +9,7 @@ from pathlib import Path
 from r1_cli.groups.estimate import EstimateError
 from r1_cli.groups.group import to_samples
 from r1_cli.groups.supply import save_surplus
-from r1_cli.measure.metrics import divergence, performance, step_metrics, update_metrics
+from r1_cli.measure.metrics import divergence, penalty_metrics, performance, step_metrics, update_metrics
 from r1_cli.measure.signal import count_idle, require_signal
 from r1_cli.measure.validate import Validation, generations_of
 from r1_cli.roles import Collector, Critic, Learner, Position, Schedule, Update, weights_of
@@ -114,6 +114,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
             kl = kl.update(divergence(samples, update.kl_penalty), len(samples))
     record = collected | step_metrics(at.step, groups, samples, run.engine)
     record |= update_metrics("actor", updates) | update_metrics("critic", forecasts)
+    record |= penalty_metrics(samples, update.estimate.kl_penalty, at.kl.coef)
     record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
     idle = count_idle(at.idle, groups, samples)
     shown = generations_of(groups[: run.schedule.train_generations_to_log], "train")
@@ -195,6 +196,7 @@ def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> Draft:
     def save(folder: Path) -> None:
         run.learner.save(folder / "actor", model_only=run.schedule.save_model_only)
         if run.critic:
+            run.learner.rest()
             run.critic.save(folder / "critic", model_only=run.schedule.save_model_only)
             run.critic.rest()
         run.save_assets(folder)

@@ -1,13 +1,14 @@
 """The critic of a run, for estimators that need its values: model, optimizer, learning rate, micro-batches."""
 
-from dataclasses import replace
+from datetime import timedelta
 
 from r1_cli.assembly.fillers import build_fillers
 from r1_cli.assembly.learner import build_batching, build_learning_rate, build_shard
+from r1_cli.assembly.trained import freeze
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
-from r1_cli.models.files import ModelFiles, open_critic_config
+from r1_cli.models.files import ModelFiles, locate, open_critic_config
 from r1_cli.roles import Schedule
 from r1_core.learner.critic import Critic
 from r1_core.learner.offload import Offload
@@ -21,9 +22,9 @@ def build_critic(
 ) -> Critic:
     """Load the critic's model, and make its optimizer. Where `parallel` has a mesh, this is this rank's share."""
     critic = config.worker.critic
-    parallel = replace(parallel, sequence=None)  # its sequences are whole, also where the actor's are cut
+    parallel = parallel.sharing(config.sequence_ranks("critic"), timedelta(seconds=config.trainer.collective_timeout))
     model = models.load_model(
-        critic.model.model_path or "",
+        locate(critic.model.model_path or "", "worker.critic.model.model_path"),
         config=open_critic_config(config, actor),
         dtype=dtype(critic.kept_dtype),
         device=hardware.device,
@@ -32,8 +33,7 @@ def build_critic(
         shard=build_shard(critic, hardware),
         value_head=True,
     )
-    if critic.model.freeze_vision_tower:
-        models.freeze_vision(model, "worker.critic.model.freeze_vision_tower")
+    freeze(critic.model, model, "critic")
     if critic.model.enable_gradient_checkpointing:
         models.enable_gradient_checkpointing(model)
     optimizer = build_optimizer(
@@ -43,8 +43,6 @@ def build_critic(
         weight_decay=critic.optim.weight_decay,
         strategy=critic.optim.strategy,
     )
-    # The actor shares the device.
-    leaves = hardware.on_gpu and not critic.fsdp.enable_cpu_offload
     return Critic(
         model,
         optimizer,
@@ -57,7 +55,14 @@ def build_critic(
         parallel=parallel,
         fillers=build_fillers(config, actor) if parallel.data_world > 1 else (),
         device=hardware.device,
-        offload=Offload(
-            weights=leaves and critic.offload.offload_params, optimizer=leaves and critic.offload.offload_optimizer
-        ),
+        offload=build_critic_offload(config, hardware),
+    )
+
+
+def build_critic_offload(config: RunConfig, hardware: Hardware) -> Offload:
+    """What leaves a GPU while actor or engine compute: what is not with the processor for good."""
+    critic = config.worker.critic
+    leaves = hardware.on_gpu and not critic.fsdp.enable_cpu_offload
+    return Offload(
+        weights=leaves and critic.offload.offload_params, optimizer=leaves and critic.offload.offload_optimizer
     )

@@ -56,7 +56,7 @@ def build_learner(
     adapters = open_adapters(config)
     kept = dtype(actor.kept_dtype) if adapters is None else computing
     policy = load_weights(config, model, kept, hardware.device, parallel, policy_shard, adapters)
-    freeze(config, policy)
+    freeze(actor.model, policy)
     if actor.model.enable_gradient_checkpointing:
         models.enable_gradient_checkpointing(policy)
     reference = policy if adapters is not None and not config.algorithm.disable_kl else None
@@ -88,11 +88,10 @@ def build_learner(
 def build_offload(config: RunConfig, hardware: Hardware) -> Offload:
     """What leaves a GPU between phases: what is not with the processor for good, where others take the room.
 
-    These are an engine, or a critic. A base that an engine samples from stays, and its few factors with it.
+    A base that an engine samples from stays, and its few factors with it.
     """
     actor, ref = config.worker.actor, config.worker.ref
-    shared = config.colocated or config.has_critic
-    room_is_wanted = hardware.on_gpu and shared and not actor.fsdp.enable_cpu_offload
+    room_is_wanted = hardware.on_gpu and config.shares_devices and not actor.fsdp.enable_cpu_offload
     return Offload(
         weights=room_is_wanted and actor.offload.offload_params and not shares_base(config, on_gpu=hardware.on_gpu),
         optimizer=room_is_wanted and actor.offload.offload_optimizer,

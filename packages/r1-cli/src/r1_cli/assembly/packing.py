@@ -1,11 +1,13 @@
 """Whether a model's sequences may share a row: tried at start on the model itself, and not read off its name."""
 
 import logging
+from collections.abc import Callable
 
 import torch
 
 from r1_cli.assembly.canary import build_probes
 from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.root import Owner
 from r1_cli.groups.group import extend_positions
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
@@ -37,7 +39,7 @@ def settle_packing(
     Raises:
         ConfigError: ranks are to share the rows, which cannot be padded then.
     """
-    actor, packs = config.worker.actor, []
+    actor, packs = config.worker.actor, list[tuple[Owner, Callable[[], None]]]()
     if actor.padding_free:
         packs.append(("actor", learner.pad))
     if critic is not None and config.worker.critic.padding_free:
@@ -49,10 +51,10 @@ def settle_packing(
     fault = find_packing_fault(learner, probes, fresh, tolerance)
     if fault is not None:
         name = model.config.model_type
-        if config.sequence_ranks > 1:
-            message = f"shares packed rows, and {name} {fault} on ranks that share it: set 1"
-            raise ConfigError([Problem("worker.actor.ulysses_size", message, str(config.sequence_ranks))])
         for owner, pad in packs:
+            if (size := config.sequence_ranks(owner)) > 1:
+                message = f"shares packed rows, and {name} {fault} on ranks that share it: set 1"
+                raise ConfigError([Problem(f"worker.{owner}.ulysses_size", message, str(size))])
             log.warning("%s %s: micro-batches are padded, as with worker.%s.padding_free=false", name, fault, owner)
             pad()
 

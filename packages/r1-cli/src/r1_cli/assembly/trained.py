@@ -1,4 +1,4 @@
-"""Which of a policy's parameters are trained, and at which rate."""
+"""Which of a model's parameters are trained, and at which rate."""
 
 import logging
 
@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.root import Owner
+from r1_cli.config.worker import ModelConfig
 from r1_cli.models.load import freeze_vision
 from r1_core.learner.optim import RateGroup, build_optimizer
 from r1_core.learner.patterns import matching
@@ -13,22 +15,21 @@ from r1_core.learner.patterns import matching
 log = logging.getLogger("r1")
 
 
-def freeze(config: RunConfig, policy: nn.Module) -> None:
-    """Stop what the configuration names from training.
+def freeze(settings: ModelConfig, model: nn.Module, owner: Owner = "actor") -> None:
+    """Stop what the owner's settings name from training.
 
     Raises:
         ModelError: there is no vision tower to freeze.
         ConfigError: a pattern matches nothing.
     """
-    settings = config.worker.actor.model
     if settings.freeze_vision_tower:
-        freeze_vision(policy)
-    params = dict(policy.named_parameters())
+        freeze_vision(model, f"worker.{owner}.model.freeze_vision_tower")
+    params = dict(model.named_parameters())
     for pattern in settings.freeze:
         try:
             names = matching(pattern, params)
         except ValueError as error:
-            raise ConfigError([Problem("worker.actor.model.freeze", str(error))]) from error
+            raise ConfigError([Problem(f"worker.{owner}.model.freeze", str(error))]) from error
         for name in names:
             params[name].requires_grad_(False)
 

@@ -49,7 +49,7 @@ def open_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfi
 
     Raises:
         ConfigError: there is no cluster, or it has too few devices.
-        ClusterError: it cannot be joined, or its machines do not fit one another.
+        ClusterError: it cannot be started or joined, or its machines do not fit one another.
     """
     if not find_spec("ray"):
         raise ConfigError([Problem("trainer.n_gpus_per_node", "several devices need Ray: install r1-cli[ray]")])
@@ -84,17 +84,7 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesCo
     ray = _import_ray()
     folder = PrivateFolder("r1-ray-")
     try:
-        ray.init(
-            address="local",
-            num_cpus=wanted,  # of which Ray starts as many processes ahead
-            num_gpus=0,  # the run deals them out itself
-            include_dashboard=False,
-            namespace=_namespace(),
-            log_to_driver=False,
-            configure_logging=False,
-            _temp_dir=str(folder.path / "s"),  # which Ray opens to everybody; sockets in it need a short name
-            _node_ip_address=LOOPBACK,
-        )
+        _start(ray, wanted, folder.path / "s")  # which Ray opens to everybody; sockets in it need a short name
         scratch, own = folder.path / "scratch", ray.get_runtime_context().get_node_id()
         scratch.mkdir()
         store = store_bytes(ray.nodes(), own, shared_bytes())
@@ -103,6 +93,27 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesCo
     finally:
         ray.shutdown()
         folder.remove()
+
+
+def _start(ray: ModuleType, processes: int, folder: Path) -> None:
+    """Start a cluster of one machine, with so many processes ahead; say so if Ray gives up, which it does too soon."""
+    try:
+        ray.init(
+            address="local",
+            num_cpus=processes,
+            num_gpus=0,  # the run deals them out itself
+            include_dashboard=False,
+            namespace=_namespace(),
+            log_to_driver=False,
+            configure_logging=False,
+            _temp_dir=str(folder),
+            _node_ip_address=LOOPBACK,
+        )
+    except Exception as error:  # no narrower one, after the 30 seconds that it gives itself
+        raise ClusterError(
+            f"Ray has not started on this machine: {error} Where other work keeps the processors busy, type the same "
+            "command again when there is less"
+        ) from error
 
 
 @contextmanager
@@ -130,7 +141,8 @@ def find_address() -> str | None:
 
     Ray itself would also take a cluster that it finds among the processes: another run's own.
     """
-    noted = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    noted = Path(folder, "ray", "ray_current_cluster")
     named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
     if named != "auto":
         return named

@@ -130,6 +130,7 @@ class Rank:
         if self._build_critic is not None:
             self.learner.rest()
             self.critic = self._build_critic(parallel)
+            self.critic.rest()
 
     def close(self) -> None:
         """Leave the group of ranks, and that with the engines."""

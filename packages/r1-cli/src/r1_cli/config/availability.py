@@ -33,15 +33,20 @@ def _has_critic(config: RunConfig) -> bool:
     return config.has_critic
 
 
+def _shares(config: RunConfig) -> bool:
+    """Whether a critic has others to share sequences with; without one its whole section is not read."""
+    return config.trainer.devices > 1 or not config.has_critic
+
+
 NOT_YET: tuple[tuple[str, Applies, str], ...] = (
     ("worker.actor.fsdp.torch_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or null"),
     ("worker.actor.fsdp.mp_param_dtype", lambda v, c: v == "fp16", "losses are not scaled, set bf16 or fp32"),
-    ("worker.critic.ulysses_size", lambda v, c: c.has_critic and v > 1, "the critic's sequences are whole, set 1"),
     ("worker.critic.fsdp.torch_dtype", lambda v, c: c.has_critic and v == "fp16", "losses are not scaled, set bf16"),
     ("worker.critic.fsdp.mp_param_dtype", lambda v, c: c.has_critic and v == "fp16", "losses are not scaled, set bf16"),
-    ("worker.critic.model.freeze", lambda v, c: c.has_critic and v, "only the actor's weights are chosen, set []"),
     ("worker.critic.optim.groups", lambda v, c: c.has_critic and v, "the critic has one learning rate, set []"),
     ("worker.critic.model.lora.rank", lambda v, c: c.has_critic and v > 0, "all the critic's weights train, set 0"),
+    ("worker.critic.model.lora.path", lambda v, c: c.has_critic and v, "all the critic's weights train, set null"),
+    ("worker.critic.model.quantization", lambda v, c: c.has_critic and v, "the critic's weights train, set null"),
 )
 # Refused where the user asks for it; as a mere default it means nothing on one device.
 NOT_YET_WHEN_SET: tuple[tuple[str, Applies, str], ...] = (
@@ -72,7 +77,7 @@ CRITIC_NO_EFFECT: dict[str, str] = {
     **{
         f"worker.critic.model.lora.{key}": "all the critic's weights train"
         for key in LoraConfig.model_fields
-        if key != "rank"
+        if key not in ("rank", "path")
     },
     "worker.critic.fsdp.enable_rank0_init": "each rank reads its own rows of the model's files",
     "worker.critic.fsdp.use_orig_params": "FSDP2 always does",
@@ -95,7 +100,11 @@ SELDOM_MEANT: tuple[tuple[str, Applies, str], ...] = (
         "the actor is never updated",
     ),
     *(
-        (f"worker.actor.offload.{key}", lambda v, c: v and not c.colocated, "no engine samples where the actor learns")
+        (
+            f"worker.actor.offload.{key}",
+            lambda v, c: v and not c.shares_devices,
+            "nobody else is where the actor learns",
+        )
         for key in ("offload_params", "offload_optimizer")
     ),
     (
@@ -122,6 +131,7 @@ READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ("worker.rollout.engines", lambda c: not c.worker.rollout.servers.used, "servers sample"),
     ("trainer.ray_timeline", lambda c: c.on_cluster, "one device, no Ray"),
     ("worker.actor.ulysses_size", lambda c: c.trainer.devices > 1, "one device, nobody to share sequences with"),
+    ("worker.critic.ulysses_size", _shares, "one device, nobody to share sequences with"),
     ("trainer.collective_timeout", lambda c: c.trainer.devices > 1, "one device, nobody to wait for"),
     *(
         (f"worker.actor.model.lora.{key}", lambda c: not c.worker.actor.model.lora.path, "lora.path's own holds")

@@ -135,7 +135,7 @@ def _critic(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
 def _optimizer_batches(config: RunConfig, name: Literal["actor", "critic"]) -> Iterator[Finding]:
     owner: UpdateConfig = getattr(config.worker, name)
     n, prompts = config.worker.rollout.n, config.data.rollout_batch_size
-    replicas = config.data_ranks if name == "actor" else config.trainer.devices
+    replicas = config.data_ranks(name)
     update, step = owner.global_batch_size * n, prompts * n
     if prompts % owner.global_batch_size:
         divisors = _nearest_divisors(prompts, owner.global_batch_size)

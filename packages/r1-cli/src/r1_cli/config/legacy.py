@@ -22,7 +22,6 @@ RENAMED = {
     "worker.actor.kl_loss_coef": "algorithm.kl_coef",
     "worker.actor.kl_loss_type": "algorithm.kl_penalty",
     "worker.actor.clip_ratio_c": "worker.actor.clip_ratio_dual",
-    "worker.actor.loss_agg_mode": "worker.actor.loss_avg_mode",
     "worker.actor.policy_loss.loss_mode": "worker.actor.loss_type",
     "worker.actor.policy_loss.clip_cov_ratio": "worker.actor.clip_cov_ratio",
     "worker.actor.policy_loss.clip_cov_lb": "worker.actor.clip_cov_lb",
@@ -45,6 +44,7 @@ RENAMED = {
 # The same inside the actor and the critic, and for the offload switches inside the reference.
 RENAMED_IN_UPDATE = {
     "ulysses_sequence_parallel_size": "ulysses_size",
+    "loss_agg_mode": "loss_avg_mode",
     "ppo_mini_batch_size": "global_batch_size",
     "ppo_micro_batch_size_per_gpu": "micro_batch_size_per_device_for_update",
     "forward_micro_batch_size_per_gpu": "micro_batch_size_per_device_for_experience",

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from functools import reduce
 from operator import getitem
-from typing import Any
+from typing import Any, Literal
 
 from r1_cli.config.algorithm import AlgorithmConfig
 from r1_cli.config.data import DataConfig
@@ -16,6 +16,7 @@ from r1_core import catalogue
 
 SECRET = re.compile(r"(api_?key|secret|password|passwd|credential|(^|_)token)$", re.IGNORECASE)
 MASK = "***"
+Owner = Literal["actor", "critic"]  # of a model that is trained
 
 
 class RunConfig(Section):
@@ -36,21 +37,25 @@ class RunConfig(Section):
         """Whether the estimator needs a critic's values."""
         return "values" in needs_of(catalogue.estimators(), self.algorithm.adv_estimator)
 
-    @property
-    def sequence_ranks(self) -> int:
-        """How many devices share a sequence."""
-        return self.worker.actor.ulysses_size if self.trainer.devices > 1 else 1
+    def sequence_ranks(self, owner: Owner = "actor") -> int:
+        """How many devices share a sequence of the actor's, or of the critic's."""
+        size: int = getattr(self.worker, owner).ulysses_size
+        return size if self.trainer.devices > 1 else 1
 
-    @property
-    def data_ranks(self) -> int:
-        """Into how many shares the samples of a step are cut."""
-        return max(1, self.trainer.devices // self.sequence_ranks)
+    def data_ranks(self, owner: Owner = "actor") -> int:
+        """Into how many shares the samples of a step are cut for it."""
+        return max(1, self.trainer.devices // self.sequence_ranks(owner))
 
     @property
     def colocated(self) -> bool:
         """Whether engines sample on the devices that learn."""
         rollout = self.worker.rollout
         return not rollout.servers.used and not rollout.engines.nnodes
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether the actor's devices are wanted by others between its verbs: by engines, or by a critic."""
+        return self.colocated or self.has_critic
 
 
 def lookup(config: RunConfig, key: str) -> Any:

@@ -54,6 +54,7 @@ def weights_backend(config: "RunConfig", hardware: "Hardware") -> Literal["ipc",
 
 def vllm_options(setup: EngineSetup) -> "EngineOptions":
     """Return the keys of `worker.rollout` as vLLM's options, in this process and for servers."""
+    from r1_cli.models.files import locate
     from r1_rollout.vllm.options import EngineOptions
 
     config, model = setup.config, setup.model
@@ -64,7 +65,7 @@ def vllm_options(setup: EngineSetup) -> "EngineOptions":
         end_token_ids=setup.end_token_ids,
         banned_token_ids=setup.banned_token_ids,
         dtype=str(setup.hardware.engine_dtype(rollout.dtype)).removeprefix("torch."),
-        tokenizer=settings.tokenizer_path,
+        tokenizer=locate(settings.tokenizer_path or "", "worker.actor.model.tokenizer_path") or None,
         hf_overrides=dict(settings.override_config),
         trust_remote_code=settings.trust_remote_code,
         # An adapter's base is read from its files: servers do so when the first adapter comes.

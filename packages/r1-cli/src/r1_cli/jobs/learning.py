@@ -135,12 +135,14 @@ def prepare_learner(
 def load_here(
     config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, parallel: Parallel
 ) -> tuple[Learner, Critic | None]:
-    """Load learner and critic in this process, the one after the other has left the device if it is to."""
+    """Load learner and critic in this process, one after the other: each leaves the device then, if it is to."""
     learner = build_learner(config, hardware, model, schedule, parallel)
     if not config.has_critic:
         return learner, None
     learner.rest()
-    return learner, build_critic(config, hardware, model, schedule, parallel)
+    critic = build_critic(config, hardware, model, schedule, parallel)
+    critic.rest()
+    return learner, critic
 
 
 def load_ranked(

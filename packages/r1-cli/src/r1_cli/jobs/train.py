@@ -67,6 +67,9 @@ def train(config: RunConfig, provenance: Provenance) -> int:
     model, hardware = open_model(config), find_hardware()
     config = settle_devices(config, provenance, hardware)
     require_shareable(config, model.config.get_text_config())
+    critic_config = open_critic_config(config, model) if config.has_critic else None
+    if critic_config is not None:
+        require_shareable(config, critic_config.get_text_config(), "critic")
     with ExitStack() as stack:
         seats = stack.enter_context(open_seats(config, hardware))
         hardware = seated_hardware(hardware, seats.ranks)
@@ -92,7 +95,6 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         require_batch_room(config, hardware, seats.ranks, prompts)
         begin_media(media, prompts, val_prompts)
         schedule = build_schedule(config, plan)
-        critic_config = open_critic_config(config, model) if config.has_critic else None
         load_learner = prepare_learner(config, hardware, model, schedule, seats.ranks, ranks, stack)
         if shares_base(config, on_gpu=hardware.on_gpu):
             learner, critic = load_learner()
@@ -189,6 +191,7 @@ def load_start(
         return begin
     state = read_state(start)
     if critic is not None:
+        learner.rest()
         load_critic(critic, start, model_only=state["model_only"])
     if state["model_only"]:
         log.warning("%s was saved without the optimizer (save_model_only): its moments start at zero", start)

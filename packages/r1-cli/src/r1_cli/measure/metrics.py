@@ -200,6 +200,11 @@ def canary_metrics(generator: Generator) -> dict[str, float]:
     return {"rollout/canary_gap": generator.gap} if isinstance(generator, ProvenGenerator) else {}
 
 
+def penalty_metrics(samples: Sequence[Sample], kl_penalty: str | None, coef: float) -> dict[str, float]:
+    """Return the KL that is taken off the rewards, nats a token, and its weight; nothing where it stands elsewhere."""
+    return {} if kl_penalty is None else {"critic/kl": divergence(samples, kl_penalty), "critic/kl_coef": coef}
+
+
 def divergence(samples: Sequence[Sample], kl_penalty: str | None) -> float:
     """Return the mean over responses of the policy's token KL from the reference, nats, by the penalty it is held by.
 

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import cached_file
 
 from r1_cli.config import RunConfig
 from r1_cli.models import load as models
 from r1_cli.models.adapters import Adapters
+from r1_cli.models.hub import find_model
 from r1_core.learner.parallel import Parallel, Shard
 
 
@@ -27,18 +29,30 @@ class ModelFiles:
 
 
 def open_model(config: RunConfig, path: str | None = None) -> ModelFiles:
-    """Read the configuration and tokenizer of `path`, by default `worker.actor.model.model_path`."""
+    """Read the configuration and tokenizer of `path`, by default `worker.actor.model.model_path`.
+
+    Raises:
+        ModelError: there is no such model.
+    """
     settings = config.worker.actor.model
-    path = path or settings.model_path or ""
+    path = locate(path or settings.model_path or "", "worker.actor.model.model_path")
     hf_config = models.load_config(
         path, trust_remote_code=settings.trust_remote_code, overrides=settings.override_config
     )
     tokenizer, processor = models.load_tokenizer(
-        settings.tokenizer_path or path,
+        locate(settings.tokenizer_path or path, "worker.actor.model.tokenizer_path"),
         vision_language=models.is_vision_language(hf_config),
         trust_remote_code=settings.trust_remote_code,
     )
     return ModelFiles(path, hf_config, tokenizer, processor)
+
+
+def locate(name: str, key: str) -> str:
+    """Return a folder or a name of the Hugging Face hub for what `key` names. Raises ModelError."""
+    try:
+        return find_model(name)
+    except OSError as error:
+        raise models.ModelError(f"{key}={name}: {error}") from error
 
 
 def open_critic_config(config: RunConfig, actor: ModelFiles) -> Any:
@@ -48,7 +62,7 @@ def open_critic_config(config: RunConfig, actor: ModelFiles) -> Any:
         ModelError: it is of another family than the actor's, or has fewer tokens.
     """
     settings, key = config.worker.critic.model, "worker.critic.model.model_path"
-    path = settings.model_path or ""
+    path = locate(settings.model_path or "", key)
     critic = models.load_config(
         path, trust_remote_code=settings.trust_remote_code, overrides=settings.override_config, key=key
     )
@@ -102,6 +116,12 @@ def save_assets(model: ModelFiles, folder: Path) -> None:
     """Write configuration, tokenizer and processor, so that `folder` with weights is a whole Hugging Face model."""
     model.config.save_pretrained(folder)
     model.processor.save_pretrained(folder)
-    generation = Path(model.path) / "generation_config.json"
-    if generation.is_file():
+    generation = find_file(model.path, "generation_config.json")
+    if generation is not None:
         (folder / generation.name).write_bytes(generation.read_bytes())
+
+
+def find_file(path: str, name: str) -> Path | None:
+    """Return a file of a folder or of a hub name; None where there is none."""
+    found = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)

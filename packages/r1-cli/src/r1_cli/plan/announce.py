@@ -105,6 +105,7 @@ def render(plan: Plan) -> Table:
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     at_most = "at most " if plan.is_upper_bound else ""
     shared = plan.devices_per_sequence
+    critics = plan.critic_devices_per_sequence if plan.critic_steps_per_step else shared
     each, cut = ("device", "÷ devices") if shared == 1 else (f"{shared} devices", "÷ devices × ulysses_size")
     rows = [
         ("rows", _number(plan.rows, "not downloaded"), "in train_files or sources"),
@@ -113,6 +114,7 @@ def render(plan: Plan) -> Table:
         ("steps in all", _number(plan.total_steps), "total_epochs or max_steps"),
         ("devices", _number(plan.devices), "nnodes × n_gpus_per_node"),
         *([("devices per sequence", _number(shared), "ulysses_size")] if shared > 1 else []),
+        *([("the critic's", _number(critics), "worker.critic.ulysses_size")] if critics != shared else []),
         None,
         ("prompts", _number(plan.prompts_per_step), "rollout_batch_size"),
         ("sequences", _number(plan.sequences_per_step), "prompts × rollout.n"),

@@ -40,6 +40,7 @@ class Plan:
     checkpoint_folder: Path
     memory: Memory | None  # per device; None if the model is not a local folder
     critic_steps_per_step: int = 0  # optimizer steps of the critic; 0: there is none
+    critic_devices_per_sequence: int = 1
 
 
 def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int | None = None) -> Plan:
@@ -51,7 +52,7 @@ def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int
     data, actor, n = config.data, config.worker.actor, config.worker.rollout.n
     sizes = [rows] if isinstance(rows, int) else rows
     steps_per_epoch = None if sizes is None else _steps_per_epoch(config, sizes)
-    replicas = config.data_ranks
+    replicas = config.data_ranks()
     step = data.rollout_batch_size * n
     update = actor.global_batch_size * n
     longest = data.max_prompt_length + data.max_response_length
@@ -60,7 +61,7 @@ def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int
         val_rows=val_rows,
         has_validation=bool(validation_sources(data)),
         devices=config.trainer.devices,
-        devices_per_sequence=config.sequence_ranks,
+        devices_per_sequence=config.sequence_ranks(),
         prompts_per_step=data.rollout_batch_size,
         steps_per_epoch=steps_per_epoch,
         total_steps=_total_steps(config, steps_per_epoch),
@@ -77,6 +78,7 @@ def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int
         checkpoint_folder=config.trainer.checkpoint_folder,
         memory=estimate(config),
         critic_steps_per_step=_critic_steps(config),
+        critic_devices_per_sequence=config.sequence_ranks("critic") if config.has_critic else 1,
     )
 
 

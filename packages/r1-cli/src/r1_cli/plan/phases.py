@@ -8,6 +8,8 @@ from typing import Any
 from r1_cli.config import RunConfig
 from r1_cli.config.base import shares_base
 from r1_cli.config.engines import engine_module
+from r1_cli.config.root import Owner
+from r1_cli.config.worker import UpdateConfig
 from r1_cli.plan.activations import activation_bytes, cache_bytes, read_sizes
 from r1_cli.plan.memory import BYTES, Memory, estimate
 
@@ -18,11 +20,16 @@ REMEDIES: tuple[tuple[str, Any], ...] = (
     ("worker.ref.fsdp.enable_cpu_offload", True),
     ("worker.actor.offload.offload_optimizer", True),
     ("worker.actor.offload.offload_params", True),
+    ("worker.critic.offload.offload_optimizer", True),
+    ("worker.critic.offload.offload_params", True),
     ("worker.actor.model.enable_gradient_checkpointing", True),
     ("worker.actor.micro_batch_size_per_device_for_update", 1),
+    ("worker.critic.model.enable_gradient_checkpointing", True),
+    ("worker.critic.micro_batch_size_per_device_for_update", 1),
     ("worker.rollout.gpu_memory_utilization", 0.5),
     ("worker.actor.optim.strategy", "adamw_bf16"),
     ("worker.actor.fsdp.enable_cpu_offload", True),
+    ("worker.critic.fsdp.enable_cpu_offload", True),
 )
 
 
@@ -53,25 +60,43 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None) -> l
     visits = ref.fsdp.enable_cpu_offload or ref.offload.offload_params
     reference = {"reference": 0 if ref.fsdp.enable_cpu_offload else memory.reference}
     stays = {} if visits else reference
-    leaves = config.colocated and actor.offload.offload_params and not shares_base(config, on_gpu=True)
+    leaves = config.shares_devices and actor.offload.offload_params and not shares_base(config, on_gpu=True)
     at_rest = stays | ({} if leaves else weights)
-    at_rest |= {} if config.colocated and actor.offload.offload_optimizer else states
+    at_rest |= {} if config.shares_devices and actor.offload.offload_optimizer else states
     sleeps = engine_module(rollout.engine) is not engine_module("embedded")
     engine = {"engine's weights": memory.engine} if config.colocated else {}
     awake = engine | _cache(config, memory, card if sleeps else None, sleeps)
     beside = {} if sleeps else engine  # the embedded engine keeps its copy
-    busy = {} if actor.offload.offload_optimizer and config.colocated else states
-    activations = {"activations": _activations(config)}
-    base = {"CUDA": CONTEXT} | _critic_at_rest(config, memory)
-    learns = [Phase("critic", base | at_rest | beside | {"critic": memory.critic.total})] if memory.critic else []
+    busy = {} if actor.offload.offload_optimizer and config.shares_devices else states
+    activations = {"activations": _activations(config, "actor")}
+    alone = {"CUDA": CONTEXT}
+    base = alone | _critic_at_rest(config, memory)
     return [
-        *learns,
+        *(Phase(name, alone | at_rest | beside | parts) for name, parts in _critic_phases(config, memory)),
         Phase("sampling", base | at_rest | awake),
         Phase("hand-over of weights", base | stays | weights | engine),
         Phase("log-probs", base | stays | weights | busy | beside | reference),
         Phase("gradient", base | stays | weights | busy | beside | gradients | activations),
         Phase("optimizer step", base | stays | weights | states | beside | gradients),
     ]
+
+
+def _critic_phases(config: RunConfig, memory: Memory) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield what a critic takes itself while it forecasts, and while it learns; nothing if there is none."""
+    critic, states = config.worker.critic, memory.critic
+    if states is None:
+        return
+    host = critic.fsdp.enable_cpu_offload
+    weights = {"critic's weights": 0 if host else states.weights}
+    optimizer = {"critic's optimizer states": 0 if host else states.optimizer}
+    gradients = {"critic's gradients": 0 if host else states.gradients}
+    yield "critic's values", weights | ({} if critic.offload.offload_optimizer else optimizer)
+    activations = {"critic's activations": _activations(config, "critic")}
+    yield (
+        "critic's gradient",
+        weights | ({} if critic.offload.offload_optimizer else optimizer) | gradients | activations,
+    )
+    yield "critic's optimizer step", weights | optimizer | gradients
 
 
 def _critic_at_rest(config: RunConfig, memory: Memory) -> dict[str, int]:
@@ -97,15 +122,15 @@ def _cache(config: RunConfig, memory: Memory, card: int | None, sleeps: bool) ->
     return {"engine's cache": cache_bytes(sizes, tokens, BYTES[rollout.dtype]) if sizes else 0}
 
 
-def _activations(config: RunConfig) -> int:
-    actor, data = config.worker.actor, config.data
-    sizes = read_sizes(Path(actor.model.model_path or ""))
+def _activations(config: RunConfig, name: Owner) -> int:
+    owner: UpdateConfig = getattr(config.worker, name)
+    sizes = read_sizes(Path(owner.model.model_path or ""))
     if sizes is None:
         return 0
-    longest = data.max_prompt_length + data.max_response_length
-    tokens = actor.micro_batch_size_per_device_for_update * longest
-    number = min(BYTES[actor.kept_dtype], BYTES[actor.fsdp.mp_param_dtype])
-    return activation_bytes(sizes, tokens, number, checkpointed=actor.model.enable_gradient_checkpointing)
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    tokens = owner.micro_batch_size_per_device_for_update * longest // config.sequence_ranks(name)
+    number = min(BYTES[owner.kept_dtype], BYTES[owner.fsdp.mp_param_dtype])
+    return activation_bytes(sizes, tokens, number, checkpointed=owner.model.enable_gradient_checkpointing)
 
 
 def find_remedies(config: RunConfig, card: int) -> list[str] | None:

@@ -76,7 +76,12 @@ class Critic:
         return Passes(self.batching, self.parallel, self.fillers, self.device)
 
     def pad(self) -> None:
-        """Pad micro-batches to their longest sample from now on, whatever the batching has said."""
+        """Pad micro-batches to their longest sample from now on, whatever the batching has said.
+
+        Raises ValueError if ranks share sequences, which are cut in packed rows only.
+        """
+        if self.parallel.sequence is not None:
+            raise ValueError("padded micro-batches cannot be cut over the ranks that share sequences")
         self.batching = replace(self.batching, padding_free=False)
 
     # --- values ----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Parallel forms: one process, or several that share a model under FSDP2, each with its shard or a whole copy."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -54,17 +54,13 @@ class Parallel:
         size = world if shard_size == -1 else shard_size
         if size < 1 or world % size:
             raise ValueError(f"{world} ranks cannot be cut into shards of {shard_size}; it must divide them, or be -1")
-        if sequence_size < 1 or world % sequence_size:
-            raise ValueError(f"{world} ranks cannot share sequences by {sequence_size}; it must divide them")
-        sequence = None if sequence_size == 1 else _join_sequence(rank, world, sequence_size, timeout)
+        alone = cls(rank, world).sharing(sequence_size, timeout)
         if size == world:
-            mesh = DeviceMesh.from_group(_everyone(), device_type, mesh_dim_names=(SHARD,))
-            return cls(rank, world, mesh, sequence)
+            return replace(alone, mesh=DeviceMesh.from_group(_everyone(), device_type, mesh_dim_names=(SHARD,)))
         ranks = torch.arange(world).view(-1, size)
         # Meshes that torch makes have its own timeout of 10 minutes, whatever the default group's is.
         groups = [dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)[0] for rows in (ranks.t(), ranks)]
-        mesh = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=(REPLICATE, SHARD))
-        return cls(rank, world, mesh, sequence)
+        return replace(alone, mesh=DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=(REPLICATE, SHARD)))
 
     @classmethod
     def alone(cls, device_type: str) -> "Parallel":
@@ -75,6 +71,18 @@ class Parallel:
         backend = "gloo" if device_type == "cpu" else "nccl"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         return cls.join(device_type)
+
+    def sharing(self, sequence_size: int, timeout: timedelta = timedelta(minutes=30)) -> "Parallel":
+        """Return the same processes with so many neighbours to a sequence, for a model beside another; all must ask.
+
+        Raises ValueError if `sequence_size` does not divide the number of ranks.
+        """
+        if sequence_size == self._sequence_size:
+            return self
+        if sequence_size < 1 or self.world % sequence_size:
+            raise ValueError(f"{self.world} ranks cannot share sequences by {sequence_size}; it must divide them")
+        sequence = None if sequence_size == 1 else _join_sequence(self.rank, self.world, sequence_size, timeout)
+        return replace(self, sequence=sequence)
 
     @property
     def data_rank(self) -> int:

@@ -4,6 +4,7 @@ Pictures stay the encoded bytes that they are stored as.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,28 @@ def saved_splits(folder: Path) -> dict[str, Path]:
 
 
 def open_hub(name: str, configuration: str | None, split: str, revision: str | None = None) -> ArrowTable:
-    """Load a split of a hub data set through `datasets`. Raises DataError."""
+    """Load a split of a hub data set through `datasets`, from ModelScope where USE_MODELSCOPE_HUB=1 asks for it.
+
+    Raises DataError.
+    """
     import datasets
 
+    if os.environ.get("USE_MODELSCOPE_HUB", "").lower() in ("1", "true", "y", "yes"):
+        name, revision = _from_modelscope(name, revision), None
     try:
         dataset = datasets.load_dataset(name, configuration, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"as a hub dataset (split {split!r}) it cannot be loaded: {error}") from error
     return ArrowTable(dataset.with_format("arrow"))
+
+
+def _from_modelscope(name: str, revision: str | None) -> str:
+    """Return the folder to which ModelScope's files of a data set were downloaded. Raises DataError."""
+    try:
+        from modelscope import dataset_snapshot_download
+    except ImportError as error:
+        raise DataError("USE_MODELSCOPE_HUB is set, but modelscope is not installed: pip install modelscope") from error
+    try:
+        return str(dataset_snapshot_download(name, revision=revision))
+    except Exception as error:  # of its own kinds, by version
+        raise DataError(f"as a data set of ModelScope it cannot be had: {error}") from error

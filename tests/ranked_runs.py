@@ -1,0 +1,95 @@
+"""Whole runs of `r1 train` on gloo ranks, without Ray: each rank is a driver, too, and samples the same by itself."""
+
+import contextlib
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from click.testing import CliRunner
+from endtoend import ROOT, read_log
+from ranks import patches
+
+from r1_cli.cluster.placement import Node, seat_ranks
+from r1_cli.config import RunConfig
+from r1_cli.hardware import Hardware
+from r1_cli.jobs import train as job
+from r1_cli.jobs.learning import load_ranked
+from r1_cli.main import main
+from r1_cli.models.files import ModelFiles
+from r1_cli.roles import Schedule
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value that is as good as put down where it is needed: every driver has made it for its own rank."""
+
+    value: Any
+
+    def load(self) -> Any:
+        return self.value
+
+
+class Together:
+    """`Ranks` of which this process is one: all drivers ask the same, each of its own rank, and get what all answer.
+
+    What crosses is pickled, as it would be on its way to other processes.
+    """
+
+    putter = Value
+
+    def make(self, maker: Callable[..., Any], each: list[tuple[Any, ...]]) -> None:
+        self.rank = maker(*each[dist.get_rank()])
+
+    def ask(self, verb: str, *args: Any) -> Any:
+        return self.ask_all(verb, *args)[0]
+
+    def ask_first(self, verb: str, *args: Any) -> Any:
+        return of_first(getattr(self.rank, verb)(*args) if dist.get_rank() == 0 else None)
+
+    def ask_all(self, verb: str, *args: Any) -> list[Any]:
+        # They write one checkpoint together, where the first driver wants it.
+        args = tuple(of_first(one) if isinstance(one, Path) else one for one in args)
+        answers: list[Any] = [None] * dist.get_world_size()
+        if verb == "join":
+            dist.destroy_process_group()  # the ranks make their own
+        answer = getattr(self.rank, verb)(*pickle.loads(pickle.dumps(args, protocol=5)))
+        dist.all_gather_object(answers, answer)
+        return answers
+
+    def put(self, value: Any) -> Value:
+        return Value(value)
+
+
+def of_first(value: Any) -> Any:
+    """What rank 0 has given."""
+    given = [value]
+    dist.broadcast_object_list(given)
+    return given[0]
+
+
+def prepare_learner(
+    config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, seats: Any, stack: ExitStack
+) -> Callable[[], Any]:
+    """In the place of the run's own, which would start processes under Ray."""
+    here = seat_ranks([Node("here", "127.0.0.1", ("cpu",) * dist.get_world_size())])
+    return partial(load_ranked, config, hardware, schedule, here, Together())
+
+
+def train(folder: Path, *words: str) -> list[dict[str, Any]]:
+    """A case for ranks: run `r1` on all that were called; return what it logged. The checkpoints are in `folder`/0."""
+    own = folder / str(dist.get_rank())
+    patches.setattr(job, "prepare_learner", prepare_learner)
+    # Pictures are read by processes of their own, which a daemon may not start.
+    patches.setitem(multiprocessing.current_process()._config, "daemon", False)  # type: ignore[attr-defined]
+    with contextlib.chdir(ROOT):
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(main, [*words, f"trainer.save_checkpoint_path={own}"])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return read_log(own)
