@@ -19,6 +19,7 @@ COMMANDS: dict[str, list[str]] = json.loads(WRITTEN.read_text())["commands"]
 # Models in place of those that the commands name, by how the path begins: the quickstart's, which can do a little of
 # what its rows ask for, and tiny random ones of the other families.
 QUICKSTART = "examples/quickstart/model"
+MODEL = "worker.actor.model.model_path"
 MODELS = {
     "Qwen/Qwen2.5-VL": QUICKSTART, "Qwen/Qwen3-VL-30B-A3B": "qwen3_vl_moe", "Qwen/Qwen3-VL": "qwen3_vl",
     "Qwen/Qwen2.5": "qwen2", "Qwen/Qwen3": "qwen3",
@@ -38,14 +39,24 @@ TINY = [
 
 def model_of(name: str) -> str:
     """What a command's model is replaced by: a folder, or a family of `families.py`."""
-    (path,) = [word.partition("=")[2] for word in COMMANDS[name] if word.startswith("worker.actor.model.model_path=")]
+    (path,) = [word.partition("=")[2] for word in COMMANDS[name] if word.startswith(f"{MODEL}=")]
     return next(model for start, model in MODELS.items() if path.startswith(start))
+
+
+def learners() -> list[str]:
+    """The commands whose learners differ: of several that differ in rows, reward or tracker alone, the first."""
+    of_learners = ("algorithm.", "worker.actor.", "worker.ref.", "worker.rollout.n=")
+    seen: dict[tuple[str, ...], str] = {}
+    for name, words in COMMANDS.items():
+        own = [word for word in words if word.startswith(of_learners) and not word.startswith(f"{MODEL}=")]
+        seen.setdefault((model_of(name), *sorted(own)), name)
+    return [*seen.values()]
 
 
 def words_of(name: str, model: str, folder: Path) -> list[str]:
     """A command's words, and those that make it tiny."""
     own, found = COMMANDS[name], model_of(name)
-    words = [*own, *TINY, f"worker.actor.model.model_path={model}", f"trainer.save_checkpoint_path={folder}"]
+    words = [*own, *TINY, f"{MODEL}={model}", f"trainer.save_checkpoint_path={folder}"]
     words += ROWS["pictures" if found == QUICKSTART or "_vl" in found else "text"]
     if any(word.startswith("data.mini_rollout_batch_size=") for word in own):
         words += ["data.mini_rollout_batch_size=2"]

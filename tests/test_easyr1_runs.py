@@ -7,7 +7,7 @@ from pathlib import Path
 import easyr1_ranks
 import pytest
 import ranks
-from easyr1_runs import COMMANDS, QUICKSTART, main, model_of, words_of
+from easyr1_runs import COMMANDS, QUICKSTART, learners, main, model_of, words_of
 from endtoend import R1, ROOT
 from families import save_model
 
@@ -45,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", learners())
 def test_two_ranks_take_the_step_of_one_process(name: str, models: dict[str, str], monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     expected = easyr1_ranks.take_step(name, models[model_of(name)])

@@ -12,6 +12,7 @@ from r1_cli.assembly import critic
 from r1_cli.assembly import learner as assembly
 from r1_cli.jobs import learning, train
 from r1_core.learner.offload import Movable, Offload, Residence, bytes_on_device
+from r1_rollout.embedded import EmbeddedEngine
 
 STEPS = [
     "trainer.max_steps=3", "trainer.save_freq=1", "trainer.val_freq=1", "algorithm.disable_kl=false",
@@ -47,12 +48,17 @@ def test_a_run_whose_learner_and_critic_rest_while_others_compute_is_the_same_to
     # Processors have nothing to make room for; what a GPU does is done to their own memory here.
     monkeypatch.setattr(assembly, "build_offload", lambda config, hardware: Offload(True, True, True))
     monkeypatch.setattr(critic, "build_critic_offload", lambda config, hardware: Offload(True, True))
-    begin, fetch = Residence.__init__, Residence.fetch
+    begin, fetch, sample = Residence.__init__, Residence.fetch, EmbeddedEngine.generate
 
     def fetch_alone(residence: Residence, *owners: Any) -> None:
         fetch(residence, *owners)
         assert not any(bytes_of(other) for other in residences if other is not residence)
 
+    def sample_alone(engine: EmbeddedEngine, *args: Any) -> Any:
+        assert not any(map(bytes_of, residences))
+        return sample(engine, *args)
+
+    monkeypatch.setattr(EmbeddedEngine, "generate", sample_alone)
     monkeypatch.setattr(Residence, "__init__", lambda one, *args: (begin(one, *args), residences.append(one))[0])
     monkeypatch.setattr(Residence, "fetch", fetch_alone)
     resting = run("resting", "trainer.max_steps=2")

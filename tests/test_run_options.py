@@ -32,7 +32,7 @@ def plain(r1: R1, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["worker.actor.model.enable_gradient_checkpointing=true"],
+        ["worker.actor.model.enable_gradient_checkpointing=true", "worker.actor.model.enable_activation_offload=true"],
         ["worker.actor.padding_free=false"],
         [
             "worker.actor.dynamic_batching=false",

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from endtoend import R1, ROOT
+from endtoend import R1, ROOT, read_log
+from PIL import Image
 from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -93,6 +94,37 @@ def test_every_phase_of_a_step_fits_into_the_card_as_its_page_says(name: str, tm
         assert phase.total <= card, (phase.name, {part: size_text(size) for part, size in phase.parts.items()})
     assert find_remedies(config, card) == []
     assert row(name, phases) in (FOLDER / "README.md").read_text()
+
+
+TINY = [
+    "data.rollout_batch_size=2", "worker.actor.global_batch_size=2", "worker.rollout.n=2", "data.max_prompt_length=200",
+    "data.max_response_length=8", "worker.actor.model.model_path=examples/quickstart/model", "trainer.max_steps=1",
+    "worker.rollout.name=embedded", "trainer.save_freq=-1", "data.filter_overlong_prompts_workers=1",
+]  # fmt: skip
+
+
+def write_rows(name: str, folder: Path) -> Path:
+    """Rows with the columns of the example's data set."""
+    rows: list[dict[str, Any]] = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(4)]
+    if name.startswith("pictures"):
+        Image.new("RGB", (56, 56), "red").save(folder / "red.png")
+        rows = [{"problem": f"<image> {n}?", "answer": str(n), "images": ["red.png"]} for n in range(4)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder / "rows.jsonl"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["text_12gb", "pictures_12gb"])
+def test_its_keys_train_a_tiny_model_on_rows_of_its_form(name: str, r1: R1, tmp_path: Path) -> None:
+    said = r1(
+        "train", str(FOLDER / f"{name}.yaml"), f"data.train_files={write_rows(name, tmp_path)}", *TINY,
+        f"data.image_dir={tmp_path}", f"trainer.save_checkpoint_path={tmp_path / 'run'}",
+    )  # fmt: skip
+    assert "192,512 of 1,058,976 weights are trained" in said.output
+    assert "one copy of it is in memory" in said.output
+    (record,) = read_log(tmp_path / "run")
+    assert record["rollout/canary_gap"] < 2e-5
+    assert record["actor/kl_loss"] == pytest.approx(0, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)

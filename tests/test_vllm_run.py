@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from endtoend import QUICKSTART, R1, SMALL, read_log
+from safetensors.torch import load_file
 from test_media import MIXED, write_rows
 
 pytestmark = [
@@ -30,13 +31,22 @@ def test_the_quickstart_trains_with_vllm(r1: R1, tmp_path: Path) -> None:
 
 def test_an_adapter_trains_with_vllm_which_has_the_base_from_its_files(r1: R1, tmp_path: Path) -> None:
     r1(
-        "train", QUICKSTART, *SMALL, VLLM, "trainer.max_steps=2", "trainer.val_freq=-1", "trainer.save_freq=-1",
+        "train", QUICKSTART, *SMALL, VLLM, "trainer.max_steps=2", "trainer.val_freq=-1", "trainer.save_freq=2",
         "trainer.val_before_train=false", "worker.actor.model.lora.rank=9", "worker.actor.optim.lr=2e-3",
         f"trainer.save_checkpoint_path={tmp_path}",
     )  # fmt: skip
     for record in read_log(tmp_path):
         assert record["rollout/logprob_gap_max"] < GAP
         assert record["rollout/canary_gap"] < 2e-5
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    folder = tmp_path / "global_step_2/actor"  # which vLLM serves as it is
+    said, written = PEFTHelper.from_local_dir(str(folder), 512), load_file(folder / "adapter_model.safetensors")
+    ends = set(said.target_modules)
+    read = LoRAModel.from_local_checkpoint(str(folder), ends, said, lora_model_id=1, device="cpu").loras
+    assert {f"base_model.model.{name}.lora_A.weight" for name in read} == {name for name in written if "lora_A" in name}
+    assert {layer.rank for layer in read.values()} == {9}
 
 
 def test_vllm_and_the_learner_agree_on_text_pictures_and_videos(r1: R1, tmp_path: Path) -> None:

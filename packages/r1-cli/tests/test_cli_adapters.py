@@ -1,5 +1,6 @@
 """An adapter on a frozen base: the same on any number of ranks, with the base as its reference, as peft reads it."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from core_models import qwen2
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from r1_cli.config.worker import LoraConfig
 from r1_cli.jobs.merge import merge
 from r1_cli.models.adapters import AdapterError, Adapters, Form
 from r1_cli.models.load import ModelError, load_model
@@ -127,12 +129,10 @@ def test_factors_alone_are_handed_over_and_a_swapped_one_is_found(folders: Any) 
             assert proven.gap < TOLERANCE[torch.float32] / 5
         take_step(learner, "text", "KL", version)
 
-    class Swapping(EmbeddedEngine):
-        def _load(self, source: Any) -> None:
-            super()._load(LocalWeights(swapped(source.tensors()), source.version))
-
     engine.__class__ = Swapping
-    with pytest.raises(StaleWeights, match="At fault: adapter"):
+    with pytest.raises(
+        StaleWeights, match=r"bytes of 2 of the engine's weights are not the learner's\. At fault: adapter"
+    ):
         proven.update(weights_of(learner, 3))
 
 
@@ -164,6 +164,18 @@ def test_learner_and_engine_have_one_copy_of_the_base_and_do_not_disturb_each_ot
     copies = engine._weights._adapter.factors.values()  # type: ignore[union-attr]
     assert sum(one.nbytes for one in copies) == sum(one.nbytes for one in factors)
     assert not kept & {storage.data_ptr() for storage in distinct_storages(copies)}
+    engine.__class__ = Swapping
+    with pytest.raises(
+        StaleWeights, match=r"bytes of 2 of the engine's weights are not the learner's\. At fault: adapter"
+    ):
+        proven.update(weights_of(learner, 3))
+
+
+class Swapping(EmbeddedEngine):
+    """Binds factors to the wrong layers."""
+
+    def _load(self, source: Any) -> None:
+        super()._load(LocalWeights(swapped(source.tensors()), source.version))
 
 
 def swapped(adapter: Adapter) -> Adapter:
@@ -215,6 +227,33 @@ def test_a_pattern_that_means_nothing_is_refused_with_near_names(changed: Any, s
     form = replace(Form(4, 8, "all-linear", ".*visual.*"), **changed)
     with pytest.raises(AdapterError, match=re.escape(said)):
         Adapters(form).put_on(qwen2())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({}, None),
+        ({"rank": 2, "target_modules": ["v_proj", "q_proj"]}, None),
+        ({"rank": 3}, "lora.rank=3: the adapter in .* has rank 2; leave it 0"),
+        (
+            {"target_modules": ["q_proj"]},
+            r"target_modules=\['q_proj'\]: the adapter in .* is on \['q_proj', 'v_proj'\]",
+        ),
+        ({"target_modules": ".*q_proj"}, "leave it all-linear"),
+        ({"path": "nowhere"}, "nowhere holds no adapter"),
+    ],
+)
+def test_a_folder_to_start_from_keeps_its_own_form_and_another_is_refused(
+    words: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
+    peft = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(peft))
+    lora = LoraConfig(**({"path": str(tmp_path)} | words))
+    if said is None:
+        assert Form.of(lora) == Form(2, 6, ["q_proj", "v_proj"], None, tmp_path)
+        return
+    with pytest.raises(AdapterError, match=said):
+        Form.of(lora)
 
 
 @pytest.mark.slow

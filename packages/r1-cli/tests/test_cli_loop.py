@@ -19,7 +19,7 @@ from r1_cli.roles import Schedule, Update
 from r1_cli.state.checkpoints import CheckpointStore
 from r1_cli.state.stop import StopRequest
 from r1_cli.track import RunInfo, Tracker
-from r1_core.advantages import GRPO
+from r1_core.advantages import GAE, GRPO
 from r1_core.filtering import KeepAll
 from r1_core.learner.facts import Facts
 from r1_core.objective import Objective
@@ -166,6 +166,72 @@ def test_an_own_loss_that_fails_ends_the_run_and_a_whole_step_is_kept(
         loop.train(of, start(KeepAll()))
     assert of.store.steps() == kept, "in the middle of a step there is no state to go on from"
     assert ("leaving after step 2, which is kept in" in caplog.text) == bool(kept)
+
+
+@dataclass
+class Noting(Learner):
+    """Writes down what it does."""
+
+    events: list[str] = field(default_factory=list)
+
+    def annotate(self, samples: Sequence[Sample], needs: Any) -> list[Sample]:
+        self.events.append("actor's log-probs")
+        return list(samples)
+
+    def forward_backward_on_policy(
+        self, samples: Sequence[Sample], objective: Objective
+    ) -> tuple[list[Sample], dict[str, float]]:
+        self.events.append("actor learns")
+        return super().forward_backward_on_policy(samples, objective)
+
+    def rest(self) -> None:
+        self.events.append("actor rests")
+
+
+@dataclass
+class Critic:
+    """Forecasts 0; writes down what it does."""
+
+    events: list[str]
+
+    def annotate_values(self, samples: Sequence[Sample]) -> list[Sample]:
+        self.events.append("values")
+        return [replace(sample, values=torch.zeros(len(sample.token_ids))) for sample in samples]
+
+    def forward_backward(self, samples: Sequence[Sample]) -> dict[str, float]:
+        assert all(sample.values is not None and sample.returns is not None for sample in samples)
+        self.events.append(f"critic learns from {len({sample.group_id for sample in samples})}")
+        return {"vf_loss": 1.0}
+
+    def optim_step(self) -> dict[str, float]:
+        return {"grad_norm": 0.5}
+
+    def rest(self) -> None:
+        self.events.append("critic rests")
+
+    def save(self, folder: Path, *, model_only: bool = False) -> None:
+        folder.mkdir()
+
+    def load(self, folder: Path, *, model_only: bool = False) -> None: ...
+    def pad(self) -> None: ...
+
+
+def test_a_critic_learns_before_the_actor_on_batches_of_its_own_and_alone_while_it_warms_up(tmp_path: Path) -> None:
+    events: list[str] = []
+    of = run(tmp_path, steps=2)
+    own = replace(of.schedule, critic_global_batch_size=2, critic_ppo_epochs=2, critic_warmup=1, save_freq=2)
+    update = Update(Estimate(GAE()), Objective(), frozenset())
+    of = replace(of, learner=Noting(events=events), critic=Critic(events), schedule=own, update=update)
+    loop.train(of, start(KeepAll()))
+    warm = ["actor's log-probs", "actor's log-probs", "actor rests", "values"]
+    warm += ["critic learns from 2"] * 4 + ["critic rests"]
+    saved = ["actor rests", "critic rests"]  # each after it was written, so that never both are on the device
+    assert events == [*warm, *warm, "actor learns", *saved]
+    assert sorted(path.name for path in of.store.path(2).iterdir() if path.is_dir()) == ["actor", "critic"]
+    first, second = records(tmp_path)
+    assert (first["critic/vf_loss"], first["critic/grad_norm"]) == (1.0, 0.5)
+    assert "actor/grad_norm" not in first
+    assert second["actor/grad_norm"] == 0.0
 
 
 def test_training_responses_are_written_down_with_their_parts(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from r1_cli.config import RunConfig, load_config, without_effect
 from r1_cli.config.base import shares_base, why_copied
 from r1_cli.config.root import lookup
 from r1_cli.hardware import find_card
+from r1_cli.models.load import enable_gradient_checkpointing
 from r1_cli.plan.activations import Sizes, activation_bytes, cache_bytes, read_sizes
 from r1_cli.plan.memory import estimate
 from r1_cli.plan.phases import CONTEXT, find_phases, find_remedies
@@ -215,10 +217,11 @@ def test_models_of_the_hub_get_no_advice() -> None:
     assert lookup(config, "worker.actor.model.model_path") == "owner/model"
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_layers_keep_for_their_backward_pass_what_is_counted(checkpointed: bool) -> None:
+@pytest.mark.parametrize("way", ["all", "checkpointed", "checkpointed on the host"])
+def test_layers_keep_for_their_backward_pass_what_is_counted(way: str) -> None:
     """torch's own hooks see each tensor that a backward pass will need."""
     tokens, sizes = 256, Sizes(layers=3, hidden=128, keys=64, width=256)
+    checkpointed, on_host = way != "all", way == "checkpointed on the host"
 
     def kept(layers: int) -> int:
         config = Qwen2Config(
@@ -227,7 +230,7 @@ def test_layers_keep_for_their_backward_pass_what_is_counted(checkpointed: bool)
         )  # fmt: skip
         model = Qwen2Model(config).bfloat16().train()
         if checkpointed:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            enable_gradient_checkpointing(model, on_host=on_host)
         own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
         seen = {}
 
@@ -243,10 +246,23 @@ def test_layers_keep_for_their_backward_pass_what_is_counted(checkpointed: bool)
 
     layer = (kept(3) - kept(1)) / 2
     counted = tokens * 2 * (sizes.hidden if checkpointed else sizes.token_of_a_layer)
-    assert layer == pytest.approx(counted, rel=0.05)
-    whole = activation_bytes(sizes, tokens, 2, checkpointed=checkpointed)
+    assert layer == (0 if on_host else pytest.approx(counted, rel=0.05))
+    found = [activation_bytes(sizes, n, 2, checkpointed=checkpointed, on_host=on_host) for n in (0, tokens)]
     again = tokens * 2 * sizes.token_of_a_layer if checkpointed else 0
-    assert whole - activation_bytes(sizes, 0, 2, checkpointed=checkpointed) == 3 * counted + again
+    assert found[1] - found[0] == (1 if on_host else 3) * counted + again
+
+
+def test_gradients_are_the_same_to_the_bit_where_layers_inputs_wait_with_the_processor() -> None:
+    gradients = []
+    for on_host in (False, True):
+        torch.manual_seed(0)
+        model: Any = Qwen2Model(Qwen2Config(hidden_size=32, intermediate_size=64, num_hidden_layers=3, vocab_size=64))
+        enable_gradient_checkpointing(model, on_host=on_host)
+        model(torch.arange(24)[None], use_cache=False).last_hidden_state.square().sum().backward()
+        gradients.append([param.grad for param in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert one is not None
+        assert torch.equal(one, other)
 
 
 def test_sizes_are_read_from_the_configuration_of_text_and_pictures(tmp_path: Path) -> None:

@@ -160,6 +160,18 @@ def swaps(layer: str, one: str, other: str) -> Tamper:
     return tamper
 
 
+def swaps_layers(part: str) -> Tamper:
+    """The first two layers get each other's tensors with `part` in their names."""
+
+    def tamper(engine: FaultyEngine, name: str, tensor: Tensor) -> Tensor:
+        if part not in name:
+            return tensor
+        one, other = ".layers.0.", ".layers.1."
+        return engine.latest[name.replace(one, other) if one in name else name.replace(other, one)]
+
+    return tamper
+
+
 def drops_adapter(engine: FaultyEngine, name: str, tensor: Tensor) -> Tensor:
     """An engine that takes the adapter, says nothing, and adds nothing."""
     return torch.zeros_like(tensor)

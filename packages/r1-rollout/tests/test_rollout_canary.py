@@ -19,6 +19,7 @@ from rollout_faults import (
     no_fault,
     pack_head,
     skips,
+    swaps_layers,
     train,
 )
 from rollout_models import TEXT, sharpen, vision_config
@@ -321,9 +322,9 @@ def adapter_of(model: Any, size: float) -> Adapter:
     return Adapter(2, 4.0, ("q_proj", "up_proj"), list(weights.items()))
 
 
-def test_an_adapter_that_is_bound_to_nothing_is_named(make_engine: MakeEngine) -> None:
+def test_an_adapter_that_is_bound_to_nothing_or_to_another_layer_is_named(make_engine: MakeEngine) -> None:
     model = text_model(tied=False)
-    for tamper, expected in ((no_fault, None), (drops_adapter, "adapter")):
+    for tamper, expected in ((no_fault, None), (drops_adapter, "adapter"), (swaps_layers("up_proj.lora_B"), "adapter")):
         engine = make_engine(model)
         with engine.awake(LocalWeights(list(model.state_dict().items()), 0)):
             pass

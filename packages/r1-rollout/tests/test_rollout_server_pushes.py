@@ -6,6 +6,7 @@ import pytest
 import torch
 from fake_vllm import FakeServer
 from server_pools import PARAMS, Pools, WeightsElsewhere, adapter, all_ready, prompts, take, wait_for, weights
+from vllm_cases import adapter_bytes, bytes_in
 
 from r1_rollout.errors import WeightsError
 from r1_rollout.handover import LocalWeights
@@ -143,6 +144,8 @@ def test_adapters_alone_go_over_the_full_weights_that_came_last(pools: Pools) ->
         assert fake.base == fake.loads[0]
         assert {body.get("model") for body in fake.requests} <= {None, *fake.loads[1:]}
     assert sorted(folder.name.partition("-")[0] for folder in pool._root.iterdir()) == ["0", "2", "3"]
+    (last,) = pool._root.glob("3-*")  # all that crosses is what it holds
+    assert bytes_in(last) == adapter_bytes(adapter())
     before = [len(fake.requests) for fake in fakes]
     with pool.awake(LocalWeights(weights(), 4)):
         list(pool.generate(prompts(4), PARAMS))

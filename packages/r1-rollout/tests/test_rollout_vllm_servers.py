@@ -1,5 +1,6 @@
 """Real vLLM servers: log-probs of a plain forward, samples from the weights just pushed, and one of them killed."""
 
+import copy
 import importlib.util
 import os
 import signal
@@ -12,15 +13,19 @@ from typing import Any
 import pytest
 import torch
 from patience import eventually
+from rollout_faults import FaultyEngine, ModelReference, no_fault, swaps_layers
 from rollout_models import LETTERS, TEXT, make_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from vllm_cases import adapted
+from vllm_cases import adapted, adapter_bytes, bytes_in
 
 import r1_rollout
+from r1_rollout.canary import TOLERANCE, Canary
 from r1_rollout.checksums import expected_checksums
 from r1_rollout.errors import PromptError, WeightsError
+from r1_rollout.fault import find_fault
 from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
+from r1_rollout.probes import text_probes
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault, ask
 from r1_rollout.vllm.servers.pool import ServerPool
@@ -331,16 +336,33 @@ def test_adapters_alone_go_over_the_full_weights_that_came_last(policy: Any, lon
             groups = dict(lone.generate(asked, params))
             scores = lone.logprobs_of(asked, [groups[i][0].token_ids for i in range(8)])
         assert gap(merged, asked, groups) < 2e-5
+        (folder,) = lone._root.glob(f"{seed}-*")
+        assert bytes_in(folder) == adapter_bytes(adapter)
         assert (
             max(abs(a - b) for i in groups for a, b in zip(scores[i], groups[i][0].logprobs.tolist(), strict=True))
             < 2e-5
         )
+    require_swap_is_found(policy, lone, adapter, 2)
     elsewhere = [(name.replace("layers.1", "layers.7"), tensor) for name, tensor in adapter.weights]
     lost = Adapter(4, 8.0, adapter.target_modules, elsewhere)
     with pytest.raises(WeightsError, match=r"bound to nothing.*layers\.7"), lone.awake(LocalWeights(lost, 3)):
         pass
     with lone.awake(LocalWeights(policy.state_dict().items(), 3)):  # full weights take the adapter away
         assert gap(policy, asked, dict(lone.generate(asked, params))) < 1e-5
+
+
+def require_swap_is_found(policy: Any, pool: ServerPool, adapter: Adapter, version: int) -> None:
+    """The canary passes an adapter, and finds one of which two layers have each other's factors."""
+    probes = [text_probes(range(3, 60), longest_prompt=20, longest_response=5, variant=number) for number in (0, 1)]
+    canary, reference = Canary(*probes, TOLERANCE[torch.float32]), ModelReference(copy.deepcopy(policy), adapter)
+    expected = reference.logprobs_of(probes[0].prompts, probes[0].responses)
+    for tamper, fault in ((no_fault, None), (swaps_layers("down_proj.lora_B"), "adapter")):
+        engine = FaultyEngine(pool, tamper)
+        with engine.awake(reference.weights(version)):
+            found = canary.gap(engine, expected)
+        assert canary.accepts(found) == (fault is None)
+        if fault:
+            assert find_fault(canary, engine, reference, version, found).group == fault
 
 
 def test_adapters_alone_go_over_full_weights_that_were_broadcast(policy: Any, lone: ServerPool) -> None:

@@ -20,7 +20,9 @@ from vllm_cases import (
     Case,
     HandPrompt,
     adapted,
+    adapter_bytes,
     assert_exact,
+    bytes_in,
     make_model,
     next_version,
     plain_logprobs,
@@ -33,6 +35,7 @@ from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, Weights
 from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Generator, SamplingParams
+from r1_rollout.vllm.adapter import write_adapter
 from r1_rollout.vllm.engine import VllmEngine
 
 pytestmark = [
@@ -239,13 +242,24 @@ def test_a_weight_that_does_not_come_is_named(case: Case, name: str) -> None:
     assert_exact(case.model, sample(case, SamplingParams(max_tokens=8)), 1.0)
 
 
-def test_adapters_alone_are_synced_over_the_last_full_weights(case: Case) -> None:
+def test_factors_alone_are_synced_over_the_last_full_weights(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     sample(case, SamplingParams(max_tokens=2))
+    crossed = list[int]()
+
+    def write(adapter: Adapter, folder: Path) -> Any:
+        written = write_adapter(adapter, folder)
+        crossed.append(bytes_in(folder))
+        return written
+
+    monkeypatch.setattr("r1_rollout.vllm.adapter.write_adapter", write)
+    monkeypatch.setattr("r1_rollout.vllm.sync.bring", None)  # nothing else crosses
     for seed in (1, 2):
         model, adapter = adapted(case.model, seed)
         with case.engine.awake(LocalWeights(adapter, next_version(case.engine))):
             groups = dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=2)))
+        assert crossed.pop() == adapter_bytes(adapter)
         assert_exact(model, [groups[index] for index in range(len(PROMPTS))], 1.0)
+    monkeypatch.undo()
     assert_exact(case.model, sample(case, SamplingParams(max_tokens=8)), 1.0)  # a full sync drops the adapter
 
 

@@ -1,6 +1,7 @@
 """What tests of the vLLM engine share: tiny models, prompts, a started engine, plain forwards to compare with."""
 
 import copy
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,3 +114,18 @@ def adapted(model: Any, seed: int) -> tuple[Any, Adapter]:
             weights[f"base_model.model.{name}.lora_B.default.weight"] = b
             module.weight.data += 2.0 * b @ a
     return merged, Adapter(4, 8.0, ("q_proj", "v_proj", "down_proj"), weights.items())
+
+
+def adapter_bytes(adapter: Adapter) -> int:
+    """Of its factors."""
+    return sum(tensor.nbytes for _, tensor in adapter.weights)
+
+
+def bytes_in(folder: Path) -> int:
+    """Of all tensors in the files of a folder, by the files' own headers."""
+    total = 0
+    for file in sorted(folder.rglob("*.safetensors")):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        total += sum(end - start for one in header.values() if "dtype" in one for start, end in [one["data_offsets"]])
+    return total

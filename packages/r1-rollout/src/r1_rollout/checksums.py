@@ -64,13 +64,14 @@ def _scattered(count: int, device: torch.device) -> Tensor:
     return (places ^ (places >> 29)) | 1
 
 
-def expected_checksums(weights: Weights, precisions: Iterable[str]) -> dict[str, Expected]:
+def expected_checksums(weights: Weights, precisions: Iterable[str], *, factors: bool = False) -> dict[str, Expected]:
     """Return what each tensor comes to, as it is and cast to each of `precisions`; to be run where the weights are.
 
-    Of an adapter nothing: engines merge it with what they have.
+    Args:
+        factors: an adapter's, too, which most engines keep in no form that could be compared.
     """
     if isinstance(weights, Adapter):
-        return {}
+        return expected_checksums(weights.weights, precisions) if factors else {}
     kinds = [getattr(torch, name) for name in precisions]
     found = {}
     for name, tensor in named_tensors(weights):

@@ -35,10 +35,12 @@ class AdapterSlot:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._bases: dict[str, tuple[Tensor, Tensor]] = {}  # module: (view into the model, its values before)
+        self.factors: dict[str, Tensor] = {}  # of the last sync, as they came
 
     def forget(self) -> None:
         """Give up the base weights, because all weights are about to be replaced."""
         self._bases.clear()
+        self.factors = {}
 
     @torch.no_grad()
     def load(self, adapter: Adapter) -> None:
@@ -48,7 +50,8 @@ class AdapterSlot:
             ValueError: the adapter is empty, incomplete or not of its rank, or it, or one of its target modules, binds
                 to nothing in the model.
         """
-        factors = _pair(adapter)
+        sent = dict(adapter.weights)
+        factors = _pair(replace(adapter, weights=sent.items()))
         places = _bind(self._model, adapter, factors)
         for view, base in self._bases.values():
             view.copy_(base)
@@ -59,6 +62,7 @@ class AdapterSlot:
             view = places[module].rows(b.shape[0])
             _, base = self._bases.setdefault(module, (view, view.clone()))
             view.copy_(base.float() + scale * (b.to(view.device).float() @ a.to(view.device).float()))
+        self.factors = {name: tensor.detach().clone() for name, tensor in sent.items()}
 
 
 class SideSlot:

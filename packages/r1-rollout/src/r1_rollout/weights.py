@@ -92,6 +92,10 @@ class WeightStore:
             load_weights(self._model, weights)
         self.version = version
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what syncs have brought, by name: the model's, and the factors of the adapter that is in place."""
+        return {**self._model.state_dict(), **self._adapter.factors}
+
     def require_newer(self, version: int) -> None:
         """Raise WeightsError, with nothing changed, if `version` is older than the present one."""
         if self.version is not None and version < self.version:

@@ -35,7 +35,7 @@ def build_critic(
     )
     freeze(critic.model, model, "critic")
     if critic.model.enable_gradient_checkpointing:
-        models.enable_gradient_checkpointing(model)
+        models.enable_gradient_checkpointing(model, on_host=critic.model.enable_activation_offload)
     optimizer = build_optimizer(
         model.named_parameters(),
         lr=critic.optim.lr,

@@ -58,7 +58,7 @@ def build_learner(
     policy = load_weights(config, model, kept, hardware.device, parallel, policy_shard, adapters)
     freeze(actor.model, policy)
     if actor.model.enable_gradient_checkpointing:
-        models.enable_gradient_checkpointing(policy)
+        models.enable_gradient_checkpointing(policy, on_host=actor.model.enable_activation_offload)
     reference = policy if adapters is not None and not config.algorithm.disable_kl else None
     if reference is None and not config.algorithm.disable_kl:
         # Never trained, so it needs no more digits than it computes with.

@@ -141,6 +141,14 @@ READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
         (f"worker.actor.model.lora.{key}", lambda c: c.worker.actor.model.lora.used, "lora.rank is 0")
         for key in ("alpha", "target_modules", "exclude_modules")
     ),
+    *(
+        (
+            f"worker.{owner}.model.enable_activation_offload",
+            lambda c, owner=owner: getattr(c.worker, owner).model.enable_gradient_checkpointing,
+            "it is for checkpointed layers, set enable_gradient_checkpointing",
+        )
+        for owner in ("actor", "critic")
+    ),
     ("worker.critic", _has_critic, "the estimator needs no critic"),
     ("trainer.critic_warmup", _has_critic, "the estimator needs no critic"),
     ("algorithm.kl_horizon", lambda c: c.algorithm.kl_type == "adaptive", "only kl_type=adaptive uses it"),

@@ -33,6 +33,7 @@ class ModelConfig(Section):
     tokenizer_path: str | None = None  # null: the model's own
     override_config: dict[str, Any] = Field(default_factory=dict)  # entries of the model's config.json
     enable_gradient_checkpointing: bool = True
+    enable_activation_offload: bool = False  # checkpointed layers' inputs wait in the processor's memory
     trust_remote_code: bool = False
     freeze_vision_tower: bool = False
     quantization: Literal["nf4"] | None = None  # keep the base under an adapter in 4 bits, on one device

@@ -64,6 +64,7 @@ DEFAULTS: dict[str, Any] = {
 KEYS = {
     f"{MODEL}lora_rank": "worker.actor.model.lora.rank",
     f"{MODEL}lora_alpha": "worker.actor.model.lora.alpha",
+    f"{MODEL}enable_activation_offload": "worker.actor.model.enable_activation_offload",
     f"{MODEL}target_modules": "worker.actor.model.lora.target_modules",
     f"{MODEL}exclude_modules": "worker.actor.model.lora.exclude_modules",
     f"{MODEL}custom_chat_template": "data.override_chat_template",
@@ -116,7 +117,6 @@ NO_COUNTERPART = {
     f"{MODEL}use_liger": "log-probs are taken in chunks anyhow",
     f"{MODEL}use_fused_kernels": "log-probs are taken in chunks anyhow",
     f"{MODEL}fused_kernel_options": "log-probs are taken in chunks anyhow",
-    f"{MODEL}enable_activation_offload": "worker.actor.model.enable_gradient_checkpointing keeps a layer's input only",
     f"{ACTOR}use_fused_kernels": "log-probs are taken in chunks anyhow",
     f"{ACTOR}entropy_from_logits_with_chunking": "entropies are taken in chunks anyhow",
     f"{ACTOR}entropy_checkpointing": "entropies are taken in chunks anyhow",

@@ -63,7 +63,7 @@ class Form:
         """Return what a configuration asks for; where it names a folder, that folder's own form.
 
         Raises:
-            AdapterError: the folder holds no plain LoRA, or one of another rank.
+            AdapterError: the folder holds no plain LoRA, or one of another rank, or on other layers than are listed.
         """
         if lora.path is None:
             return cls(lora.rank, lora.alpha, lora.target_modules, lora.exclude_modules)
@@ -71,6 +71,11 @@ class Form:
         saved = read_config(folder)
         if lora.rank not in (0, saved["r"]):
             raise AdapterError(f"{_KEY}.rank={lora.rank}: the adapter in {folder} has rank {saved['r']}; leave it 0")
+        asked, has = lora.target_modules, saved["target_modules"]
+        if asked != "all-linear" and (asked != has if isinstance(has, str) else {*asked} != {*has}):
+            raise AdapterError(
+                f"{_KEY}.target_modules={asked}: the adapter in {folder} is on {has}; leave it all-linear"
+            )
         return cls(saved["r"], saved["lora_alpha"], saved["target_modules"], saved.get("exclude_modules"), folder)
 
 

@@ -122,6 +122,7 @@ def save_assets(model: ModelFiles, folder: Path) -> None:
 
 
 def find_file(path: str, name: str) -> Path | None:
-    """Return a file of a folder or of a hub name; None where there is none."""
-    found = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+    """Return a file of a folder or of a hub name; None where there is none, or the hub cannot be reached just now."""
+    silent = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    found = cached_file(path, name, **silent)
     return None if found is None else Path(found)

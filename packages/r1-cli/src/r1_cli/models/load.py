@@ -1,8 +1,9 @@
 """Hugging Face models as r1 uses them: which class, which precision, which positions, which tokens are forbidden."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,10 +201,24 @@ def freeze_vision(model: nn.Module, key: str = "worker.actor.model.freeze_vision
     return sum(p.numel() for p in frozen)
 
 
-def enable_gradient_checkpointing(model: transformers.PreTrainedModel) -> None:
-    """Recompute activations in the backward pass. Hugging Face does so only for modules in training mode."""
+def enable_gradient_checkpointing(model: transformers.PreTrainedModel, *, on_host: bool = False) -> None:
+    """Recompute activations in the backward pass. Hugging Face does so only for modules in training mode.
+
+    Args:
+        on_host: what the layers are computed again from, their inputs, waits in the processor's memory, page-locked for
+            a GPU, which copies while it goes on computing. NOT RUN ON A GPU.
+    """
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules() if on_host else ():
+        if (checkpoint := getattr(module, "_gradient_checkpointing_func", None)) is not None:
+            module._gradient_checkpointing_func = partial(_checkpoint_on_host, checkpoint, model.device.type == "cuda")
     model.train()
+
+
+def _checkpoint_on_host(checkpoint: Callable[..., Any], locked: bool, layer: Any, *inputs: Any) -> Any:
+    """Checkpoint a layer's call; what that saves, but not what the layer itself would, goes to the processor."""
+    with torch.autograd.graph.save_on_cpu(pin_memory=locked):
+        return checkpoint(layer, *inputs)
 
 
 def load_tokenizer(path: str, *, vision_language: bool, trust_remote_code: bool = False) -> tuple[Any, Any]:

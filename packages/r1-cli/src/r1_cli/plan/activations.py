@@ -40,14 +40,16 @@ def read_sizes(folder: Path) -> Sizes | None:
         return None
 
 
-def activation_bytes(sizes: Sizes, tokens: int, number: int, *, checkpointed: bool) -> int:
+def activation_bytes(sizes: Sizes, tokens: int, number: int, *, checkpointed: bool, on_host: bool = False) -> int:
     """Return what a micro-batch of so many tokens takes on its way back, at least.
 
     Args:
         number: bytes of one that layers compute with.
         checkpointed: layers keep their input only, and one at a time is computed again.
+        on_host: these inputs are with the processor but for one.
     """
-    kept = sizes.layers * (sizes.hidden if checkpointed else sizes.token_of_a_layer)
+    inputs = 1 if on_host else sizes.layers
+    kept = inputs * sizes.hidden if checkpointed else sizes.layers * sizes.token_of_a_layer
     again = sizes.token_of_a_layer if checkpointed else 0
     return tokens * number * (kept + again) + LOGITS
 

@@ -24,8 +24,10 @@ REMEDIES: tuple[tuple[str, Any], ...] = (
     ("worker.critic.offload.offload_params", True),
     ("worker.actor.model.enable_gradient_checkpointing", True),
     ("worker.actor.micro_batch_size_per_device_for_update", 1),
+    ("worker.actor.model.enable_activation_offload", True),
     ("worker.critic.model.enable_gradient_checkpointing", True),
     ("worker.critic.micro_batch_size_per_device_for_update", 1),
+    ("worker.critic.model.enable_activation_offload", True),
     ("worker.rollout.gpu_memory_utilization", 0.5),
     ("worker.actor.optim.strategy", "adamw_bf16"),
     ("worker.actor.fsdp.enable_cpu_offload", True),
@@ -129,8 +131,9 @@ def _activations(config: RunConfig, name: Owner) -> int:
         return 0
     longest = config.data.max_prompt_length + config.data.max_response_length
     tokens = owner.micro_batch_size_per_device_for_update * longest // config.sequence_ranks(name)
-    number = min(BYTES[owner.kept_dtype], BYTES[owner.fsdp.mp_param_dtype])
-    return activation_bytes(sizes, tokens, number, checkpointed=owner.model.enable_gradient_checkpointing)
+    number, model = min(BYTES[owner.kept_dtype], BYTES[owner.fsdp.mp_param_dtype]), owner.model
+    checkpointed, on_host = model.enable_gradient_checkpointing, model.enable_activation_offload
+    return activation_bytes(sizes, tokens, number, checkpointed=checkpointed, on_host=on_host)
 
 
 def find_remedies(config: RunConfig, card: int) -> list[str] | None:

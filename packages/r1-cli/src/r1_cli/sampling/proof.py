@@ -97,7 +97,8 @@ class ProvenGenerator:
         """Ask the learner before the sync, as it may need memory that the engine takes."""
         probes, sums = self.canary.probes, None
         if isinstance(self.engine, Checksummed):
-            sums = source.hand_over(partial(expected_checksums, precisions=self.engine.precisions))
+            kinds, factors = self.engine.precisions, self.engine.keeps_layout
+            sums = source.hand_over(partial(expected_checksums, precisions=kinds, factors=factors))
         pictures = None if self._started else self.canary.pictures
         seen = self.reference.logprobs_of(pictures.prompts, pictures.responses) if pictures else None
         return Expectation(self.reference.logprobs_of(probes.prompts, probes.responses), sums, seen)

@@ -183,8 +183,8 @@ class EmbeddedEngine:
         return tuple(sorted({str(one.dtype).removeprefix("torch.") for one in self._model.parameters()}))
 
     def compare(self, expected: Mapping[str, Expected]) -> Comparison:
-        """Compare the model's tensors with what they are to be, byte by byte; see `r1_rollout.checksums`."""
-        return compare(self._model.state_dict(), expected)
+        """Compare tensors of the model, and factors, with what they are to be; see `r1_rollout.checksums`."""
+        return compare(self._weights.tensors(), expected)
 
     def _decode(self, name: str, prompts: Sequence[PromptLike], choices: Choices) -> Decoding:
         if self._version is None:
