@@ -18,6 +18,7 @@ from torch import Tensor
 from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.media import MediaHost, MediaSet
 from r1_cli.cluster.rank import Build, Rank
+from r1_cli.reference.reading import LearnerReading
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
@@ -141,6 +142,12 @@ def verb_by_verb(name: str, objective: str) -> tuple[list[Any], int, Facts]:
     learner.annotate(samples, ["squared_probs"])
     fetched = {place for place in LOADS if b"pixel_values" in STORE[place][0] and len(STORE[place][1]) == 2}
     return go_through(learner, samples, OBJECTIVES[objective]), len(fetched), learner.describe()
+
+
+def read_aloud(name: str, asked: Any) -> list[list[float]]:
+    """A case for ranks: the policy's log-probs of given responses."""
+    learner = RankedLearner(Together(meet(partial(build, name, "KL"))))
+    return LearnerReading(learner, "policy", 1.0).read_logprobs(*asked)
 
 
 def fail_and_save(folder: Path) -> dict[str, Tensor]:

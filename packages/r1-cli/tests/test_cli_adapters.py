@@ -129,10 +129,6 @@ def test_factors_alone_are_handed_over_and_a_swapped_one_is_found(folders: Any) 
             assert proven.gap < TOLERANCE[torch.float32] / 5
         take_step(learner, "text", "KL", version)
 
-    class Swapping(EmbeddedEngine):
-        def _load(self, source: Any) -> None:
-            super()._load(LocalWeights(swapped(source.tensors()), source.version))
-
     engine.__class__ = Swapping
     with pytest.raises(
         StaleWeights, match=r"bytes of 2 of the engine's weights are not the learner's\. At fault: adapter"
@@ -168,6 +164,18 @@ def test_learner_and_engine_have_one_copy_of_the_base_and_do_not_disturb_each_ot
     copies = engine._weights._adapter.factors.values()  # type: ignore[union-attr]
     assert sum(one.nbytes for one in copies) == sum(one.nbytes for one in factors)
     assert not kept & {storage.data_ptr() for storage in distinct_storages(copies)}
+    engine.__class__ = Swapping
+    with pytest.raises(
+        StaleWeights, match=r"bytes of 2 of the engine's weights are not the learner's\. At fault: adapter"
+    ):
+        proven.update(weights_of(learner, 3))
+
+
+class Swapping(EmbeddedEngine):
+    """Binds factors to the wrong layers."""
+
+    def _load(self, source: Any) -> None:
+        super()._load(LocalWeights(swapped(source.tensors()), source.version))
 
 
 def swapped(adapter: Adapter) -> Adapter:

@@ -7,6 +7,7 @@ from r1_cli.commands.data import data
 from r1_cli.commands.eval import evaluate
 from r1_cli.commands.merge import merge
 from r1_cli.commands.reward import reward
+from r1_cli.commands.score_a import score_a
 from r1_cli.commands.train import train
 
 
@@ -22,6 +23,7 @@ main.add_command(merge)
 main.add_command(reward)
 main.add_command(data)
 main.add_command(convert)
+main.add_command(score_a)
 
 if __name__ == "__main__":
     main()

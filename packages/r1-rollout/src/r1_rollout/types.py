@@ -215,6 +215,12 @@ class Reading(Protocol):
     Rewards ask it: of the policy, of a frozen model, or of another, in this process or elsewhere.
     """
 
+    @property
+    def concurrent(self) -> bool:
+        """Whether it may be asked while an engine samples, by another thread, and answers about one prompt's responses
+        alike whatever else is asked.
+        """
+
     def read_logprobs(
         self,
         prompts: Sequence[PromptLike],
@@ -225,5 +231,5 @@ class Reading(Protocol):
         """Return the log-probs of each response's tokens from its start on: [responses][response_length − start].
 
         Each token's is given its prompt and all of the response before it. Prompts that are the same object are one.
-        A log-prob that is not a number is returned as it is.
+        A log-prob that is not a number is returned as it is. A row is empty where nobody could be reached to ask.
         """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from r1_cli.assembly.truths import TruthReader
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
-from r1_cli.reference.mixed import open_asking
+from r1_cli.reference.mixed import MixedVerifier, open_asking
 from r1_cli.reference.verifier import ReferenceVerifier
 from r1_rewards.load import load
 from r1_rewards.service import Service
@@ -42,7 +42,15 @@ class DispatchingVerifier:
     def per_sample(self, source: str) -> bool:
         """Whether responses to a source's prompts may be scored as they come: no score depends on another response."""
         verifier = self.of(source)
-        return isinstance(verifier, PooledVerifier | Service) and verifier.per_sample
+        kinds = PooledVerifier | Service | ReferenceVerifier | MixedVerifier
+        return isinstance(verifier, kinds) and verifier.per_sample
+
+    def asking_of(self, source: str) -> list[ReferenceVerifier]:
+        """Return those that ask a model about responses to a source's prompts."""
+        verifier = self.of(source)
+        if isinstance(verifier, MixedVerifier):
+            return [one for _, one in verifier.asking.values()]
+        return [verifier] if isinstance(verifier, ReferenceVerifier) else []
 
     def truth_problem(self, source: str, ground_truth: str, columns: Mapping[str, Any]) -> str | None:
         """Return why no response to a row of a source can be right, where that is known."""

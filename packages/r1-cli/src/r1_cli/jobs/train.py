@@ -15,7 +15,7 @@ from r1_cli.assembly.canary import build_canary
 from r1_cli.assembly.engines import build_sampling, build_scorer
 from r1_cli.assembly.packing import settle_packing
 from r1_cli.assembly.prompts import build_prompts, build_stream, build_validation
-from r1_cli.assembly.reference import attach_models, in_training
+from r1_cli.assembly.reference import attach_references, in_training
 from r1_cli.assembly.rendering import build_renderer, open_rendering
 from r1_cli.assembly.rows import open_sources
 from r1_cli.assembly.truths import TruthReader, first_problems
@@ -114,7 +114,13 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         tracker = Tracker(config.trainer.logger, info, reporter)
         stack.callback(tracker.close)
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
-        attach_models(config, model, verifier.asking, in_training(config, hardware, learner, engine))
+        rows = [(one.name, part) for one, part in zip(sources, prompts.parts, strict=True)]
+        rows += [(one.name, part) for one, part in zip(val_sources, val_prompts.parts, strict=True)]
+        find = partial(in_training, config, hardware, model, learner)
+        folders = [Path(store.root), *([start.parent] if start else [])]
+        attach_references(
+            config, verifier, model, rows, folders, find, engine, reporter.progress, resumed=start is not None
+        )
         scorer = build_scorer(config, model, verifier, engine)
         if config.worker.rollout.canary:
             scorer = prove(scorer, learner, build_canary(config, hardware, model, rendering.renderer))

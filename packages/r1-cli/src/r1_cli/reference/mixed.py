@@ -19,7 +19,13 @@ class MixedVerifier:
     """
 
     others: Verifier | None
-    asking: Mapping[str, tuple[float, Verifier]]  # by the part's name: its weight, and the reward
+    asking: Mapping[str, tuple[float, ReferenceVerifier]]  # by the part's name: its weight, and the reward
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether responses may be scored as they come; see `r1_rewards.types.OpenVerifier`."""
+        alone = self.others is None or bool(getattr(self.others, "per_sample", False))
+        return alone and all(verifier.per_sample for _, verifier in self.asking.values())
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
         """Return one score per input, in order."""

@@ -1,4 +1,4 @@
-"""Whom a reward asks for log-probs: the learner's policy, its frozen reference, or an engine that samples."""
+"""The run's own models that a reward may ask for log-probs: the learner's, and an engine's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +29,8 @@ class LearnerReading:
     model: Literal["policy", "reference"]
     temperature: float
 
+    concurrent = False  # it is on the devices, and often in the process, of the engine
+
     def read_logprobs(
         self,
         prompts: Sequence[PromptLike],
@@ -40,13 +42,13 @@ class LearnerReading:
         if temperature != self.temperature:
             raise ValueError(f"the learner computes at temperature {self.temperature}, not at {temperature}")
         field = FIELDS[self.model]
-        samples = [_to_read(*one) for one in zip(prompts, responses, starts, strict=True)]
+        samples = [to_read(*one) for one in zip(prompts, responses, starts, strict=True)]
         found = self.learner.annotate(samples, [field])
         self.learner.rest()
         return [getattr(sample, field)[sample.loss_mask].tolist() for sample in found]
 
 
-def _to_read(prompt: PromptLike, response: "Tokens", start: int) -> Sample:
+def to_read(prompt: PromptLike, response: "Tokens", start: int) -> Sample:
     """A sample whose trained tokens are those to be read."""
     sample = to_sample(prompt, response)
     first = len(prompt.token_ids) + start
@@ -58,6 +60,8 @@ class ReplayReading:
     """An engine that is awake and knows no better: it takes in what stands before, then says what it is asked for."""
 
     engine: Replaying
+
+    concurrent = False  # it samples
 
     def read_logprobs(
         self,

@@ -3,14 +3,16 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from r1_cli.groups.group import SampledInput
 from r1_data.types import Prompt
 from r1_rewards.reference.options import Options
-from r1_rewards.reference.reference_probability import LOG_HALF, combine
+from r1_rewards.reference.reference_probability import BASE_COLUMN, LOG_HALF, combine
 from r1_rewards.reference.tokens import CAUSES, Cause, Spliced, TextTokenizer, splice_tokens
-from r1_rewards.types import RewardInput, Score
+from r1_rewards.types import Failure, RewardInput, Score
 from r1_rewards.verifiers import repetition
+from r1_rewards.workers.failures import FailureRule
 from r1_rollout.types import Reading
 
 REPEATED = 10  # words of a run, and how often it may stand in a response
@@ -26,6 +28,7 @@ class Asked:
     temperature: float
     longest: int  # tokens of prompt and response that the model knows
     longest_response: int  # tokens
+    rule: FailureRule  # what becomes of responses about which nobody could be asked
 
 
 @dataclass(slots=True)
@@ -33,13 +36,18 @@ class ReferenceVerifier:
     """Scores a draw by one call of the model; see `r1_rewards.reference.reference_probability` for the formula.
 
     Whom it asks is known later than the reward is opened: `asked` is set before the first call. `base_of` gives a
-    prompt's base score, None where there is none. Parts beside the formula's: `unscored_CAUSE` for each cause, and
-    `repetition` where it is punished.
+    prompt's base score, None where there is none. Parts beside the formula's: `unscored_CAUSE` for each cause,
+    `no_score_a` where debiasing has nothing to subtract, and `repetition` where it is punished.
     """
 
     options: Options
     asked: Asked | None = None
-    base_of: Callable[[Prompt], float | None] = field(default=lambda prompt: None)
+    base_of: Callable[[Prompt], float | None] = field(default=lambda prompt: column_score(prompt))
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether responses may be scored as they come; see `r1_rewards.types.OpenVerifier`."""
+        return self.asked is not None and self.asked.reading.concurrent
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
         """Return one score per input, in order. Raises RuntimeError before the run has said whom to ask."""
@@ -50,7 +58,8 @@ class ReferenceVerifier:
             raise RuntimeError("reference_probability needs the tokens of responses, which this caller has not")
         spliced = [self._splice(item, self.asked) for item in sampled]
         found = self._ask(sampled, spliced, self.asked)
-        return [self._judge(*one) for one in zip(sampled, spliced, found, strict=True)]
+        scores = [self._judge(*one) for one in zip(sampled, spliced, found, strict=True)]
+        return [self.asked.rule.apply("reference_probability", *one) for one in enumerate(scores)]
 
     def _splice(self, item: SampledInput, asked: Asked) -> Spliced | Cause:
         assert item.completion is not None
@@ -91,19 +100,23 @@ class ReferenceVerifier:
         return [self._picked(one, next(rows)) if isinstance(one, Spliced) else [] for one in spliced]
 
     def _picked(self, spliced: Spliced, logprobs: Sequence[float]) -> list[float]:
+        if not logprobs:
+            return []
         picked = [logprobs[place] for place in spliced.scored]
         after = spliced.scored[-1] + 1
         if self.options.one_more_token and after < len(logprobs):
             picked.append(min(logprobs[after], LOG_HALF))
         return picked
 
-    def _judge(self, item: SampledInput, spliced: Spliced | Cause, logprobs: Sequence[float]) -> Score:
+    def _judge(self, item: SampledInput, spliced: Spliced | Cause, logprobs: Sequence[float]) -> Score | Failure:
         assert item.asked is not None
+        if isinstance(spliced, Spliced) and not logprobs:
+            return Failure("remote", REASONS["silence"])
         options = self.options
         base = self.base_of(item.asked) if options.use_debiasing else None
         found = combine(logprobs, item.response, base or 0.0, options)
         cause: Cause | None = spliced if isinstance(spliced, str) else None
-        if cause is None and (found.parts["unscored"] or not math.isfinite(found.value)):
+        if cause is None and (found.parts["unscored"] or not all(map(math.isfinite, found.parts.values()))):
             cause = "number"
             found = combine([], item.response, base or 0.0, options)
         if not math.isfinite(found.value):  # a shaping of nothing that is not finite either
@@ -112,8 +125,18 @@ class ReferenceVerifier:
         if options.repetition_penalty:
             parts["repetition"] = repetition.score(item.response, ngram=REPEATED, limit=REPEATED).value
             value += parts["repetition"]
-        parts |= {f"unscored_{name}": float(name == cause) for name in CAUSES} | {"overall": value}
+        parts |= {f"unscored_{name}": float(name == cause) for name in CAUSES if name != "silence"} | {"overall": value}
+        if options.use_debiasing:
+            parts["no_score_a"] = float(base is None)
         return Score(value, parts, reason=REASONS[cause] if cause else "")
+
+
+def column_score(prompt: Prompt) -> float | None:
+    """Return the base score that a prompt's row brings; None where it has no finite number."""
+    found: Any = prompt.metadata.get(BASE_COLUMN)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        return None
+    return float(found)
 
 
 REASONS: dict[Cause, str] = {
@@ -121,4 +144,5 @@ REASONS: dict[Cause, str] = {
     "reference": "the reference answer is empty",
     "length": "the response with the reference answer is longer than the model takes",
     "number": "the reference answer's log-probs are not finite",
+    "silence": "the model that is asked for log-probs gave none",
 }

@@ -12,7 +12,7 @@ POLICY, REFERENCE = "policy", "reference"
 FORK = "easyr1_rlpr"
 SOURCES = ("auto", "column", "online")
 FLAGS = ("use_debiasing", "clip", "one_more_token", "repetition_penalty")
-WORDS = ("model", "aggregation", "shaping_function_name", "discrete_function_name")
+WORDS = ("model", "served_name", "token_env", "aggregation", "shaping_function_name", "discrete_function_name")
 KINDS: Mapping[str, Any] = {"format_weight": int | float, **dict.fromkeys(FLAGS, bool), **dict.fromkeys(WORDS, str)}
 
 
@@ -21,14 +21,22 @@ class Options(Settings):
     """The reward's settings, and whom it asks.
 
     `model` is whose log-probs count: `policy`, as it is before the update; `reference`, the frozen model of the KL
-    term; a folder or a hub name, loaded beside the run; or the URL of a vLLM server. `score_a` is where the base score
-    comes from: a column of the rows, the model before its first step, or (`auto`) the one and else the other.
+    term; a folder or a hub name, loaded beside the run; or URLs of vLLM servers, with `served_name` and `token_env`.
+    `score_a` is where the base score comes from: a column of the rows, the model before its first step, or (`auto`) the
+    one and else the other.
     """
 
     model: str = POLICY
+    served_name: str = ""  # the model's name on a server that has several
+    token_env: str = "OPENAI_API_KEY"  # the environment variable of a server's bearer token
     score_a: Literal["auto", "column", "online"] = "auto"
     repetition_penalty: bool = False  # −1 for a run of ten words that stands there ten times
     strict: str | None = None  # `easyr1_rlpr`: the fork's rules, its faults included
+
+    @property
+    def served(self) -> bool:
+        """Whether the model is behind HTTP."""
+        return self.model.startswith(("http://", "https://"))
 
 
 def read_options(kwargs: Mapping[str, Any]) -> Options:

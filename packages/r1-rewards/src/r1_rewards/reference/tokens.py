@@ -10,9 +10,10 @@ from typing import Literal, Protocol
 
 from r1_rewards.reference.splice import Mode, Rule, Tokenizer, answer_start, around, encode
 
-# Why a sample has no score: no place for an answer, no reference, too long for the model, or a log-prob not a number.
-Cause = Literal["form", "reference", "length", "number"]
-CAUSES: tuple[Cause, ...] = ("form", "reference", "length", "number")
+# Why a sample has no score: no place for an answer, no reference, too long for the model, a log-prob not a number, or
+# nobody there to ask.
+Cause = Literal["form", "reference", "length", "number", "silence"]
+CAUSES: tuple[Cause, ...] = ("form", "reference", "length", "number", "silence")
 
 
 class TextTokenizer(Tokenizer, Protocol):

@@ -78,6 +78,17 @@ def replay_body(prompt: PromptLike, response: "Tokens", temperature: float) -> d
     }
 
 
+def read_body(prompt: PromptLike, response: "Tokens") -> dict[str, Any]:
+    """Return the request for the log-probs of a prompt and a response behind it, which the server reads in one pass.
+
+    It is answered by any vLLM that was started with `--enable-scale-out`, at temperature 1 and in `prompt_logprobs`.
+    """
+    body = _prompt(prompt)
+    body["token_ids"] += [int(token) for token in response]
+    settings = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "prompt_logprobs": 0, "detokenize": False}
+    return body | {"sampling_params": settings}
+
+
 def _prompt(prompt: PromptLike) -> dict[str, Any]:
     """Return the part of a request that says what is asked; pictures go as lossless PNG, one placeholder each."""
     if getattr(prompt, "videos", ()):

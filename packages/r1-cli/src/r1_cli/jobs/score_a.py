@@ -1,0 +1,139 @@
+"""`r1 score-a`, from a checked configuration to its training rows with base scores."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+from r1_cli.assembly.prompts import build_prompts
+from r1_cli.assembly.reference import FUNCTION, every_prompt, open_own, own_model, padded, put
+from r1_cli.assembly.rendering import build_renderer, open_rendering
+from r1_cli.assembly.rows import open_sources
+from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.sources import training_sources
+from r1_cli.hardware import Hardware, find_hardware
+from r1_cli.models.files import ModelFiles, load_weights, open_model
+from r1_cli.reference.bases import TERMS_COLUMN, BaseFile, Terms, fill_bases, terms_of
+from r1_cli.reference.frozen import FrozenReading
+from r1_cli.reference.mixed import split_parts
+from r1_cli.track.console import ConsoleReporter, configure_logging
+from r1_rewards.reference.options import POLICY, REFERENCE, Options, read_options
+from r1_rewards.reference.reference_probability import BASE_COLUMN
+from r1_rewards.spec import MODEL_REWARDS
+from r1_rollout.types import Reading
+
+KINDS = (".parquet", ".jsonl")
+AT_ONCE = 1000  # rows to a group of a parquet file
+
+
+def write_scores(config: RunConfig, output: Path) -> None:
+    """Write the training rows with the columns scoreA (null: there is none) and scoreA_terms.
+
+    What is found stands in `OUTPUT.part` until all is, so that the same command goes on where it was interrupted.
+
+    Raises:
+        ConfigError: no reward asks for base scores, the rows are of several sources, `output` is there or of another
+            kind, or its part came about in another way.
+        DataError, ModelError: something cannot work.
+    """
+    options, sources = options_of(config), training_sources(config.data)
+    if len(sources) != 1:
+        message = f"names {len(sources)} sources; write the scores of one at a time"
+        raise ConfigError([Problem(sources[0].key if sources else "data.train_files", message)])
+    if output.suffix not in KINDS or output.exists():
+        message = "is there already" if output.exists() else f"must end in {' or '.join(KINDS)}"
+        raise ConfigError([Problem("--output", message, str(output))])
+    console = Console()
+    configure_logging(console)
+    files, hardware = open_model(config), find_hardware()
+    with ExitStack() as stack:
+        reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
+        rendering = stack.enter_context(open_rendering(config, build_renderer(config, files)))
+        opened = open_sources(sources)
+        prompts = build_prompts(config, opened, rendering, reporter.counter)
+        terms = terms_of(options, own_model(config, options), config.worker.rollout.temperature)
+        part = output.with_name(f"{output.name}.part")
+        try:
+            file = BaseFile(part, terms)
+        except ValueError as error:
+            raise ConfigError([Problem("--output", f"{error}: take it away to begin anew", str(output))]) from error
+        asked = replace(
+            put(config, files, open_reading(config, hardware, files, options)), temperature=terms.temperature
+        )
+        fill_bases(file, every_prompt(prompts.parts, reporter.progress), asked, options)
+    scores = file.rows()
+    rows = ((row, scores.get(f"{sources[0].name}/{row_id}")) for row_id, row in opened[0].rows)
+    write_rows(with_columns(rows, terms), output)
+    part.unlink()
+    found = [score for score in scores.values() if score is not None]
+    told = f"mean {fmean(found):.4f}, from {min(found):.4f} to {max(found):.4f}" if found else "none has a score"
+    console.print(f"{output}: {len(found)} of {len(opened[0].rows)} rows have a score, {told}", soft_wrap=True)
+
+
+def options_of(config: RunConfig) -> Options:
+    """Return the options of the run's reward, or of that part of it, which subtracts base scores.
+
+    Raises ConfigError if there is none.
+    """
+    reward = config.worker.reward
+    if reward.reward_function in MODEL_REWARDS:
+        return read_options(reward.reward_function_kwargs)
+    if reward.reward_function == "combine":
+        for part in split_parts(reward.reward_function_kwargs)[1].values():
+            return read_options(part.options)
+    message = f"asks no model; base scores are for {MODEL_REWARDS[0]}"
+    raise ConfigError([Problem(FUNCTION, message, str(reward.reward_function))])
+
+
+def open_reading(config: RunConfig, hardware: Hardware, files: ModelFiles, options: Options) -> Reading:
+    """Return the model to ask: the policy as a run would begin with it, or the reward's own."""
+    if options.model not in (POLICY, REFERENCE):
+        return open_own(config, hardware, files, options)
+    actor = config.worker.actor
+    computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
+    return FrozenReading(load_weights(config, files, computing, hardware.device), padded(config), hardware.device)
+
+
+def with_columns(rows: Iterator[tuple[Mapping[str, Any], float | None]], terms: Terms) -> Iterator[dict[str, Any]]:
+    """Yield the rows with their scores."""
+    for row, score in rows:
+        yield {**row, BASE_COLUMN: score, TERMS_COLUMN: terms.written()}
+
+
+def write_rows(rows: Iterator[dict[str, Any]], output: Path) -> None:
+    """Write rows as lines of JSON or as parquet, whole or not at all. Raises ConfigError for what JSON cannot hold."""
+    draft = output.with_name(f".{output.name}.draft")
+    if output.suffix == ".jsonl":
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        except TypeError as error:
+            draft.unlink()
+            raise ConfigError(
+                [Problem("--output", f"JSON cannot hold these rows ({error}): write .parquet")]
+            ) from error
+    else:
+        write_parquet(rows, draft)
+    draft.rename(output)
+
+
+def write_parquet(rows: Iterator[dict[str, Any]], path: Path) -> None:
+    """Write rows as one parquet file, a group at a time where all groups have one schema."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = []
+    while group := list(islice(rows, AT_ONCE)):
+        tables.append(pa.Table.from_pylist(group))
+    schema = pa.unify_schemas([table.schema for table in tables], promote_options="permissive")
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for table in tables:
+            writer.write_table(
+                pa.concat_tables([table, schema.empty_table()], promote_options="permissive").cast(schema)
+            )

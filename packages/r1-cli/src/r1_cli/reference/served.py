@@ -1,0 +1,156 @@
+"""A model behind HTTP that a reward asks for log-probs: any server that speaks OpenAI's completions as vLLM does.
+
+Prompts with pictures go to vLLM's own `/inference/v1/generate` (`vllm serve --enable-scale-out`), all others to
+`/v1/completions` with `echo` and `prompt_logprobs`. Tokens go over as numbers, so that none is cut anew.
+"""
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from r1_rewards.services.endpoint import Endpoint, Patience, Post, RequestFailed, Unusable
+from r1_rewards.spec import RewardSpecError
+from r1_rollout.types import PromptLike
+from r1_rollout.vllm.servers.protocol import GENERATE, read_body
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
+
+COMPLETIONS = "/v1/completions"
+LEAST = -9999.0  # what vLLM writes for a log-prob of minus infinity, which JSON has not
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+Asked = tuple[PromptLike, "Tokens", int]
+
+log = logging.getLogger("r1")
+
+
+class ServedReading:
+    """Asks one request a response, many at a time; a response of which no server says anything gets an empty row.
+
+    Servers compute at temperature 1, whatever they are told about sampling.
+    """
+
+    concurrent = True
+
+    def __init__(
+        self,
+        urls: str,
+        *,
+        served_name: str | None = None,
+        token_env: str = "OPENAI_API_KEY",
+        concurrency: int = 16,
+        patience: Patience | None = None,
+    ) -> None:
+        """Ask no server yet.
+
+        Args:
+            urls: one or several equal servers, commas between them, with or without `/v1`.
+            served_name: the model's name there; None where a server has but one.
+            token_env: the environment variable of a bearer token, sent where it is set.
+
+        Raises:
+            RewardSpecError: an address of no use, or a token that would cross a network in the clear.
+        """
+        bases = [url.strip().rstrip("/").removesuffix("/v1") for url in urls.split(",")]
+        token = os.environ.get(token_env)
+        for url in bases:
+            parts = urlsplit(url)
+            if token and parts.scheme == "http" and parts.hostname not in LOOPBACK:
+                raise RewardSpecError(
+                    f"{url}: the token in {token_env} would cross the network in the clear; write https://, or name a "
+                    "variable in token_env that is not set"
+                )
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._endpoints = {
+            path: Endpoint(
+                [base + path for base in bases], patience or Patience(), headers=headers, concurrency=concurrency
+            )
+            for path in (COMPLETIONS, GENERATE)
+        }
+        self._named = {"model": served_name} if served_name else {}
+        self._told: set[str] = set()
+
+    def read_logprobs(
+        self,
+        prompts: Sequence[PromptLike],
+        responses: "Sequence[Tokens]",
+        starts: Sequence[int],
+        temperature: float = 1.0,
+    ) -> list[list[float]]:
+        """Do what `r1_rollout.types.Reading` says. Raises ValueError at another temperature than 1."""
+        if temperature != 1.0:
+            raise ValueError(f"a server gives log-probs at temperature 1, not at {temperature}")
+        asked = list(zip(prompts, responses, starts, strict=True))
+        found: list[list[float]] = [[] for _ in asked]
+        for path, endpoint in self._endpoints.items():
+            own = [place for place, one in enumerate(asked) if (path == GENERATE) == bool(one[0].model_inputs)]
+            if own:
+                rows = endpoint.run(partial(self._ask_all, path, [asked[place] for place in own]))
+                for place, row in zip(own, rows, strict=True):
+                    found[place] = row
+        return found
+
+    async def _ask_all(self, path: str, asked: Sequence[Asked], post: Post) -> list[list[float]]:
+        return await asyncio.gather(*(self._ask(path, one, post) for one in asked))
+
+    async def _ask(self, path: str, one: Asked, post: Post) -> list[float]:
+        prompt, response, start = one
+        tokens = [int(token) for token in response]
+        body = self._named | (read_body(prompt, tokens) if path == GENERATE else _echo(prompt, tokens))
+        try:
+            return await post(
+                body, partial(read_tail, tokens=tokens[start:], total=len(prompt.token_ids) + len(tokens))
+            )
+        except RequestFailed as error:
+            if error.cause not in self._told:
+                self._told.add(error.cause)
+                log.warning("no log-probs of a reference answer, and perhaps of more: %s", error)
+            return []
+
+
+def _echo(prompt: PromptLike, tokens: Sequence[int]) -> dict[str, Any]:
+    return {
+        "prompt": [*map(int, prompt.token_ids), *tokens],
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "echo": True,
+        "logprobs": 0,
+        "prompt_logprobs": 0,
+    }
+
+
+def read_tail(reply: Any, *, tokens: Sequence[int], total: int) -> list[float]:
+    """Return the log-probs of the last `tokens` among the `total` that a server has read, from its reply.
+
+    Raises Unusable where it has none, has read another number of tokens, or others in their place.
+    """
+    if not isinstance(reply, Mapping) or not isinstance(reply.get("choices"), list) or not reply["choices"]:
+        raise Unusable(f"the reply has no choices: {str(reply)[:80]!r}")
+    choice = reply["choices"][0]
+    listed = choice.get("prompt_logprobs") or reply.get("prompt_logprobs")
+    if listed is None:
+        echoed = (choice.get("logprobs") or {}).get("token_logprobs")
+        if not isinstance(echoed, list) or len(echoed) < total:
+            raise Unusable("the reply has neither prompt_logprobs nor the echo's token_logprobs")
+        return [_number(value) for value in echoed[total - len(tokens) : total]]
+    if len(listed) != total:
+        raise Unusable(f"the server has read {len(listed)} tokens, not {total}: another tokenizer, or pictures resized")
+    return [_of_token(row, token) for row, token in zip(listed[total - len(tokens) :], tokens, strict=True)]
+
+
+def _of_token(row: Any, token: int) -> float:
+    if not isinstance(row, Mapping) or str(token) not in row:
+        raise Unusable(f"the server has no log-prob of token {token} in its place, as if it had read another")
+    found = row[str(token)]
+    return _number(found.get("logprob") if isinstance(found, Mapping) else found)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Unusable(f"a log-prob is {str(value)[:40]!r}, no number")
+    return -math.inf if value <= LEAST else float(value)
