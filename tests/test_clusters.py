@@ -116,21 +116,3 @@ def test_two_nodes_with_vllm_beside_their_ranks_reach_one_process_accuracy(tmp_p
     assert learned(two)[1] > after - 0.12
     for record in read_log(two)[1:]:
         assert record["rollout/logprob_gap_max"] < 1e-3
-
-
-@pytest.mark.vllm
-@pytest.mark.skipif(not find_spec("vllm"), reason="vllm is not installed")
-def test_a_vllm_on_both_devices_of_two_ranks_agrees_with_them_until_sigterm_and_one_rank_goes_on(
-    tmp_path: Path, r1: R1
-) -> None:
-    words = ["worker.rollout.name=vllm", "trainer.n_gpus_per_node=2", "worker.rollout.tensor_parallel_size=2"]
-    with running(tmp_path, *words, "trainer.max_steps=1000", steps=2) as process:
-        out = terminated(process)
-    assert re.search(r"learner-0 … learner-1 +127\.0\.0\.1 +cpu, cpu *\n *engine-0 +127\.0\.0\.1 +cpu, cpu", out)
-    taken = steps_of(tmp_path)
-    alone = ["worker.rollout.name=vllm", f"trainer.max_steps={taken + 1}", f"trainer.save_checkpoint_path={tmp_path}"]
-    r1(*RUN, *alone)
-    records = read_log(tmp_path)
-    assert [record["step"] for record in records] == [*range(1, taken + 2)]
-    for record in records:
-        assert record["rollout/logprob_gap_max"] < 1e-3

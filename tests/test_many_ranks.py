@@ -29,7 +29,8 @@ RUN = [
 def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
     until = time.monotonic() + PATIENCE
     while not condition():
-        assert process.poll() is None, process.communicate()
+        if process.poll() is not None:
+            pytest.fail("".join(process.communicate()))
         assert time.monotonic() < until, "this took too long"
         time.sleep(0.05)
 
@@ -122,14 +123,21 @@ def compute_score(reward_inputs):
 """
 
 
+def two_heads(folder: Path) -> list[str]:
+    """A model whose two heads two devices can share, and a reward that tells its responses apart."""
+    (folder / "reward.py").write_text(REWARD)
+    return [
+        f"worker.actor.model.model_path={families.save_model('qwen2_5_vl', folder / 'model')}",
+        f"worker.reward.reward_function={folder}/reward.py:compute_score",
+        "data.max_prompt_length=256", "data.min_pixels=784", "data.max_pixels=3136",
+    ]  # fmt: skip
+
+
 def test_two_ranks_that_share_every_sequence_of_actor_and_critic_are_one_process_until_one_is_killed_and_go_on_as_one(
     tmp_path: Path, r1: R1
 ) -> None:
-    (tmp_path / "reward.py").write_text(REWARD)
-    model = families.save_model("qwen2_5_vl", tmp_path / "model")  # of two heads, with one key head
     words = [
-        f"worker.actor.model.model_path={model}", f"worker.reward.reward_function={tmp_path}/reward.py:compute_score",
-        "data.max_prompt_length=256", "data.min_pixels=784", "data.max_pixels=3136", "trainer.save_freq=2",
+        *two_heads(tmp_path), "trainer.save_freq=2",
         "algorithm.adv_estimator=gae", "worker.critic.optim.lr=1e-3", "worker.critic.ppo_epochs=2",
     ]  # fmt: skip
     one, two = tmp_path / "one", tmp_path / "two"

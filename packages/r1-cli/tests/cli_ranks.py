@@ -186,7 +186,9 @@ def render_elsewhere(media: MediaSet, samples: list[Sample]) -> list[Sample]:
 
 def take_many_steps(steps: int) -> list[int]:
     """A case for ranks: the bytes of this process, driver, rank and machine in one, after each step with pictures."""
-    learner = RankedLearner(Together(meet(partial(build, "pictures", "KL"))))
+    rank = meet(partial(build, "pictures", "KL"))
+    rank.learner.batching = Batching(True, MicroLimit(2), MicroLimit(3))  # the fewest in which some are read ahead
+    learner = RankedLearner(Together(rank))
     canned, taken = Canned(), []
     host: Any = MediaHost(cast(Any, canned), lambda renderer: nullcontext(), 2**16, None, Stored.put)
     media = MediaSet(lambda: [OneRank(host)], 1, calls=2)

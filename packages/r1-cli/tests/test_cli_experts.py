@@ -44,7 +44,7 @@ def test_that_the_auxiliary_loss_is_off_is_said_at_start(family: str, caplog: py
     hf_config, nothing = families.make_config(family), cast(Any, None)
     files = ModelFiles("org/model", hf_config, nothing, nothing)
     with ExitStack() as stack, caplog.at_level("INFO", "r1"):
-        learning.prepare_learner(config, Hardware("cpu"), files, nothing, (), stack)
+        learning.prepare_learner(config, Hardware("cpu"), files, nothing, (), None, stack)
     said = [record.getMessage() for record in caplog.records if "auxiliary loss" in record.getMessage()]
     assert said == [describe_router(hf_config)] * (count_experts(hf_config) > 0)
     assert all(f"{family}: the policy's loss alone trains the router" in line for line in said)

@@ -1,5 +1,6 @@
 """How many devices a run has, and where it does without a cluster."""
 
+import importlib.util
 import sys
 from contextlib import ExitStack
 from typing import ClassVar
@@ -11,8 +12,10 @@ from r1_cli.cluster.engine import EngineFacts
 from r1_cli.cluster.placement import Machines, Node, Seating, seat_engines, seat_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
-from r1_cli.jobs.learning import open_seats, seated_hardware, settle_devices
-from r1_cli.jobs.sampling import open_engine
+from r1_cli.jobs import learning
+from r1_cli.jobs.learning import open_seats, seated_hardware, settle_devices, start_ranks
+from r1_cli.jobs.sampling import open_engine, start_engines
+from r1_cli.models.load import ModelError
 
 BASE = [
     "data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model",
@@ -71,9 +74,13 @@ class Recorded:
     """Actors that are not started."""
 
     made: ClassVar = []
+    warmed: ClassVar = ()
 
     def __init__(self, places):
         self.places = places
+
+    def warm(self, *modules):
+        Recorded.warmed = modules
 
     def make(self, maker, each):
         Recorded.made = [(place, arguments[0].args[1]) for place, arguments in zip(self.places, each, strict=True)]
@@ -99,10 +106,36 @@ def test_engines_share_the_gpus_of_their_nodes_ranks_and_get_weights_by_ipc(monk
     gpus = ("0", "1", "2", "3")
     seats = seat_engines(Machines((Node("a", "10.0.0.1", gpus), Node("b", "10.0.0.2", gpus))), 2)
     with ExitStack() as stack:
-        engines = open_engine(config, Hardware("cuda", gpus), None, seats, stack)
+        started = start_engines(config, Hardware("cuda", gpus), seats, stack)
+        assert Recorded.warmed == ("r1_cli.jobs.sampling",)
+        engines = open_engine(config, Hardware("cuda", gpus), None, seats, started, stack)
     found = [(place.name, place.node.id, place.devices, own.gpus) for place, own in Recorded.made]
     assert found == [
         ("engine-0", "a", ("0", "1"), ("0", "1")), ("engine-1", "a", ("2", "3"), ("2", "3")),
         ("engine-2", "b", ("0", "1"), ("0", "1")), ("engine-3", "b", ("2", "3"), ("2", "3")),
     ]  # fmt: skip
     assert engines._way == Way("ipc", 2)
+
+
+def test_processes_import_what_they_take_once_they_have_shown_that_they_see_the_folders(monkeypatch):
+    pytest.importorskip("ray")
+    order = []
+    monkeypatch.setattr("r1_cli.cluster.actors.Actors", Recorded)
+    monkeypatch.setattr(Recorded, "warm", lambda self, *modules: order.append(modules))
+    monkeypatch.setattr(learning, "require_sight", lambda config, ranks, seats: order.append("seen"))
+    words = ["trainer.n_gpus_per_node=2", "worker.rollout.name=embedded"]
+    config, _ = load_config([*BASE, *words])
+    machines = Machines((Node("a", "10.0.0.1", ("cpu", "cpu")),))
+    with ExitStack() as stack:
+        assert start_ranks(config, Hardware("cpu"), seat_ranks(machines.learner), stack) is not None
+        start_engines(config, Hardware("cpu"), seat_engines(machines, 1), stack)
+    assert order == ["seen", ("r1_cli.cluster.rank",), ("r1_cli.jobs.sampling", "r1_rollout.embedded")]
+    assert all(importlib.util.find_spec(module) for modules in order[1:] for module in modules)
+
+
+def test_a_transformers_that_cannot_load_in_parts_is_named_before_anything_starts(monkeypatch):
+    monkeypatch.setattr("transformers.__version__", "5.18.2")
+    config, _ = load_config([*BASE, "trainer.n_gpus_per_node=2"])
+    seats = seat_ranks([Node("a", "10.0.0.1", ("cpu", "cpu"))])
+    with pytest.raises(ModelError, match=r"takes transformers 5.19 or newer, and this is 5.18.2"), ExitStack() as stack:
+        start_ranks(config, Hardware("cpu"), seats, stack)

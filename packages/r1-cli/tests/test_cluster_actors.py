@@ -14,7 +14,7 @@ import pytest
 from cluster_toys import Toy, Unpicklable
 from patience import LONG, eventually
 
-from r1_cli.cluster.connect import open_cluster, require_same_versions
+from r1_cli.cluster.connect import open_cluster, own_versions, require_same_versions
 from r1_cli.cluster.errors import ClusterError
 from r1_cli.config import ConfigError
 from r1_cli.config.trainer import TrainerConfig
@@ -196,3 +196,4 @@ def test_machines_with_other_software_are_named():
     require_same_versions([same, same], own)
     with pytest.raises(ClusterError, match=r"10\.0\.0\.2 has torch 2\.11\.0, this machine 2\.13\.0"):
         require_same_versions([same, other], own)
+    assert {"r1-cli", "torch", "transformers", "Python"} <= own_versions().keys()

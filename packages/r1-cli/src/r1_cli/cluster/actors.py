@@ -11,9 +11,11 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar
@@ -67,6 +69,12 @@ class Host:
         if place.node.scratch:
             os.environ["TMPDIR"], tempfile.tempdir = place.node.scratch, None  # what a killed process leaves there goes
         return os.getpid()
+
+    def warm(self, modules: Sequence[str]) -> None:
+        """Import modules; what fails here fails again where they are needed, and is told there."""
+        with suppress(Exception):
+            for module in modules:
+                import_module(module)
 
     def make(self, maker: Callable[..., object], *args: object, **kwargs: object) -> None:
         """Make what this process holds from now on."""
@@ -168,6 +176,11 @@ class Actors:
         except BaseException:
             self.close()
             raise
+
+    def warm(self, *modules: str) -> None:
+        """Let each import what it will need while nobody waits for it; returns at once."""
+        for one in self._handles:
+            one.warm.remote(modules)
 
     def make(self, maker: Callable[..., object], each: Sequence[tuple[object, ...]]) -> None:
         """Let each make what it holds, by `maker` with arguments of its own. Raises as `ask_all` does."""

@@ -278,7 +278,10 @@ def store_bytes(nodes: Iterable[Mapping[str, Any]], node_id: str, shared: float)
 
 def own_versions() -> dict[str, str]:
     """Return what must be the same on all machines."""
-    return {"Python": ".".join(map(str, sys.version_info[:3])), **{name: version(name) for name in ("r1-cli", "torch")}}
+    return {
+        "Python": ".".join(map(str, sys.version_info[:3])),
+        **{name: version(name) for name in ("r1-cli", "torch", "transformers")},
+    }
 
 
 def require_same_versions(found: list[dict[str, Any]], own: Mapping[str, str] | None = None) -> None:

@@ -16,6 +16,8 @@ from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.experts import describe_router
 from r1_cli.models.files import ModelFiles
+from r1_cli.models.load import ModelError
+from r1_cli.models.parts import PartsError, require_parts
 from r1_cli.roles import Critic, Learner, Schedule
 from r1_cli.state.sight import Proof, shown_folders
 from r1_core.learner.parallel import Parallel
@@ -67,32 +69,22 @@ def seated_hardware(hardware: Hardware, seats: Sequence[Seat]) -> Hardware:
     return Hardware("cpu") if devices[0] == "cpu" else Hardware("cuda", hardware.gpus or devices)
 
 
-def prepare_learner(
-    config: RunConfig,
-    hardware: Hardware,
-    model: ModelFiles,
-    schedule: Schedule,
-    seats: Sequence[Seat],
-    stack: ExitStack,
-) -> Callable[[], tuple[Learner, Critic | None]]:
-    """Start the learner's processes, one at each seat or none but this; return what loads it there, weights and all.
+def start_ranks(config: RunConfig, hardware: Hardware, seats: Sequence[Seat], stack: ExitStack) -> "Actors | None":
+    """Start the learner's processes, one at each seat, which end with `stack`; None without seats: it is this one.
 
-    Engines are to be started in between, while the devices are empty: vLLM claims a share of them. All ends with
-    `stack`.
-
-    The critic, if the estimator needs one, stands beside it.
+    They import what a rank takes, which is seconds of a processor, while this process reads the data.
 
     Raises:
         ClusterError: a rank has died.
         ConfigError: a node does not see the model's folder or the checkpoints'.
-        ModelError: by what is returned, if the model cannot be loaded.
+        ModelError: the installed transformers cannot load a model in parts.
     """
-    if said := describe_router(model.config):
-        log.info("%s", said)
     if not seats:
-        quantized = config.worker.actor.model.quantization is not None
-        parallel = Parallel() if quantized else stack.enter_context(joined_alone(hardware))
-        return partial(load_here, config, hardware, model, schedule, parallel)
+        return None
+    try:
+        require_parts()
+    except PartsError as error:
+        raise ModelError(str(error)) from error
     from r1_cli.cluster.actors import Actors, Place
 
     logs, trainer = Path(config.trainer.checkpoint_folder).resolve() / "logs", config.trainer
@@ -110,7 +102,34 @@ def prepare_learner(
     )
     stack.callback(ranks.close)
     require_sight(config, ranks, seats)
-    return partial(load_ranked, config, hardware, schedule, seats, ranks)
+    ranks.warm("r1_cli.cluster.rank")
+    return ranks
+
+
+def prepare_learner(
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    schedule: Schedule,
+    seats: Sequence[Seat],
+    ranks: "Actors | None",
+    stack: ExitStack,
+) -> Callable[[], tuple[Learner, Critic | None]]:
+    """Return what loads the learner, weights and all, into the ranks that `start_ranks` has started, or else here.
+
+    Engines are to be made before that is called, while the devices are empty: vLLM claims a share of them. All ends
+    with `stack`.
+
+    The critic, if the estimator needs one, stands beside it. What is returned raises ModelError if the model cannot be
+    loaded, and ClusterError if a rank has died.
+    """
+    if said := describe_router(model.config):
+        log.info("%s", said)
+    if ranks is not None:
+        return partial(load_ranked, config, hardware, schedule, seats, ranks)
+    quantized = config.worker.actor.model.quantization is not None
+    parallel = Parallel() if quantized else stack.enter_context(joined_alone(hardware))
+    return partial(load_here, config, hardware, model, schedule, parallel)
 
 
 def load_here(

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from r1_cli.assembly.engines import build_engine, load_engine_weights, max_sequences
 from r1_cli.cluster.delivery import find_way
@@ -16,33 +16,33 @@ from r1_cli.cluster.engines import EngineSet
 from r1_cli.cluster.placement import EngineSeat
 from r1_cli.config import RunConfig
 from r1_cli.config.base import why_copied
+from r1_cli.config.engines import engine_module
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles, open_model
 from r1_cli.models.shared import share_weights
 from r1_rollout.fault import Engine
 from r1_rollout.types import Generator
 
+if TYPE_CHECKING:
+    from r1_cli.cluster.actors import Actors
+
 log = logging.getLogger("r1")
 
 
-def open_engine(
-    config: RunConfig, hardware: Hardware, model: ModelFiles, places: Sequence[EngineSeat], stack: ExitStack
-) -> Generator:
-    """Make what samples, which ends with `stack`: here, or in actors where engines have seats.
+def start_engines(
+    config: RunConfig, hardware: Hardware, places: Sequence[EngineSeat], stack: ExitStack
+) -> "Actors | None":
+    """Start the processes of engines that have seats, which end with `stack`; None if there are no seats.
 
-    Servers stay in the driver's hands: they are processes of their own anyhow.
+    They import what an engine takes, which is seconds of a processor, while this process reads the data.
 
     Raises:
         ClusterError: one does not start.
-        ModelError: an engine cannot run this kind of model.
     """
-    if config.worker.actor.model.lora.used:
-        log.info("the engine has a copy of the base of its own: %s", why_copied(config, on_gpu=hardware.on_gpu))
     if not places:
-        return build_engine(config, hardware, model, lambda: load_engine_weights(config, hardware, model), stack)
+        return None
     from r1_cli.cluster.actors import Actors, Place
 
-    rollout = config.worker.rollout
     logs = Path(config.trainer.checkpoint_folder).resolve() / "logs"
     engines = Actors(
         [
@@ -57,6 +57,32 @@ def open_engine(
         ]
     )
     stack.callback(engines.close)
+    embedded = engine_module(config.worker.rollout.engine) is engine_module("embedded")
+    engines.warm(__name__, *(["r1_rollout.embedded"] if embedded else []))
+    return engines
+
+
+def open_engine(
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    places: Sequence[EngineSeat],
+    engines: "Actors | None",
+    stack: ExitStack,
+) -> Generator:
+    """Make what samples, which ends with `stack`: here, or in the actors that `start_engines` has started.
+
+    Servers stay in the driver's hands: they are processes of their own anyhow.
+
+    Raises:
+        ClusterError: one has died.
+        ModelError: an engine cannot run this kind of model.
+    """
+    if config.worker.actor.model.lora.used:
+        log.info("the engine has a copy of the base of its own: %s", why_copied(config, on_gpu=hardware.on_gpu))
+    if engines is None:
+        return build_engine(config, hardware, model, lambda: load_engine_weights(config, hardware, model), stack)
+    rollout = config.worker.rollout
     engines.make(EngineHost, [(partial(build_hosted, config, own_hardware(hardware, place)),) for place in places])
     dtype = hardware.engine_dtype(rollout.dtype)
     names = [f"{place.name} on {place.node.address}" for place in places]

@@ -27,9 +27,9 @@ from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.groups.supply import load_surplus
 from r1_cli.hardware import find_card, find_hardware
 from r1_cli.jobs.closing import say_what_comes_next
-from r1_cli.jobs.learning import open_seats, prepare_learner, seated_hardware, settle_devices
+from r1_cli.jobs.learning import open_seats, prepare_learner, seated_hardware, settle_devices, start_ranks
 from r1_cli.jobs.media import begin_media, open_media, require_batch_room
-from r1_cli.jobs.sampling import open_engine, open_engine_upon
+from r1_cli.jobs.sampling import open_engine, open_engine_upon, start_engines
 from r1_cli.measure.validate import Validation
 from r1_cli.models.files import open_critic_config, open_model, save_beside_weights
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
@@ -73,6 +73,8 @@ def train(config: RunConfig, provenance: Provenance) -> int:
     with ExitStack() as stack:
         seats = stack.enter_context(open_seats(config, hardware))
         hardware = seated_hardware(hardware, seats.ranks)
+        ranks = start_ranks(config, hardware, seats.ranks, stack)
+        engines = start_engines(config, hardware, seats.engines, stack)
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
         verifier = open_verifier(config, [*sources, *val_sources], stack)
@@ -93,13 +95,13 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         require_batch_room(config, hardware, seats.ranks, prompts)
         begin_media(media, prompts, val_prompts)
         schedule = build_schedule(config, plan)
-        load_learner = prepare_learner(config, hardware, model, schedule, seats.ranks, stack)
+        load_learner = prepare_learner(config, hardware, model, schedule, seats.ranks, ranks, stack)
         if shares_base(config, on_gpu=hardware.on_gpu):
             learner, critic = load_learner()
             engine = open_engine_upon(learner, config, hardware, model, stack)
         else:
             # Before the learner's weights are on the devices: vLLM claims a share of what is free.
-            engine = open_engine(config, hardware, model, seats.engines, stack)
+            engine = open_engine(config, hardware, model, seats.engines, engines, stack)
             learner, critic = load_learner()
         settle_packing(config, hardware, model, rendering.renderer, learner, critic)
         at = load_start(learner, critic, prompts, start, algorithm.build_start(config))
