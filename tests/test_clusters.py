@@ -19,7 +19,7 @@ import pytest
 from endtoend import QUICKSTART, R1, ROOT, read_log
 from patience import eventually
 from started_nodes import started_nodes
-from test_many_ranks import PATIENCE, RUN, assert_same_numbers, running, start, steps_of, wait_for, words_of
+from test_many_ranks import PATIENCE, RUN, assert_same_numbers, running, start, steps_of, two_heads, wait_for, words_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")]
 
@@ -115,4 +115,22 @@ def test_two_nodes_with_vllm_beside_their_ranks_reach_one_process_accuracy(tmp_p
     assert after > before + 0.2, "one process learns nothing in so few steps"
     assert learned(two)[1] > after - 0.12
     for record in read_log(two)[1:]:
+        assert record["rollout/logprob_gap_max"] < 1e-3
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(not find_spec("vllm"), reason="vllm is not installed")
+def test_a_vllm_on_both_devices_of_two_ranks_agrees_with_them_until_sigterm_and_one_rank_goes_on(
+    tmp_path: Path, r1: R1
+) -> None:
+    words, folder = [*two_heads(tmp_path), "worker.rollout.name=vllm"], tmp_path / "run"
+    seats = ["trainer.n_gpus_per_node=2", "worker.rollout.tensor_parallel_size=2"]
+    with running(folder, *words, *seats, "trainer.max_steps=1000", steps=2) as process:
+        out = terminated(process)
+    assert re.search(r"learner-0 … learner-1 +127\.0\.0\.1 +cpu, cpu *\n *engine-0 +127\.0\.0\.1 +cpu, cpu", out)
+    taken = steps_of(folder)
+    r1(*RUN, *words, f"trainer.max_steps={taken + 1}", f"trainer.save_checkpoint_path={folder}")
+    records = read_log(folder)
+    assert [record["step"] for record in records] == [*range(1, taken + 2)]
+    for record in records:
         assert record["rollout/logprob_gap_max"] < 1e-3

@@ -247,14 +247,14 @@ class Actors:
         return self._collect(calls, verb)
 
     def _collect(self, calls: list[Any], verb: str, timeout: float | None = None) -> list[Any]:
-        """Wait for all answers, or for the first error and what shows itself soon after.
+        """Wait for all answers, for the first death, or for the first error and a death that shows itself soon after.
 
         It waits for futures, which a signal's handler may leave by an exception; Ray's own wait would swallow that.
         """
         waiting = {call.future(): index for index, call in enumerate(calls)}
         answers: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
-        while waiting:
+        while waiting and not any(isinstance(error, RayActorError) for error in errors.values()):
             done, _ = wait(waiting, SETTLING if errors else timeout, FIRST_COMPLETED)
             if not done:
                 break
