@@ -74,7 +74,13 @@ def of_first(value: Any) -> Any:
 
 
 def prepare_learner(
-    config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, seats: Any, stack: ExitStack
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    schedule: Schedule,
+    seats: Any,
+    ranks: Any,
+    stack: ExitStack,
 ) -> Callable[[], Any]:
     """In the place of the run's own, which would start processes under Ray."""
     here = seat_ranks([Node("here", "127.0.0.1", ("cpu",) * dist.get_world_size())])
