@@ -6,8 +6,8 @@ Two ranks of a 30-million-parameter model on processors, in actors that `RankedL
 that call the same verbs of the same learners, with gloo and FSDP2 on both sides and a thread for each rank. A step is
 old log-probs, reference log-probs, a gradient and an update of 8 sequences of 64 tokens. Steps of the two alternate,
 and the best of each side counts: where the machine has other work, that is what both had when it had least. Then a verb
-that does nothing, asked of eight actors, the median of 200; and the seconds from nothing to two ranks that have met.
-The last line is one JSON object.
+that does nothing, asked of eight actors, the median of 200; and the seconds of a run's start, from no cluster to two
+ranks that hold the quickstart's model and two embedded engines. The last line is one JSON object.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,8 +31,14 @@ from r1_cli.cluster.connect import open_cluster
 from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.placement import seat_ranks
 from r1_cli.cluster.rank import Rank
+from r1_cli.config import load_config
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
+from r1_cli.jobs.learning import open_seats, prepare_learner, start_ranks
+from r1_cli.jobs.sampling import open_engine, start_engines
+from r1_cli.jobs.train import build_schedule
+from r1_cli.models.files import open_model
+from r1_cli.plan.batches import count, make_plan
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
@@ -43,6 +49,7 @@ from r1_core.types import Sample
 
 SEQUENCES, TOKENS, PROMPT, GROUP, VOCAB = 8, 64, 16, 4, 8192
 CALLS, MANY = 200, 8
+QUICKSTART = Path(__file__).parents[1] / "examples/quickstart/config.yaml"
 OBJECTIVE = Objective(kl_penalty="low_var_kl", kl_coef=0.01)
 
 
@@ -154,17 +161,32 @@ def time_verbs(folder: Path) -> float:
 
 
 def time_steps(rounds: int, folder: Path) -> dict[str, float]:
-    """Return the best seconds of a step, in actors and in plain processes, and of the actors' start."""
-    start = time.perf_counter()
+    """Return the best seconds of a step, in actors and in plain processes."""
     with actors(2, folder) as (ranks, seats):
         ranks.make(Rank, [(build, seat.rank, len(seats)) for seat in seats])
         ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
-        started = time.perf_counter() - start
         learner = RankedLearner(ranks)
         with plain_ranks() as pipes:
             pairs = [(take_step(learner), take_plain_step(pipes)) for _ in range(rounds + 1)][1:]
     asked, plain = (min(times) for times in zip(*pairs, strict=True))
-    return {"step_s": asked, "plain_step_s": plain, "step_to_plain": asked / plain, "start_s": started}
+    return {"step_s": asked, "plain_step_s": plain, "step_to_plain": asked / plain}
+
+
+def time_start(folder: Path) -> float:
+    """Return the seconds that a run takes to have its ranks and engines, from when it has read its configuration."""
+    words = ["trainer.n_gpus_per_node=2", "worker.rollout.name=embedded", f"trainer.save_checkpoint_path={folder}"]
+    config, _ = load_config([str(QUICKSTART), *words])
+    model, hardware = open_model(config), Hardware("cpu")
+    schedule = build_schedule(config, make_plan(config, *count(config)))
+    start = time.perf_counter()
+    with ExitStack() as stack:
+        seats = stack.enter_context(open_seats(config, hardware))
+        ranks = start_ranks(config, hardware, seats.ranks, stack)
+        engines = start_engines(config, hardware, seats.engines, stack)
+        load_learner = prepare_learner(config, hardware, model, schedule, seats.ranks, ranks, stack)
+        open_engine(config, hardware, model, seats.engines, engines, stack)
+        load_learner()
+        return time.perf_counter() - start
 
 
 def main() -> None:
@@ -172,7 +194,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
-        found = {**time_steps(rounds, Path(folder)), "verb_ms": time_verbs(Path(folder))}
+        at = Path(folder)
+        found = {"start_s": time_start(at), **time_steps(rounds, at), "verb_ms": time_verbs(at)}
     for name, value in found.items():
         print(f"{name:16} {value:8.3f}")
     print(json.dumps({"benchmark": "ranks", "rounds": rounds, **found}))
