@@ -37,7 +37,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory, r1: R1) -> Path:
     folder = tmp_path_factory.mktemp("quickstart")
     process = r1(
         "train", QUICKSTART, *SHORT, "trainer.max_steps=3", "trainer.val_freq=2", "trainer.save_freq=2",
-        "algorithm.disable_kl=false", f"trainer.save_checkpoint_path={folder}",
+        "algorithm.disable_kl=false", "trainer.timeline=2", f"trainer.save_checkpoint_path={folder}",
     )  # fmt: skip
     (folder / "output.txt").write_text(process.output)
     return folder

@@ -44,6 +44,26 @@ def test_the_first_update_starts_from_ratio_one(quickstart: Path) -> None:
     assert abs(record["actor/ppo_kl"]) < 1e-3
 
 
+def test_a_timeline_shows_what_each_thread_did_in_each_step(quickstart: Path) -> None:
+    written = json.loads((quickstart / "timeline.json").read_text())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in written if event["name"] == "thread_name"}
+    assert {"driver", "r1-data_0"} <= set(names.values())
+    spans = sorted((event for event in written if event["ph"] == "X"), key=lambda event: (event["ts"], -event["dur"]))
+    for thread in names:
+        open_until: list[float] = []
+        for span in (one for one in spans if one["tid"] == thread):
+            open_until = [end for end in open_until if end > span["ts"] + 1e-3]
+            assert all(span["ts"] + span["dur"] <= end + 1 for end in open_until), "the spans of one thread nest"
+            open_until.append(span["ts"] + span["dur"])
+    steps = [span for span in spans if span["name"].startswith("step ")]
+    assert [step["name"] for step in steps] == ["step 1", "step 2"]
+    for step in steps:
+        end = step["ts"] + step["dur"]
+        inside = {one["name"] for one in spans if step["ts"] <= one["ts"] and one["ts"] + one["dur"] <= end}
+        assert inside >= {"sync", "render", "gen", "decode", "reward", "old", "ref", "adv", "update_actor", "metrics"}
+    assert {one["name"] for one in spans if one["ts"] >= steps[1]["ts"]} >= {"validation", "save_checkpoint", "publish"}
+
+
 def test_the_user_sees_the_plan_the_progress_and_the_next_commands(quickstart: Path) -> None:
     output = (quickstart / "output.txt").read_text()
     for said in ("rows", "optimizer steps", "model states", "step 3/3", "validation at step 2", "merge ", "eval "):

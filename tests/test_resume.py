@@ -141,7 +141,7 @@ def test_sigkill_leaves_no_trace_where_groups_are_kept_for_the_next_step(tmp_pat
     process.wait()
     subprocess.run(command(killed, *dynamic), cwd=ROOT, env=environment(), check=True, capture_output=True)
     assert_same_run(killed, whole)
-    assert any(row.get("rollout/staleness", 0) > 0 for row in log_of(whole))
+    assert any(row.get("staleness/mean", 0) > 0 for row in log_of(whole))
 
 
 def wait_for_growth(path: Path, process: subprocess.Popen[bytes], limit: float = 600.0) -> None:

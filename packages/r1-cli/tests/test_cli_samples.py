@@ -104,10 +104,10 @@ def test_groups_of_older_weights_are_told_apart_from_those_of_this_step() -> Non
         for s in to_samples(groups)
     ]
     record = staleness(7, groups, samples)
-    assert record["rollout/staleness"] == pytest.approx(1 / 3)
+    assert record["staleness/mean"] == pytest.approx(1 / 3)
     assert (record["rollout/logprob_gap_mean"], record["rollout/kept_logprob_gap_mean"]) == (0.0, 0.25)
     alone = staleness(6, [kept], samples[:1])
-    assert alone["rollout/staleness"] == 0
+    assert alone["staleness/mean"] == 0
     assert not any(name.startswith("rollout/kept_") for name in alone)
 
 

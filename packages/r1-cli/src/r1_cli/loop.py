@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from r1_cli.groups.estimate import EstimateError
@@ -12,11 +12,14 @@ from r1_cli.groups.supply import save_surplus
 from r1_cli.measure.metrics import divergence, penalty_metrics, performance, step_metrics, update_metrics
 from r1_cli.measure.signal import count_idle, require_signal
 from r1_cli.measure.validate import Validation, generations_of
-from r1_cli.roles import Collector, Critic, Learner, Position, Schedule, Update, weights_of
+from r1_cli.roles import Collected, Collector, Critic, Learner, Position, Schedule, Update, weights_of
+from r1_cli.sampling.ahead import Ahead, save_ahead
+from r1_cli.sampling.proof import canary_metrics
 from r1_cli.state.checkpoints import CheckpointStore, Draft
 from r1_cli.state.stop import Stopped, StopRequest
 from r1_cli.track import Generation, Tracker
 from r1_cli.track.stopwatch import Stopwatch
+from r1_cli.track.timeline import Timeline
 from r1_core.needs import OF_POLICY, OF_REFERENCE
 from r1_core.objective import Objective
 from r1_core.own import OwnCodeError
@@ -52,6 +55,8 @@ class Run:
     stop: StopRequest
     save_assets: Callable[[Path], None]  # tokenizer, processor and configuration, so that a checkpoint stands alone
     critic: Critic | None = None
+    ahead: Ahead | None = None  # samples the steps to come while the learner computes
+    timeline: Timeline = field(default_factory=Timeline)
 
 
 def train(run: Run, at: Position) -> Position:
@@ -65,17 +70,29 @@ def train(run: Run, at: Position) -> Position:
             with run.stop.interruptible():
                 run.tracker.log(at.step, *validate(run, run.validation, at.step))
         while at.step < run.schedule.total_steps:
-            at, record, generations = take_step(run, at)
-            conclude_step(run, at, record, generations)
+            with run.timeline.step(at.step + 1):
+                at, record, generations = take_step(run, at)
+                conclude_step(run, at, record, generations)
             require_signal(at.idle, run.schedule.max_idle_steps)
             run.stop.check()
     except (Stopped, *FAILED) as reason:
-        log.warning("%s: leaving after step %d, which is kept in %s", reason, at.step, run.store.path(at.step))
-        if at.step not in run.store.steps():
-            run.store.publish(write_checkpoint(run, at, {}))
+        leave(run, at, reason)
         if not isinstance(reason, Stopped):
             raise
     return at
+
+
+def leave(run: Run, at: Position, reason: Exception) -> None:
+    """Keep the last whole step, unless what it was to go on with, sampled ahead by older weights, came to nothing."""
+    try:
+        if run.ahead:
+            run.ahead.settle()
+    except FAILED:
+        log.warning("%s: leaving after step %d; %s", reason, at.step, LOST)
+        return
+    log.warning("%s: leaving after step %d, which is kept in %s", reason, at.step, run.store.path(at.step))
+    if at.step not in run.store.steps():
+        run.store.publish(write_checkpoint(run, at, {}))
 
 
 def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
@@ -85,14 +102,13 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
     prompt from the policy as it is, score them, ask by how much each is better than its group, and make the better ones
     likelier, within a trust region around the policy that sampled, and near the reference.
     """
-    watch = Stopwatch(run.tracker.stage)
+    watch = Stopwatch(run.tracker.stage, run.timeline.record)
     update = run.update
     with watch("step"):
-        with run.stop.interruptible(), ExitStack() as awake:
-            with watch("sync"):
-                awake.enter_context(run.engine.awake(weights_of(run.learner, at.step)))
-            groups, after, collected = run.collector.collect(at, watch)
-        samples = to_samples(groups)
+        with run.stop.interruptible():
+            groups, after, collected = sample(run, at, watch)
+        with watch.beside("to samples"):
+            samples = to_samples(groups)
         with watch("old"):  # log π_old of each token, unless the update's own forward pass gives it
             samples = run.learner.annotate(samples, update.needs & OF_POLICY)
         with watch("ref"):  # log π_ref
@@ -112,13 +128,26 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
                 objective = replace(update.objective, kl_coef=kl.coef)
                 samples, updates = update_policy(run, samples, objective, len(forecasts))
             kl = kl.update(divergence(samples, update.kl_penalty), len(samples))
-    record = collected | step_metrics(at.step, groups, samples, run.engine)
-    record |= update_metrics("actor", updates) | update_metrics("critic", forecasts)
-    record |= penalty_metrics(samples, update.estimate.kl_penalty, at.kl.coef)
-    record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
-    idle = count_idle(at.idle, groups, samples)
-    shown = generations_of(groups[: run.schedule.train_generations_to_log], "train")
+    with watch.beside("metrics"):
+        record = collected | step_metrics(at.step, groups, samples)
+        record |= update_metrics("actor", updates) | update_metrics("critic", forecasts)
+        record |= penalty_metrics(samples, update.estimate.kl_penalty, at.kl.coef)
+        record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
+        idle = count_idle(at.idle, groups, samples)
+        shown = generations_of(groups[: run.schedule.train_generations_to_log], "train")
     return replace(after, step=at.step + 1, kl=kl, idle=idle), record, shown
+
+
+def sample(run: Run, at: Position, watch: Stopwatch) -> Collected:
+    """Return the step's groups: sampled now by the policy as it is, or ahead of it, by one of some steps ago."""
+    weights = weights_of(run.learner, at.step)
+    if run.ahead:
+        return run.ahead.collect(at, weights, watch)
+    with ExitStack() as awake:
+        with watch("sync"):
+            awake.enter_context(run.engine.awake(weights))
+        groups, after, metrics = run.collector.collect(at, watch)
+    return groups, after, metrics | canary_metrics(run.engine)
 
 
 def update_critic(critic: Critic, samples: list[Sample], schedule: Schedule) -> list[dict[str, float]]:
@@ -160,6 +189,8 @@ def minibatches(samples: Sequence[Sample], prompts: int, epochs: int) -> Iterato
 
 def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, float], list[Generation]]:
     """Measure the weights of `step` on the validation set; return its metrics and some responses to look at."""
+    if run.ahead:
+        run.ahead.settle()
     with run.engine.awake(weights_of(run.learner, step)):
         return validation.measure()
 
@@ -170,7 +201,7 @@ def conclude_step(run: Run, at: Position, record: dict[str, float], generations:
     The record is written between the checkpoint's writing and its publication: whichever moment a kill chooses, a
     resumed run finds the records of all steps up to its checkpoint.
     """
-    watch = Stopwatch(run.tracker.stage)
+    watch = Stopwatch(run.tracker.stage, run.timeline.record)
     if run.validation and run.schedule.validates(at.step):
         try:
             with watch("validation"):
@@ -185,13 +216,16 @@ def conclude_step(run: Run, at: Position, record: dict[str, float], generations:
         with watch("save_checkpoint"):
             draft = write_checkpoint(run, at, record)
     record |= {f"timing_s/{stage}": seconds for stage, seconds in watch.lap().items()}
-    run.tracker.log(at.step, record, generations)
+    with watch.beside("log"):
+        run.tracker.log(at.step, record, generations)
     if draft:
-        run.store.publish(draft)
+        with watch.beside("publish"):
+            run.store.publish(draft)
 
 
 def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> Draft:
     """Write everything that a resume needs, unpublished."""
+    ahead = run.ahead.settle() if run.ahead else []
 
     def save(folder: Path) -> None:
         run.learner.save(folder / "actor", model_only=run.schedule.save_model_only)
@@ -201,6 +235,7 @@ def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> Draft:
             run.critic.rest()
         run.save_assets(folder)
         save_surplus(at.supply.surplus, folder)
+        save_ahead(ahead, folder)
 
     state = {
         **at.state(),

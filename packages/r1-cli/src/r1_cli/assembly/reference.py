@@ -78,6 +78,13 @@ def in_training(
     temperature = config.worker.rollout.temperature
 
     def find(options: Options) -> Reading:
+        if config.trainer.max_staleness and options.model in (POLICY, REFERENCE):
+            message = (
+                "asks the learner, which computes other things while groups are judged; set 0, or name a folder in "
+            )
+            raise ConfigError(
+                [Problem("trainer.max_staleness", f"{message}{MODEL}", str(config.trainer.max_staleness))]
+            )
         if options.model == POLICY and config.colocated and hardware.on_gpu and isinstance(engine, Replaying):
             return ReplayReading(engine)
         if options.model == POLICY:

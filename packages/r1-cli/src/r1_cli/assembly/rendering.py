@@ -13,7 +13,7 @@ from r1_data.media_cache import MediaCache
 from r1_data.positions import count_tokens, position_ids_of
 from r1_data.render import Renderer
 from r1_data.videos import FrameRules
-from r1_data.workers import Workers
+from r1_data.workers import Ended, Workers
 from r1_data.workers.ahead import Elsewhere
 
 GIGABYTE = 10**9
@@ -45,20 +45,20 @@ def _text(template: str | None) -> str | None:
 
 
 @contextmanager
-def open_rendering(config: RunConfig, renderer: Renderer) -> Iterator[Rendering]:
-    """Give the renderer its worker processes."""
-    with open_workers(config, renderer) as workers:
+def open_rendering(config: RunConfig, renderer: Renderer, ended: Ended | None = None) -> Iterator[Rendering]:
+    """Give the renderer its worker processes; `ended` is told of their work, see `Workers`."""
+    with open_workers(config, renderer, ended) as workers:
         yield Rendering(renderer, workers)
 
 
 @contextmanager
-def open_workers(config: RunConfig, target: Any) -> Iterator[Workers | None]:
+def open_workers(config: RunConfig, target: Any, ended: Ended | None = None) -> Iterator[Workers | None]:
     """Processes that hold the target, started when first needed, ended with the block; None where none are wanted."""
     count = min(config.data.filter_overlong_prompts_workers, os.cpu_count() or 1)
     if config.data.filter_overlong_prompts_workers == 1:
         yield None
         return
-    with Workers(target, count) as workers:
+    with Workers(target, count, ended=ended) as workers:
         yield workers
 
 

@@ -5,7 +5,6 @@ Only used inside `connect.open_cluster`.
 
 import logging
 import os
-import pickle
 import sys
 import tempfile
 import traceback
@@ -26,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.placement import Node, share_threads
+from r1_cli.cluster.process import last_lines, portable, write_into
 from r1_cli.config.root import SECRET
 
 STARTING = 600.0  # seconds for an actor's process to be there
@@ -86,16 +86,6 @@ class Host:
         return answer if wanted else None
 
 
-def write_into(log: Path) -> None:
-    """Let what this process prints from now on, and what its libraries print, go to the end of a file."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(file, stream.fileno())
-    os.close(file)
-
-
 def _call(function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
     """Call a function; an error is written into the log, and raised so that it can travel."""
     try:
@@ -104,17 +94,6 @@ def _call(function: Callable[..., object], args: tuple[object, ...], kwargs: Map
         traceback.print_exc()
         sys.stderr.flush()
         raise portable(error) from None
-
-
-def portable(error: BaseException) -> BaseException:
-    """Return an error that is the same after pickling: itself, or a RuntimeError that tells of it."""
-    try:
-        again = pickle.loads(pickle.dumps(error))
-    except Exception as fault:
-        return RuntimeError(f"{type(error).__name__}: {error} (which cannot be pickled: {fault})")
-    if type(again) is type(error) and str(again) == str(error) and isinstance(error, Exception):
-        return error
-    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,12 +292,3 @@ def reason_of(error: BaseException) -> str:
     """Return what Ray says of a death, without the lines that tell which actor it was."""
     lines = [line.strip() for line in str(error).splitlines()[1:] if line and not line.startswith("\t")]
     return " ".join(lines).partition(" If the process was killed")[0] or str(error)
-
-
-def last_lines(log: Path, count: int = 5) -> str:
-    """Return the end of a log, indented."""
-    try:
-        lines = log.read_text(errors="replace").splitlines()[-count:]
-    except OSError as error:
-        lines = [f"(it cannot be read here: {error})"]
-    return "\n".join(f"    {line}" for line in lines)

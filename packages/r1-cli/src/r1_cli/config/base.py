@@ -11,7 +11,7 @@ def why_copied(config: RunConfig, *, on_gpu: bool) -> str | None:
     sampled = rollout.dtype if on_gpu else "fp32"
     if engine_module(rollout.engine) is not engine_module("embedded"):
         return "only the embedded engine samples from the learner's"
-    if config.on_cluster:
+    if config.on_cluster or config.trainer.max_staleness:
         return "it is in a process of its own"
     if actor.model.quantization is not None:
         return f"the learner's is in 4 bits (worker.actor.model.quantization={actor.model.quantization})"

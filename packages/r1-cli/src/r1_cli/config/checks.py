@@ -14,6 +14,7 @@ from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup, masked, masked_keys
 from r1_cli.config.sequences import sequence_problems
 from r1_cli.config.sources import Source, training_sources, validation_sources
+from r1_cli.config.staleness import staleness_problems
 from r1_cli.config.worker import TOKEN_VARIABLE, UpdateConfig
 from r1_core import catalogue
 from r1_core.settings import fault
@@ -54,6 +55,7 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
             *_optimizer(config),
             *_adapter(config),
             *_trainer(config),
+            *staleness_problems(config, provenance),
         ]
     secrets = _secrets(config) if command != "data" else []
     return [_problem(config, provenance, key, message) for key, message in findings] + [*secrets]

@@ -48,6 +48,8 @@ class TrainerConfig(Section):
     load_checkpoint_path: str | None = None
     find_last_checkpoint: bool = True
     collective_timeout: Positive = 1800.0  # seconds that a rank waits for the others, with several devices
+    max_staleness: Annotated[int, Field(ge=0)] = 0  # steps by which sampling runs ahead of learning; 0: they take turns
+    timeline: Annotated[int, Field(ge=0)] = 0  # first steps of which RUN/timeline.json shows what was done when
     ray_timeline: str | None = None  # a file for what ranks did when, with several devices
 
     @property

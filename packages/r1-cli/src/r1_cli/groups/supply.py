@@ -99,6 +99,7 @@ def load_surplus(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, 
                 ],
                 baseline=entry["baseline"],
                 dropped=tuple(_score(score) for score in entry["dropped"]),
+                truth_problem=entry.get("truth_problem"),
                 row=entry["row"],
             )
         )
@@ -118,6 +119,7 @@ def _describe(group: Group) -> dict[str, Any]:
         "rewards": group.rewards,
         "baseline": group.baseline,
         "dropped": [_plain(score) for score in group.dropped],
+        "truth_problem": group.truth_problem,
     }
 
 
@@ -127,12 +129,15 @@ def _plain(score: Score) -> dict[str, Any]:
         "parts": dict(score.parts),
         "error": asdict(score.error) if score.error else None,
         "keep": score.keep,
+        "extracted": score.extracted,
+        "reason": score.reason,
     }
 
 
 def _score(plain: Mapping[str, Any]) -> Score:
     error = Failure(**plain["error"]) if plain["error"] else None
-    return Score(value=plain["value"], parts=plain["parts"], error=error, keep=plain["keep"])
+    kept = {name: plain[name] for name in ("extracted", "reason") if name in plain}  # older checkpoints have neither
+    return Score(value=plain["value"], parts=plain["parts"], error=error, keep=plain["keep"], **kept)
 
 
 def _digest(prompt: Prompt) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,14 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from r1_cli.assembly.engines import build_engine, load_engine_weights, max_sequences
 from r1_cli.cluster.delivery import find_way
 from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.engines import EngineSet
-from r1_cli.cluster.placement import EngineSeat
+from r1_cli.cluster.own_process import OwnProcess
+from r1_cli.cluster.placement import EngineSeat, share_threads
 from r1_cli.config import RunConfig
 from r1_cli.config.base import why_copied
 from r1_cli.config.engines import engine_module
+from r1_cli.config.staleness import require_one_device
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles, open_model
 from r1_cli.models.shared import share_weights
@@ -60,6 +65,36 @@ def start_engines(
     embedded = engine_module(config.worker.rollout.engine) is engine_module("embedded")
     engines.warm(__name__, *(["r1_rollout.embedded"] if embedded else []))
     return engines
+
+
+def start_engine_beside(config: RunConfig, stack: ExitStack) -> OwnProcess | None:
+    """Start the process of an engine that samples while the learner computes, which ends with `stack`; None without.
+
+    On processors each of the two gets half of the threads.
+
+    Raises:
+        ConfigError: several devices learn.
+    """
+    require_one_device(config)
+    if not config.trainer.max_staleness or config.worker.rollout.servers.used:
+        return None
+    threads = torch.get_num_threads()
+    stack.callback(torch.set_num_threads, threads)
+    torch.set_num_threads(share_threads(threads, 2))
+    log_file = Path(config.trainer.checkpoint_folder).resolve() / "logs" / "engine-0.log"
+    process = OwnProcess("engine-0", log_file, share_threads(threads, 2))
+    stack.callback(process.close)
+    process.warm(__name__, "r1_rollout.embedded")
+    return process
+
+
+def open_engine_beside(config: RunConfig, hardware: Hardware, process: OwnProcess) -> Generator:
+    """Make what samples in a process that has started. Raises as `open_engine` does."""
+    process.make(EngineHost, partial(build_hosted, config, hardware))
+    dtype = hardware.engine_dtype(config.worker.rollout.dtype)
+    # All prompts go to the one engine at once, which bounds by itself what decodes together: so nothing that it
+    # computes depends on when it is asked.
+    return EngineSet([(process.name, process)], max_sequences=sys.maxsize, dtype=dtype)
 
 
 def open_engine(

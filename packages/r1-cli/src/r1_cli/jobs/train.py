@@ -29,13 +29,20 @@ from r1_cli.hardware import find_card, find_hardware
 from r1_cli.jobs.closing import say_what_comes_next
 from r1_cli.jobs.learning import open_seats, prepare_learner, seated_hardware, settle_devices, start_ranks
 from r1_cli.jobs.media import begin_media, open_media, require_batch_room
-from r1_cli.jobs.sampling import open_engine, open_engine_upon, start_engines
+from r1_cli.jobs.sampling import (
+    open_engine,
+    open_engine_beside,
+    open_engine_upon,
+    start_engine_beside,
+    start_engines,
+)
 from r1_cli.measure.validate import Validation
 from r1_cli.models.files import open_critic_config, open_model, save_beside_weights
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.disk import require_room
 from r1_cli.roles import Critic, Dataset, Learner, Position, Schedule
+from r1_cli.sampling.ahead import Ahead, load_ahead
 from r1_cli.sampling.collect import DynamicSampling
 from r1_cli.sampling.proof import prove
 from r1_cli.state.checkpoints import CheckpointStore, read_state
@@ -44,6 +51,7 @@ from r1_cli.state.stop import StopRequest
 from r1_cli.track import RunInfo, Tracker
 from r1_cli.track.console import ConsoleReporter, configure_logging
 from r1_cli.track.files import read_settings
+from r1_cli.track.timeline import TIMELINE_FILE, Timeline
 
 log = logging.getLogger("r1")
 
@@ -75,11 +83,14 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         hardware = seated_hardware(hardware, seats.ranks)
         ranks = start_ranks(config, hardware, seats.ranks, stack)
         engines = start_engines(config, hardware, seats.engines, stack)
+        beside = start_engine_beside(config, stack)
         reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
         verifier = open_verifier(config, [*sources, *val_sources], stack)
         opened, val_opened = open_sources(sources), open_sources(val_sources)
-        rendering = stack.enter_context(open_rendering(config, build_renderer(config, model)))
+        timeline = Timeline(store.root / TIMELINE_FILE, config.trainer.timeline)
+        stack.callback(timeline.close)
+        rendering = stack.enter_context(open_rendering(config, build_renderer(config, model), timeline.record))
         media = open_media(config, hardware, rendering.renderer, seats.ranks, stack)
         rendering = replace(rendering, elsewhere=media)
         prompts = build_prompts(config, opened, rendering, reporter.counter)
@@ -101,7 +112,10 @@ def train(config: RunConfig, provenance: Provenance) -> int:
             engine = open_engine_upon(learner, config, hardware, model, stack)
         else:
             # Before the learner's weights are on the devices: vLLM claims a share of what is free.
-            engine = open_engine(config, hardware, model, seats.engines, engines, stack)
+            if beside is not None:
+                engine = open_engine_beside(config, hardware, beside)
+            else:
+                engine = open_engine(config, hardware, model, seats.engines, engines, stack)
             learner, critic = load_learner()
         settle_packing(config, hardware, model, rendering.renderer, learner, critic)
         at = load_start(learner, critic, prompts, start, algorithm.build_start(config))
@@ -131,23 +145,37 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         update = algorithm.build_update(config, updates_per_step=schedule.updates_per_step)
         trainer, batch_size = config.trainer, config.data.val_batch_size
         validation = Validation(scorer, sets, batch_size, trainer.val_generations_to_log, reporter.progress)
+        collector = DynamicSampling(
+            scorer=scorer,
+            dataset=prompts,
+            stream=build_stream(config, prompts, sources),
+            sampling=sampling,
+            baselines="baselines" in update.needs,
+            shaping=algorithm.build_shaping(config),
+            filter_key=config.algorithm.filter_key if config.algorithm.online_filtering else "overall",
+            groups=config.data.rollout_batch_size,
+            max_batches=trainer.max_try_make_batch,
+            # Groups that wait are as much older than others as they have waited.
+            surplus_max_age=config.algorithm.surplus_max_age + trainer.max_staleness,
+            max_prompt_length=config.data.max_prompt_length,
+            progress=reporter.progress,
+        )
+        ahead = None
+        if trainer.max_staleness:
+            ahead = Ahead(
+                collector,
+                scorer.generator,
+                staleness=trainer.max_staleness,
+                total_steps=schedule.total_steps,
+                ahead=load_ahead(start, at, prompts.__getitem__) if start else (),
+                ended=timeline.record,
+            )
+            stack.callback(ahead.close)
         run = loop.Run(
             learner=learner,
             engine=scorer.generator,
-            collector=DynamicSampling(
-                scorer=scorer,
-                dataset=prompts,
-                stream=build_stream(config, prompts, sources),
-                sampling=sampling,
-                baselines="baselines" in update.needs,
-                shaping=algorithm.build_shaping(config),
-                filter_key=config.algorithm.filter_key if config.algorithm.online_filtering else "overall",
-                groups=config.data.rollout_batch_size,
-                max_batches=trainer.max_try_make_batch,
-                surplus_max_age=config.algorithm.surplus_max_age,
-                max_prompt_length=config.data.max_prompt_length,
-                progress=reporter.progress,
-            ),
+            collector=collector,
+            ahead=ahead,
             update=update,
             schedule=schedule,
             validation=validation if sets else None,
@@ -156,6 +184,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
             stop=stack.enter_context(StopRequest().listening()),
             save_assets=partial(save_beside_weights, model, critic_config),
             critic=critic,
+            timeline=timeline,
         )
         if trainer.val_only:
             if run.validation is None:

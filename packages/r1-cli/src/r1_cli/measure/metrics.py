@@ -10,20 +10,18 @@ import torch
 
 from r1_cli.groups.group import Group
 from r1_cli.hardware import peak_flops
-from r1_cli.sampling.proof import ProvenGenerator
 from r1_core import kl
 from r1_core.learner.facts import Facts
 from r1_core.losses import correction
 from r1_core.rows import known, rows, tokens, trained
 from r1_core.types import Sample
-from r1_rollout.types import Generator
 
 # Samples that are looked at in one go: what is computed of them stays in the processor's cache, of a step it would not.
 SHARE = 32
 OF_ALL_TOKENS = ("old", "ref", "values", "adv", "update_critic", "update_actor")  # stages that read prompts, too
 
 
-def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample], engine: Generator) -> dict[str, float]:
+def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, float]:
     """Return what a step that begins after `step` others has sampled and judged."""
     return {
         **reward_metrics(groups),
@@ -33,7 +31,6 @@ def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample], 
         **advantage_metrics(samples),
         **length_metrics(groups),
         **staleness(step, groups, samples),
-        **canary_metrics(engine),
     }
 
 
@@ -150,7 +147,7 @@ def sequence_balance(lengths: Sequence[int], loads: Sequence[int] = ()) -> dict[
 
 
 def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, float]:
-    """Return how many steps old the responses are on average, and how far the policy has gone from the old ones.
+    """Return how many steps, or weight versions, old the responses are, and how far the policy has gone from old ones.
 
     Responses of this step tell how well engine and learner agree, under `rollout/`; for those that were kept from an
     earlier one, under `rollout/kept_`, the same numbers hold what the policy has learned since, too.
@@ -159,7 +156,7 @@ def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> 
     fresh = [sample for sample, age in zip(samples, ages, strict=True) if age <= 0]
     kept = [sample for sample, age in zip(samples, ages, strict=True) if age > 0]
     return {
-        "rollout/staleness": fmean(ages),
+        **spread("staleness", ages),
         **agreement(fresh, "rollout/"),
         **agreement(kept, "rollout/kept_"),
     }
@@ -193,11 +190,6 @@ def agreement(samples: Sequence[Sample], prefix: str = "rollout/") -> dict[str, 
         f"{prefix}chi2": chi2,
         f"{prefix}effective_sample_size": float(torch.where(squares == 0, 1.0, weights**2 / (squares * count))),
     }
-
-
-def canary_metrics(generator: Generator) -> dict[str, float]:
-    """Return by what share of their size log-probs of engine and learner differed after the step's sync."""
-    return {"rollout/canary_gap": generator.gap} if isinstance(generator, ProvenGenerator) else {}
 
 
 def penalty_metrics(samples: Sequence[Sample], kl_penalty: str | None, coef: float) -> dict[str, float]:

@@ -103,8 +103,9 @@ class DynamicSampling:
     def _draw(self, draws: Draws, at: Position, watch: Stopwatch) -> None:
         """Sample the next prompts, as many as are needed, and add what comes of it to `draws`."""
         rows, supply = self._choose_rows(draws, at)
-        readable = list(read_prompts(self.dataset, rows))
-        self.dataset.prefetch(supply.pending or self.stream.batch(supply.cursor))
+        with watch("render"):
+            readable = list(read_prompts(self.dataset, rows))
+            self.dataset.prefetch(supply.pending or self.stream.batch(supply.cursor))
         enough = None
         if at.filter.per_group:
             enough = EnoughGroups(self._wanted(draws) - len(draws.kept), lambda group: self._counts(group, at.filter))

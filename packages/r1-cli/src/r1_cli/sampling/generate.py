@@ -86,17 +86,20 @@ def sample_groups(
             problem = scorer.truth_problem(prompt.source, prompt.ground_truth, prompt.metadata)
         return to_group(prompt, completions[index], inputs[index], scores, problem)
 
-    with ScoringThread(scorer.verifier) as thread:
+    with ScoringThread(scorer.verifier, watch) as thread:
 
         def group_of(index: int) -> Group:
             return group(index, thread.scores(index))
 
-        finished = progress(scorer.generator.generate(with_distinct_ids(prompts), params), what, len(prompts))
+        with watch("gen"):
+            sampling = scorer.generator.generate(with_distinct_ids(prompts), params)
+        finished = progress(sampling, what, len(prompts))
         for index, sampled in watch.each("gen", finished):
             completions[index] = sampled
-            inputs[index] = reward_inputs(
-                prompts[index], sampled, scorer.tokenizer, skip_special_tokens=scorer.skip_special_tokens
-            )
+            with watch.beside("decode"):
+                inputs[index] = reward_inputs(
+                    prompts[index], sampled, scorer.tokenizer, skip_special_tokens=scorer.skip_special_tokens
+                )
             if scorer.per_sample(prompts[index].source):
                 thread.put(index, inputs[index])
                 if enough is not None:
@@ -178,8 +181,8 @@ class ScoringThread:
     end it stops after the call that it is in; nobody waits for that, so that an interrupt is not held up.
     """
 
-    def __init__(self, verifier: Verifier) -> None:
-        self._verifier = verifier
+    def __init__(self, verifier: Verifier, watch: Stopwatch) -> None:
+        self._verifier, self._watch = verifier, watch
         self._changed = threading.Condition()
         self._waiting: dict[int, list[RewardInput]] = {}
         self._scores: dict[int, list[Score]] = {}
@@ -216,7 +219,8 @@ class ScoringThread:
     def _work(self) -> None:
         while batch := self._take():
             try:
-                scored = score_together(self._verifier, list(batch), batch)
+                with self._watch.beside("score"):
+                    scored = score_together(self._verifier, list(batch), batch)
             except BaseException as error:  # it is raised where the scores are asked for
                 with self._changed:
                     self._error = error

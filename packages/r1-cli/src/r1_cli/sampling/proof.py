@@ -14,7 +14,7 @@ from r1_rollout.checksums import ByteProof, Expected, expected_checksums
 from r1_rollout.errors import EngineError, StaleWeights
 from r1_rollout.fault import Engine, ParameterRows, find_fault, name_differing
 from r1_rollout.handover import WeightSource
-from r1_rollout.types import Checksummed, Drainable, Groups, PromptLike, Replaying, SamplingParams
+from r1_rollout.types import Checksummed, Drainable, Generator, Groups, PromptLike, Replaying, SamplingParams
 
 log = logging.getLogger("r1")
 _UNPROVEN = (
@@ -79,22 +79,35 @@ class ProvenGenerator:
             StaleWeights: its weights' bytes or its log-probs are not the learner's; nothing has been sampled with
                 these weights.
         """
-        expected = self._expect(source) if source is not None else None
+        expected = self.expect(source) if source is not None else None
         with self.engine.awake(source):
             if source is None or expected is None or self._agrees(source, expected):
                 yield
                 return
         raise self._fault(source.version)
 
+    @contextmanager
+    def awake_later(self, source: WeightSource, expected: Expectation) -> Iterator[None]:
+        """Do as `awake`, with what `expect` has said of the weights: the learner may have others by now.
+
+        Raises StaleWeights as `awake` does; which weights are at fault is not looked for, as the learner is busy.
+        """
+        with self.engine.awake(source):
+            if not self._agrees(source, expected):
+                seen = f"the engine's log-probs of fixed sequences differ from the learner's by {self.gap:.3g} of them"
+                found = "not looked for, as the learner has gone on; trainer.max_staleness=0 names it"
+                raise StaleWeights("the weights", found, version=source.version, seen=seen, gap=self.gap)
+            yield
+
     def update(self, source: WeightSource) -> None:
         """Let the engine take up weights as its own `update` does. Raises StaleWeights as `awake` does."""
-        expected = self._expect(source)
+        expected = self.expect(source)
         self.engine.update(source)
         if not self._agrees(source, expected):
             raise self._fault(source.version)
 
-    def _expect(self, source: WeightSource) -> Expectation:
-        """Ask the learner before the sync, as it may need memory that the engine takes."""
+    def expect(self, source: WeightSource) -> Expectation:
+        """Ask the learner, which has these weights, before the sync, as it may need memory that the engine takes."""
         probes, sums = self.canary.probes, None
         if isinstance(self.engine, Checksummed):
             kinds, factors = self.engine.precisions, self.engine.keeps_layout
@@ -170,3 +183,8 @@ def prove(scorer: Scorer, learner: Learner, canary: Canary) -> Scorer:
     engine = cast(Engine, scorer.generator)
     proven = ProvenDrainable if isinstance(engine, Drainable) else ProvenGenerator
     return replace(scorer, generator=proven(engine, LearnerReference(learner), canary))
+
+
+def canary_metrics(generator: Generator) -> dict[str, float]:
+    """Return by what share of their size log-probs of engine and learner differed after the step's sync."""
+    return {"rollout/canary_gap": generator.gap} if isinstance(generator, ProvenGenerator) else {}

@@ -26,7 +26,9 @@ ONLY_IF_ANY = ("reward/failures",)
 STAGES = {
     "step": "sync",  # which it begins with
     "sync": "sync",
+    "render": "prompts",
     "gen": "sampling",
+    "wait": "waiting for groups",
     "reward": "rewards",
     "old": "old log-probs",
     "ref": "reference log-probs",

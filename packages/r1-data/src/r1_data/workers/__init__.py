@@ -1,5 +1,6 @@
 """Processes of their own for media that nobody vouches for, and what is measured and rendered in them."""
 
+from r1_data.workers.pool import Ended as Ended
 from r1_data.workers.pool import WorkerDied as WorkerDied
 from r1_data.workers.pool import Workers as Workers
 from r1_data.workers.pool import start_early as start_early

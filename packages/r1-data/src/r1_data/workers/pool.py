@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import connection, get_context
@@ -32,6 +33,9 @@ _START = 300.0  # seconds until a worker has loaded what it needs
 _ENDING = 60.0  # seconds until a worker that has hung up is gone, and how it ended is known
 _PAGE = 4096  # bytes, the unit of /proc/self/statm
 
+# Is told of a piece of work, in the thread that waited for it: its name, its beginning and end by `time.perf_counter`.
+Ended = Callable[[str, float, float], None]
+
 
 class WorkerDied(Exception):
     """A worker crashed, or was ended because its task took too long; the message says which."""
@@ -46,7 +50,15 @@ class Workers:
     start with `if __name__ == "__main__":`.
     """
 
-    def __init__(self, target: Any, count: int, *, memory_bytes: int = 4 * 2**30, seconds: float = 120.0) -> None:
+    def __init__(
+        self,
+        target: Any,
+        count: int,
+        *,
+        memory_bytes: int = 4 * 2**30,
+        seconds: float = 120.0,
+        ended: Ended | None = None,
+    ) -> None:
         """Start nothing yet.
 
         Args:
@@ -54,7 +66,9 @@ class Workers:
             count: processes at most, each started when first needed.
             memory_bytes: how much each may take beyond what it has after loading.
             seconds: how long one task may take.
+            ended: is told of each task when it has ended.
         """
+        self._ended = ended
         self.count, self._target, self._memory_bytes, self._seconds = count, target, memory_bytes, seconds
         self._threads = ThreadPoolExecutor(count, "r1-data", initializer=_compute_alone)
         self._idle: LifoQueue[_Process | None] = LifoQueue()  # None: one that is not running
@@ -86,6 +100,16 @@ class Workers:
         self.close()
 
     def _run(self, method: str, arguments: tuple[Any, ...], then: Callable[[Any], Any] | None) -> Any:
+        begin = time.perf_counter()
+        try:
+            result = self._ask(method, arguments)
+            return then(result) if then else result
+        finally:
+            if self._ended is not None:
+                self._ended(method, begin, time.perf_counter())
+
+    def _ask(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Return what a worker, whichever is free, says."""
         process = self._idle.get()
         try:
             process = process or _Process(self._target, self._memory_bytes)
@@ -103,7 +127,7 @@ class Workers:
             self._idle.put(process)
         if not good:
             raise result
-        return then(result) if then else result
+        return result
 
 
 def start_early() -> None:

@@ -1,0 +1,147 @@
+"""One process beside the driver, on its machine and without a cluster, that holds one object: a `Ranks` of one.
+
+It computes while the driver does; what crosses goes through a pipe as pickles. It ends with the driver, however that
+ends, and takes no notice of signals: whoever stops a run stops the driver, which may still need what it is at.
+"""
+
+import logging
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from r1_cli.cluster.errors import ClusterError
+from r1_cli.cluster.process import last_lines, portable, write_into
+
+ENDING = 10.0  # seconds in which a process that hung up is gone, and how it ended is known
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A value that crosses as it is."""
+
+    value: Any
+
+    def load(self) -> Any:
+        """Return it."""
+        return self.value
+
+
+class OwnProcess:
+    """A process and the one object that it is there for; from any thread, one call at a time."""
+
+    def __init__(self, name: str, log: Path, threads: int) -> None:
+        """Start it; returns at once. It computes with so many threads, and writes what it prints into the log."""
+        self.name, self._log = name, log
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._turn = Lock()
+        # No child of Python's own kind is left behind when the driver ends.
+        self._process = context.Process(target=_serve, args=(theirs, name, log, threads), name=name, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def warm(self, *modules: str) -> None:
+        """Let it import what it will need while nobody waits for it; returns at once."""
+        self._pipe.send_bytes(pickle.dumps(("warm", modules)))
+
+    def make(self, maker: Callable[..., object], *args: object) -> None:
+        """Make what it holds. Raises as `ask` does."""
+        self._call("make", (maker, args))
+
+    def ask(self, verb: str, *args: object, **kwargs: object) -> Any:
+        """Call a method of what it holds; return the answer.
+
+        Raises:
+            ClusterError: the process has died.
+            Exception: what the method has raised there, with a note that says where.
+        """
+        return self._call("ask", (verb, args, kwargs))
+
+    def ask_all(self, verb: str, *args: object, **kwargs: object) -> list[Any]:
+        """Do as `ask`, for a process that is one of one."""
+        return [self.ask(verb, *args, **kwargs)]
+
+    def put(self, value: object) -> Carried:
+        """Return a value as what crosses to it."""
+        return Carried(value)
+
+    @property
+    def putter(self) -> Callable[[object], Carried]:
+        """What `put` is, elsewhere."""
+        return Carried
+
+    @property
+    def caller(self) -> Callable[..., Any]:
+        """Raise NotImplementedError: only the driver holds the pipe."""
+        raise NotImplementedError(f"{self.name} is asked by the driver alone")
+
+    def close(self) -> None:
+        """End the process as it is, also from another thread than one that asks."""
+        self._process.kill()
+        self._process.join()
+
+    def _call(self, kind: str, told: tuple[Any, ...]) -> Any:
+        what = told[0] if kind == "ask" else "start"
+        with self._turn:
+            try:
+                self._pipe.send_bytes(pickle.dumps((kind, told), protocol=5))
+                good, answer = pickle.loads(self._pipe.recv_bytes())
+            except (EOFError, OSError) as error:
+                self._process.join(ENDING)
+                raise ClusterError(
+                    f"{self.name}, process {self.pid}, died in {what} (exit code {self._process.exitcode})\n"
+                    f"  its log, {self._log}, ends with\n{last_lines(self._log)}"
+                ) from error
+        if not good:
+            answer.add_note(f"raised by {self.name} in {what}, see its log {self._log}")
+            raise answer
+        return answer
+
+
+def _serve(pipe: "Connection[Any, Any]", name: str, log: Path, threads: int) -> None:
+    """Answer until the driver ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    write_into(log)
+    print(f"--- {name}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # which are no news in a log
+    import torch
+
+    torch.set_num_threads(threads)
+    held: Any = None
+    with suppress(EOFError, OSError):
+        while True:
+            kind, told = pickle.loads(pipe.recv_bytes())
+            if kind == "warm":
+                with suppress(Exception):  # it fails again where it is needed, and is told there
+                    for module in told:
+                        import_module(module)
+                continue
+            try:
+                answer = None
+                if kind == "make":
+                    held = told[0](*told[1])
+                else:
+                    answer = getattr(held, told[0])(*told[1], **told[2])
+                reply = True, answer
+            except BaseException as error:
+                traceback.print_exc()
+                reply = False, portable(error)
+            pipe.send_bytes(pickle.dumps(reply, protocol=5))
+    os._exit(0)

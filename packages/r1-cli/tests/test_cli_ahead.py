@@ -1,0 +1,120 @@
+"""Sampling ahead: which weights sample which step is a rule, a checkpoint holds what they have sampled, errors end it."""
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_fakes import DrainableEngine, Engine, Equality, Prompts, collector, start
+from test_cli_loop import run
+
+from r1_cli import loop
+from r1_cli.cluster.errors import ClusterError
+from r1_cli.cluster.own_process import OwnProcess
+from r1_cli.roles import Collected, Position
+from r1_cli.sampling.ahead import Ahead, load_ahead, save_ahead, snapshot
+from r1_cli.track.stopwatch import Stopwatch
+from r1_rewards.types import RewardFailure, RewardInput
+from r1_rollout.handover import LocalWeights
+
+STEPS = 8
+
+
+def sampled(of: Ahead, at: Position, until: int = STEPS) -> tuple[list[Collected], Position]:
+    """Take steps that only sample; return what they were given, and where they ended."""
+    found = []
+    while at.step < until:
+        collected = of.collect(at, LocalWeights([], at.step), Stopwatch())
+        found.append(collected)
+        at = loop.replace(collected[1], step=at.step + 1)
+    return found, at
+
+
+def described(found: Sequence[Collected]) -> list[Any]:
+    """All that a step is given but the time that it took."""
+    return [
+        (
+            [(group.row, group.completions, group.rewards) for group in groups],
+            after.state() | {"step": 0},  # of the chain; the loop counts its own
+            [(group.row, group.completions) for group in after.supply.surplus],
+            {name: value for name, value in metrics.items() if not name.startswith("timing_s/")},
+        )
+        for groups, after, metrics in found
+    ]
+
+
+def make(k: int, engine: Any = None, **changes: Any) -> Ahead:
+    engine = engine or Engine(room=8, rate=0.6)
+    return Ahead(collector(engine, max_age=1 + k), engine, staleness=k, total_steps=STEPS, **changes)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_each_step_is_sampled_by_the_weights_k_steps_before_it(k: int) -> None:
+    found, _ = sampled(make(k), start())
+    newest = [max(group.version for group in groups) for groups, _, _ in found]
+    assert newest == [max(0, step - k) for step in range(STEPS)]
+    kept = sum(len(after.supply.surplus) for _, after, _ in found)
+    assert kept, "groups that were not needed are the next step's first, as without sampling ahead"
+    assert described(found) == described(sampled(make(k), start())[0])
+
+
+@pytest.mark.parametrize("cut", [1, 3, STEPS - 1])
+@pytest.mark.parametrize("engine", [Engine, DrainableEngine])
+def test_a_run_that_is_cut_anywhere_goes_on_with_the_groups_that_were_sampled_ahead(
+    tmp_path: Path, cut: int, engine: Any
+) -> None:
+    whole, _ = sampled(make(2, engine(8, 0.6)), start())
+    first = make(2, engine(8, 0.6))
+    _, at = sampled(first, start(), cut)
+    save_ahead(first.settle(), tmp_path)
+    ahead = load_ahead(tmp_path, start(), Prompts().__getitem__)
+    assert len(ahead) == min(2, STEPS - cut)
+    again, _ = sampled(make(2, engine(8, 0.6), ahead=ahead), at)
+    assert described(again) == described(whole[cut:])
+
+
+def test_the_engine_gets_a_copy_of_weights_that_change_meanwhile() -> None:
+    live = torch.ones(2)
+    copied = dict(snapshot(LocalWeights([("w", live)], 3)).names())  # type: ignore[call-overload]
+    live.zero_()
+    assert copied["w"].tolist() == [1, 1]
+
+
+def test_a_run_whose_sampling_fails_ahead_ends_at_its_last_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    def fail_late(inputs: Sequence[RewardInput]) -> None:
+        calls.append(len(inputs))
+        if len(calls) > 4:
+            raise RewardFailure("the judge is gone")
+
+    of = run(tmp_path, verifier=Equality(fail_late))
+    of = loop.replace(of, schedule=loop.replace(of.schedule, save_freq=1))
+    ahead = Ahead(of.collector, of.engine, staleness=2, total_steps=6)
+    with pytest.raises(RewardFailure, match="the judge is gone"):
+        loop.train(loop.replace(of, ahead=ahead), start(loop.replace(start()).filter))
+    # Groups 1 to 4 were sampled: a checkpoint of step 2 holds those of steps 3 and 4, one of step 3 would lack the fifth.
+    assert of.store.steps() == [1, 2]
+    assert "goes on from the last checkpoint" in caplog.text
+
+
+def test_a_process_that_dies_is_named_with_its_log(tmp_path: Path) -> None:
+    process = OwnProcess("engine-0", tmp_path / "engine-0.log", threads=1)
+    try:
+        process.make(dict, [("x", 3)])
+        assert process.ask("get", "x") == 3
+        with pytest.raises(KeyError) as caught:
+            process.ask("pop", "y")
+        assert "engine-0" in caught.value.__notes__[0]
+        process._pipe.send_bytes(b"")  # the driver is killed amid a word: nobody is left to ask
+        assert process.pid
+        os.kill(process.pid, signal.SIGTERM)  # is for the driver to take
+        with pytest.raises(ClusterError, match=r"engine-0, process \d+, died in get .*\n.*engine-0.log"):
+            process.ask("get", "x")
+    finally:
+        process.close()

@@ -1,0 +1,32 @@
+"""Sampling ahead of the learner, in real runs: an engine in a process of its own, and a resume to the bit."""
+
+import json
+from pathlib import Path
+
+import torch
+from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
+from safetensors.torch import load_file
+
+STEPS = 5
+AHEAD = [
+    *SMALL, f"trainer.max_steps={STEPS}", "trainer.val_before_train=false", "trainer.val_freq=4", "trainer.save_freq=2",
+    "trainer.max_staleness=2", "algorithm.online_filtering=true", "algorithm.filter_key=accuracy",
+    "algorithm.rollout_correction.rollout_is=token", "trainer.timeline=4",
+]  # fmt: skip
+
+
+def test_a_run_that_samples_ahead_goes_on_from_a_checkpoint_to_the_bit(r1: R1, tmp_path: Path) -> None:
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    r1("train", QUICKSTART, *AHEAD, f"trainer.save_checkpoint_path={whole}")
+    start = f"trainer.load_checkpoint_path={whole / 'global_step_2'}"
+    r1("train", QUICKSTART, *AHEAD, f"trainer.save_checkpoint_path={again}", start)
+    records = without_clock(read_log(whole))
+    assert [record["staleness/min"] for record in records] == [0, 1, 2, 2, 2]
+    assert all(record["rollout/canary_gap"] < 1e-5 for record in records)
+    assert records[2:] == without_clock(read_log(again))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = (load_file(path / f"global_step_{STEPS}/actor" / name) for path in (whole, again))
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    events = json.loads((whole / "timeline.json").read_text())["traceEvents"]
+    threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {threads[event["tid"]] for event in events if event["name"] == "gen"} >= {"r1-sampling_0"}
