@@ -1,4 +1,4 @@
-"""Sampling ahead: which weights sample which step is a rule, a checkpoint holds what they have sampled, errors end it."""
+"""Sampling ahead: which weights sample which step is a rule, a checkpoint holds what they sampled, errors end it."""
 
 import os
 import signal
@@ -98,7 +98,7 @@ def test_a_run_whose_sampling_fails_ahead_ends_at_its_last_checkpoint(
     ahead = Ahead(of.collector, of.engine, staleness=2, total_steps=6)
     with pytest.raises(RewardFailure, match="the judge is gone"):
         loop.train(loop.replace(of, ahead=ahead), start(loop.replace(start()).filter))
-    # Groups 1 to 4 were sampled: a checkpoint of step 2 holds those of steps 3 and 4, one of step 3 would lack the fifth.
+    # Groups 1 to 4 were sampled: the checkpoint of step 2 holds those of steps 3 and 4, one of step 3 lacks the fifth.
     assert of.store.steps() == [1, 2]
     assert "goes on from the last checkpoint" in caplog.text
 
@@ -111,9 +111,10 @@ def test_a_process_that_dies_is_named_with_its_log(tmp_path: Path) -> None:
         with pytest.raises(KeyError) as caught:
             process.ask("pop", "y")
         assert "engine-0" in caught.value.__notes__[0]
-        process._pipe.send_bytes(b"")  # the driver is killed amid a word: nobody is left to ask
         assert process.pid
         os.kill(process.pid, signal.SIGTERM)  # is for the driver to take
+        assert process.ask("get", "x") == 3
+        os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(ClusterError, match=r"engine-0, process \d+, died in get .*\n.*engine-0.log"):
             process.ask("get", "x")
     finally:

@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -121,9 +122,9 @@ def _serve(pipe: "Connection[Any, Any]", name: str, log: Path, threads: int) -> 
     print(f"--- {name}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # which are no news in a log
-    import torch
-
-    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is imported
+    if "torch" in sys.modules:  # as it is where the run is started by a script that imports it
+        sys.modules["torch"].set_num_threads(threads)
     held: Any = None
     with suppress(EOFError, OSError):
         while True:
