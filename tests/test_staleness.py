@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 STEPS = 5
 AHEAD = [
     *SMALL, f"trainer.max_steps={STEPS}", "trainer.val_before_train=false", "trainer.val_freq=4", "trainer.save_freq=2",
-    "trainer.max_staleness=2", "algorithm.online_filtering=true", "algorithm.filter_key=accuracy",
+    "trainer.save_limit=-1", "trainer.max_staleness=2", "algorithm.online_filtering=true", "algorithm.filter_key=accuracy",
     "algorithm.rollout_correction.rollout_is=token", "trainer.timeline=4",
 ]  # fmt: skip
 
