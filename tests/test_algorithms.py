@@ -1,18 +1,31 @@
-"""Every estimator, loss and aggregation is reachable from the configuration and takes a real step on the quickstart."""
+"""Every estimator, loss and aggregation is reachable from the configuration and takes a real step on the quickstart.
 
+Those that ask a run for nothing else take it on the answers that one run has sampled, with its learner as it began.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from endtoend import QUICKSTART, R1, SMALL, read_log
 
+from r1_cli import loop
+from r1_cli.assembly.algorithm import build_start, build_update, try_algorithm
+from r1_cli.config import load_config
 from r1_cli.config.algorithm import KLPenalty
 from r1_cli.config.worker import Aggregation
+from r1_cli.roles import Collected, Position, weights_of
+from r1_cli.track.stopwatch import Stopwatch
 from r1_core import kl
 from r1_core.advantages import ESTIMATORS
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES
+from r1_rollout.handover import WeightSource
 
 STEP = [*SMALL, "trainer.max_steps=1", "trainer.val_before_train=false", "trainer.val_freq=-1", "trainer.save_freq=-1"]
+BEGUN = [*STEP, "algorithm.disable_kl=false", "worker.actor.optim.lr_warmup_steps=0"]
+BEGUN += ["worker.actor.optim.lr_scheduler_type=constant"]
 
 MINE = """
 import torch
@@ -44,16 +57,77 @@ def step(r1: R1, folder: Path, *overrides: str) -> dict[str, Any]:
     return read_log(folder)[-1]
 
 
+@dataclass(frozen=True)
+class Given:
+    """The engine of a run and the collector of its groups, all of which have been sampled."""
+
+    collected: Collected
+
+    def awake(self, source: WeightSource) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def collect(self, at: Position, watch: Stopwatch) -> Collected:
+        return self.collected
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A run that has sampled its first step and not learned from it."""
+
+    run: loop.Run
+    checkpoint: Path
+
+    def steps(self, count: int, *overrides: str) -> list[dict[str, Any]]:
+        """Take the steps, on the same answers, that a run with other settings of its algorithm would take."""
+        config, _ = load_config([QUICKSTART, *BEGUN, *overrides])
+        try_algorithm(config)
+        self.run.learner.load(self.checkpoint)
+        schedule = replace(self.run.schedule, ppo_epochs=config.worker.actor.ppo_epochs)
+        update = build_update(config, updates_per_step=schedule.updates_per_step)
+        run, at, records = replace(self.run, update=update, schedule=schedule), build_start(config), []
+        for _ in range(count):
+            at, record, _ = loop.take_step(run, at)
+            records.append(record)
+        return records
+
+    def step(self, *overrides: str) -> dict[str, Any]:
+        return self.steps(1, *overrides)[0]
+
+
+@pytest.fixture(scope="module")
+def standing(r1: R1, tmp_path_factory: pytest.TempPathFactory) -> Standing:
+    folder, found = tmp_path_factory.mktemp("standing"), list[Standing]()
+
+    def stand(run: loop.Run, at: Position) -> Position:
+        run.learner.save(folder / "begin")
+        with run.engine.awake(weights_of(run.learner, at.step)):
+            given = Given(run.collector.collect(at, Stopwatch()))
+        found.append(Standing(replace(run, engine=given, collector=given), folder / "begin"))
+        return at
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "train", stand)
+        reward = folder / "reward.py"
+        reward.write_text(DISTINCT)
+        given = f"trainer.save_checkpoint_path={folder}", f"worker.reward.reward_function={reward}:compute_score"
+        r1("train", QUICKSTART, *BEGUN, *given)
+    return found[0]
+
+
+WHOLE = {"remax", "gae"}  # which ask a run for greedy answers, and for a critic
+
+
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_an_estimator_takes_a_step(r1: R1, tmp_path: Path, name: str) -> None:
-    record = step(r1, tmp_path, f"algorithm.adv_estimator={name}")
+def test_an_estimator_takes_a_step(r1: R1, standing: Standing, tmp_path: Path, name: str) -> None:
+    chosen = f"algorithm.adv_estimator={name}"
+    record = step(r1, tmp_path, chosen) if name in WHOLE else standing.step(chosen)
     assert record["actor/grad_norm"] > 0
     assert record["critic/advantages/max"] != record["critic/advantages/min"]
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_a_loss_takes_a_step(r1: R1, tmp_path: Path, name: str) -> None:
-    record = step(r1, tmp_path, f"worker.actor.loss_type={name}", "worker.actor.ppo_epochs=2")
+def test_a_loss_takes_a_step(standing: Standing, name: str) -> None:
+    record = standing.step(f"worker.actor.loss_type={name}", "worker.actor.ppo_epochs=2")
     assert record["actor/grad_norm"] > 0
     assert abs(record["actor/pg_loss"]) < 10
 
@@ -77,41 +151,38 @@ def test_a_loss_takes_a_step(r1: R1, tmp_path: Path, name: str) -> None:
         "worker.actor.loss_avg_mode=seq-mean-token-sum-norm worker.actor.loss_scale_factor=10",
     ],
 )
-def test_settings_of_single_estimators_and_losses_take_a_step(r1: R1, tmp_path: Path, words: str) -> None:
-    record = step(r1, tmp_path, *words.split(), "worker.actor.ppo_epochs=2")
+def test_settings_of_single_estimators_and_losses_take_a_step(standing: Standing, words: str) -> None:
+    record = standing.step(*words.split(), "worker.actor.ppo_epochs=2")
     assert record["actor/grad_norm"] > 0
     assert record["critic/advantages/max"] > record["critic/advantages/min"]
 
 
 @pytest.mark.parametrize("name", get_args(Aggregation))
-def test_an_aggregation_takes_a_step(r1: R1, tmp_path: Path, name: str) -> None:
-    assert step(r1, tmp_path, f"worker.actor.loss_avg_mode={name}")["actor/grad_norm"] > 0
+def test_an_aggregation_takes_a_step(standing: Standing, name: str) -> None:
+    assert standing.step(f"worker.actor.loss_avg_mode={name}")["actor/grad_norm"] > 0
 
 
 @pytest.mark.parametrize("name", get_args(KLPenalty))
-def test_the_kl_may_stand_in_the_reward(r1: R1, tmp_path: Path, name: str) -> None:
-    inside = ["algorithm.disable_kl=false", "algorithm.use_kl_loss=false", f"algorithm.kl_penalty={name}"]
-    record = step(r1, tmp_path, *inside, "algorithm.adv_estimator=reinforce_plus_plus")
+def test_the_kl_may_stand_in_the_reward(standing: Standing, name: str) -> None:
+    inside = ["algorithm.use_kl_loss=false", f"algorithm.kl_penalty={name}"]
+    record = standing.step(*inside, "algorithm.adv_estimator=reinforce_plus_plus")
     assert record["actor/grad_norm"] > 0
     assert "actor/kl_loss" not in record
 
 
-def test_the_full_kl_in_the_loss_keeps_the_policy_near_the_reference(r1: R1, tmp_path: Path) -> None:
-    inside = ["algorithm.disable_kl=false", "algorithm.kl_penalty=full", "trainer.max_steps=3"]
-    inside += ["worker.actor.optim.lr_warmup_steps=0", "worker.actor.optim.lr_scheduler_type=constant"]
-    free, held = (step(r1, tmp_path / coef, *inside, f"algorithm.kl_coef={coef}") for coef in ("0", "100"))
+def test_the_full_kl_in_the_loss_keeps_the_policy_near_the_reference(standing: Standing) -> None:
+    inside = "algorithm.kl_penalty=full"
+    free, held = (standing.steps(3, inside, f"algorithm.kl_coef={coef}")[-1] for coef in (0, 100))
     assert 0 < 2 * held["actor/kl_loss"] < free["actor/kl_loss"]
     assert held["actor/grad_norm"] > 2 * free["actor/grad_norm"]
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_baseline"])
-def test_every_estimator_takes_the_kl_in_the_reward(r1: R1, tmp_path: Path, name: str) -> None:
-    inside = ["algorithm.disable_kl=false", "algorithm.use_kl_loss=false", "algorithm.kl_penalty=k1"]
-    moved = [f"algorithm.adv_estimator={name}", "trainer.max_steps=2", "worker.actor.optim.lr_warmup_steps=0"]
+def test_every_estimator_takes_the_kl_in_the_reward(standing: Standing, name: str) -> None:
+    inside = ["algorithm.use_kl_loss=false", "algorithm.kl_penalty=k1", f"algorithm.adv_estimator={name}"]
     spreads = []
-    for coef in ("0", "1000"):
-        step(r1, tmp_path / coef, *inside, *moved, f"algorithm.kl_coef={coef}")
-        first, second = read_log(tmp_path / coef)
+    for coef in (0, 1000):
+        first, second = standing.steps(2, *inside, f"algorithm.kl_coef={coef}")
         assert "actor/kl_loss" not in second
         spreads.append((first["critic/advantages/max"], second["critic/advantages/max"]))
     # The policy is its own reference at first, and has moved from it by the second step.
@@ -136,8 +207,8 @@ def test_an_adaptive_coefficient_moves_and_is_gone_on_with(r1: R1, tmp_path: Pat
     assert [record["actor/kl_coef"] for record in read_log(cut)] == coefficients
 
 
-def test_an_entropy_bonus_changes_the_gradient(r1: R1, tmp_path: Path) -> None:
-    plain, bonus = (step(r1, tmp_path / c, f"worker.actor.entropy_coef={c}")["actor/grad_norm"] for c in ("0", "0.1"))
+def test_an_entropy_bonus_changes_the_gradient(standing: Standing) -> None:
+    plain, bonus = (standing.step(f"worker.actor.entropy_coef={coef}")["actor/grad_norm"] for coef in (0, 0.1))
     assert plain != bonus
 
 

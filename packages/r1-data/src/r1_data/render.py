@@ -154,6 +154,13 @@ class Renderer:
         except ValueError as error:
             raise MediaError(f"{example.id}: {error}") from error
 
+    @property
+    def position_ids(self) -> PositionIds:
+        """Where each token of a prompt stands. Raises DataError if the processor does not say whose it is."""
+        if self._position_ids is None:  # looked up late: lengths can be told without
+            self._position_ids = find_rule(self._processor)
+        return self._position_ids
+
     def render(self, example: Example, pixels: Pixels | None = None) -> Prompt:
         """Render, tokenize and decode, unless the pixels are given as `load` made them.
 
@@ -167,10 +174,9 @@ class Renderer:
         pixels = self.load(example) if pixels is None else pixels
         inputs = self._process(example, text, engine_token_ids, pixels)
         token_ids = inputs["input_ids"][0].tolist() if inputs else list(engine_token_ids)
-        if self._position_ids is None:  # looked up late: lengths can be told without
-            self._position_ids = find_rule(self._processor)
+        find_positions = self.position_ids
         try:
-            position_ids = self._position_ids(torch.tensor(token_ids), inputs)
+            position_ids = find_positions(torch.tensor(token_ids), inputs)
         except (ValueError, RuntimeError, StopIteration) as error:
             raise DataError(f"{example.id}: no position ids for this prompt ({error})") from error
         return Prompt(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
-from r1_data.positions import position_ids_of
+from r1_data.positions import count_tokens
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example
 from r1_rollout.canary import TOLERANCE, Canary
@@ -38,7 +38,7 @@ def build_canary(config: RunConfig, hardware: Hardware, model: ModelFiles, rende
 def build_probes(config: RunConfig, model: ModelFiles, renderer: Renderer, *, variant: int) -> Probes:
     """Return sequences of text, and one with a picture if the model reads pictures and the prompt limit has room."""
     data = config.data
-    axes = 1 if position_ids_of(model.config) is None else 4
+    axes = 1 if renderer.position_ids is count_tokens else 4
     limits = {"longest_prompt": data.max_prompt_length, "longest_response": data.max_response_length}
     probes = text_probes(allowed_tokens(model), axes=axes, **limits, variant=variant)
     return probes + (picture_probes(config, model, renderer, [(variant, variant)]) or Probes((), ()))
