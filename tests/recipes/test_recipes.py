@@ -52,7 +52,7 @@ def follow(page: Path, r1: R1, model: str, desk: Path, change: Callable[[list[st
     recipe, printed = RECIPES[page.parent.name], []
     for command in commands_of(page):
         words = change(command)
-        if words[:2] == ["python", "examples/lmm_r1/make_rows.py"]:
+        if words[0] == "python" and words[1].startswith("examples/"):
             run_script(words[1:])
         elif words[0] == "r1":
             printed.append(r1(*stood_in(words, recipe, model)[1:]).output)
@@ -133,6 +133,17 @@ def test_llama_3_ends_at_each_of_its_ends_and_stays_without_padding(
     assert json.loads((desk / "my-model/tokenizer_config.json").read_text()).get("pad_token") is None
 
 
+def test_both_pages_of_rlpr_run(r1: R1, desk: Path) -> None:
+    folder = EXAMPLES / "rlpr"
+    printed = follow(folder / "README.md", r1, QUICKSTART, desk)
+    assert any("16 of 16 rows have a score" in said for said in printed)
+    follow(folder / "text.md", r1, QUICKSTART, desk)
+    found = runs(desk)
+    assert found.keys() == {"shapes", "scored", "tiny"}
+    assert not (found["scored"] / "score_a").exists()
+    assert read_log(found["tiny"])[0]["reward/unscored_form"] == 1
+
+
 @pytest.fixture
 def reward_server() -> Iterator[Callable[[list[str]], str]]:
     """Starts the server of a command at a free port; the server's address."""
@@ -207,7 +218,7 @@ def test_every_folder_with_a_page_stands_in_the_table_and_every_recipe_of_this_t
     index = (EXAMPLES / "README.md").read_text()
     assert not [page for page in EXAMPLES.glob("*/README.md") if f"]({page.parent.name}/README.md)" not in index]
     assert {*RECIPES} == {path.parent.name for path in EXAMPLES.glob("*/README.md")} - {
-        "quickstart", "gsm8k", "small_card", "rlpr",
+        "quickstart", "gsm8k", "small_card",
     }  # fmt: skip
 
 
