@@ -213,6 +213,38 @@ def test_a_dry_run_accepts_every_configuration(config: Path, r1: R1, desk: Path)
     assert "optimizer steps" in r1("train", str(config.relative_to(EXAMPLES.parent)), "--dry-run").output
 
 
+# The sections that FlexAI's tutorial on EasyR1 shows, keys of that release included, with its own reward and template.
+FLEXAI = """
+data: {train_files: hiyouga/math12k@train, val_files: hiyouga/math12k@test, prompt_key: problem, answer_key: answer,
+       format_prompt: ./code/easyR1/format_prompt/custom.jinja, max_prompt_length: 2048, max_response_length: 2048,
+       rollout_batch_size: 512}
+algorithm: {adv_estimator: grpo, use_kl_loss: true, kl_coef: 1.0e-2}
+worker:
+  actor: {model: {model_path: Qwen/Qwen2.5-7B-Instruct}, optim: {lr: 1.0e-6}, fsdp: {enable_cpu_offload: true}}
+  rollout: {n: 5, temperature: 1.0, tensor_parallel_size: 2, gpu_memory_utilization: 0.6, enforce_eager: true}
+  reward: {reward_type: batch, reward_function: ./code/easyR1/reward_function/custom.py:compute_score}
+trainer: {total_epochs: 15, n_gpus_per_node: 8, val_freq: 5, save_freq: 5, save_model_only: false,
+          logger: [file, wandb], project_name: easy_r1, experiment_name: qwen2_5_7b_math_grpo}
+"""
+
+
+@pytest.mark.quick
+def test_the_configuration_of_flexais_tutorial_is_read_with_its_rewards_shape_and_template(r1: R1, desk: Path) -> None:
+    files = {
+        "config.yaml": FLEXAI,
+        "format_prompt/custom.jinja": "{{ problem }}\n\nPlease solve this step by step.\n",
+        "reward_function/custom.py": "def compute_score(prompts, responses, answers):\n"
+        "    return [float(answer in response) for response, answer in zip(responses, answers)]\n",
+    }
+    for name, content in files.items():
+        path = desk / "code/easyR1" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    dapo = ["algorithm.adv_estimator=dapo", "algorithm.online_filtering=true", "trainer.experiment_name=dapo"]
+    for words in ([], dapo):
+        assert "optimizer steps" in r1("train", "config=code/easyR1/config.yaml", *words, "--dry-run").output
+
+
 @pytest.mark.quick
 def test_every_folder_with_a_page_stands_in_the_table_and_every_recipe_of_this_test_has_one() -> None:
     index = (EXAMPLES / "README.md").read_text()
