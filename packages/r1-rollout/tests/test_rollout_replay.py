@@ -7,7 +7,7 @@ import torch
 from embedded_cases import END, assert_exact, engine_for, mixed_prompts, plain_logprobs, sample, text_prompt
 from torch.nn import functional as F
 
-from r1_rollout.embedded.kv import decode_attention, merge, partial_attention
+from r1_rollout.embedded.kv import LOG2_E, decode_attention, merge, partial_attention
 from r1_rollout.embedded.prefill import prefill_batches
 from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Replaying, SamplingParams
@@ -84,7 +84,7 @@ def test_two_parts_of_the_columns_merge_to_the_attention_over_all():
     bias = torch.zeros(3, 1, 1, 10)
     bias[1, ..., 3:6] = -torch.inf
     parts = [
-        partial_attention(query / 8**0.5, key[:, :, part], value[:, :, part], bias[..., part])
+        partial_attention(LOG2_E * query / 8**0.5, key[:, :, part].transpose(2, 3), value[:, :, part], bias[..., part])
         for part in (slice(0, 4), slice(4, 10))
     ]
     whole = merge(*parts)

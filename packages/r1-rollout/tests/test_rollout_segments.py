@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 from r1_rollout.embedded import segments
-from r1_rollout.embedded.kv import GroupCache
+from r1_rollout.embedded.kv import LOG2_E, GroupCache
 from r1_rollout.embedded.prefill import prefill_batches
 from r1_rollout.embedded.segments import close_gaps, cut
 from r1_rollout.handover import LocalWeights
@@ -84,7 +84,7 @@ def test_attention_over_segments_is_that_over_whole_rows_to_1e_12_in_float64():
         query = torch.randn(len(rows), HEADS, 3, SIZE, dtype=torch.float64)
         cache.aim(ages)
         cache.update(key, value, 0)
-        found = cache.attend(query)
+        found = cache.attend(LOG2_E * query)
         for index, row in enumerate(rows):
             rows[index] = row = torch.cat([row, torch.stack([key[index], value[index]])], dim=2)
             torch.testing.assert_close(
@@ -108,7 +108,7 @@ def test_attention_over_segments_is_that_over_whole_rows_to_1e_12_in_float64():
 def held(cache: GroupCache) -> int:
     """Columns of keys that the cache has room for, in one layer."""
     parts = [segment.layers[0].keys for segment in (*cache._prompts, *cache._answers) if segment.layers]
-    return sum(keys.shape[0] * keys.shape[2] for keys in parts)
+    return sum(keys.shape[0] * keys.shape[3] for keys in parts)
 
 
 def read(cache: GroupCache) -> int:

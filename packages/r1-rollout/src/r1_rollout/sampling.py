@@ -78,16 +78,13 @@ def choose_tokens(logits: Tensor, banned: Tensor, noise: Tensor, params: Samplin
     Returns:
         int64 [rows] tokens and float32 [rows] log-probs; -inf or NaN where the logits leave nothing to sample.
     """
-    scores = tempered(logits, params.temperature)
-    allowed = scores.index_fill(1, banned, -torch.inf) if len(banned) else scores
-    # The exponentials, which a large vocabulary makes dear, serve the choice and the log-prob.
-    peak = allowed.amax(dim=-1, keepdim=True)
-    weights = (allowed - peak).exp_()
-    total = peak[:, 0] + weights.sum(dim=-1).log()
-    if len(banned):
-        total = total.logaddexp(scores[:, banned].logsumexp(dim=-1))
-    tokens = allowed.argmax(dim=-1, keepdim=True) if params.temperature == 0 else _invert(weights, noise, params)
-    return tokens[:, 0], allowed.gather(1, tokens)[:, 0] - total
+    logprobs = tempered(logits, params.temperature).log_softmax(dim=-1)
+    allowed = logprobs.index_fill(1, banned, -torch.inf) if len(banned) else logprobs
+    if params.temperature == 0:
+        tokens = allowed.argmax(dim=-1, keepdim=True)
+    else:
+        tokens = _invert(allowed.softmax(dim=-1), noise, params)
+    return tokens[:, 0], allowed.gather(1, tokens)[:, 0]
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
@@ -96,7 +93,7 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _invert(probs: Tensor, noise: Tensor, params: SamplingParams) -> Tensor:
-    """Return int64 [rows, 1], the tokens at noise [rows], from probabilities [rows, vocabulary] of any sum."""
+    """Return int64 [rows, 1], the tokens at noise [rows], from probabilities [rows, vocabulary]."""
     if params.min_p > 0:
         probs = probs.masked_fill(probs < params.min_p * probs.amax(dim=-1, keepdim=True), 0.0)
     if params.top_k != -1:
@@ -135,7 +132,8 @@ def _pick(probs: Tensor, noise: Tensor) -> Tensor:
         probs = pad(probs, (0, missing))
     blocks = probs.unflatten(1, (-1, _BLOCK))
     block, rest = _search(blocks.sum(dim=-1), noise[:, None])
-    index, _ = _search(blocks.take_along_dim(block[:, :, None], dim=1)[:, 0], rest)
+    rows = torch.arange(len(probs), device=probs.device)
+    index, _ = _search(blocks[rows, block[:, 0]], rest)
     return (block * _BLOCK + index).clamp_(max=columns - 1)
 
 

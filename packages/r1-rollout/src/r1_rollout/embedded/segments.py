@@ -19,10 +19,10 @@ Numbers = NDArray[np.int64]
 
 
 class Layer(NamedTuple):
-    """One layer's keys and values, each [places, heads, columns, size]."""
+    """One layer's keys and values, so laid that a CPU's products read both at the speed of its memory."""
 
-    keys: Tensor
-    values: Tensor
+    keys: Tensor  # [places, heads, size, columns]
+    values: Tensor  # [places, heads, columns, size]
 
 
 class Segment:
@@ -37,14 +37,18 @@ class Segment:
         self._most = places
 
     def enter(self, owners: Sequence[int] | Numbers, kinds: Sequence[Layer]) -> slice:
-        """Give sequences the next places; return these. `kinds` are empty tensors [0, heads, 0, size] of each layer."""
+        """Give sequences the next places; return these. `kinds` are empty tensors of each layer, without columns."""
         taken = len(self.owners)
         self.owners = np.concatenate([self.owners, np.asarray(owners, np.int64)])
         room = len(self.layers[0].keys) if self.layers else 0
         if len(self.owners) > room:
             places, columns = max(len(self.owners), min(2 * room, self._most)), self.last - self.first
             self.layers = [
-                Layer(*(_grown(tensor, places, columns) for tensor in layer)) for layer in self.layers or kinds
+                Layer(
+                    _grown(keys, places, *keys.shape[1:3], columns),
+                    _grown(values, places, values.shape[1], columns, values.shape[3]),
+                )
+                for keys, values in self.layers or kinds
             ]
         return slice(taken, len(self.owners))
 
@@ -53,7 +57,7 @@ class Segment:
         leaving = np.flatnonzero(np.isin(self.owners, [*owners])).tolist()
         sources, targets = close_gaps(len(self.owners), leaving)
         for keys, values in self.layers if sources else ():
-            keys[targets, :, : self.width] = keys[sources, :, : self.width]
+            keys[targets, ..., : self.width] = keys[sources, ..., : self.width]
             values[targets, :, : self.width] = values[sources, :, : self.width]
         self.owners[targets] = self.owners[sources]
         self.owners = self.owners[: len(self.owners) - len(leaving)]
@@ -116,10 +120,10 @@ def close_gaps(count: int, leaving: Sequence[int]) -> tuple[list[int], list[int]
     return sources, targets
 
 
-def _grown(tensor: Tensor, places: int, columns: int) -> Tensor:
-    """Return a copy [places, heads, columns, size] with more places, zeros in them."""
+def _grown(tensor: Tensor, *shape: int) -> Tensor:
+    """Return a copy with more places, zeros in them."""
     # Zeros, because a masked column still meets the softmax's zero weight, and 0 × NaN is NaN.
-    larger = tensor.new_zeros(places, tensor.shape[1], columns, tensor.shape[3])
+    larger = tensor.new_zeros(shape)
     if len(tensor):
         larger[: len(tensor)] = tensor
     return larger
