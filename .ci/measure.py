@@ -93,7 +93,7 @@ ASIDE = {
         r1_rollout.embedded.kv r1_rollout.embedded.segments r1_core.advantages.scan r1_core.learner.gradient_sums
         r1_core.learner.parallel r1_core.learner.sequence r1_core.learner.decoder r1_core.learner.offload
         r1_core.learner.batching r1_core.learner.checkpoint r1_core.learner.optim r1_cli.models
-        r1_core.learner.prefetch r1_core.learner.offload
+        r1_core.learner.prefetch r1_core.learner.pack r1_core.prompts
     """,
 }
 # The containers that an item is in on its way from a row to the loss, in order.
@@ -118,12 +118,13 @@ NOT_ON_THE_WAY = {
     "what one function hands to the next": """
         r1_data.vision.Pixels r1_cli.groups.group.SampledInput r1_core.advantages.inputs.AdvantageInputs
         r1_core.advantages.groups.GroupStatistics r1_core.learner.linear_head._Chunk r1_core.types.LossOutput
-        r1_core.learner.microbatch.Pack r1_core.learner.passes.Passes r1_rollout.embedded.segments.Readers
+        r1_core.learner.pack.Pack r1_core.prompts.Work r1_core.learner.passes.Passes
+        r1_rollout.embedded.segments.Readers
     """,
     "what is known of rows, names and the step": """
         r1_data.formats.Columns r1_data.formats.Detected r1_rollout.names.Place r1_core.types.Totals
         r1_core.learner.facts.Facts r1_cli.models.attention._Seen r1_cli.track.types.Generation
-        r1_rollout.handover.LocalWeights r1_rollout.checksums.Expected r1_core.learner.microbatch.Pack
+        r1_rollout.handover.LocalWeights r1_rollout.checksums.Expected r1_core.learner.pack.Pack
         r1_rollout.checksums.Comparison r1_cli.sampling.proof.Expectation
     """,
 }

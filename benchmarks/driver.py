@@ -1,6 +1,6 @@
 """What the driver of a run on many devices does by itself in a step, while all devices wait for it.
 
-uv run python benchmarks/driver.py [--sequences 1536] [--tokens 4096] [--profile]
+uv run python benchmarks/driver.py [--sequences 1536 …] [--tokens 4096] [--profile]
 
 A step of `r1_cli.loop` as it is, GRPO with a KL term and four optimizer steps, around an engine that has its answers
 ready, rewards that are known, and eight ranks that answer at once: what remains is the driver's own work, from
@@ -18,6 +18,7 @@ import argparse
 import cProfile
 import gc
 import json
+import os
 import pickle
 import pstats
 import resource
@@ -61,6 +62,7 @@ from r1_rewards.types import Score
 from r1_rollout.types import Completion
 
 PROMPT, ANSWERS, UPDATES, ROUNDS = 512, 8, 4, 3
+STEP = 60 / 1536  # seconds of a step of others for each sequence
 PICTURES, SIDE = 64, 896  # pixels, of which Qwen2.5-VL makes 64 × 64 patches
 QUICKSTART = "examples/quickstart/config.yaml"
 
@@ -174,9 +176,8 @@ def make_run(engine: Engine, ranks: Ranks, folder: Path) -> loop.Run:
     )
 
 
-def measure_steps(sequences: int, tokens: int, profile: bool) -> dict[str, float]:
-    """Take steps; return the best one's seconds, and the peak of memory."""
-    before = psutil.Process().memory_info().rss
+def measure_steps(sequences: int, tokens: int, profile: bool, before: int) -> dict[str, float]:
+    """Take steps; return the best one's seconds, and the peak of memory above what it was `before`, in bytes."""
     response = tokens - PROMPT
     ranks = Ranks(sequences, response)
     times = []
@@ -226,16 +227,22 @@ def measure_pictures() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sequences", type=int, default=1536)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1536])
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--profile", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    found = measure_steps(asked.sequences, asked.tokens, asked.profile)
-    found["pictures"] = measure_pictures()
-    for name, value in found.items():
-        print(f"{name:24} {value:8.3f}")
-    print(json.dumps({"benchmark": "driver", "sequences": asked.sequences, "tokens": asked.tokens, **found}))
+    rows, before = [], psutil.Process().memory_info().rss
+    for sequences in sorted(asked.sequences):
+        found = measure_steps(sequences, asked.tokens, asked.profile, before)
+        found["share"] = found["wall_s"] / (found["wall_s"] + STEP * sequences)
+        rows.append({"sequences": sequences, **found})
+        print(*(f"{name} {value:.4g}" for name, value in rows[-1].items()), sep="  ", flush=True)
+    pictures = measure_pictures()
+    print(f"pictures {pictures:.4f}")
+    load = round(os.getloadavg()[0], 1)
+    said = {"tokens": asked.tokens, "load_after": load, "rows": rows, "share_ratio": rows[0]["share"]}
+    print(json.dumps({"benchmark": "driver", **said, "pictures": pictures}))
 
 
 if __name__ == "__main__":

@@ -127,5 +127,22 @@ def make_samples(name: str, rows: Sequence[Sequence[Media]], config: Any) -> lis
     return samples
 
 
+def make_groups(name: str, rows: Sequence[Sequence[Media]], config: Any) -> list[Sample]:
+    """Groups of 3, 1, 4, 2, … answers of different lengths to the prompts of `make_samples`."""
+    draw, samples = torch.Generator().manual_seed(3), []
+    for group, one in enumerate(make_samples(name, rows, config)):
+        start = len(one.token_ids) - (2 + 3 * group % 7)
+        for answer in range((3, 1, 4, 2, 1)[group]):
+            length = 1 + (5 * answer + 3 * group) % 9
+            ids = torch.cat([one.token_ids[:start], torch.randint(0, 40, (length,), generator=draw)])
+            samples.append(
+                Sample(
+                    ids, torch.arange(len(ids)) >= start, extend_positions(one.position_ids[:, :start], length),
+                    group_id=group, reward=float(answer % 2), model_inputs=one.model_inputs, prompt_length=start,
+                )
+            )  # fmt: skip
+    return samples
+
+
 def kinds(token_ids: Tensor) -> Tensor:
     return (token_ids == IMAGE).int() + 2 * (token_ids == VIDEO).int()

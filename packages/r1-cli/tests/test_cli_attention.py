@@ -1,6 +1,7 @@
 """A packed row attends as its sequences do alone, forwards and backwards, for every family that r1 trains."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import families
@@ -8,10 +9,11 @@ import pytest
 import torch
 import transformers as hf
 from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from r1_cli.models import attention
 from r1_cli.models.attention import PACKED_ATTENTION, VISION_ATTENTION, attend_packed
-from r1_core.learner.microbatch import Pack
+from r1_core.learner.pack import Pack
 
 TEXT: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -81,13 +83,17 @@ def test_a_padded_batch_keeps_its_mask() -> None:
 # --- the kernel, by a stand-in ---------------------------------------------------------------------------------------
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float, window: tuple[int, int]) -> Tensor:
-    """What the kernel computes of [T, heads, size], from its definition."""
-    place, piece = torch.arange(len(query)), torch.zeros(len(query), dtype=torch.long)
-    for end in ends[1:-1].tolist():
-        piece[end:] += 1
-    back = place[:, None] - place
-    seen = piece[:, None] == piece
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, ends: tuple[Tensor, Tensor], scale: float, window: tuple[int, int]
+) -> Tensor:
+    """What the kernel computes of [T, heads, size], from its definition: the last query stands at the last key."""
+    pieces, back_from_end = [], []
+    for bounds in ends:
+        lengths = bounds.diff()
+        pieces.append(torch.arange(len(lengths)).repeat_interleave(lengths))
+        back_from_end.append(torch.cat([torch.arange(length).flip(0) for length in lengths.tolist()]))
+    back = back_from_end[1] - back_from_end[0][:, None]
+    seen = pieces[0][:, None] == pieces[1]
     seen &= (window[0] < 0) | (back <= window[0])
     seen &= (window[1] < 0) | (-back <= window[1])
     key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for each in (key, value))
@@ -110,9 +116,9 @@ def newer(
 ) -> Tensor:
     """Takes what torch 2.12 and later do."""
     assert cu_seq_q.dtype == torch.int32
-    assert max_q == max_k == int(cu_seq_q.diff().max())
+    assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(cu_seq_k.diff().max()))
     assert enable_gqa == (query.shape[1] != key.shape[1])
-    return attend(query, key, value, cu_seq_q, scale or query.shape[-1] ** -0.5, window_size)
+    return attend(query, key, value, (cu_seq_q, cu_seq_k), scale or query.shape[-1] ** -0.5, window_size)
 
 
 def older(
@@ -127,7 +133,7 @@ def older(
 ) -> Tensor:
     """Takes no more than the first version did."""
     assert query.shape[1] == key.shape[1]
-    return attend(query, key, value, cu_seq_q, query.shape[-1] ** -0.5, (-1, 0) if is_causal else (-1, -1))
+    return attend(query, key, value, (cu_seq_q, cu_seq_k), query.shape[-1] ** -0.5, (-1, 0) if is_causal else (-1, -1))
 
 
 @pytest.fixture(params=[newer, older])
@@ -156,6 +162,40 @@ def test_one_call_of_the_kernel_gives_what_the_pieces_give(
         expected = model(input_ids=ids, position_ids=position_ids, use_cache=False, **more).logits
     found = model(input_ids=ids, position_ids=position_ids, use_cache=False, **more).logits
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+# Two sequences of their own, a prompt with a short, a long and a middling answer, one with two, and a last sequence.
+RUNS, BEHIND = [7, 200, 6, 1, 150, 4, 9, 3, 3, 5], [-1, -1, -1, 2, 2, 2, -1, 6, 6, -1]
+
+
+@pytest.mark.parametrize("way", ["in calls for prompts and answers", "run by run", "kernel"])
+def test_answers_attend_to_their_prompt_and_themselves_forwards_and_backwards(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    pack, size, options = Pack.of(RUNS, "cpu", behind=BEHIND), 8, dict[str, Any](scaling=0.3)
+    query, key, value = (torch.randn(1, sum(RUNS), heads, size).double().transpose(1, 2) for heads in (4, 2, 2))
+    given = [each.requires_grad_() for each in (query, key, value)]
+    weights = torch.randn(1, sum(RUNS), 4, size).double()
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *given, attn_mask=pack.visible(), scale=0.3, enable_gqa=True
+    ).transpose(1, 2)
+    if way == "kernel":
+        monkeypatch.setattr(attention, "varlen_attn", newer)
+        monkeypatch.setattr(attention, "_has_kernel_for", lambda device, dtype, head: True)
+    if way == "run by run":
+        options["position_bias"] = torch.zeros(())
+    layer = SimpleNamespace(is_causal=True, num_key_value_groups=2)
+    monkeypatch.setattr(attention, "sdpa_attention_forward", without_bias)
+    found = attention._attend_within(layer, *given, pack, None, options)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    grads = (torch.autograd.grad((each * weights).sum(), given) for each in (found, expected))
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def without_bias(*args: Any, position_bias: Tensor, **kwargs: Any) -> Any:
+    return sdpa_attention_forward(*args, **kwargs)
 
 
 @pytest.mark.parametrize("family", families.VISION_FAMILIES)

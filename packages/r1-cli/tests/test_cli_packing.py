@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_families import MIXTURES, ROWS, SMALL, TEXT_FAMILIES, VISION_FAMILIES, build, kinds, make_samples
+from cli_families import MIXTURES, ROWS, SMALL, TEXT_FAMILIES, VISION_FAMILIES, build, kinds, make_groups, make_samples
 from torch import Tensor
 
 from r1_cli.models.load import is_vision_language
@@ -65,6 +65,21 @@ def test_packed_is_padded_is_one_by_one(name: str, rows: str) -> None:
             for key, grad in grads.items():
                 named = partial("{}: {}".format, key)
                 torch.testing.assert_close(grad, expected[key], rtol=1e-5, atol=1e-5, msg=named)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("qwen2", "text"), *((name, rows) for name in ("qwen2.5-vl", "qwen3-vl") for rows in ROWS)]
+)
+def test_shared_prompts_change_nothing_however_groups_are_cut(name: str, rows: str) -> None:
+    model = build(name, packed=True)
+    samples = make_groups(name, ROWS.get(rows, [()] * 5), model.config)
+    expected_logprobs, expected = step(model, samples, Batching(True, MicroLimit(4), MicroLimit(4)))
+    for limit in (MicroLimit(11), MicroLimit(3), MicroLimit(tokens=60)):
+        logprobs, grads = step(model, samples, Batching(True, limit, limit, share_prompts=True))
+        torch.testing.assert_close(logprobs, expected_logprobs, rtol=0, atol=1e-5)
+        assert grads.keys() == expected.keys()
+        for key, grad in grads.items():
+            torch.testing.assert_close(grad, expected[key], rtol=1e-5, atol=1e-5)
 
 
 def test_a_sample_in_a_pack_does_not_see_its_neighbours_picture() -> None:

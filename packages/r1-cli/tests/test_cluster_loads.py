@@ -27,9 +27,9 @@ def samples_of(*lengths: int) -> list[Sample]:
 def test_loads_add_up_the_updates_of_a_step_round_by_round(padding_free: bool) -> None:
     loads, batching = Loads(2), Batching(padding_free, MicroLimit(1), MicroLimit(1))
     assert (loads.tokens, loads.straggler) == ([0, 0], 1.0)
-    loads.add([5, 3, 2], batching)
+    loads.add(samples_of(5, 3, 2), batching)
     assert (loads.tokens, loads.straggler) == ([7, 3], 7 / 5)
-    loads.add([4, 4], batching)
+    loads.add(samples_of(4, 4), batching)
     assert (loads.tokens, loads.straggler) == ([11, 7], 11 / 9)
 
 

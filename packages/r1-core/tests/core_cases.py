@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from core_models import VOCAB, in_float64, qwen2, text_samples
+from core_models import VOCAB, in_float64, qwen2, reads_pack, text_samples
 from torch import Tensor
 
 from r1_core.learner import Learner
@@ -61,13 +61,27 @@ CUTS = {
     for packed in (True, False)
     for name, limit in LIMITS.items()
 }
+CUTS |= {
+    f"sharing prompts, {name}": Batching(True, limit, limit, share_prompts=True)
+    for name, limit in LIMITS.items()
+    if name != "1 sample"
+}
 # A round of two processes on one machine is mostly waiting: two rounds that fill, and four of which the last does not.
 CUTS_FOR_RANKS = {name: CUTS[name] for name in ("packed, 3 samples", "padded, 1 sample")}
 
 
 def off_policy_samples() -> list[Sample]:
-    """Uneven samples, the third with a hole in its mask, the last without trained tokens; all log-probs are drawn."""
-    return off_policy(text_samples(LENGTHS))
+    """Uneven samples, the third with a hole in its mask, the last without trained tokens; all log-probs are drawn.
+
+    The first and the fifth have a prompt in common, and the third and the sixth.
+    """
+    samples = [
+        replace(sample, prompt_length=prompt)
+        for sample, (prompt, _) in zip(text_samples(LENGTHS), LENGTHS, strict=True)
+    ]
+    for one, other in ((0, 4), (2, 5)):
+        samples[other].token_ids[: samples[one].prompt_length] = samples[one].token_ids[: samples[one].prompt_length]
+    return off_policy(samples)
 
 
 def off_policy(samples: Sequence[Sample]) -> list[Sample]:
@@ -91,7 +105,7 @@ def off_policy(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def policy_learner(monkeypatch, parallel: Parallel | None = None) -> Learner:
-    model = in_float64(qwen2(), monkeypatch)
+    model = in_float64(reads_pack(qwen2()), monkeypatch)
     if parallel is not None:
         shard_model(model, [], parallel.mesh)
     optimizer = build_optimizer(model.named_parameters(), lr=1e-3)

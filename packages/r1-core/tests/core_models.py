@@ -2,11 +2,21 @@
 
 from collections import UserDict
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import Tensor, nn
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 
 from r1_core.types import Sample
@@ -36,6 +46,25 @@ VISION = {
     "fullatt_block_indexes": [1],
 }
 PATCH_VALUES = 3 * 2 * 4 * 4
+
+
+def attend_as_told(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more):
+    """Attention by the definition of a row: `Pack.visible`."""
+    pack = more.pop("pack", None)
+    mask = mask if pack is None else pack.visible()[None, None]
+    return sdpa_attention_forward(module, query, key, value, mask, **more)
+
+
+AttentionInterface.register("as_told", attend_as_told)
+AttentionMaskInterface.register("as_told", sdpa_mask)
+
+
+def reads_pack(model: nn.Module) -> nn.Module:
+    """Let a model attend as the pack of a row says, so that its samples may share prompts."""
+    named = ("", *(name for name in model.config.sub_configs if name != "vision_config"))
+    model.set_attn_implementation(dict.fromkeys(named, "as_told"))
+    model.reads_pack = True
+    return model
 
 
 def qwen2(seed: int = 0, *, tied: bool = False) -> nn.Module:
@@ -101,6 +130,24 @@ def text_samples(lengths=((3, 4), (5, 1), (2, 6), (4, 3), (6, 2)), seed: int = 1
         reward = float(torch.rand((), generator=generator))
         samples.append(Sample(tokens, mask, torch.arange(length)[None], group_id=i % 2, reward=reward))
     return samples
+
+
+def with_siblings(samples: list[Sample]) -> list[Sample]:
+    """The samples, and other answers to the prompts of the first, which gets two, and the third."""
+    told = [replace(sample, prompt_length=int(sample.loss_mask.long().argmax())) for sample in samples]
+    siblings = []
+    for i, (one, longer) in enumerate([(told[0], 0), (told[2], 3), (told[0], 5)]):
+        length = len(one.token_ids) + longer
+        tokens = torch.cat([one.token_ids, torch.arange(longer) + 7 * i])
+        tokens[one.prompt_length :] = (tokens[one.prompt_length :] + 1 + i) % 50
+        last = one.position_ids[:, -1:] + 1 + torch.arange(longer)
+        siblings.append(
+            replace(
+                one, token_ids=tokens, loss_mask=torch.arange(length) >= one.prompt_length,
+                position_ids=torch.cat([one.position_ids, last], 1), reward=one.reward + i,
+            )
+        )  # fmt: skip
+    return [*told, *siblings]
 
 
 class Fetched(UserDict[str, Tensor]):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from r1_core.learner.batching import MicroLimit, balance, count, fillers, rounds, split
 from r1_core.learner.microbatch import collate, pack, pad
+from r1_core.prompts import Work
 from r1_core.types import Sample
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)
@@ -247,3 +248,57 @@ def test_a_trained_first_token_is_refused():
 def test_an_empty_micro_batch_size_is_refused():
     with pytest.raises(ValueError, match="samples of a micro-batch is 0"):
         MicroLimit(0)
+
+
+# --- shared prompts --------------------------------------------------------------------------------------------------
+
+
+def groups_of(*sizes: int, prompt: int = 20) -> list[Sample]:
+    """Groups of so many answers of 3, 4, 5, … tokens to prompts of their own."""
+    samples = []
+    for group, size in enumerate(sizes):
+        for length in range(prompt + 3, prompt + 3 + size):
+            tokens = torch.full((length,), group)
+            mask = torch.arange(length) >= prompt
+            samples.append(Sample(tokens, mask, torch.arange(length)[None], group, 0.0, prompt_length=prompt))
+    return samples
+
+
+@pytest.mark.parametrize("limit", [MicroLimit(1), MicroLimit(5), MicroLimit(tokens=60), MicroLimit(tokens=500)])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_groups_are_cut_within_the_limit_and_every_sample_is_in_one_micro_batch(limit, ranks):
+    samples = groups_of(8, 1, 3, 8, 5)
+    work = Work.of(samples)
+    parts = [part for parts in rounds(samples, limit, ranks, share_prompts=True) for part in parts]
+    assert sorted(i for part in parts for i in part) == list(range(len(samples)))
+    assert len(parts) % ranks == 0
+    for part in parts:
+        assert len(part) <= 1 or (
+            len(part) <= limit.samples if limit.tokens is None else work.tokens(part) <= limit.tokens
+        )
+
+
+def test_a_group_stays_together_where_there_is_room_and_is_cut_where_a_rank_would_wait():
+    samples = groups_of(8, 8)
+    together = [list(range(8)), list(range(8, 16))]
+    assert sorted(rounds(samples, MicroLimit(8), 1, share_prompts=True)) == [[together[0]], [together[1]]]
+    (alone,) = rounds(groups_of(8), MicroLimit(tokens=500), 2, share_prompts=True)
+    assert [len(part) for part in alone] == [4, 4]
+    (even,) = rounds(samples, MicroLimit(tokens=500), 2, share_prompts=True)
+    assert sorted(even) == together
+
+
+def test_what_is_computed_is_each_prompt_once_and_every_answer():
+    samples = groups_of(2, 1)
+    work = Work.of(samples)
+    assert (work.own, work.prompt, work.lengths) == ([3, 4, 3], [0, 0, 1], [20, 20])
+    assert (work.tokens([0, 1]), work.tokens([0, 2]), sum(work.in_order())) == (27, 46, 50)
+    batch = collate(samples, padding_free=True, share_prompts=True)
+    assert batch.forward["input_ids"].shape == (1, 50)
+    assert batch.predictors.tolist() == [19, 20, 21, 19, 23, 24, 25, 46, 47, 48]
+    assert batch.pack.behind == [-1, 0, 0, -1]
+    other = replace(samples[1], model_inputs={"pixel_values": torch.ones(1)})
+    assert not Work.of([samples[0], other]).shared
+    assert not Work.of(samples, share=False).shared
+    with pytest.raises(ValueError, match="prompt_length is 99"):
+        replace(samples[0], prompt_length=99)

@@ -7,7 +7,7 @@ import pytest
 import ranks
 import torch
 from core_cases import CUTS, CUTS_FOR_RANKS, OBJECTIVES, outcome, policy_learner
-from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
+from core_models import in_float64, picture_samples, qwen2, qwen25_vl, reads_pack, text_samples, with_siblings
 
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
@@ -17,7 +17,10 @@ from r1_core.losses import AGGREGATIONS, ValueLoss, aggregate
 from r1_core.objective import Objective
 from r1_core.types import Totals
 
-MODELS = {"qwen2": (qwen2, text_samples), "qwen2.5-vl": (qwen25_vl, picture_samples)}
+MODELS = {
+    "qwen2": (lambda seed: reads_pack(qwen2(seed)), lambda: with_siblings(text_samples())),
+    "qwen2.5-vl": (lambda seed: reads_pack(qwen25_vl(seed)), lambda: with_siblings(picture_samples())),
+}
 
 
 def learner_for(build, batching, monkeypatch):

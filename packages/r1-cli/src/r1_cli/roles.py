@@ -33,10 +33,16 @@ class Learner(Protocol):
         """Add what `needs` asks for and a forward pass finds: of the policy before the step, and of the reference."""
 
     def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
-        """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch."""
+        """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
+
+        Packed, the micro-batch shares the prompts that samples tell of.
+        """
 
     def pad(self) -> None:
         """Pad micro-batches to their longest sample from now on."""
+
+    def repeat_prompts(self) -> None:
+        """Compute a prompt with every sample of it from now on."""
 
     def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
@@ -74,6 +80,9 @@ class Critic(Protocol):
 
     def pad(self) -> None:
         """Pad micro-batches to their longest sample from now on."""
+
+    def repeat_prompts(self) -> None:
+        """Compute a prompt with every sample of it from now on."""
 
     def forward_backward(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""

@@ -40,6 +40,7 @@ class Sample:
     group_id: int  # samples of one prompt share it
     reward: float
     model_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    prompt_length: int = 0  # how many of its first tokens are a prompt that other samples may share; 0: not told
     rollout_logprobs: Tensor | None = None  # float32 [L], as the engine sampled
     old_logprobs: Tensor | None = None  # float32 [L], the learner's own before the first update
     ref_logprobs: Tensor | None = None  # float32 [L], the frozen reference's
@@ -53,6 +54,9 @@ class Sample:
 
     def __post_init__(self) -> None:
         length = self.token_ids.shape[0]
+        if not 0 <= self.prompt_length <= length:
+            found = f"prompt_length is {self.prompt_length}, and it has {length} tokens"
+            raise ValueError(f"sample of group {self.group_id}: {found}")
         for name in ("loss_mask", "position_ids", *PER_TOKEN):
             value = getattr(self, name)
             if value is not None and value.shape[-1] != length:

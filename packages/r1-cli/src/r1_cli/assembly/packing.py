@@ -1,7 +1,7 @@
-"""Whether a model's sequences may share a row: tried at start on the model itself, and not read off its name."""
+"""Whether a model's sequences may share a row, and a prompt in it: tried at start, and not read off its name."""
 
 import logging
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -34,29 +34,36 @@ def settle_packing(
 ) -> None:
     """Let the learner pad, and say so, if packing is asked for and its model mixes up the sequences of a row.
 
-    A critic, whose model is of the same family, pads for the same reason.
+    The same for prompts that answers share in a row: they are repeated with every answer if the model cannot read them
+    so. A critic, whose model is of the same family, does both for the same reasons.
 
     Raises:
         ConfigError: ranks are to share the rows, which cannot be padded then.
     """
-    actor, packs = config.worker.actor, list[tuple[Owner, Callable[[], None]]]()
-    if actor.padding_free:
-        packs.append(("actor", learner.pad))
+    actor = config.worker.actor
+    packs: list[tuple[Owner, Learner | Critic]] = [("actor", learner)] if actor.padding_free else []
     if critic is not None and config.worker.critic.padding_free:
-        packs.append(("critic", critic.pad))
+        packs.append(("critic", critic))
     if not packs:
         return
     probes, fresh = (build_probes(config, model, renderer, variant=variant) for variant in (0, 1))
     tolerance = TOLERANCE[hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)]
+    name = model.config.model_type
     fault = find_packing_fault(learner, probes, fresh, tolerance)
     if fault is not None:
-        name = model.config.model_type
-        for owner, pad in packs:
+        for owner, trained in packs:
             if (size := config.sequence_ranks(owner)) > 1:
                 message = f"shares packed rows, and {name} {fault} on ranks that share it: set 1"
                 raise ConfigError([Problem(f"worker.{owner}.ulysses_size", message, str(size))])
             log.warning("%s %s: micro-batches are padded, as with worker.%s.padding_free=false", name, fault, owner)
-            pad()
+            trained.pad()
+        return
+    shares = [(owner, trained) for owner, trained in packs if getattr(config.worker, owner).share_prompts]
+    if shares and (fault := find_sharing_fault(learner, probes, fresh, tolerance)) is not None:
+        for owner, trained in shares:
+            same = f"as with worker.{owner}.share_prompts=false"
+            log.warning("%s %s: a prompt is computed with every answer, %s", name, fault, same)
+            trained.repeat_prompts()
 
 
 def find_packing_fault(learner: Learner, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
@@ -83,6 +90,29 @@ def find_packing_fault(learner: Learner, probes: Probes, fresh: Probes, toleranc
     if gap <= tolerance and leak <= NEIGHBOUR:
         return None
     return f"takes a packed row for one sequence (log-probs off by {max(gap, leak):.2g} of their size)"
+
+
+def find_sharing_fault(learner: Learner, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
+    """Say what becomes of answers that share their prompt, of a model that can be packed; None if they are the same.
+
+    Two answers to each prompt must have the log-probs that they have behind prompts of their own. Layers that carry a
+    state on, or look back a number of tokens of the row, take the first answer for a part of the second.
+
+    Args:
+        probes, fresh, tolerance: as in `find_packing_fault`.
+    """
+    apart, sharing = list[Sample](), list[Sample]()
+    for prompt, *answers in zip(probes.prompts, probes.responses, fresh.responses, strict=True):
+        apart += [_to_sample(prompt, answer) for answer in answers]
+        sharing += [replace(sample, prompt_length=len(prompt.token_ids)) for sample in apart[-2:]]
+    try:
+        found, expected = (learner.logprobs_together(samples, padding_free=True) for samples in (sharing, apart))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        return f"cannot read a shared prompt ({str(error).splitlines()[0]})"
+    gap = widest_gap(found, expected)
+    if gap <= tolerance:
+        return None
+    return f"mixes up the answers to a shared prompt (log-probs off by {gap:.2g} of their size)"
 
 
 def _to_sample(prompt: PromptLike, response: list[int]) -> Sample:

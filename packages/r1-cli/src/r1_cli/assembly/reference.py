@@ -144,7 +144,7 @@ def attach_references(
 
 def padded(config: RunConfig) -> Batching:
     """How passes of a frozen model are cut: as the actor's without a gradient, and padded, whatever the family."""
-    return replace(build_batching(config, config.worker.actor), padding_free=False)
+    return replace(build_batching(config, config.worker.actor), padding_free=False, share_prompts=False)
 
 
 # --- what is subtracted ----------------------------------------------------------------------------------------------

@@ -39,12 +39,13 @@ class Columns:
     pictures once for all samples of a prompt.
 
     Example: two samples [7, 8, 4] and [7, 8, 5, 2] of text, of one prompt of two tokens: `token_ids` [7, 8, 4, 7, 8, 5,
-    2], `lengths` [3, 4], `loss_masks` the bits 0010011, `positions` [[[0]]], `position` [0, 0], `group_ids` [0, 0],
-    `inputs` [] and `input` [-1, -1].
+    2], `lengths` [3, 4], `prompt_lengths` [2, 2], `loss_masks` the bits 0010011, `positions` [[[0]]], `position`
+    [0, 0], `group_ids` [0, 0], `inputs` [] and `input` [-1, -1].
     """
 
     token_ids: NDArray[np.int32]  # [tokens], sample after sample
     lengths: NDArray[np.int32]  # [N]
+    prompt_lengths: NDArray[np.int32]  # [N]
     loss_masks: NDArray[np.uint8]  # [tokens / 8], a bit a token
     positions: tuple[NDArray[np.int32], ...]  # beginnings of position ids, each once: [axes, 1 to longest]
     position: NDArray[np.int32]  # [N], which of them a sample has
@@ -78,6 +79,7 @@ def to_columns(samples: Sequence[Sample], put: Put, dtype: torch.dtype | None = 
     return Columns(
         token_ids,
         np.array(lengths, np.int32),
+        np.array([sample.prompt_length for sample in samples], np.int32),
         np.packbits(np.concatenate([sample.loss_mask.numpy() for sample in samples])),
         tuple(np.frombuffer(values, np.int32).reshape(axes, -1) for axes, values in heads),
         np.array(position, np.int32),
@@ -108,9 +110,11 @@ def from_columns(columns: Columns) -> list[Sample]:
             group_id=group_id,
             reward=0.0,
             model_inputs={} if chosen < 0 else columns.inputs[chosen],
+            prompt_length=prompt_length,
         )
-        for token_ids, mask, position, group_id, chosen in zip(
+        for token_ids, prompt_length, mask, position, group_id, chosen in zip(
             in_place(columns.token_ids).split(lengths),
+            columns.prompt_lengths.tolist(),
             masks.split(lengths),
             columns.position.tolist(),
             columns.group_ids.tolist(),

@@ -24,6 +24,10 @@ class RankedCritic:
         """Pad micro-batches to their longest sample from now on."""
         self._crossing.ask("critic_pad")
 
+    def repeat_prompts(self) -> None:
+        """Compute a prompt with every sample of it from now on."""
+        self._crossing.ask("critic_repeat_prompts")
+
     def forward_backward(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
         metrics: dict[str, float] = self._crossing.ask("critic_forward_backward", *self._crossing.show(samples))

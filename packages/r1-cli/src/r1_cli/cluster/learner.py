@@ -64,6 +64,10 @@ class RankedLearner:
         """Pad micro-batches to their longest sample from now on."""
         self._ask("pad")
 
+    def repeat_prompts(self) -> None:
+        """Compute a prompt with every sample of it from now on."""
+        self._ask("repeat_prompts")
+
     def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
         metrics: dict[str, float] = self._ask("forward_backward", *self.crossing.show(samples), objective.kl_coef)

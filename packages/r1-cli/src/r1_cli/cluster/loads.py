@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from r1_core.learner.batching import Batching, split
+from r1_core.learner.batching import Batching, rounds
+from r1_core.prompts import Work
+from r1_core.types import Sample
 
 
 class Loads:
@@ -17,13 +19,14 @@ class Loads:
         self.tokens = [0] * ranks
         self._fullest = 0  # of the fullest rank, round by round: all wait for it
 
-    def add(self, lengths: Sequence[int], batching: Batching) -> None:
-        """Note an update of samples of these lengths."""
-        ranks = len(self.tokens)
-        parts = split(lengths, batching.update, ranks, padded=not batching.padding_free)
-        loads = [sum(lengths[i] for i in part) for part in parts]
-        self.tokens = [total + sum(loads[rank::ranks]) for rank, total in enumerate(self.tokens)]
-        self._fullest += sum(max(loads[first : first + ranks]) for first in range(0, len(loads), ranks))
+    def add(self, samples: Sequence[Sample], batching: Batching) -> None:
+        """Note an update of these samples: a prompt that a micro-batch shares counts once."""
+        padded, share = not batching.padding_free, batching.share_prompts
+        work = Work.of(samples, share and not padded)
+        for parts in rounds(samples, batching.update, len(self.tokens), padded=padded, share_prompts=share):
+            loads = [work.tokens(part) for part in parts]
+            self.tokens = [total + load for total, load in zip(self.tokens, loads, strict=True)]
+            self._fullest += max(loads)
 
     @property
     def straggler(self) -> float:

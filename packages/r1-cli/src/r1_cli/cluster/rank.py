@@ -177,6 +177,10 @@ class Rank:
         """Do what the learner's does."""
         self.learner.pad()
 
+    def repeat_prompts(self) -> None:
+        """Do what the learner's does."""
+        self.learner.repeat_prompts()
+
     def forward_backward(self, rows: Rows, changes: Reference | None, kl_coef: float) -> dict[str, float]:
         """Do what the learner's does, by the configuration's objective with this KL coefficient."""
         samples = self._shown(rows, changes)
@@ -194,7 +198,7 @@ class Rank:
         return self._keep(rows, samples, found), metrics
 
     def _weigh(self, samples: Sequence[Sample]) -> None:
-        self._loads.add([len(sample.token_ids) for sample in samples], self.learner.batching)
+        self._loads.add(samples, self.learner.batching)
 
     def _objective(self, kl_coef: float) -> Objective:
         return replace(self.objective, kl_coef=kl_coef)
@@ -238,6 +242,10 @@ class Rank:
     def critic_pad(self) -> None:
         """Do what the critic's does."""
         self.critic.pad()
+
+    def critic_repeat_prompts(self) -> None:
+        """Do what the critic's does."""
+        self.critic.repeat_prompts()
 
     def critic_forward_backward(self, rows: Rows, changes: Reference | None) -> dict[str, float]:
         """Do what the critic's does."""

@@ -93,6 +93,7 @@ class UpdateConfig(Section):
     loss_avg_mode: Aggregation | None = None  # null: the one that the loss is meant for
     ppo_epochs: Count = 1
     padding_free: bool = True
+    share_prompts: bool = False  # compute a prompt once for all its answers in a micro-batch; packed rows only
     dynamic_batching: bool = True  # micro-batches by token budget: micro batch size × longest sequence
     ulysses_size: Count = 1
     model: ModelConfig = ModelConfig()

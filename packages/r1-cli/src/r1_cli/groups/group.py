@@ -217,6 +217,7 @@ def _samples_of(
             group_id=group_id,
             reward=reward,
             model_inputs=prompt.model_inputs,
+            prompt_length=start,
             rollout_logprobs=None if logprobs is None else torch.cat([nothing, torch.from_numpy(logprobs)]),
         )
         for token_ids, logprobs, reward in responses

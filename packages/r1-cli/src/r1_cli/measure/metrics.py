@@ -14,6 +14,7 @@ from r1_cli.sampling.proof import ProvenGenerator
 from r1_core import kl
 from r1_core.learner.facts import Facts
 from r1_core.losses import correction
+from r1_core.prompts import Work
 from r1_core.rows import known, rows, tokens, trained
 from r1_core.types import Sample
 from r1_rollout.types import Generator
@@ -129,7 +130,7 @@ def sequence_balance(lengths: Sequence[int], loads: Sequence[int] = ()) -> dict[
     """Return EasyR1's `global_seqlen/*`: the tokens that each data-parallel rank has of a step, of one rank all.
 
     Args:
-        lengths: of the step's samples, in their order.
+        lengths: of the step's samples, in their order; with shared prompts, what each adds to those before it.
         loads: what each rank has computed of them, perhaps several times.
 
     `balanced_*` is what the ranks have had; the others what they would have if each took its share of the samples in
@@ -230,8 +231,12 @@ def divergence(samples: Sequence[Sample], kl_penalty: str | None) -> float:
 def performance(
     samples: Sequence[Sample], seconds: Mapping[str, float], facts: Facts, ppo_epochs: int
 ) -> dict[str, float]:
-    """Return times, throughput and memory; MFU only where the device's peak is known, never a made-up one."""
-    total = sum(len(sample.token_ids) for sample in samples)
+    """Return times, throughput and memory; MFU only where the device's peak is known, never a made-up one.
+
+    Tokens are those that have to be computed: a prompt once where its answers share it, however often it was.
+    """
+    lengths = Work.of(samples, facts.share_prompts).in_order()
+    total = sum(lengths)
     sampled = sum(sample.response_length for sample in samples)
     tokens_of = {"gen": sampled, "reward": sampled, **dict.fromkeys(OF_ALL_TOKENS, total)}
     record = {
@@ -244,7 +249,7 @@ def performance(
         "perf/total_num_tokens": float(total),
         "perf/time_per_step": seconds["step"],
         "perf/throughput": total / (seconds["step"] * facts.devices),
-        **sequence_balance([len(sample.token_ids) for sample in samples], facts.tokens),
+        **sequence_balance(lengths, facts.tokens),
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
     peak = peak_flops(facts.device)

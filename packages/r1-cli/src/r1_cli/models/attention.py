@@ -28,8 +28,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from r1_cli.hardware import generation
+from r1_cli.models.shared_prompts import attend_to_prompts
 from r1_core.learner.decoder import cut_shared_rows
-from r1_core.learner.microbatch import Pack
+from r1_core.learner.pack import NOTHING, Keys, Pack
 
 PACKED_ATTENTION = "r1_packed"
 # Hugging Face tells towers where pictures end if "flash" is in the name, and else loops over them by itself.
@@ -73,7 +74,8 @@ def packed_attention(
             share the row (`pack.sequence`).
         attention_mask: None for a packed row; padded batches come with one, and windows that no kernel knows.
         position_ids: int64 [1, T], 0 at the start of each sequence; None in vision towers, which cut by themselves.
-        pack: the cut of a row of T tokens; without it the first layer asks the positions, and waits for the device.
+        pack: which token of a row of T attends to which; without it the first layer asks the positions where each
+            sequence begins, and waits for the device.
         sliding_window: how many tokens back a token looks, itself included; None: all.
 
     Returns:
@@ -155,11 +157,18 @@ def _attend_within(
     sliding_window: int | None,
     options: dict[str, Any],
 ) -> Tensor:
-    """Attend within the sequences of a whole row; return [1, T, heads, head size]."""
+    """Attend as `pack` says in a whole row; return [1, T, heads, head size]."""
+    scale = options.get("scaling")
     if _has_kernel(query):
         window = -1 if sliding_window is None else sliding_window - 1
-        return _attend_at_once(query, key, value, pack.ends, pack.longest, options.get("scaling"), (window, 0))
-    return _attend_by_pieces(module, query, key, value, pack.lengths, options)
+        keys = pack.keys if pack.shared else None
+        return _attend_at_once(query, key, value, pack.ends, pack.longest, scale, (window, 0), keys)
+    if not pack.shared:
+        return _attend_by_pieces(module, query, key, value, pack.lengths, options)
+    plain = not options.get("dropout") and options.get("position_bias") is None and key.shape == value.shape
+    if plain and query.device.type == "cpu":
+        return attend_to_prompts(query, key, value, pack, scale)
+    return _attend_by_runs(module, query, key, value, pack, options)
 
 
 def _attend_at_once(
@@ -170,12 +179,17 @@ def _attend_at_once(
     longest: int,
     scale: float | None,
     window: tuple[int, int],
+    keys: Keys | None = None,
 ) -> Tensor:
     """Give the kernel pieces of a row [1, heads, T, head size], which end at `ends` [pieces + 1].
 
-    Tokens look at those of their piece that stand in `window` before and behind them, −1: however far. Returns
-    [1, T, heads, head size].
+    Tokens look at those of their piece, or of its `keys`, whose last is the piece's last token, that stand in `window`
+    before and behind them, −1: however far. Returns [1, T, heads, head size].
     """
+    key_ends, most_keys = ends, longest
+    if keys is not None:
+        key, value = (each.index_select(2, keys.places) for each in (key, value))
+        key_ends, most_keys = keys.ends, keys.longest
     known, options = _known(), dict[str, Any]()
     if "window_size" in known:
         options["window_size"] = window
@@ -190,7 +204,7 @@ def _attend_at_once(
     elif key.shape[1] != query.shape[1]:
         key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for each in (key, value))
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    found: Tensor = cast(Any, varlen_attn)(*rows, ends.int(), ends.int(), longest, longest, **options)
+    found: Tensor = cast(Any, varlen_attn)(*rows, ends.int(), key_ends.int(), longest, most_keys, **options)
     return found[None]
 
 
@@ -200,6 +214,23 @@ def _attend_by_pieces(
     """Attend piece after piece; return [1, T, heads, head size]."""
     pieces = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
     return torch.cat([sdpa_attention_forward(module, *piece, None, **options)[0] for piece in pieces], dim=1)
+
+
+def _attend_by_runs(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: dict[str, Any]
+) -> Tensor:
+    """Attend run after run, each to its keys; return [1, T, heads, head size]."""
+    starts, found = [*pack.starts, query.shape[2]], list[Tensor]()
+    for (start, end), behind in zip(pairwise(starts), pack.behind, strict=True):
+        own = slice(start, end)
+        seen, mask = [own], None
+        if behind != NOTHING:
+            seen.insert(0, slice(starts[behind], starts[behind + 1]))
+            before = starts[behind + 1] - starts[behind]
+            mask = torch.ones(end - start, before + end - start, dtype=torch.bool, device=query.device).tril(before)
+        keys, values = (torch.cat([each[:, :, part] for part in seen], 2) for each in (key, value))
+        found.append(sdpa_attention_forward(module, query[:, :, own], keys, values, mask, **options)[0])
+    return torch.cat(found, 1)
 
 
 # --- where pieces end ------------------------------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from r1_core.prompts import Work
 from r1_core.types import PER_TOKEN, Sample, Totals
 
 # What `balance` fills: the load, an index that is in no other bin (it breaks ties), and all indices.
@@ -32,12 +34,14 @@ class MicroLimit:
 class Batching:
     """How the learner cuts a step. No choice here changes the gradient, only speed and memory.
 
-    `padding_free` packs a micro-batch into one row; otherwise its samples are padded to the longest.
+    `padding_free` packs a micro-batch into one row; otherwise its samples are padded to the longest. With
+    `share_prompts` such a row has a prompt once that several of its samples begin with (`Sample.prompt_length`).
     """
 
     padding_free: bool = True
     update: MicroLimit = MicroLimit(1)  # forward passes with a gradient
     experience: MicroLimit = MicroLimit(2)  # forward passes without
+    share_prompts: bool = False  # of a model that reads a `Pack`
 
 
 def count(samples: Sequence[Sample]) -> Totals:
@@ -116,6 +120,53 @@ def split(lengths: Sequence[int], limit: MicroLimit, ranks: int = 1, *, padded: 
     return [sorted(part) for part in parts]
 
 
+def split_groups(work: Work, limit: MicroLimit, ranks: int = 1) -> list[list[int]]:
+    """Do what `split` does with packed samples of which some share prompts; a micro-batch has each of them once.
+
+    What is dealt out is a prompt with all its answers, or with as many as `limit` lets in: a group that is cut pays its
+    prompt twice. In the last round, groups are cut further if the rank with the most to compute is done earlier then.
+    A sample limit counts sequences, as it does without sharing.
+    """
+    room = limit.samples if limit.tokens is None else limit.tokens
+
+    def size(indices: Sequence[int]) -> int:
+        return len(indices) if limit.tokens is None else work.tokens(indices)
+
+    def cut(group: list[int]) -> list[list[int]]:
+        if limit.tokens is None:
+            return [group[start : start + room] for start in range(0, len(group), room)]
+        own = [work.own[i] for i in group]
+        return [[group[j] for j in part] for part in fill(own, max(room - work.lengths[work.prompt[group[0]]], 1))]
+
+    units = [unit for group in work.groups(range(len(work.own))) for unit in cut(group)]
+    parts = [[i for unit in part for i in units[unit]] for part in fill([size(unit) for unit in units], room)]
+    parts.sort(key=lambda part: -work.tokens(part))
+    parts += [[] for _ in range(-len(parts) % ranks)]
+    if ranks > 1:
+        spread = _spread_groups(work, [i for part in parts[-ranks:] for i in part], ranks)
+        fitting = [even for even in spread if all(len(part) <= 1 or size(part) <= room for part in even)]
+        parts[-ranks:] = min([parts[-ranks:], *fitting], key=partial(_fullest, work))
+    return [sorted(part) for part in parts]
+
+
+def _fullest(work: Work, parts: Sequence[Sequence[int]]) -> int:
+    return max(work.tokens(part) for part in parts)
+
+
+def _spread_groups(work: Work, indices: Sequence[int], ranks: int) -> Iterator[list[list[int]]]:
+    """Yield ways to spread samples evenly over ranks, the fullest first: with whole groups, halves, quarters, …"""
+    groups, pieces = work.groups(sorted(indices)), 1
+    while pieces < 2 * max(map(len, groups)):
+        units = [
+            [group[j] for j in part]
+            for group in groups
+            for part in balance([work.own[i] for i in group], min(pieces, len(group)))
+        ]
+        even = [[i for j in part for i in units[j]] for part in balance([work.tokens(unit) for unit in units], ranks)]
+        yield sorted(even, key=lambda part: -work.tokens(part))
+        pieces *= 2
+
+
 def fill(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """Gather indices in few bins of at most `tokens` each, unless a single length is more.
 
@@ -151,13 +202,19 @@ def _heaviest_first(parts: list[list[int]], lengths: Sequence[int]) -> list[list
     return sorted(parts, key=lambda part: -sum(lengths[i] for i in part))
 
 
-def rounds(samples: Sequence[Sample], limit: MicroLimit, world: int, *, padded: bool = False) -> list[list[list[int]]]:
+def rounds(
+    samples: Sequence[Sample], limit: MicroLimit, world: int, *, padded: bool = False, share_prompts: bool = False
+) -> list[list[list[int]]]:
     """The micro-batches that ranks compute at the same time, as indices into `samples`: [rounds, world].
 
     Every rank computes the same cut without talking. Collectives must match, so all ranks have a place in every round;
     in the last it may be empty.
     """
-    parts = split([sample.token_ids.shape[0] for sample in samples], limit, world, padded=padded)
+    work = Work.of(samples, share_prompts and not padded)
+    if work.shared:
+        parts = split_groups(work, limit, world)
+    else:
+        parts = split([sample.token_ids.shape[0] for sample in samples], limit, world, padded=padded)
     return [parts[start : start + world] for start in range(0, len(parts), world)]
 
 

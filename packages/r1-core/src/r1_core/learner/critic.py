@@ -82,7 +82,11 @@ class Critic:
         """
         if self.parallel.sequence is not None:
             raise ValueError("padded micro-batches cannot be cut over the ranks that share sequences")
-        self.batching = replace(self.batching, padding_free=False)
+        self.batching = replace(self.batching, padding_free=False, share_prompts=False)
+
+    def repeat_prompts(self) -> None:
+        """Compute a prompt with every sample of it from now on, whatever the batching has said."""
+        self.batching = replace(self.batching, share_prompts=False)
 
     # --- values ----------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ class Facts:
     peak_reserved: int | None  # the same with what torch kept for tensors to come
     devices: int = 1  # of this kind, which train together
     tokens: tuple[int, ...] = ()  # of a step's updates, on each rank that has samples of its own
+    share_prompts: bool = False  # whether a micro-batch has a prompt once, and not with every answer
     straggler: float = 1.0  # tokens of the fullest device to those of the mean one, round by round of a step's updates
 
 

@@ -66,7 +66,7 @@ class Learner:
     The model is called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, padded with
     `attention_mask=`, and returns an object with `.logits`, as Hugging Face's causal models do. One whose head cannot
     be used alone (see `token_model`) is given `logits_to_keep=` (an index of positions), too, if packed, and one with
-    a true attribute `reads_pack` a `microbatch.Pack` as `pack=`, which spares its layers asking the device. Under
+    a true attribute `reads_pack` a `pack.Pack` as `pack=`, which spares its layers asking the device. Under
     several ranks every verb must be called by all of them with the same arguments, and `model` and `reference` must
     have gone through `parallel.shard_model` before.
 
@@ -169,13 +169,13 @@ class Learner:
     def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
         """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
 
-        So it can be seen whether they are what each sample gets alone. Every rank computes all of it, or a packed row's
-        part if ranks share sequences.
+        So it can be seen whether they are what each sample gets alone. Packed, they share the prompts that they tell
+        of, whatever the batching says. Every rank computes all of it, or a packed row's part if ranks share sequences.
         """
         self._residence.fetch(self.model)
         self.model.eval()
         sequence = self.parallel.sequence if padding_free else None
-        batch = collate(samples, padding_free=padding_free, device=self.device, sequence=sequence)
+        batch = collate(samples, padding_free=padding_free, share_prompts=True, device=self.device, sequence=sequence)
         found = self._policy_tokens(batch, self.temperature).logprobs
         reshard(self.model)
         lengths = [sample.response_length for sample in samples]
@@ -188,7 +188,11 @@ class Learner:
         """
         if self.parallel.sequence is not None:
             raise ValueError("padded micro-batches cannot be cut over the ranks that share sequences")
-        self.batching = replace(self.batching, padding_free=False)
+        self.batching = replace(self.batching, padding_free=False, share_prompts=False)
+
+    def repeat_prompts(self) -> None:
+        """Compute a prompt with every sample of it from now on, whatever the batching has said."""
+        self.batching = replace(self.batching, share_prompts=False)
 
     # --- one optimizer step ----------------------------------------------------------------------------------------
 
@@ -353,7 +357,7 @@ class Learner:
 
     def describe(self) -> Facts:
         """Return what a driver asks about model and device."""
-        return describe(self.model, self.device)
+        return replace(describe(self.model, self.device), share_prompts=self.batching.share_prompts)
 
     def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
         """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.

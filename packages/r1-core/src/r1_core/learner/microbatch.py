@@ -6,35 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from r1_core.learner.pack import NOTHING, Pack, Row, lay_out
 from r1_core.learner.sequence import SequenceGroup, Share
 from r1_core.rows import known, rows, to_rows, tokens, trained
 from r1_core.types import LossInputs, Sample, Totals
 
 # The per-token fields of a sample that a policy's loss sees.
 LOSS_FIELDS = ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs", "weights", "selected")
-
-
-@dataclass(frozen=True, slots=True)
-class Pack:
-    """Where the sequences of a packed row end: for the host, which cuts, and on the device, whose kernels do.
-
-    Example: of samples of 4 and 3 tokens `lengths` are [4, 3] and `ends` [0, 4, 7].
-    """
-
-    lengths: list[int]
-    ends: Tensor  # int32 [sequences + 1]
-    sequence: SequenceGroup | None = None  # the ranks of which each computes a part of the row
-
-    @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device | str, sequence: SequenceGroup | None = None) -> "Pack":
-        """Sequences of these lengths, one after another."""
-        ends = torch.tensor([0, *lengths]).cumsum(0)
-        return cls([*lengths], ends.to(device, torch.int32), sequence)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence."""
-        return max(self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +64,15 @@ def collate(
     samples: Sequence[Sample],
     *,
     padding_free: bool,
+    share_prompts: bool = False,
     device: torch.device | str = "cpu",
     fields: Sequence[str] = LOSS_FIELDS,
     sequence: SequenceGroup | None = None,
 ) -> MicroBatch:
     """Build the tensors of one forward pass on `device`, with those of `fields` that the samples have.
 
-    With `sequence` they are those of one of the ranks that share the row.
+    With `share_prompts` a packed row has a prompt once that several of the samples begin with. With `sequence` they are
+    those of one of the ranks that share the row.
 
     Raises ValueError if a first token is trained (nothing predicts it), position ids do not fit the model, some samples
     lack a per-token field that others have, or ranks were to share a padded batch.
@@ -102,21 +82,22 @@ def collate(
     for sample in samples:
         if sample.loss_mask[0]:
             raise ValueError(f"sample of group {sample.group_id}: its first token is trained, but nothing predicts it")
-    arguments = pack(samples) if padding_free else pad(samples)
-    width = arguments["input_ids"].shape[1]
-    lengths = [len(sample.token_ids) for sample in samples]
-    starts, start = [], 0
-    for i, sample in enumerate(samples):
-        starts.append(start if padding_free else i * width)
-        start += sample.token_ids.shape[0]
-    where = [begin + sample.loss_mask.nonzero().squeeze(-1) for begin, sample in zip(starts, samples, strict=True)]
-    predictors, targets, share = torch.cat(where) - 1, tokens(samples, "token_ids"), None
+    if padding_free:
+        row = lay_out(samples, share=share_prompts)
+        arguments, places, lengths, behind = pack(samples, row), row.places, row.lengths, row.behind
+    else:
+        arguments, lengths, behind = pad(samples), [], []
+        width = arguments["input_ids"].shape[1]
+        places = [torch.arange(len(sample.token_ids)) + i * width for i, sample in enumerate(samples)]
+    # A token is predicted where the one before it stands: the first of every answer at the end of the prompt.
+    before = [place[:-1][sample.loss_mask[1:]] for place, sample in zip(places, samples, strict=True)]
+    predictors, targets, share = torch.cat(before), tokens(samples, "token_ids"), None
     if sequence is not None:
-        arguments, lengths = _fill_up(arguments, lengths, sequence.size)
-        share, predictors, targets = _own_part(predictors, targets, sum(lengths), sequence)
+        arguments, lengths, behind = _fill_up(arguments, lengths, behind, sequence.size)
+        share, predictors, targets = _own_part(predictors, targets, sum(lengths), sequence, device)
     return MicroBatch(
         forward={name: value.to(device) for name, value in arguments.items()},
-        pack=Pack.of(lengths, device, sequence) if padding_free else None,
+        pack=Pack.of(lengths, device, sequence, behind) if padding_free else None,
         predictors=predictors.to(device),
         targets=targets.to(device, torch.int64),
         loss_mask=trained(samples).to(device),
@@ -125,33 +106,38 @@ def collate(
     )
 
 
-def _fill_up(arguments: dict[str, Tensor], lengths: list[int], size: int) -> tuple[dict[str, Tensor], list[int]]:
-    """Make a packed row a multiple of `size` long, by a last sequence that trains nothing."""
+def _fill_up(
+    arguments: dict[str, Tensor], lengths: list[int], behind: list[int], size: int
+) -> tuple[dict[str, Tensor], list[int], list[int]]:
+    """Make a packed row a multiple of `size` long, by a last run that trains nothing."""
     missing = -sum(lengths) % size
     if not missing:
-        return arguments, lengths
+        return arguments, lengths, behind
     token_ids, position_ids = arguments["input_ids"], arguments["position_ids"]
     # The last token again, for the reason that `pad` gives.
     filling = token_ids[:, -1:].expand(-1, missing)
     count = torch.arange(missing).expand(*position_ids.shape[:-1], -1)
     added = {"input_ids": torch.cat([token_ids, filling], -1), "position_ids": torch.cat([position_ids, count], -1)}
-    return arguments | added, [*lengths, missing]
+    return arguments | added, [*lengths, missing], [*behind, NOTHING]
 
 
-def _own_part(predictors: Tensor, targets: Tensor, width: int, sequence: SequenceGroup) -> tuple[Share, Tensor, Tensor]:
+def _own_part(
+    predictors: Tensor, targets: Tensor, width: int, sequence: SequenceGroup, device: torch.device | str
+) -> tuple[Share, Tensor, Tensor]:
     """What a rank has to predict of a row of `width` tokens, and where from, counted from the start of its part."""
     part = width // sequence.size
     start = sequence.rank * part
-    first, last = torch.searchsorted(predictors, torch.tensor([start, start + part])).tolist()
-    return Share(sequence, first, last, len(targets)), predictors[first:last] - start, targets[first:last]
+    own = ((predictors >= start) & (predictors < start + part)).nonzero().squeeze(-1)
+    return Share(sequence, own.to(device), len(targets)), predictors[own] - start, targets[own]
 
 
-def pack(samples: Sequence[Sample]) -> dict[str, Tensor]:
-    """Forward arguments with all samples one after another in a single row [1, T].
+def pack(samples: Sequence[Sample], row: Row | None = None) -> dict[str, Tensor]:
+    """Forward arguments with all samples in a single row [1, T], laid out as `row` says: one after another without it.
 
     There is no attention mask: the model tells the samples apart by position ids that start again at 0, given as
     [1, T], or as [axes, 1, T] with the plain text positions first. Without that first axis a model with several
-    position axes would silently let a sample attend to those before it, so its absence raises ValueError.
+    position axes would silently let a sample attend to those before it, so its absence raises ValueError. Where a
+    prompt is shared the positions of each answer go on from it, and only a `Pack` tells the answers apart.
     """
     for sample in samples:
         plain = torch.arange(sample.token_ids.shape[0], device=sample.position_ids.device)
@@ -160,11 +146,12 @@ def pack(samples: Sequence[Sample]) -> dict[str, Tensor]:
                 f"sample of group {sample.group_id}: position_ids[0] must count 0, 1, 2, … so that samples can be "
                 "packed; models with several position axes need the text positions as a first, additional axis"
             )
-    position_ids = torch.cat([sample.position_ids for sample in samples], dim=-1)
+    runs = (row or lay_out(samples, share=False)).runs
+    position_ids = torch.cat([samples[i].position_ids[:, start:end] for i, start, end in runs], dim=-1)
     return {
-        "input_ids": torch.cat([sample.token_ids for sample in samples])[None].long(),
+        "input_ids": torch.cat([samples[i].token_ids[start:end] for i, start, end in runs])[None].long(),
         "position_ids": position_ids if position_ids.shape[0] == 1 else position_ids[:, None],
-        **_model_inputs(samples),
+        **_model_inputs([samples[i] for i, start, _ in runs if start == 0]),
     }
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +33,21 @@ class Passes:
         """Yield this rank's micro-batches with the indices of their samples; as many on every rank."""
         padded = not self.batching.padding_free
         rank, world = self.parallel.data_rank, self.parallel.data_world
-        cut = rounds(samples, limit, world, padded=padded)
+        cut = rounds(samples, limit, world, padded=padded, share_prompts=self.batching.share_prompts)
         for parts, own in zip(cut, prefetch([samples[i] for i in parts[rank]] for parts in cut), strict=True):
             if world > 1:
                 own = own + fillers(own, [samples[i] for part in parts for i in part], self.fillers)
-            ready = partial(collate, padding_free=not padded, device=self.device, sequence=self.parallel.sequence)
-            yield parts[rank], ready(own, fields=fields)
+            yield (
+                parts[rank],
+                collate(
+                    own,
+                    padding_free=not padded,
+                    share_prompts=self.batching.share_prompts,
+                    device=self.device,
+                    fields=fields,
+                    sequence=self.parallel.sequence,
+                ),
+            )
 
     @torch.no_grad()
     def measure(

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 from torch.distributed import _functional_collectives as collectives
-from torch.nn import functional as F
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +54,21 @@ class SequenceGroup:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which of a row's `total` trained tokens are predicted in this rank's part of it: those of [first, last)."""
+    """Which of a row's `total` trained tokens are predicted in this rank's part of it.
+
+    They need not be neighbours: the end of a shared prompt predicts the first token of all its answers.
+    """
 
     sequence: SequenceGroup
-    first: int
-    last: int
+    own: Tensor  # int64 [T'], rising
     total: int
 
     def spread(self, own: Tensor) -> Tensor:
-        """Lay values of the own tokens [last − first, k] out among those of all [total, k], which are 0."""
-        return F.pad(own, (0, 0, self.first, self.total - self.last))
+        """Lay values of the own tokens [T', k] out among those of all [total, k], which are 0."""
+        return own.new_zeros(self.total, own.shape[-1]).index_copy(0, self.own, own)
 
     def gather(self, own: Tensor) -> Tensor:
-        """Return the values [total, k] of all ranks, from this one's [last − first, k].
+        """Return the values [total, k] of all ranks, from this one's [T', k].
 
         All go on to compute the same of them, so the gradient of the own ones is just what comes back for them.
         """

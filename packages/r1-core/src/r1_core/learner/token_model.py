@@ -170,6 +170,8 @@ class TokenModel:
     def _call(self, batch: MicroBatch, **more: Tensor) -> Tensor:
         """What the model says are its logits; one that asks for it is told where sequences end."""
         told = {"pack": batch.pack} if batch.pack is not None and getattr(self.model, "reads_pack", False) else {}
+        if batch.pack is not None and batch.pack.shared and not told:
+            raise ValueError(f"{type(self.model).__name__} reads no `pack`, so its samples cannot share prompts")
         with self._inside():
             logits: Tensor = self.model(**batch.forward, **more, **told, use_cache=False).logits
         return logits

@@ -1,0 +1,72 @@
+"""Samples that begin with the same prompt: which they are, and what they cost if it is computed once."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from r1_core.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a forward pass over samples has to compute: prompts, each once, and each sample's tokens behind its own.
+
+    Example: answers of 3 and 2 tokens to a prompt of 5, and a sample of 4 that tells of no prompt: `own` [3, 2, 4],
+    `prompt` [0, 0, 1] and `lengths` [5, 0]. All three together are 14 tokens.
+    """
+
+    own: list[int]  # [N], tokens behind the prompt
+    prompt: list[int]  # [N], which prompt a sample begins with
+    lengths: list[int]  # [prompts], tokens of each; 0 for a sample that shares nothing
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], share: bool = True) -> "Work":
+        """Find the samples that share a prompt; without `share` none do.
+
+        Those do that agree in its tokens, its positions and their model inputs, of whatever group they are, and have
+        something behind it.
+        """
+        own, prompt, lengths = list[int](), list[int](), list[int]()
+        seen: dict[tuple[object, ...], int] = {}
+        for i, sample in enumerate(samples):
+            whole, start = sample.token_ids.shape[0], sample.prompt_length
+            shared = start if share and 0 < start < whole else 0
+            place = seen.setdefault(_key(sample) if shared else (i,), len(lengths))
+            if place == len(lengths):
+                lengths.append(shared)
+            own.append(whole - shared)
+            prompt.append(place)
+        return cls(own, prompt, lengths)
+
+    @property
+    def shared(self) -> bool:
+        """Whether any two samples have a prompt in common."""
+        return len(self.lengths) < len(self.own)
+
+    def tokens(self, indices: Sequence[int]) -> int:
+        """How many tokens some of the samples are to compute together."""
+        prompts = {self.prompt[i] for i in indices}
+        return sum(self.own[i] for i in indices) + sum(self.lengths[prompt] for prompt in prompts)
+
+    def in_order(self) -> list[int]:
+        """What each sample adds to those before it, [N]: its own tokens, and its prompt if that is new."""
+        seen: set[int] = set()
+        added = []
+        for own, prompt in zip(self.own, self.prompt, strict=True):
+            added.append(own if prompt in seen else own + self.lengths[prompt])
+            seen.add(prompt)
+        return added
+
+    def groups(self, indices: Iterable[int]) -> list[list[int]]:
+        """Some of the samples, those of each prompt together, in the order in which the prompts come."""
+        found: dict[int, list[int]] = {}
+        for i in indices:
+            found.setdefault(self.prompt[i], []).append(i)
+        return list(found.values())
+
+
+def _key(sample: Sample) -> tuple[object, ...]:
+    """What samples of one prompt have in common. The first axis of positions counts tokens, whatever they are."""
+    start = sample.prompt_length
+    tokens, positions = sample.token_ids[:start].cpu(), sample.position_ids[1:, :start].cpu().contiguous()
+    inputs = id(sample.model_inputs) if sample.model_inputs else None
+    return start, tokens.numpy().tobytes(), positions.numpy().tobytes(), inputs
