@@ -1,4 +1,4 @@
-"""Eleven algorithms on the quickstart's task, each from the same model with the same number of samples.
+"""Eleven algorithms on the quickstart's task, GSPO twice, each from the same model with the same number of samples.
 
     uv run python examples/compare.py run                  # all that is missing, seed by seed; killed, it goes on
     uv run python examples/compare.py run grpo rlpr --seeds 1
@@ -49,6 +49,11 @@ ROWS = {
     # Groups are drawn until 16 of them have both right and wrong answers, so a step has more samples than others'.
     "dapo": Row("DAPO", ("algorithm.adv_estimator=dapo", "algorithm.filter_key=accuracy")),
     "gspo": Row("GSPO", ("worker.actor.loss_type=gspo",)),
+    # Its paper's range is for long sequences: of short ones, whose mean log-ratio is large, it clips most.
+    "gspo_wide": Row(
+        "GSPO, 0.03 to 0.04",
+        ("worker.actor.loss_type=gspo", "worker.actor.clip_ratio_low=0.03", "worker.actor.clip_ratio_high=0.04"),
+    ),
     "cispo": Row("CISPO", ("worker.actor.loss_type=cispo",)),
     "sapo": Row("SAPO", ("worker.actor.loss_type=sapo",)),
     "rloo": Row("RLOO", ("algorithm.adv_estimator=rloo",)),

@@ -7,8 +7,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from endtoend import R1, SMALL, read_log
+import torch
+from endtoend import R1, SMALL, read_log, without_clock
+from safetensors.torch import load_file
 
+from r1_cli.sampling.collect import DynamicSampling
 from r1_data.tables.names import answers_per_prompt
 
 RLPR = [
@@ -27,13 +30,26 @@ def words_of(folder: Path, *words: str, steps: int = 2, rows: str = ROWS) -> lis
     return ["train", *RLPR, rows, f"trainer.max_steps={steps}", f"trainer.save_checkpoint_path={folder}", *words]
 
 
+# From the second step on, groups are sampled anew whose rewards spread less than they did on average before.
+FILTERED = [
+    "algorithm.online_filtering=true", "algorithm.filter_mode=ema_std", "algorithm.filter_ema_start_step=1",
+    "algorithm.filter_start_step=2", "algorithm.std_filter_beta=1.0", "trainer.save_freq=1",
+]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def first(r1: R1, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What a run of two steps logs."""
+def whole(r1: R1, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of three steps."""
     folder = tmp_path_factory.mktemp("rlpr")
-    r1(*words_of(folder))
+    r1(*words_of(folder, *FILTERED, steps=3))
     assert len((next((folder / "score_a").iterdir())).read_text().splitlines()) == 1 + 24
-    return read_log(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def first(whole: Path) -> list[dict[str, Any]]:
+    """What it logs."""
+    return read_log(whole)
 
 
 def test_a_run_without_a_verifier_is_rewarded_by_its_own_log_probs(first: list[dict[str, Any]]) -> None:
@@ -68,15 +84,38 @@ def test_base_scores_of_a_column_are_those_of_a_run_and_others_are_refused(
     assert "came about with aggregation='mean_exp_log_softmax'" in " ".join(refused.output.split())
 
 
-def test_a_resumed_run_subtracts_what_the_model_before_its_first_step_found(
-    r1: R1, tmp_path: Path, first: list[dict[str, Any]]
+class Killed(BaseException):
+    """What no clean-up of a run knows."""
+
+
+def test_a_run_killed_between_steps_goes_on_to_the_bit_with_its_base_scores_and_its_filter(
+    r1: R1, tmp_path: Path, whole: Path, first: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saving = "trainer.save_freq=1"
-    r1(*words_of(tmp_path, saving, steps=1))
-    r1(*words_of(tmp_path, saving, steps=2))
-    assert [record["reward/score_a"] for record in read_log(tmp_path)] == [one["reward/score_a"] for one in first]
-    next((tmp_path / "score_a").iterdir()).unlink()
-    refused = r1(*words_of(tmp_path, saving, steps=3), ok=False)
+    words, collect = words_of(tmp_path, *FILTERED, steps=3), DynamicSampling.collect
+
+    def killing(collector: Any, at: Any, watch: Any) -> Any:
+        if at.step == 2:
+            raise Killed
+        return collect(collector, at, watch)
+
+    monkeypatch.setattr(DynamicSampling, "collect", killing)
+    with pytest.raises(Killed):
+        r1(*words)
+    monkeypatch.undo()
+    assert [record["step"] for record in read_log(tmp_path)] == [1, 2]
+    scores = next((tmp_path / "score_a").iterdir())
+    found = scores.read_bytes()
+    r1(*words)
+    assert without_clock(read_log(tmp_path)) == without_clock(first)
+    assert first[-1]["filter/ema_threshold"] > 0
+    assert first[-1]["filter/rate"] > 0, "nothing was filtered"
+    assert first[-1]["reward/score_a"] > 0
+    assert scores.read_bytes() == found
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = (load_file(folder / "global_step_3/actor" / name) for folder in (tmp_path, whole))
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours.keys() | theirs.keys())
+    scores.unlink()
+    refused = r1(*words, "trainer.max_steps=4", ok=False)
     assert "model before its first step" in " ".join(refused.output.split())
 
 

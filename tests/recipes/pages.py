@@ -35,6 +35,7 @@ RECIPES = {
     "r1_zero": Recipe("base", "mathematics.jsonl"),
     "deepseek_r1_distill": Recipe("distill", "mathematics.jsonl"),
     "llama3": Recipe("llama3", "words.jsonl"),
+    "rlpr": Recipe(QUICKSTART),
     "lmm_r1": Recipe("qwen2_5_vl", words=tuple(SMALL_PICTURES)),
 }
 
@@ -43,7 +44,7 @@ def commands_of(page: Path) -> list[list[str]]:
     """The words of each command in a page's code blocks, in order."""
     commands, open_lines = list[list[str]](), list[str]()
     for line in page.read_text("utf-8").splitlines():
-        text = line[4:] if line.startswith("    ") else ""
+        text = line[4:].removeprefix("uv run ") if line.startswith("    ") else ""
         if not open_lines and not text.startswith(STARTS):
             continue
         open_lines.append(text)
@@ -63,6 +64,8 @@ def stood_in(command: list[str], recipe: Recipe, model: str) -> list[str]:
     rows = [f"data.val_files={recipe.rows}[:4]"] if recipe.rows else []
     if words[1] == "eval":
         return [*words, *rows]
+    if "examples/rlpr/vision.yaml" in words and not any(word.startswith("data.train_files=") for word in words):
+        words = [*words, "data.train_files=examples/quickstart/train.parquet[:16]"]  # each row has a base score to find
     if words[1] != "train" or "--dry-run" in words:
         return words
     rows += [f"data.train_files={recipe.rows}"] if recipe.rows else []

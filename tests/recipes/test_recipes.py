@@ -52,7 +52,7 @@ def follow(page: Path, r1: R1, model: str, desk: Path, change: Callable[[list[st
     recipe, printed = RECIPES[page.parent.name], []
     for command in commands_of(page):
         words = change(command)
-        if words[:2] == ["python", "examples/lmm_r1/make_rows.py"]:
+        if words[0] == "python" and words[1].startswith("examples/"):
             run_script(words[1:])
         elif words[0] == "r1":
             printed.append(r1(*stood_in(words, recipe, model)[1:]).output)
@@ -133,6 +133,17 @@ def test_llama_3_ends_at_each_of_its_ends_and_stays_without_padding(
     assert json.loads((desk / "my-model/tokenizer_config.json").read_text()).get("pad_token") is None
 
 
+def test_both_pages_of_rlpr_run(r1: R1, desk: Path) -> None:
+    folder = EXAMPLES / "rlpr"
+    printed = follow(folder / "README.md", r1, QUICKSTART, desk)
+    assert any("16 of 16 rows have a score" in said for said in printed)
+    follow(folder / "text.md", r1, QUICKSTART, desk)
+    found = runs(desk)
+    assert found.keys() == {"shapes", "scored", "tiny"}
+    assert not (found["scored"] / "score_a").exists()
+    assert read_log(found["tiny"])[0]["reward/unscored_form"] == 1
+
+
 @pytest.fixture
 def reward_server() -> Iterator[Callable[[list[str]], str]]:
     """Starts the server of a command at a free port; the server's address."""
@@ -202,12 +213,44 @@ def test_a_dry_run_accepts_every_configuration(config: Path, r1: R1, desk: Path)
     assert "optimizer steps" in r1("train", str(config.relative_to(EXAMPLES.parent)), "--dry-run").output
 
 
+# The sections that FlexAI's tutorial on EasyR1 shows, keys of that release included, with its own reward and template.
+FLEXAI = """
+data: {train_files: hiyouga/math12k@train, val_files: hiyouga/math12k@test, prompt_key: problem, answer_key: answer,
+       format_prompt: ./code/easyR1/format_prompt/custom.jinja, max_prompt_length: 2048, max_response_length: 2048,
+       rollout_batch_size: 512}
+algorithm: {adv_estimator: grpo, use_kl_loss: true, kl_coef: 1.0e-2}
+worker:
+  actor: {model: {model_path: Qwen/Qwen2.5-7B-Instruct}, optim: {lr: 1.0e-6}, fsdp: {enable_cpu_offload: true}}
+  rollout: {n: 5, temperature: 1.0, tensor_parallel_size: 2, gpu_memory_utilization: 0.6, enforce_eager: true}
+  reward: {reward_type: batch, reward_function: ./code/easyR1/reward_function/custom.py:compute_score}
+trainer: {total_epochs: 15, n_gpus_per_node: 8, val_freq: 5, save_freq: 5, save_model_only: false,
+          logger: [file, wandb], project_name: easy_r1, experiment_name: qwen2_5_7b_math_grpo}
+"""
+
+
+@pytest.mark.quick
+def test_the_configuration_of_flexais_tutorial_is_read_with_its_rewards_shape_and_template(r1: R1, desk: Path) -> None:
+    files = {
+        "config.yaml": FLEXAI,
+        "format_prompt/custom.jinja": "{{ problem }}\n\nPlease solve this step by step.\n",
+        "reward_function/custom.py": "def compute_score(prompts, responses, answers):\n"
+        "    return [float(answer in response) for response, answer in zip(responses, answers)]\n",
+    }
+    for name, content in files.items():
+        path = desk / "code/easyR1" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    dapo = ["algorithm.adv_estimator=dapo", "algorithm.online_filtering=true", "trainer.experiment_name=dapo"]
+    for words in ([], dapo):
+        assert "optimizer steps" in r1("train", "config=code/easyR1/config.yaml", *words, "--dry-run").output
+
+
 @pytest.mark.quick
 def test_every_folder_with_a_page_stands_in_the_table_and_every_recipe_of_this_test_has_one() -> None:
     index = (EXAMPLES / "README.md").read_text()
     assert not [page for page in EXAMPLES.glob("*/README.md") if f"]({page.parent.name}/README.md)" not in index]
     assert {*RECIPES} == {path.parent.name for path in EXAMPLES.glob("*/README.md")} - {
-        "quickstart", "gsm8k", "small_card", "rlpr",
+        "quickstart", "gsm8k", "small_card",
     }  # fmt: skip
 
 

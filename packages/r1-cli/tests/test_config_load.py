@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from r1_cli.config import ConfigError, Provenance, RunConfig, load_config, lookup, printable
+from r1_cli.config.sources import validation_sources
 
 BASE = [
     "data.train_files=owner/rows@train",
@@ -424,3 +425,16 @@ def test_the_configuration_is_frozen_and_survives_json() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config.data.seed = 3  # type: ignore[misc]
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_a_saved_configuration_has_the_columns_of_the_run_and_no_others(tmp_path: Path) -> None:
+    """What is null only because nobody set it is as `data` has it, and defaults are no columns that a user named."""
+    saved = tmp_path / "experiment_config.json"
+    for named in ([], ["data.prompt_key=problem"]):
+        config, _ = load(*named, "data.val_sources=[{files: owner/rows@test, reward_function: gsm8k}]")
+        saved.write_text(json.dumps(printable(config)))
+        again, _ = load_config([f"config={saved}"], command="eval")
+        (before,), (after,) = validation_sources(config.data), validation_sources(again.data)
+        assert after == before
+        assert after.explicit_columns == bool(named)
+        assert after.columns[:2] == ("problem" if named else "prompt", "answer")

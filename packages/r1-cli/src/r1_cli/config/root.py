@@ -85,6 +85,10 @@ def printable(config: RunConfig) -> dict[str, Any]:
         reduce(getitem, section.split("."), values)[name] = value
     for _, holder, option in _open_mappings(values):
         holder[option] = masked(holder[option])
+    for key in ("sources", "val_sources"):  # of which a null is an answer, and what is not there is as `data` has it
+        for shown, source in zip(values["data"][key] or [], getattr(config.data, key) or [], strict=True):
+            for unset in shown.keys() - source.model_fields_set:
+                del shown[unset]
     return values
 
 

@@ -92,7 +92,7 @@ def _resolve(data: DataConfig, sections: list[SourceConfig], key: str) -> list[S
                 _own(section, data, "image_key"),
                 _own(section, data, "video_key"),
             ),
-            explicit_columns=bool(COLUMNS & (section.model_fields_set | data.model_fields_set)),
+            explicit_columns=bool(COLUMNS & section.model_fields_set) or _names_columns(data),
             image_dir=_own(section, data, "image_dir"),
             allow_urls=data.allow_urls,
             format_prompt=_own(section, data, "format_prompt"),
@@ -106,6 +106,11 @@ def _resolve(data: DataConfig, sections: list[SourceConfig], key: str) -> list[S
 
 def _listed(files: str | list[str]) -> tuple[str, ...]:
     return (files,) if isinstance(files, str) else tuple(files)
+
+
+def _names_columns(data: DataConfig) -> bool:
+    """Whether prompts and answers have columns of their own, not the defaults, which a run's saved settings name."""
+    return any(getattr(data, name) != DataConfig.model_fields[name].default for name in COLUMNS)
 
 
 def _own(section: SourceConfig, data: DataConfig, name: str) -> Any:
