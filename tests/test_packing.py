@@ -1,6 +1,6 @@
 """A run finds out by itself whether its model's sequences may share a row, and the learner is right either way."""
 
-from typing import Any, cast
+from typing import Any
 
 import families
 import pytest
@@ -16,6 +16,7 @@ from r1_core.learner import Learner
 from r1_core.learner.learner import Loss
 from r1_core.types import LossInputs, LossOutput, Sample
 from r1_data.positions import position_ids_of
+from r1_data.render import Renderer
 from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.handover import LocalWeights
@@ -83,7 +84,7 @@ def test_a_run_packs_what_can_be_packed_and_says_in_a_line_what_cannot(
     config = load_config([*words, "trainer.n_gpus_per_node=1", f"worker.actor.padding_free={str(asked).lower()}"])[0]
     tokenizer, model = families.make_tokenizer(), families.make_model(family)
     learner = make_learner(model, padding_free=asked)
-    files, renderer = ModelFiles("m", model.config, tokenizer, tokenizer), cast(Any, None)
+    files, renderer = ModelFiles("m", model.config, tokenizer, tokenizer), Renderer(tokenizer)
     settle_packing(config, Hardware("cpu"), files, renderer, learner)
     assert learner.batching.padding_free == packs
     said = [record.getMessage() for record in caplog.records if record.name == "r1"]
@@ -95,7 +96,7 @@ def test_ranks_do_not_share_rows_that_a_model_takes_for_one_sequence() -> None:
     words = ["data.train_files=owner/rows@train", "worker.reward.reward_function=math", "trainer.n_gpus_per_node=2"]
     words += ["worker.actor.model.model_path=owner/model", "worker.actor.ulysses_size=2"]
     tokenizer, model = families.make_tokenizer(), families.make_model("qwen3_5_text")
-    files, renderer = ModelFiles("m", model.config, tokenizer, tokenizer), cast(Any, None)
+    files, renderer = ModelFiles("m", model.config, tokenizer, tokenizer), Renderer(tokenizer)
     with pytest.raises(ConfigError, match=r"ulysses_size=2: .*qwen3_5_text takes a packed row for one sequence"):
         settle_packing(load_config(words)[0], Hardware("cpu"), files, renderer, make_learner(model))
 

@@ -20,6 +20,7 @@ from test_cli_ranks import ranked
 from r1_cli.assembly.reference import has_column
 from r1_cli.config import ConfigError
 from r1_cli.groups.group import SampledInput
+from r1_cli.models.attention import attend_packed
 from r1_cli.reference.bases import BaseFile, fill_bases, key_of
 from r1_cli.reference.frozen import FrozenReading
 from r1_cli.reference.mixed import MixedVerifier
@@ -159,6 +160,23 @@ def test_the_policy_is_asked_in_one_pass_over_the_spliced_answers(monkeypatch: p
     tokens = sum(len(one.token_ids) for one in samples)
     assert tokens == sum(len(p.token_ids) + len(r) for p, r in zip(prompts, responses, strict=True))
     assert [one.response_length for one in samples] == [len(r) - s for r, s in zip(responses, starts, strict=True)]
+
+
+def test_a_prompt_is_computed_once_for_all_its_spliced_answers() -> None:
+    learner, _ = build("text", "KL", Parallel())
+    prompts, responses, starts = cut(step_samples("text"))
+    asked = [prompts[0]] * 3, responses[:3], starts[:3]
+    expected = LearnerReading(learner, "policy", 1.0).read_logprobs(*asked)
+    attend_packed(learner.model)
+    learner.batching = Batching(experience=MicroLimit(3), share_prompts=True)
+    widths: list[int] = []
+    learner.model.register_forward_pre_hook(
+        lambda module, args, inputs: widths.append(inputs["input_ids"].numel()), with_kwargs=True
+    )
+    found = LearnerReading(learner, "policy", 1.0).read_logprobs(*asked)
+    assert widths == [len(prompts[0].token_ids) + sum(map(len, responses[:3]))]
+    for row, own in zip(found, expected, strict=True):
+        assert row == pytest.approx(own, abs=1e-6)
 
 
 def test_what_a_frozen_model_says_depends_on_the_prompts_own_responses_alone() -> None:
