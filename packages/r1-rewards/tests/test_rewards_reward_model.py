@@ -1,5 +1,8 @@
 """The reward model: a tiny random sequence classifier gives the logits that a plain forward pass gives."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from r1_rewards import RewardInput, RewardSpecError, load
@@ -78,3 +81,17 @@ def test_a_model_that_is_no_reward_model_is_refused(tmp_path):
     for name, message in (("two", "has 2 outputs"), ("plain", "no chat template"), ("none", "cannot be loaded")):
         with pytest.raises(RewardSpecError, match=message):
             load("reward_model", {"path": str(tmp_path / name)})
+
+
+def test_a_name_is_modelscopes_where_the_environment_says_so(tmp_path, monkeypatch):
+    model, tokenizer = save(tmp_path / "model")
+    monkeypatch.setenv("USE_MODELSCOPE_HUB", "1")
+    given = SimpleNamespace(snapshot_download=lambda name: str(tmp_path / name.removeprefix("owner/")))
+    monkeypatch.setitem(sys.modules, "modelscope", given)
+    with load("reward_model", {"path": "owner/model", "device": "cpu"}) as verifier:
+        (score,) = verifier([RewardInput("four", "", prompt="what is")])
+    logit = expected(model, tokenizer, "<user> what is <assistant> four ")
+    assert score.value == pytest.approx(logit, abs=1e-6)
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(RewardSpecError, match="pip install modelscope"):
+        load("reward_model", {"path": "owner/model"})

@@ -3,8 +3,10 @@
 The one module of this package that uses torch, and only when a model is opened. Needs `r1-rewards[reward-model]`.
 """
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from r1_rewards.service import Service
@@ -37,6 +39,8 @@ class RewardModelVerifier(Service):
     ) -> None:
         """Load the model `path`, a folder or hub name; `device` None: a GPU where there is one.
 
+        Names are ModelScope's where USE_MODELSCOPE_HUB=1 says so.
+
         Raises RewardSpecError for a model without exactly one output or without a chat template, and where torch or
         transformers is missing. Nothing that comes with a model is run (no remote code), weights are safetensors.
         """
@@ -49,9 +53,10 @@ class RewardModelVerifier(Service):
             raise RewardSpecError(f"batch_size and max_length must be at least 1, got {batch_size} and {max_length}")
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(path)
+            folder = find_files(path)
+            self._tokenizer = AutoTokenizer.from_pretrained(folder)
             model = AutoModelForSequenceClassification.from_pretrained(
-                path, dtype=getattr(torch, dtype), use_safetensors=True
+                folder, dtype=getattr(torch, dtype), use_safetensors=True
             )
         except (OSError, ValueError) as error:
             raise RewardSpecError(f"the reward model {path} cannot be loaded: {error}") from error
@@ -123,3 +128,20 @@ def score(response: str, ground_truth: str = "", *, path: str, prompt: str = "")
 
 def _batches(indices: list[int], size: int) -> Iterator[list[int]]:
     yield from (indices[first : first + size] for first in range(0, len(indices), size))
+
+
+def find_files(path: str) -> str:
+    """Return `path` itself, or the folder of ModelScope's files of that name where USE_MODELSCOPE_HUB=1 asks for it.
+
+    Raises OSError if modelscope is not installed or does not give them.
+    """
+    if os.environ.get("USE_MODELSCOPE_HUB", "").lower() not in ("1", "true", "y", "yes") or Path(path).is_dir():
+        return path
+    try:
+        from modelscope import snapshot_download
+    except ImportError as error:
+        raise OSError("USE_MODELSCOPE_HUB is set, but modelscope is not installed: pip install modelscope") from error
+    try:
+        return str(snapshot_download(path))
+    except Exception as error:  # its own and the network's
+        raise OSError(f"ModelScope does not give {path}: {error}") from error
