@@ -119,7 +119,7 @@ NOT_ON_THE_WAY = {
         r1_data.vision.Pixels r1_cli.groups.group.SampledInput r1_core.advantages.inputs.AdvantageInputs
         r1_core.advantages.groups.GroupStatistics r1_core.learner.linear_head._Chunk r1_core.types.LossOutput
         r1_core.learner.pack.Pack r1_core.prompts.Work r1_core.learner.passes.Passes
-        r1_rollout.embedded.segments.Readers
+        r1_rollout.embedded.segments.Readers r1_cli.models.shared_prompts.Alike r1_cli.models.shared_prompts.Plan
     """,
     "what is known of rows, names and the step": """
         r1_data.formats.Columns r1_data.formats.Detected r1_rollout.names.Place r1_core.types.Totals

@@ -48,6 +48,7 @@ from r1_cli.groups.supply import Supply
 from r1_cli.models.files import open_model
 from r1_cli.roles import Collected, Position, Schedule, Update
 from r1_cli.state.checkpoints import CheckpointStore
+from r1_cli.state.saving import Saver
 from r1_cli.state.stop import StopRequest
 from r1_cli.track import RunInfo, Tracker
 from r1_cli.track.stopwatch import Stopwatch
@@ -169,10 +170,11 @@ def make_run(engine: Engine, ranks: Ranks, folder: Path) -> loop.Run:
         update=Update(Estimate(GRPO()), Objective(kl_penalty="low_var_kl"), needs),
         schedule=schedule,
         validation=None,
-        store=CheckpointStore(folder),
+        store=(store := CheckpointStore(folder)),
+        saver=Saver(store),
         tracker=Tracker([], RunInfo("project", "name", folder, {}, resumed_from=0), Silent()),
         stop=StopRequest(),
-        save_assets=lambda path: None,
+        assets=dict,
     )
 
 

@@ -6,11 +6,12 @@ uv run python benchmarks/end_to_end.py --against ../a-checkout-of-b6c1d26
 Against TRL: the same model, rows, reward, lengths, AdamW and learning rate, float32, one optimizer step a step, as many
 threads. `fixed` is text, 64 prompts × 8 answers of 64 tokens each; `tailed` the same with long-tailed lengths, 256 the
 longest (four fifths of at most 48, one in twenty above 128); `pictures` the quickstart's model, rows and reward, 16
-pictures × 8 answers that end by themselves. Each side is a process, one for each size of micro-batch (`--micro`), and
-for TRL's `tailed` one more, which samples by transformers' continuous batching; on fixed lengths that takes 5 times as
-long as `generate` (results/rollout.md). Each takes a turn to warm up and one that counts; the best of r1 and the best
-of TRL then go on in turns. r1 does all that a user gets: the proof that its engine has the weights, metrics, logs. TRL
-logs nothing; TRL with vLLM on a processor is not tried. whole_steps/with_trl.py has TRL's settings.
+pictures × 8 answers that end by themselves. Each side is a process, one for each size of micro-batch (`--micro`), with
+r1 one more whose micro-batches choose themselves, as its examples' do, and for TRL's `tailed` one more, which samples
+by transformers' continuous batching; on fixed lengths that takes 5 times as long as `generate` (results/rollout.md).
+Each takes a turn to warm up and one that counts; the best of r1 and the best of TRL then go on in turns. r1 does all
+that a user gets: the proof that its engine has the weights, metrics, logs. TRL logs nothing; TRL with vLLM on a
+processor is not tried. whole_steps/with_trl.py has TRL's settings.
 
 Against another checkout: the whole quickstart in each, turns of ten steps, validations as its configuration says; steps
 that validate or save are left out of the times. `--steps N` ends after so many.
@@ -151,7 +152,7 @@ def against_trl(options: argparse.Namespace) -> dict[str, Any]:
         task = make_task(kind, options.model, prompts, tokens, folder)
         file, micro = task.save(folder), options.micro or MICRO[kind]
         asked = [(trainer, size) for size in micro for trainer in ("r1", "trl")]
-        asked += [("trl-paged", "32")] if kind == "tailed" else []
+        asked += [("r1", "auto"), *([("trl-paged", "32")] if kind == "tailed" else [])]
         sides = [Side.start(trainer, size, folder, file=file) for trainer, size in asked]
         for side in sides:
             side.ready()

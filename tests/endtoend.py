@@ -9,8 +9,11 @@ from click.testing import Result
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = "examples/quickstart/config.yaml"
-# A few small steps: enough to go through everything, not to learn much.
+# A few small steps: enough to go through everything, not to learn much. Runs that are compared bit for bit must cut
+# alike, so the sizes of micro-batches are those of no rehearsal.
 SHORT = [
+    "worker.actor.micro_batch_size_per_device_for_update=32",
+    "worker.actor.micro_batch_size_per_device_for_experience=64",
     "data.rollout_batch_size=4",
     "worker.actor.global_batch_size=2",
     "worker.rollout.n=4",

@@ -79,10 +79,12 @@ def test_two_started_nodes_reach_one_process_accuracy_and_one_rank_goes_on(tmp_p
     assert records[-1]["val/accuracy_reward"] > before + 0.2
 
 
-def test_two_nodes_with_engines_apart_give_one_process_numbers_until_one_is_lost(tmp_path: Path, r1: R1) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
+def test_two_nodes_with_engines_apart_that_sample_ahead_give_one_process_numbers_until_one_is_lost(
+    tmp_path: Path, r1: R1
+) -> None:
+    one, two, ahead = tmp_path / "one", tmp_path / "two", "trainer.max_staleness=1"
     seats = [*NODES, "worker.rollout.engines.nnodes=2", "worker.rollout.engines.n_gpus_per_node=1"]
-    words = [*seats, "trainer.max_steps=1000"]
+    words = [*seats, "trainer.max_steps=1000", ahead]
     with (
         two_nodes(cpus=2) as (address, raylets),
         running(two, *words, steps=3, RAY_ADDRESS=address, **HERE) as process,
@@ -96,8 +98,9 @@ def test_two_nodes_with_engines_apart_give_one_process_numbers_until_one_is_lost
     assert re.search(r"learner-0 +127\.0\.0\.1 +cpu *\n *learner-1 +127\.0\.0\.1 +cpu", out)
     assert re.search(r"engine-0 +127\.0\.0\.1 +cpu *\n *engine-1 +127\.0\.0\.1 +cpu", out)
     assert re.search(rf"({'|'.join(names)}) on 127\.0\.0\.1", err), err
-    r1(*RUN, "trainer.max_steps=3", f"trainer.save_checkpoint_path={one}")
+    r1(*RUN, "trainer.max_steps=3", f"trainer.save_checkpoint_path={one}", ahead)
     assert_same_numbers(one, two, steps=3)
+    assert [record["staleness/mean"] for record in read_log(two)[:3]] == [0, 1, 1]
 
 
 @pytest.mark.vllm

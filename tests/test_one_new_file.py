@@ -65,6 +65,7 @@ reporter = ConsoleReporter(Console(), step_lines=False)
 reporter.begin(0, 3)
 tracker = Tracker(config.trainer.logger, RunInfo("p", "e", Path({str(folder)!r}), {{}}, 0), reporter)
 tracker.log(3, {{"reward/overall": 0.5}})
+tracker.flush()
 print((Path({str(folder)!r}) / "lines.txt").read_text())
 """
     )

@@ -1,5 +1,6 @@
 """A run finds out by itself whether its model's sequences may share a row, and the learner is right either way."""
 
+from collections.abc import Callable
 from typing import Any
 
 import families
@@ -8,7 +9,9 @@ import torch
 from family_prompts import make_learner
 from torch import Tensor
 
-from r1_cli.assembly.packing import find_packing_fault, settle_packing
+from r1_cli.assembly import packing
+from r1_cli.assembly.learner import build_batching
+from r1_cli.assembly.packing import find_packing_fault, find_sharing_fault, settle_packing
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
@@ -40,14 +43,25 @@ def fault_of(learner: Learner, precision: torch.dtype = torch.float32) -> str | 
     return find_packing_fault(learner, probes, fresh, TOLERANCE[precision])
 
 
+def sharing_fault_of(learner: Learner, precision: torch.dtype = torch.float32) -> str | None:
+    probes, fresh = (probes_of(learner.model, variant) for variant in (0, 1))
+    return find_sharing_fault(learner, probes, fresh, TOLERANCE[precision])
+
+
 @pytest.mark.parametrize(
     ("family", "precision"),
     [(family, torch.float32) for family in ALL] + [(family, torch.bfloat16) for family in ("qwen3_moe", *HYBRID)],
 )
-def test_only_sequences_that_do_not_see_one_another_are_packed(family: str, precision: torch.dtype) -> None:
-    fault = fault_of(make_learner(families.make_model(family, scale=1.0).to(precision)), precision)
+def test_only_sequences_that_do_not_see_one_another_are_packed_and_share_prompts(
+    family: str, precision: torch.dtype
+) -> None:
+    learner = make_learner(families.make_model(family, scale=1.0).to(precision))
+    fault = fault_of(learner, precision)
     assert (fault is not None) == (family in HYBRID)
-    assert fault is None or "takes a packed row for one sequence" in fault
+    if fault is None:
+        assert sharing_fault_of(learner, precision) is None
+    else:
+        assert "takes a packed row for one sequence" in fault
 
 
 def test_a_model_that_reads_no_positions_is_found_out() -> None:
@@ -72,24 +86,59 @@ def test_a_model_that_fails_on_a_packed_row_is_padded_and_quoted() -> None:
     assert fault_of(make_learner(model)) == "cannot read a packed row (positions must rise)"
 
 
+def settle(learner: Learner, *words: str) -> list[str]:
+    """Settle how a run's learner packs; return what is said."""
+    given = ["data.train_files=owner/rows@train", "worker.reward.reward_function=math", "trainer.n_gpus_per_node=1"]
+    config = load_config([*given, "worker.actor.model.model_path=owner/model", *words])[0]
+    learner.batching = build_batching(config, config.worker.actor)
+    tokenizer, said = families.make_tokenizer(), list[str]()
+    files, renderer = ModelFiles("m", learner.model.config, tokenizer, tokenizer), Renderer(tokenizer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing.log, "warning", lambda line, *args: said.append(line % args))
+        settle_packing(config, Hardware("cpu"), files, renderer, learner)
+    return said
+
+
 @pytest.mark.parametrize(("asked", "family", "packs"), [(True, *case) for case in PACKS] + [(False, "qwen2", False)])
-def test_a_run_packs_what_can_be_packed_and_says_in_a_line_what_cannot(
-    asked: bool, family: str, packs: bool, caplog: pytest.LogCaptureFixture
+def test_a_run_packs_and_shares_what_can_be_and_says_in_a_line_what_cannot(
+    asked: bool, family: str, packs: bool
 ) -> None:
-    words = [
-        "data.train_files=owner/rows@train",
-        "worker.reward.reward_function=math",
-        "worker.actor.model.model_path=owner/model",
-    ]
-    config = load_config([*words, "trainer.n_gpus_per_node=1", f"worker.actor.padding_free={str(asked).lower()}"])[0]
-    tokenizer, model = families.make_tokenizer(), families.make_model(family)
-    learner = make_learner(model, padding_free=asked)
-    files, renderer = ModelFiles("m", model.config, tokenizer, tokenizer), Renderer(tokenizer)
-    settle_packing(config, Hardware("cpu"), files, renderer, learner)
-    assert learner.batching.padding_free == packs
-    said = [record.getMessage() for record in caplog.records if record.name == "r1"]
+    learner = make_learner(families.make_model(family))
+    said = settle(learner, f"worker.actor.padding_free={str(asked).lower()}")
+    assert learner.batching.padding_free == learner.batching.share_prompts == packs
     assert said == [] if packs or not asked else len(said) == 1
     assert all(f"{family} takes a packed row for one sequence" in line for line in said)
+
+
+def ask_nothing(model: Any) -> None:
+    """As a model of somebody's own code, whose layers are not told what runs stand in a row."""
+    model.reads_pack = False
+
+
+def fail(model: Any) -> None:
+    forward = model.forward
+    model.forward = lambda pack=None, **inputs: forward(pack=pack, **inputs) if not (pack and pack.shared) else {}["x"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (ask_nothing, "qwen2 cannot read a shared prompt (Qwen2ForCausalLM reads no `pack`"),
+        (fail, "qwen2 cannot read a shared prompt ('x')"),
+    ],
+)
+def test_a_model_that_cannot_share_prompts_packs_without_and_it_is_said_in_a_line(
+    change: Callable[[Any], None], words: str
+) -> None:
+    ready = make_learner(families.make_model("qwen2"))
+    change(ready.model)
+    learner = Learner(ready.model, ready.optimizer, ready.learning_rate)
+    [line] = settle(learner)
+    assert line.startswith(words)
+    assert line.endswith("a prompt is computed with every answer, as with worker.actor.share_prompts=false")
+    assert learner.batching.padding_free
+    assert not learner.batching.share_prompts
+    assert settle(learner, "worker.actor.share_prompts=false") == []
 
 
 def test_ranks_do_not_share_rows_that_a_model_takes_for_one_sequence() -> None:

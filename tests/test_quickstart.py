@@ -2,15 +2,19 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from endtoend import QUICKSTART, R1, ROOT, read_log
+from endtoend import QUICKSTART, R1, ROOT, SHORT, read_log
 from PIL import Image
 from safetensors.torch import load_file
+
+from r1_cli.assembly import rehearsal
+from r1_cli.assembly.sizes import Choice
 
 FOLDER = ROOT / "examples/quickstart"
 CHANCE = 0.25  # four answers, equally often right
@@ -61,7 +65,7 @@ def test_a_timeline_shows_what_each_thread_did_in_each_step(quickstart: Path) ->
         end = step["ts"] + step["dur"]
         inside = {one["name"] for one in spans if step["ts"] <= one["ts"] and one["ts"] + one["dur"] <= end}
         assert inside >= {"sync", "render", "gen", "decode", "reward", "old", "ref", "adv", "update_actor", "metrics"}
-    assert {one["name"] for one in spans if one["ts"] >= steps[1]["ts"]} >= {"validation", "save_checkpoint", "publish"}
+    assert {one["name"] for one in spans if one["ts"] >= steps[1]["ts"]} >= {"validation", "save_checkpoint"}
 
 
 def test_the_user_sees_the_plan_the_progress_and_the_next_commands(quickstart: Path) -> None:
@@ -69,6 +73,41 @@ def test_the_user_sees_the_plan_the_progress_and_the_next_commands(quickstart: P
     for said in ("rows", "optimizer steps", "model states", "step 3/3", "validation at step 2", "merge ", "eval "):
         assert said in output
     assert str(quickstart / "global_step_3") in output
+
+
+SIZES = [f"worker.actor.micro_batch_size_per_device_for_{kind}" for kind in ("update", "experience")]
+
+
+def test_micro_batches_choose_themselves_and_say_so(quickstart: Path) -> None:
+    output = (quickstart / "output.txt").read_text()
+    update, experience = map(int, re.findall(r"of the actor: (\d+) for updates, (\d+) for log-probs", output)[0])
+    assert re.search(r"accumulations +auto, found at start", output)
+    assert re.search(r"rehearsed in [\d.]+ s, peak .*B of this process", output)
+    settings = json.loads((quickstart / "experiment_config.json").read_text())["worker"]["actor"]
+    assert [settings[key.rpartition(".")[2]] for key in SIZES] == [update, experience]
+    assert {record.get("perf/micro_batch_size", update) for record in read_log(quickstart)} == {update}
+    kept = json.loads((quickstart / "global_step_2/trainer.json").read_text())["micro_batches"]
+    assert kept == dict(zip(SIZES, (update, experience), strict=True))
+
+
+def test_a_rehearsal_leaves_no_trace_and_a_checkpoint_keeps_what_it_chose(
+    quickstart: Path, r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(folder: Path, *words: str) -> str:
+        words += (f"trainer.save_checkpoint_path={folder}", "algorithm.disable_kl=false", "trainer.val_freq=-1")
+        steps = ["trainer.max_steps=3", "trainer.save_freq=2", "trainer.val_before_train=false"]
+        return r1("train", QUICKSTART, *SHORT, *steps, *words).output
+
+    chosen = json.loads((quickstart / "global_step_2/trainer.json").read_text())["micro_batches"]
+    run(tmp_path / "set", *(f"{key}={size}" for key, size in chosen.items()))
+    # What it would find today is another size.
+    monkeypatch.setattr(rehearsal, "fastest", lambda *_: Choice(7, None))
+    auto, start = [f"{key}=auto" for key in SIZES], f"trainer.load_checkpoint_path={quickstart / 'global_step_2'}"
+    assert f"{chosen[SIZES[0]]} for updates" in run(tmp_path / "resumed", *auto, start)
+    expected = load_file(quickstart / "global_step_3/actor/model.safetensors")
+    for name in ("set", "resumed"):
+        found = load_file(tmp_path / name / "global_step_3/actor/model.safetensors")
+        assert all(torch.equal(found[key], tensor) for key, tensor in expected.items()), name
 
 
 def test_the_run_leaves_its_settings_and_some_answers(quickstart: Path) -> None:

@@ -15,16 +15,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from r1_cli.state.checkpoints import CheckpointStore
+
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 6
 
 # Runs the command as a user would, and notes every sampled token of every step on the way.
 DRIVER = textwrap.dedent(
     """
-    import json, sys, time
+    import json, os, sys, time
     from pathlib import Path
     from r1_cli.main import main
     from r1_cli.sampling.collect import DynamicSampling
+    from r1_core.learner import checkpoint
 
     sampled, collect = Path(sys.argv.pop(1)), DynamicSampling.collect
     held = float(sys.argv.pop(1))  # the step that is not taken until a signal comes
@@ -38,6 +41,14 @@ DRIVER = textwrap.dedent(
             file.write(json.dumps([at.step, tokens]) + "\\n")
         return groups, after, metrics
 
+    stalled, save = f".draft_{os.environ.get('R1_STALLED')}/", checkpoint.save_tensors
+
+    def stalling(tensors, path):
+        save(tensors, path)
+        while stalled in str(path):
+            time.sleep(0.01)
+
+    checkpoint.save_tensors = stalling
     DynamicSampling.collect = noting
     main()
     """
@@ -53,6 +64,8 @@ def command(folder: Path, *overrides: str, held: float = STEPS) -> list[str]:
         f"data.train_files={rows}/train.parquet[:256]", f"data.val_files={rows}/val.parquet[:16]",
         "data.filter_overlong_prompts_workers=1", "trainer.val_freq=3", "trainer.save_limit=2",
         "data.rollout_batch_size=4", "worker.actor.global_batch_size=2", "worker.rollout.n=4",
+        "worker.actor.micro_batch_size_per_device_for_update=32",
+        "worker.actor.micro_batch_size_per_device_for_experience=64",
         "algorithm.disable_kl=false", *overrides,
     ]  # fmt: skip
 
@@ -123,7 +136,9 @@ def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted:
 
 
 @pytest.mark.slow
-def test_sigkill_leaves_no_trace_where_groups_are_kept_for_the_next_step(tmp_path: Path) -> None:
+def test_sigkill_while_a_checkpoint_is_written_leaves_no_trace_where_groups_are_kept_for_the_next_step(
+    tmp_path: Path,
+) -> None:
     dynamic = ["algorithm.online_filtering=true", "algorithm.filter_key=accuracy", "data.rollout_batch_size=6"]
     dynamic += ["trainer.save_freq=1", "trainer.val_freq=-1"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -132,16 +147,25 @@ def test_sigkill_leaves_no_trace_where_groups_are_kept_for_the_next_step(tmp_pat
     subprocess.run(command(whole, *dynamic), cwd=ROOT, env=environment(), check=True, capture_output=True)
     first = next(row["step"] for row in log_of(whole) if row.get("rollout/groups_kept"))
     process = subprocess.Popen(
-        command(killed, *dynamic), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    with_surplus = killed / "run" / f"global_step_{first}" / "surplus.json"
-    while not with_surplus.exists() and process.poll() is None:
+        command(killed, *dynamic), cwd=ROOT, env=environment() | {"R1_STALLED": str(first + 1)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    # The run goes on: what the step after the one that is being saved trains on is sampled.
+    while process.poll() is None and first + 1 not in (sampled_of(killed) if noted(killed) else ()):
         time.sleep(0.02)
     process.kill()
     process.wait()
+    assert (killed / "run" / f".draft_{first + 1}" / "actor" / "model.safetensors").exists()
+    assert CheckpointStore(killed / "run").latest() == killed / "run" / f"global_step_{first}"
+    assert (killed / "run" / f"global_step_{first}" / "surplus.json").exists()
     subprocess.run(command(killed, *dynamic), cwd=ROOT, env=environment(), check=True, capture_output=True)
     assert_same_run(killed, whole)
     assert any(row.get("staleness/mean", 0) > 0 for row in log_of(whole))
+
+
+def noted(folder: Path) -> bool:
+    path = folder / "sampled.jsonl"
+    return path.exists() and path.read_text().endswith("\n")
 
 
 def wait_for_growth(path: Path, process: subprocess.Popen[bytes], limit: float = 600.0) -> None:

@@ -1,11 +1,19 @@
 """Sampling ahead of the learner, in real runs: an engine in a process of its own, and a resume to the bit."""
 
 import json
+import os
+import signal
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
 from safetensors.torch import load_file
+
+from r1_cli.sampling.ahead import Ahead
+from r1_cli.track.stopwatch import Stopwatch
 
 STEPS = 5
 AHEAD = [
@@ -15,11 +23,35 @@ AHEAD = [
 ]  # fmt: skip
 
 
-def test_a_run_that_samples_ahead_goes_on_from_a_checkpoint_to_the_bit(r1: R1, tmp_path: Path) -> None:
+def terminate_in_step(number: int, patch: pytest.MonkeyPatch) -> None:
+    """Send this process SIGTERM when that step waits for its groups, and those of a later one are being sampled."""
+    collect = Ahead.collect
+
+    class Terminating(Stopwatch):
+        def __call__(self, stage: str) -> AbstractContextManager[None]:
+            if stage == "wait":
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().__call__(stage)
+
+    def terminating(ahead: Ahead, at: Any, source: Any, watch: Stopwatch) -> Any:
+        return collect(ahead, at, source, Terminating() if at.step + 1 == number else watch)
+
+    patch.setattr(Ahead, "collect", terminating)
+
+
+@pytest.mark.slow
+def test_a_run_that_samples_ahead_goes_on_from_a_checkpoint_and_after_sigterm_to_the_bit(
+    r1: R1, tmp_path: Path
+) -> None:
     whole, again = tmp_path / "whole", tmp_path / "again"
     r1("train", QUICKSTART, *AHEAD, f"trainer.save_checkpoint_path={whole}")
-    start = f"trainer.load_checkpoint_path={whole / 'global_step_2'}"
-    r1("train", QUICKSTART, *AHEAD, f"trainer.save_checkpoint_path={again}", start)
+    words = ["train", QUICKSTART, *AHEAD, f"trainer.save_checkpoint_path={again}"]
+    with pytest.MonkeyPatch.context() as patch:
+        terminate_in_step(4, patch)
+        ended = r1(*words, f"trainer.load_checkpoint_path={whole / 'global_step_2'}", ok=False)
+    assert ended.exit_code == 128 + signal.SIGTERM, ended.output
+    assert sorted(path.name for path in (again / "global_step_3").glob("ahead_*")) == ["ahead_0", "ahead_1"]
+    r1(*words)
     records = without_clock(read_log(whole))
     ages = [record["staleness/min"] for record in records]
     assert ages[:3] == [0, 1, 2]

@@ -7,7 +7,8 @@ from typing import Any
 
 import core_models
 import torch
-from core_models import picture_samples, qwen2, qwen25_vl, text_samples
+from core_models import picture_samples, qwen2, qwen25_vl, text_samples, with_siblings
+from core_ranks import ONE_BY_ONE, SHARING
 from ranks import patches
 from torch import Tensor
 from transformers.models.qwen2 import modeling_qwen2
@@ -17,7 +18,6 @@ from r1_cli.assembly.adapter import AdaptedLearner, build_adaptation
 from r1_cli.models.adapters import Adapters, Form
 from r1_cli.models.load import load_config, load_model
 from r1_core.advantages import GRPO, assign
-from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.offload import Offload
 from r1_core.learner.optim import RateGroup, build_optimizer
 from r1_core.learner.parallel import Parallel, whole
@@ -75,7 +75,10 @@ def build(
     groups: Sequence[RateGroup] = (),
     offload: Offload | None = None,
 ) -> AdaptedLearner:
-    """A learner of an adapter; its reference is the base without it, or, if `separate`, a model of its own."""
+    """A learner of an adapter; its reference is the base without it, or, if `separate`, a model of its own.
+
+    Ranks share prompts, one process does not.
+    """
     adapters, device = Adapters(form), torch.device("cpu")
     config = load_config(str(base))
     policy = load_model(str(base), config=config, dtype=dtype, device=device, parallel=parallel, adapters=adapters)
@@ -85,7 +88,7 @@ def build(
         policy.double()  # the factors, too
     return AdaptedLearner(
         adapters, policy, build_optimizer(policy.named_parameters(), lr=1e-2, groups=groups), lambda step: 1.0,
-        reference=reference if separate else policy, batching=Batching(True, MicroLimit(1), MicroLimit(2)),
+        reference=reference if separate else policy, batching=ONE_BY_ONE if parallel is None else SHARING,
         max_grad_norm=0.5, parallel=parallel, device=device,
         fillers=picture_samples((1,), seed=9) if hasattr(config, "vision_config") else (),
         adaptation=build_adaptation(adapters, policy, str(base), dtype), offload=offload,
@@ -93,8 +96,8 @@ def build(
 
 
 def step_samples(name: str, seed: int = 1) -> list[Sample]:
-    """Text, or one picture in all, so that most micro-batches have none."""
-    return text_samples(seed=seed) if name == "text" else picture_samples((0, 0, 2, 0, 0), seed=seed)
+    """Text, or one prompt with pictures, so that most micro-batches have none. Some have a prompt in common."""
+    return with_siblings(text_samples(seed=seed) if name == "text" else picture_samples((0, 0, 2, 0, 0), seed=seed))
 
 
 def take_step(learner: AdaptedLearner, name: str, objective: str, seed: int = 1) -> dict[str, float]:

@@ -151,12 +151,20 @@ def read_aloud(name: str, asked: Any) -> list[list[float]]:
 
 
 def fail_and_save(folder: Path) -> dict[str, Tensor]:
-    """A case for ranks: the weights before a user's loss has failed on all of them, which then still write them."""
+    """A case for ranks: the weights before a user's loss has failed on all of them, which then still write them.
+
+    They write them again from a copy, in threads, when the weights have changed already.
+    """
     learner = RankedLearner(Together(meet(partial(build, "text", "failing"))))
     before = {name: tensor.clone() for name, tensor in learner.weights()}
     with pytest.raises(OwnCodeError, match="ValueError: this is mine"):
         learner.forward_backward(ready(step_samples("text")), OBJECTIVES["failing"])
     learner.save(folder)
+    assert learner.snapshot(room=1000) is None
+    copied = learner.snapshot()
+    assert copied is not None
+    learner.ablate(dict.fromkeys(before))
+    copied.write(folder / "later")
     return before
 
 

@@ -11,7 +11,7 @@ from cli_families import ROWS, build, make_samples
 from core_cases import off_policy
 from core_critics import Course as CriticCourse
 from core_critics import draw_head, make_critic, take_steps
-from core_models import _rotate_vision, in_float64
+from core_models import _rotate_vision, in_float64, with_siblings
 from core_ranks import THREE
 from ranks import patches
 from torch import Tensor
@@ -30,37 +30,45 @@ from r1_core.learner.value_scorer import ValueScorer, give_value_head
 from r1_core.objective import Objective
 from r1_core.types import Sample
 
+ONE_BY_ONE = Batching(True, MicroLimit(1), MicroLimit(4))
+SHARING = Batching(True, MicroLimit(3), MicroLimit(4), share_prompts=True)
+
 
 @dataclass(frozen=True)
 class Form:
-    """How many ranks, and how many of them share a sequence and a copy of the weights."""
+    """How many ranks, how many of them share a sequence and a copy of the weights, and whether prompts are shared."""
 
     world: int
     sequence_size: int
     shard_size: int = -1
+    share_prompts: bool = False
 
     def join(self) -> Parallel:
         return Parallel.join("cpu", shard_size=self.shard_size, sequence_size=self.sequence_size)
+
+    @property
+    def batching(self) -> Batching:
+        return SHARING if self.share_prompts else ONE_BY_ONE
 
 
 FORMS = {
     "none of 2": Form(2, 1),
     "2 of 2": Form(2, 2),
-    "4 of 4": Form(4, 4),
+    "4 of 4, prompts shared": Form(4, 4, share_prompts=True),
     "2 of 4": Form(4, 2),
-    "2 of 4, two copies": Form(4, 2, shard_size=2),
+    "2 of 4, two copies, prompts shared": Form(4, 2, shard_size=2, share_prompts=True),
 }
 NEEDS = ("old_logprobs", "full_kl", "squared_probs", "ref_logprobs")
 
 
 def samples_for(name: str) -> list[Sample]:
-    """Five samples, of which the last trains nothing, and one of a single token."""
+    """Five samples, of which the last trains nothing, further answers to two of their prompts, and one of one token."""
     model = build(name, packed=False)
     rows = ROWS["pictures"] if "vl" in name else [()] * 5
     samples = make_samples(name, rows, model.config)
     text = next(sample for sample in samples if not sample.model_inputs)
     one = replace(text, **{f: getattr(text, f)[..., :1] for f in ("token_ids", "loss_mask", "position_ids")})
-    return off_policy([*samples, one])
+    return off_policy([*with_siblings(samples), one])
 
 
 def route(router: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +78,7 @@ def route(router: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return logits, top / top.sum(-1, keepdim=True), chosen
 
 
-def build_learner(name: str, parallel: Parallel | None = None) -> Learner:
+def build_learner(name: str, parallel: Parallel | None = None, batching: Batching = ONE_BY_ONE) -> Learner:
     """A learner in float64 with a reference; 8 heads, 2 key heads."""
     for family in (modeling_qwen3_vl, modeling_qwen3_vl_moe):
         patches.setattr(family, "apply_rotary_pos_emb_vision", _rotate_vision)
@@ -84,7 +92,6 @@ def build_learner(name: str, parallel: Parallel | None = None) -> Learner:
             assert parallel.mesh is not None
             shard_model(model, find_blocks(model), parallel.mesh)
     optimizer = build_optimizer(models[0].named_parameters(), lr=1e-2)
-    batching = Batching(True, MicroLimit(1), MicroLimit(4))
     return Learner(
         models[0], optimizer, lambda step: 1.0, reference=models[1], batching=batching, max_grad_norm=0.5,
         parallel=parallel,
@@ -115,14 +122,15 @@ class Course:
 
 def exact_logprobs(learner: Learner, samples: Sequence[Sample]) -> Tensor:
     """Log-probs of one pack as the model says them, not rounded."""
-    batch = collate(samples, padding_free=True, sequence=learner.parallel.sequence)
+    share = learner.batching.share_prompts
+    batch = collate(samples, padding_free=True, share_prompts=share, sequence=learner.parallel.sequence)
     with torch.no_grad():
         return TokenModel(learner.model)(batch).logprobs
 
 
 def take_course(name: str, objective: str, form: Form | None = None) -> Course:
     """Three steps from the first weights."""
-    learner = build_learner(name, None if form is None else form.join())
+    learner = build_learner(name) if form is None else build_learner(name, form.join(), form.batching)
     samples = samples_for(name)
     logprobs = exact_logprobs(learner, samples)
     annotated = learner.annotate(samples, NEEDS)
@@ -144,9 +152,9 @@ def forecast(name: str, form: Form | None = None) -> tuple[Tensor, CriticCourse]
     model = in_float64(model, patches)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     parallel = None if form is None else replace(form, sequence_size=1).join().sharing(form.sequence_size)
-    critic = make_critic(model, parallel, batching=Batching(True, MicroLimit(1), MicroLimit(4)))
-    samples = samples_for(name)
-    batch = collate(samples, padding_free=True, sequence=critic.parallel.sequence)
+    critic = make_critic(model, parallel, batching=ONE_BY_ONE if form is None else form.batching)
+    samples, share = samples_for(name), critic.batching.share_prompts
+    batch = collate(samples, padding_free=True, share_prompts=share, sequence=critic.parallel.sequence)
     with torch.no_grad():
         values = ValueScorer(critic.model)(batch)
     return values, take_steps(critic, samples)

@@ -3,12 +3,15 @@
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cli_fakes import DrainableEngine, Engine, Equality, Prompts, collector, start
+from fake_vllm import FakeServer
+from server_pools import Pools, weights
 from test_cli_loop import run
 
 from r1_cli import loop
@@ -17,6 +20,7 @@ from r1_cli.cluster.own_process import OwnProcess
 from r1_cli.roles import Collected, Position
 from r1_cli.sampling.ahead import Ahead, load_ahead, save_ahead, snapshot
 from r1_cli.track.stopwatch import Stopwatch
+from r1_core.filtering import KeepAll
 from r1_rewards.types import RewardFailure, RewardInput
 from r1_rollout.handover import LocalWeights
 
@@ -27,7 +31,7 @@ def sampled(of: Ahead, at: Position, until: int = STEPS) -> tuple[list[Collected
     """Take steps that only sample; return what they were given, and where they ended."""
     found = []
     while at.step < until:
-        collected = of.collect(at, LocalWeights([], at.step), Stopwatch())
+        collected = of.collect(at, LocalWeights(weights(), at.step), Stopwatch())
         found.append(collected)
         at = loop.replace(collected[1], step=at.step + 1)
     return found, at
@@ -46,9 +50,9 @@ def described(found: Sequence[Collected]) -> list[Any]:
     ]
 
 
-def make(k: int, engine: Any = None, **changes: Any) -> Ahead:
+def make(k: int, engine: Any = None, *, rows: int = 10_000, steps: int = STEPS, **changes: Any) -> Ahead:
     engine = engine or Engine(room=8, rate=0.6)
-    return Ahead(collector(engine, max_age=1 + k), engine, staleness=k, total_steps=STEPS, **changes)
+    return Ahead(collector(engine, max_age=1 + k, rows=rows), engine, staleness=k, total_steps=steps, **changes)
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -59,6 +63,19 @@ def test_each_step_is_sampled_by_the_weights_k_steps_before_it(k: int) -> None:
     kept = sum(len(after.supply.surplus) for _, after, _ in found)
     assert kept, "groups that were not needed are the next step's first, as without sampling ahead"
     assert described(found) == described(sampled(make(k), start())[0])
+
+
+def test_servers_sample_ahead_by_the_weights_that_they_have_been_given_for_it() -> None:
+    runs, steps = [], 5
+    for servers in ([FakeServer()], [FakeServer(), FakeServer()]):
+        with ExitStack() as stack:
+            ahead = make(2, Pools(stack).open(*servers, max_sequences=8), rows=48, steps=steps)
+            found, _ = sampled(ahead, start(KeepAll()), steps)
+            ahead.close()
+        assert [groups[0].version for groups, _, _ in found] == [0, 0, 0, 1, 2]
+        assert {label.partition("-")[0] for server in servers for label in server.served} == {"0", "1", "2"}
+        runs.append(described(found))
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("cut", [1, 3, STEPS - 1])

@@ -11,8 +11,9 @@ import transformers as hf
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from r1_cli.models import attention
+from r1_cli.models import attention, kernels
 from r1_cli.models.attention import PACKED_ATTENTION, VISION_ATTENTION, attend_packed
+from r1_cli.models.kernels import Pieces, find_kernel
 from r1_core.learner.pack import Pack
 
 TEXT: dict[str, Any] = {
@@ -80,13 +81,13 @@ def test_a_padded_batch_keeps_its_mask() -> None:
     torch.testing.assert_close(actual[mask.bool()], expected[mask.bool()], rtol=1e-6, atol=1e-6)
 
 
-# --- the kernel, by a stand-in ---------------------------------------------------------------------------------------
+# --- the kernels, by stand-ins ---------------------------------------------------------------------------------------
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, ends: tuple[Tensor, Tensor], scale: float, window: tuple[int, int]
 ) -> Tensor:
-    """What the kernel computes of [T, heads, size], from its definition: the last query stands at the last key."""
+    """What a kernel computes of [T, heads, size], from its definition: the last query stands at the last key."""
     pieces, back_from_end = [], []
     for bounds in ends:
         lengths = bounds.diff()
@@ -136,19 +137,53 @@ def older(
     return attend(query, key, value, (cu_seq_q, cu_seq_k), query.shape[-1] ** -0.5, (-1, 0) if is_causal else (-1, -1))
 
 
-@pytest.fixture(params=[newer, older])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
-    """A kernel of one signature or the other, which takes anything."""
-    monkeypatch.setattr(attention, "varlen_attn", request.param)
-    monkeypatch.setattr(attention, "_has_kernel_for", lambda device, dtype, head: True)
-    found: Callable[..., Tensor] = request.param
-    return found
+def efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    custom_mask_type: int,
+    compute_log_sumexp: bool,
+    *,
+    scale: float | None,
+) -> tuple[Tensor]:
+    """Takes [1, T, heads, size], as many key heads as query heads, and no window."""
+    assert (len(query), query.shape[2]) == (1, key.shape[2])
+    assert (bias, dropout_p, compute_log_sumexp) == (None, 0.0, torch.is_grad_enabled())
+    counts = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    window = {0: (-1, -1), 2: (-1, 0)}[custom_mask_type]
+    return (newer(query[0], key[0], value[0], *counts, scale=scale, window_size=window)[None],)
+
+
+KERNELS = {"newer": (newer, torch.bfloat16), "older": (older, torch.bfloat16), "efficient": (None, torch.float32)}
+
+
+def give_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a row go where a GPU would send one of the kernel's precision."""
+    varlen, dtype = KERNELS[name]
+    device = torch.device("cuda")
+    monkeypatch.setattr(kernels, "generation", lambda device: 9)
+    monkeypatch.setattr(kernels, "varlen_attn", varlen)
+    monkeypatch.setattr(kernels, "_efficient", efficient)
+    monkeypatch.setattr(attention, "_find_kernel", lambda query, **asked: find_kernel(device, dtype, 64, **asked))
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of one signature or another."""
+    give_kernel(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("told", [True, False])
+@pytest.mark.usefixtures("kernel")
 def test_one_call_of_the_kernel_gives_what_the_pieces_give(
-    name: str, told: bool, kernel: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+    name: str, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     model = FAMILIES[name]().double().eval()
@@ -156,7 +191,7 @@ def test_one_call_of_the_kernel_gives_what_the_pieces_give(
     position_ids = torch.cat([torch.arange(length) for length in LENGTHS])[None]
     more = {"pack": Pack.of(LENGTHS, "cpu")} if told else {}
     with monkeypatch.context() as without:
-        without.setattr(attention, "_has_kernel_for", lambda device, dtype, head: False)
+        without.setattr(attention, "_find_kernel", lambda query, **asked: None)
         attend_packed(model)
         assert model.reads_pack
         expected = model(input_ids=ids, position_ids=position_ids, use_cache=False, **more).logits
@@ -168,39 +203,42 @@ def test_one_call_of_the_kernel_gives_what_the_pieces_give(
 RUNS, BEHIND = [7, 200, 6, 1, 150, 4, 9, 3, 3, 5], [-1, -1, -1, 2, 2, 2, -1, 6, 6, -1]
 
 
-@pytest.mark.parametrize("way", ["in calls for prompts and answers", "run by run", "kernel"])
+@pytest.mark.parametrize("window", [None, 200, 30], ids=str)
+@pytest.mark.parametrize("way", ["on processors", "run by run", "newer", "efficient"])
 def test_answers_attend_to_their_prompt_and_themselves_forwards_and_backwards(
-    way: str, monkeypatch: pytest.MonkeyPatch
+    way: str, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     pack, size, options = Pack.of(RUNS, "cpu", behind=BEHIND), 8, dict[str, Any](scaling=0.3)
     query, key, value = (torch.randn(1, sum(RUNS), heads, size).double().transpose(1, 2) for heads in (4, 2, 2))
     given = [each.requires_grad_() for each in (query, key, value)]
     weights = torch.randn(1, sum(RUNS), 4, size).double()
+    place = torch.cat([torch.arange(n) + (RUNS[run] if run >= 0 else 0) for n, run in zip(RUNS, BEHIND, strict=True)])
+    seen = pack.visible() & (window is None or place[:, None] - place < window)
     expected = torch.nn.functional.scaled_dot_product_attention(
-        *given, attn_mask=pack.visible(), scale=0.3, enable_gqa=True
+        *given, attn_mask=seen, scale=0.3, enable_gqa=True
     ).transpose(1, 2)
-    if way == "kernel":
-        monkeypatch.setattr(attention, "varlen_attn", newer)
-        monkeypatch.setattr(attention, "_has_kernel_for", lambda device, dtype, head: True)
+    if way in KERNELS:
+        give_kernel(way, monkeypatch)
     if way == "run by run":
         options["position_bias"] = torch.zeros(())
     layer = SimpleNamespace(is_causal=True, num_key_value_groups=2)
     monkeypatch.setattr(attention, "sdpa_attention_forward", without_bias)
-    found = attention._attend_within(layer, *given, pack, None, options)
+    found = attention._attend_within(layer, *given, pack, window, options)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     grads = (torch.autograd.grad((each * weights).sum(), given) for each in (found, expected))
     for ours, theirs in zip(*grads, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-def without_bias(*args: Any, position_bias: Tensor, **kwargs: Any) -> Any:
+def without_bias(*args: Any, position_bias: Tensor | None = None, **kwargs: Any) -> Any:
     return sdpa_attention_forward(*args, **kwargs)
 
 
 @pytest.mark.parametrize("family", families.VISION_FAMILIES)
+@pytest.mark.usefixtures("kernel")
 def test_a_tower_attends_within_pictures_and_windows_however_it_is_called(
-    family: str, kernel: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+    family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = families.make_model(family).double()
     tower = model.model.visual
@@ -218,11 +256,29 @@ def test_a_tower_attends_within_pictures_and_windows_however_it_is_called(
     assert tower.config._attn_implementation == VISION_ATTENTION
     torch.testing.assert_close(features(), plain, rtol=1e-6, atol=1e-6)
     with monkeypatch.context() as without:
-        without.setattr(attention, "_has_kernel_for", lambda device, dtype, head: False)
+        without.setattr(attention, "_find_kernel", lambda query, **asked: None)
         assert torch.equal(features(), plain)
 
 
-def test_processors_and_single_precision_have_no_kernel() -> None:
-    assert not attention._has_kernel_for(torch.device("cpu"), torch.bfloat16, 64)
-    assert not attention._has_kernel_for(torch.device("cuda"), torch.float32, 64)
-    assert not attention._has_kernel_for(torch.device("cuda"), torch.bfloat16, 12)
+def test_processors_have_no_kernel_and_every_gpu_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert find_kernel(cpu, torch.bfloat16, 64) is None
+    half, other = kernels.attend_in_half_precision, kernels.attend_in_any_precision
+    monkeypatch.setattr(kernels, "generation", lambda device: 8)
+    assert find_kernel(gpu, torch.bfloat16, 64) is find_kernel(gpu, torch.float16, 256, windowed=True) is half
+    for dtype, head in ((torch.float32, 64), (torch.bfloat16, 12), (torch.float16, 512)):
+        assert find_kernel(gpu, dtype, head) is other
+        assert find_kernel(gpu, dtype, head, windowed=True) is None
+    monkeypatch.setattr(kernels, "generation", lambda device: 7)
+    assert find_kernel(gpu, torch.float16, 64) is other
+
+
+def test_torch_has_the_memory_efficient_kernel_and_its_gradient() -> None:
+    query, key, value = (torch.empty(1, heads, 9, 8, device="meta", requires_grad=True) for heads in (4, 2, 2))
+    ends = torch.empty(3, dtype=torch.int32, device="meta")
+    pieces = Pieces(ends, 5, ends, 5)
+    found = kernels.attend_in_any_precision(query, key, value, pieces, None, kernels.CAUSAL)
+    assert found.shape == (1, 9, 4, 8)
+    found.sum().backward()
+    assert key.grad is not None
+    assert key.grad.shape == key.shape

@@ -5,11 +5,13 @@ import resource
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
 
 from r1_cli.state.checkpoints import CheckpointError, CheckpointStore, read_state
+from r1_cli.state.saving import Saver
 
 
 def save(store: CheckpointStore, step: int, score: float | None = None) -> None:
@@ -90,6 +92,57 @@ def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         FileNotFoundError, match=r"not a checkpoint of r1: it has no trainer.json \(model.safetensors\)"
     ):
         read_state(tmp_path)
+
+
+def test_a_checkpoint_is_written_beside_the_run_and_gets_its_name_after_the_records(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, limit=1)
+    save(store, 1)
+    saver, written, recorded, order = Saver(store), threading.Event(), threading.Event(), list[str]()
+
+    def fill(folder: Path) -> None:
+        assert written.wait(60)
+        (folder / "weights").write_text("2")
+        order.append("written")
+
+    def flush() -> None:
+        assert recorded.wait(60)
+        order.append("recorded")
+
+    saver.write(2, fill, {"step": 2}, apart=True)
+    saver.publish(flush)
+    saver.check()
+    assert store.steps() == [1], "the one before goes when its successor is there"
+    written.set()
+    recorded.set()
+    saver.write(3, lambda folder: order.append(f"{store.steps()}"), {"step": 3}, apart=False)
+    assert order == ["written", "recorded", "[2]"], "one at a time"
+    saver.publish(lambda: None)
+    saver.finish()
+    assert store.steps() == [3]
+    saver.close()
+
+
+def test_a_checkpoint_that_cannot_be_written_beside_the_run_is_named_once_and_the_one_before_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    store = CheckpointStore(tmp_path, limit=1)
+    save(store, 1)
+    saver = Saver(store)
+    for ending in (saver.finish, lambda: saver.write(3, fail, {}, apart=True)):
+        saver.write(2, fail, {"step": 2}, apart=True)
+        saver.publish(lambda: None)
+        with pytest.raises(CheckpointError, match=r"step 2 could not be written to .*No space left.*\n.*goes on from"):
+            ending()
+        saver.finish()
+    saver.write(2, fail, {"step": 2}, apart=True)
+    saver.publish(lambda: None)
+    saver.settle()
+    assert "the checkpoint of step 2 could not be written" in caplog.text
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith((".", "global"))] == ["global_step_1"]
+    saver.close()
 
 
 @pytest.mark.parametrize("moment", range(0, 24, 3))

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import r1_cli
-from r1_cli.hardware import Hardware, find_hardware, peak_flops
+from r1_cli import hardware as hardware_module
+from r1_cli.hardware import Hardware, find_hardware, free_memory, peak_flops
 
 CPU, GPU = Hardware("cpu"), Hardware("cuda", ("0",))
 
@@ -44,6 +45,21 @@ def test_the_gpus_are_those_that_the_run_may_use(monkeypatch: pytest.MonkeyPatch
     assert find_hardware() == Hardware("cuda", ("0", "1"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert find_hardware() == Hardware("cuda", ("5", "7"))
+
+
+def test_memory_is_free_as_far_as_the_container_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, used = tmp_path / "memory.max", tmp_path / "memory.current"
+    monkeypatch.setattr(hardware_module, "CONTAINER_MEMORY", ((limit, used),))
+    whole = free_memory()
+    assert whole > 2**20
+    limit.write_text("max\n")
+    used.write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 500\nactive_file 300\ninactive_file 100\n")
+    assert free_memory() > 2**20
+    limit.write_text("1000\n")
+    assert free_memory() == 500
+    limit.write_text("100\n")
+    assert free_memory() == 0
 
 
 def test_no_other_room_asks_torch_for_a_gpu() -> None:

@@ -16,7 +16,8 @@ from r1_cli.groups.estimate import Estimate
 from r1_cli.measure.metrics import divergence
 from r1_cli.measure.signal import NothingToLearn
 from r1_cli.roles import Schedule, Update
-from r1_cli.state.checkpoints import CheckpointStore
+from r1_cli.state.checkpoints import CheckpointError, CheckpointStore
+from r1_cli.state.saving import Saver
 from r1_cli.state.stop import StopRequest
 from r1_cli.track import RunInfo, Tracker
 from r1_core.advantages import GAE, GRPO
@@ -27,6 +28,13 @@ from r1_core.own import OwnCodeError
 from r1_core.rows import tokens
 from r1_core.types import Sample
 from r1_rewards.types import Failure, RewardInput, Score
+
+
+class Snapshot:
+    """Of no weights."""
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir()
 
 
 @dataclass
@@ -56,9 +64,10 @@ class Learner:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from ()
 
-    def save(self, folder: Path, *, model_only: bool = False) -> None:
-        folder.mkdir()
+    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> Snapshot:
+        return Snapshot()
 
+    def save(self, folder: Path, *, model_only: bool = False) -> None: ...
     def load(self, folder: Path, *, model_only: bool = False) -> None: ...
     def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None: ...
     def restore(self) -> None: ...
@@ -97,10 +106,11 @@ def run(folder: Path, *, rate: float = 1.0, verifier: Any = None, limit: int = 3
         update=Update(Estimate(GRPO()), Objective(), frozenset()),
         schedule=schedule,
         validation=None,
-        store=CheckpointStore(folder),
+        store=(store := CheckpointStore(folder)),
+        saver=Saver(store),
         tracker=Tracker([], RunInfo("project", "name", folder, {}, resumed_from=0), Console()),
         stop=StopRequest(),
-        save_assets=lambda path: None,
+        assets=dict,
     )
 
 
@@ -209,9 +219,10 @@ class Critic:
     def rest(self) -> None:
         self.events.append("critic rests")
 
-    def save(self, folder: Path, *, model_only: bool = False) -> None:
-        folder.mkdir()
+    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> Snapshot:
+        return Snapshot()
 
+    def save(self, folder: Path, *, model_only: bool = False) -> None: ...
     def load(self, folder: Path, *, model_only: bool = False) -> None: ...
     def pad(self) -> None: ...
 
@@ -232,6 +243,46 @@ def test_a_critic_learns_before_the_actor_on_batches_of_its_own_and_alone_while_
     assert (first["critic/vf_loss"], first["critic/grad_norm"]) == (1.0, 0.5)
     assert "actor/grad_norm" not in first
     assert second["actor/grad_norm"] == 0.0
+
+
+@dataclass
+class Copied(Learner):
+    """Its copy of step `until` cannot be written; if it has none, it writes itself."""
+
+    until: int = 0
+    has_room: bool = True
+
+    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> Any:
+        assert room is not None
+        until, step = self.until, self.steps
+
+        class Taken(Snapshot):
+            def write(self, folder: Path) -> None:
+                if step == until:
+                    raise OSError(28, "No space left on device")
+                super().write(folder)
+
+        return Taken() if self.has_room else None
+
+    def save(self, folder: Path, *, model_only: bool = False) -> None:
+        folder.mkdir()
+        (folder / "by itself").touch()
+
+
+@pytest.mark.parametrize("until", [2, 6])
+def test_a_checkpoint_that_could_not_be_written_ends_the_run_by_its_name(tmp_path: Path, until: int) -> None:
+    of = run(tmp_path)
+    of = replace(of, learner=Copied(until=until), schedule=replace(of.schedule, save_freq=1))
+    with pytest.raises(CheckpointError, match=f"step {until} could not be written .*No space left"):
+        loop.train(of, start(KeepAll()))
+    assert of.store.steps() == list(range(1, until))
+
+
+def test_a_checkpoint_is_written_while_the_step_waits_where_there_is_no_room_for_a_copy(tmp_path: Path) -> None:
+    of = run(tmp_path, steps=2)
+    of = replace(of, learner=Copied(has_room=False), schedule=replace(of.schedule, save_freq=2))
+    loop.train(of, start(KeepAll()))
+    assert (of.store.path(2) / "actor" / "by itself").exists()
 
 
 def test_training_responses_are_written_down_with_their_parts(tmp_path: Path) -> None:

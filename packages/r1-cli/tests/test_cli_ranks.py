@@ -92,9 +92,28 @@ def test_memory_of_driver_and_ranks_is_flat_over_200_steps_with_pictures() -> No
 @pytest.mark.slow
 def test_ranks_that_have_all_met_a_users_fault_still_save(tmp_path: Path) -> None:
     before, _ = ranks.run(cli_ranks.fail_and_save, tmp_path)
+    assert written(tmp_path / "later") == written(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     assert saved.keys() == before.keys()
     assert all(torch.equal(saved[name], before[name]) for name in before)
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_rank_writes_its_copy_whatever_it_does_meanwhile_and_says_what_failed(tmp_path: Path) -> None:
+    learner, _ = ranked()
+    learner.save(tmp_path / "at once")
+    copies = [learner.snapshot() for _ in range(2)]
+    learner.ablate({name: None for name, _ in learner.weights()})
+    assert copies[1] is not None
+    copies[1].write(tmp_path / "later")
+    assert written(tmp_path / "later") == written(tmp_path / "at once")
+    again = learner.snapshot()
+    assert again is not None
+    with pytest.raises(OSError, match=r"rank 0: \w+Error: .*learner.json"):
+        again.write(tmp_path / "at once" / "learner.json")
 
 
 def gone(*args: object) -> None:

@@ -15,12 +15,12 @@ from torch import Tensor
 # Each objective in each form, and each family, once at least: what they have to do with one another is little.
 CASES = [
     ("qwen2", "KL term", "2 of 2"),
-    ("qwen2", "whole sequences", "4 of 4"),
+    ("qwen2", "whole sequences", "4 of 4, prompts shared"),
     ("qwen2", "full KL", "2 of 4"),
     ("qwen2.5-vl", "whole sequences", "2 of 4"),
-    ("qwen2.5-vl", "full KL", "4 of 4"),
-    ("qwen3-vl", "KL term", "4 of 4"),
-    ("qwen3-vl", "full KL", "2 of 4, two copies"),
+    ("qwen2.5-vl", "full KL", "4 of 4, prompts shared"),
+    ("qwen3-vl", "KL term", "4 of 4, prompts shared"),
+    ("qwen3-vl", "full KL", "2 of 4, two copies, prompts shared"),
     ("qwen3-moe", "KL term", "none of 2"),
     ("qwen3-moe", "whole sequences", "2 of 2"),
     ("qwen3-vl-moe", "KL term", "none of 2"),
@@ -54,7 +54,7 @@ def test_ranks_take_the_steps_of_one_process(name: str, objective: str, form: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "form"), [("qwen2", "2 of 2"), ("qwen2.5-vl", "2 of 4, two copies")])
+@pytest.mark.parametrize(("name", "form"), [("qwen2", "2 of 2"), ("qwen2.5-vl", "2 of 4, two copies, prompts shared")])
 def test_ranks_that_share_a_critics_sequences_forecast_and_learn_what_one_process_does(name: str, form: str) -> None:
     values, expected = cli_sequences.forecast(name)
     for own, course in ranks.run(cli_sequences.forecast, name, FORMS[form], world=FORMS[form].world):

@@ -71,6 +71,26 @@ def test_a_full_disk_leaves_whole_lines_and_says_what_could_not_be_written(tmp_p
     assert [line["step"] for line in lines(tmp_path / "experiment_log.jsonl")] == [1, 2]
 
 
+def test_a_record_that_could_not_be_written_is_told_by_the_next_and_none_is_written_after_it(tmp_path: Path) -> None:
+    console = Silent()
+    tracker = Tracker([], info(tmp_path), console)
+    tracker.log(1, {"x": 0.5})
+    tracker.flush()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "experiment_log.jsonl").stat().st_size + 5, before[1]))
+    try:
+        tracker.log(2, {"x": 0.5})
+        with pytest.raises(CheckpointError, match="could not be written"):
+            tracker.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(CheckpointError, match="could not be written"):
+        tracker.log(3, {"x": 0.5})
+    tracker.close()
+    assert [line["step"] for line in lines(tmp_path / "experiment_log.jsonl")] == [1]
+    assert console.steps == [1, 2]
+
+
 def test_a_resumed_run_neither_repeats_nor_loses_a_step(tmp_path: Path) -> None:
     first = FileLogger(info(tmp_path))
     for step in (1, 2, 3):
@@ -112,6 +132,7 @@ def test_a_logger_that_breaks_is_dropped_with_one_line(tmp_path: Path, caplog: p
     with caplog.at_level(logging.WARNING, "r1"):
         tracker.log(1, {"x": 1.0})
         tracker.log(2, {"x": 2.0})
+        tracker.flush()
     assert [row["step"] for row in lines(tmp_path / "experiment_log.jsonl")] == [1, 2]
     assert len(caplog.records) == 1
     assert "Broken is off from step 1: ConnectionError: gone" in caplog.text
@@ -185,6 +206,7 @@ def test_mlflow_takes_a_validation_and_writes_into_the_runs_folder_only(
     monkeypatch.chdir(elsewhere)
     tracker = Tracker(["mlflow"], info(folder), Silent())
     tracker.log(0, {"val/avg@1": 0.5, "val/a b/../c": float("nan")}, [SEEN])
+    tracker.flush()
     assert len(tracker.loggers) == 3, caplog.text
     tracker.close()
     assert not list(elsewhere.iterdir())
@@ -199,6 +221,7 @@ def test_trackio_takes_a_validation_and_a_resumed_run_goes_on_in_its_charts(
     for step in (1, 2):
         tracker = Tracker(["trackio"], info(tmp_path), Silent())
         tracker.log(step, {"val/avg@4": 0.5, "val/a b/../c": float("nan")}, [SEEN])
+        tracker.flush()
         assert len(tracker.loggers) == 3, caplog.text
         tracker.close()
     assert (tmp_path / "trackio" / "project.db").is_file()
@@ -216,6 +239,7 @@ def test_the_file_gets_all_responses_and_others_the_first_to_each_validation_pro
     second, trained = dataclasses.replace(SEEN, sample=1), dataclasses.replace(SEEN, split="train")
     tracker.log(1, {"x": 1.0}, [SEEN, second, trained])
     tracker.log(1, {"x": 1.0}, [SEEN, second, trained])  # as a resumed run does
+    tracker.flush()
     rows = lines(tmp_path / "generations.jsonl")
     assert [(row["split"], row["sample"], row["parts"]) for row in rows] == [
         ("val", 0, {"accuracy": 1.0}), ("val", 1, {"accuracy": 1.0}), ("train", 0, {"accuracy": 1.0})

@@ -70,7 +70,8 @@ def test_shell_text_stays_text(repository: Path) -> None:
 def test_the_example_file_holds_the_values_that_people_copy(repository: Path) -> None:
     config, _ = load_config(["examples/config.yaml"])
     for key, value in EASYR1["defaults"].items():
-        assert lookup(config, key) == value, key
+        own = "auto" if ".micro_batch_size_per_device_for_" in key else value
+        assert lookup(config, key) == own, key
 
 
 def test_the_example_file_lists_every_key_of_the_algorithm(repository: Path) -> None:

@@ -10,11 +10,15 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
+from r1_cli.assembly.learner import build_batching
 from r1_cli.config import ConfigError, Provenance, RunConfig, load_config
 from r1_cli.plan import disk
 from r1_cli.plan.announce import announce
 from r1_cli.plan.batches import Plan, count, make_plan
 from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, require_room, size_text
+from r1_core.learner.batching import rounds
+from r1_core.prompts import Work
+from r1_core.types import Sample
 
 BASE = [
     "data.train_files=owner/rows@train",
@@ -41,8 +45,11 @@ def text_of(config: RunConfig, plan: Plan) -> str:
     return out.getvalue()
 
 
+APART = "worker.actor.share_prompts=false"
+
+
 def test_the_numbers_of_the_tutorial() -> None:
-    plan = make_plan(config_of(*TUTORIAL, "trainer.total_epochs=2"), rows=2100)
+    plan = make_plan(config_of(*TUTORIAL, APART, "trainer.total_epochs=2"), rows=2100)
     assert plan.steps_per_epoch == 8
     assert plan.total_steps == 16
     assert plan.sequences_per_step == 1536
@@ -54,7 +61,7 @@ def test_the_numbers_of_the_tutorial() -> None:
 
 
 def test_the_table_shows_them() -> None:
-    config = config_of(*TUTORIAL, "worker.actor.dynamic_batching=false")
+    config = config_of(*TUTORIAL, APART, "worker.actor.dynamic_batching=false")
     lines = [line.split() for line in text_of(config, make_plan(config, rows=2100)).splitlines()]
     for expected in ("rows 2,100", "steps per epoch 8", "sequences 1,536", "sequences per device 192"):
         assert any(line[: len(expected.split())] == expected.split() for line in lines), expected
@@ -63,7 +70,7 @@ def test_the_table_shows_them() -> None:
 
 
 def test_a_token_budget_makes_the_pass_counts_upper_bounds() -> None:
-    config = config_of(*TUTORIAL)
+    config = config_of(*TUTORIAL, APART)
     assert "at most 24" in text_of(config, make_plan(config, rows=2100))
 
 
@@ -91,13 +98,49 @@ def test_devices_that_share_a_sequence_count_as_one() -> None:
 
 
 def test_partial_micro_batches_count_whole() -> None:
-    plan = make_plan(config_of(*TUTORIAL, "worker.actor.micro_batch_size_per_device_for_update=5"), 2100)
+    plan = make_plan(config_of(*TUTORIAL, APART, "worker.actor.micro_batch_size_per_device_for_update=5"), 2100)
     assert plan.accumulations == 10
 
 
 def test_token_bounds_follow_from_the_lengths() -> None:
-    plan = make_plan(config_of(*TUTORIAL, "data.max_prompt_length=100", "data.max_response_length=28"), 2100)
+    lengths = ["data.max_prompt_length=100", "data.max_response_length=28"]
+    plan = make_plan(config_of(*TUTORIAL, APART, *lengths), 2100)
     assert (plan.tokens_per_micro_batch, plan.tokens_per_step) == (256, 1536 * 128)
+    plan = make_plan(config_of(*TUTORIAL, *lengths), 2100)  # 256 prompts with 6 answers each
+    assert (plan.tokens_per_micro_batch, plan.tokens_per_step) == (256, 256 * 100 + 1536 * 28)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("micro", [1, 2, 4, 6, 8, 16, 64])
+@pytest.mark.parametrize("lengths", [(100, 28), (10, 40)], ids=str)
+def test_micro_batches_of_shared_prompts_are_those_that_full_groups_are_cut_into(
+    lengths: tuple[int, int], micro: int, dynamic: bool
+) -> None:
+    prompt, answer = lengths
+    words = [f"data.max_prompt_length={prompt}", f"data.max_response_length={answer}"]
+    words += [f"worker.actor.dynamic_batching={dynamic}".lower(), "trainer.n_gpus_per_node=2"]
+    config = config_of(*TUTORIAL, *words, f"worker.actor.micro_batch_size_per_device_for_update={micro}")
+    plan, token_ids = make_plan(config, 2100), torch.zeros(prompt + answer)
+    samples = [
+        Sample(
+            torch.cat([torch.full((prompt,), group), token_ids[prompt:]]), torch.arange(prompt + answer) >= prompt,
+            torch.arange(prompt + answer)[None], group, 0.0, prompt_length=prompt,
+        )
+        for group in range(64) for _ in range(6)
+    ]  # fmt: skip
+    limit = build_batching(config, config.worker.actor).update
+    cut = rounds(samples, limit, 2, share_prompts=True)
+    assert len(cut) <= plan.accumulations if dynamic else len(cut) == plan.accumulations
+    work = Work.of(samples)
+    assert max(work.tokens(part) for parts in cut for part in parts) <= plan.tokens_per_micro_batch
+    assert plan.accumulations <= 1.5 * len(cut) + 1
+
+
+def test_that_padding_leaves_no_prompt_to_share_is_said() -> None:
+    config = config_of(*TUTORIAL, "worker.actor.padding_free=false")
+    plan = make_plan(config, 2100)
+    assert not plan.shares_prompts
+    assert "worker.actor.share_prompts takes worker.actor.padding_free=true" in text_of(config, plan)
 
 
 def test_too_few_rows_for_one_batch_are_refused() -> None:

@@ -100,6 +100,17 @@ def message_of(*words: str) -> str:
             "must be 1 with the embedded engine",
         ),
         ("worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_node", "above 0 with the other one"),
+        (
+            "trainer.max_staleness=1 trainer.n_gpus_per_node=2 worker.rollout.tensor_parallel_size=1",
+            "trainer.max_staleness",
+            "needs engines on devices of their own where several learn: set worker.rollout.engines.nnodes",
+        ),
+        (
+            "trainer.max_staleness=1 trainer.n_gpus_per_node=1 worker.rollout.name=vllm "
+            "worker.rollout.tensor_parallel_size=1",
+            "trainer.max_staleness",
+            "needs an engine beside the learner: worker.rollout.name=embedded",
+        ),
         ("worker.rollout.engines.n_gpus_per_node=1", "worker.rollout.engines.nnodes", "above 0 with the other one"),
         ("worker.actor.fsdp.fsdp_size=3", "worker.actor.fsdp.fsdp_size", "n_gpus_per_node = 8), or be -1"),
         ("worker.actor.fsdp.fsdp_size=0", "worker.actor.fsdp.fsdp_size", "must divide"),
@@ -230,6 +241,7 @@ def test_what_cannot_run_is_refused_by_name(
         "algorithm.rollout_correction.rollout_rs=token_k1,seq_max_k2 "
         "algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0,0.1",
         "data.min_pixels=null",
+        "trainer.max_staleness=1 worker.rollout.engines.nnodes=1 worker.rollout.engines.n_gpus_per_node=4",
     ],
 )
 def test_what_can_run_is_not_refused(words: str) -> None:

@@ -40,10 +40,15 @@ def weights(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def copy(source: Path, target: Path, shard_size: int) -> None:
-    """Take up a checkpoint and write another."""
+    """Take up a checkpoint and write another, at once and again after it was copied and a step was taken."""
     learner = learner_for(Parallel.join("cpu", shard_size=shard_size))
     learner.load(source)
     learner.save(target, file_bytes=FILE_BYTES)
+    taken = learner.snapshot(file_bytes=FILE_BYTES)
+    assert learner.snapshot(file_bytes=FILE_BYTES, room=FILE_BYTES) is None
+    assert taken is not None
+    step(learner)
+    taken.write(target.with_name(f"{target.name}_later"))
 
 
 def stop_and_go(folder: Path, shard_size: int) -> bool:

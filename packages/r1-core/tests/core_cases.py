@@ -112,9 +112,11 @@ def policy_learner(monkeypatch, parallel: Parallel | None = None) -> Learner:
     return Learner(model, optimizer, lambda step: 1.0, parallel=parallel)
 
 
-def outcome(learner: Learner, objective: Objective, batching: Batching) -> tuple[dict[str, float], dict[str, Tensor]]:
+def outcome(
+    learner: Learner, objective: Objective, batching: Batching, samples: Sequence[Sample] | None = None
+) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Metrics and gradients of one step."""
     learner.batching = batching
     learner.optimizer.zero_grad()
-    metrics = learner.forward_backward(off_policy_samples(), objective)
+    metrics = learner.forward_backward(off_policy_samples() if samples is None else samples, objective)
     return metrics, {name: param.grad for name, param in learner.model.named_parameters()}

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
-from core_ranks import Form
+from core_models import in_float64, picture_samples, qwen2, qwen25_vl, reads_pack, text_samples, with_siblings
+from core_ranks import ONE_BY_ONE, SHARING, Form
 from core_sequences import Attending
 from core_toy import Toy, samples
 from ranks import patches
 from torch import nn
 
 from r1_core.advantages import GAE, assign
-from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.critic import Critic
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model
@@ -21,7 +20,6 @@ from r1_core.learner.value_scorer import give_value_head
 from r1_core.losses import ValueLoss
 from r1_core.types import Sample
 
-ONE = Batching(True, MicroLimit(1), MicroLimit(2))
 MODELS = {"text": lambda: qwen2(tied=True), "pictures": qwen25_vl}
 
 
@@ -40,21 +38,22 @@ def make_critic(
         assert parallel.mesh is not None
         shard_model(model, find_blocks(model), parallel.mesh, shard or Shard())
     optimizer = build_optimizer(model.named_parameters(), lr=1e-2)
-    settings = {"batching": ONE, "max_grad_norm": 0.1, "parallel": parallel, "device": torch.device("cpu")}
+    settings = {"batching": ONE_BY_ONE, "max_grad_norm": 0.1, "parallel": parallel, "device": torch.device("cpu")}
     return Critic(model, optimizer, lambda step: 1.0, **(settings | more))
 
 
 def exact_critic(name: str = "text", parallel: Parallel | None = None, shard: Shard | None = None, **more) -> Critic:
-    """One in float64."""
+    """One in float64. Ranks share prompts, one process does not unless it is told to."""
     patches.undo()
-    model = MODELS[name]()
+    model = reads_pack(MODELS[name]())
+    more = ({} if parallel is None else {"batching": SHARING}) | more
     draw_head(give_value_head(model))
     fillers = picture_samples((1,), seed=9) if name == "pictures" else ()
     return make_critic(in_float64(model, patches), parallel, shard, fillers=fillers, **more)
 
 
 def step_samples(name: str) -> list[Sample]:
-    return text_samples() if name == "text" else picture_samples((0, 0, 2, 0, 0))
+    return with_siblings(text_samples() if name == "text" else picture_samples((0, 0, 2, 0, 0)))
 
 
 def forecast(critic: Critic, given: list[Sample]) -> list[Sample]:

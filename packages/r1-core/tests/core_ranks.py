@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from core_cases import CUTS_FOR_RANKS, OBJECTIVES, off_policy, off_policy_samples, outcome, policy_learner
-from core_models import in_float64, picture_samples, qwen2, qwen25_vl, text_samples
+from core_models import in_float64, picture_samples, qwen2, qwen25_vl, reads_pack, text_samples, with_siblings
 from ranks import patches
 
 from r1_core.advantages import Reinforce, assign
@@ -29,7 +29,8 @@ THREE = {
     "full KL": Objective(kl_penalty="full", kl_coef=0.1),
 }
 ALL = OBJECTIVES | THREE
-
+ONE_BY_ONE = Batching(True, MicroLimit(1), MicroLimit(2))
+SHARING = Batching(True, MicroLimit(2), MicroLimit(2), share_prompts=True)  # groups of three are cut
 
 AS_THEY_ARE = Shard()
 
@@ -61,14 +62,14 @@ MODELS = {
 
 
 def samples_for(name: str) -> list:
-    """Text; or one picture in all, so that most micro-batches have none and some rounds, too."""
-    return off_policy_samples() if name == "text, tied" else off_policy(picture_samples((0, 0, 2, 0, 0)))
+    """Text; or one prompt with pictures, so that most micro-batches have none, and rounds too. Some share prompts."""
+    return off_policy_samples() if name == "text, tied" else off_policy(with_siblings(picture_samples((0, 0, 2, 0, 0))))
 
 
 def build(name: str, parallel: Parallel | None = None, shard: Shard | None = None, *, exact: bool = True) -> Learner:
-    """A learner with a reference; in float64 if it is to be `exact`."""
+    """A learner with a reference; in float64 if it is to be `exact`. Ranks share prompts, one process does not."""
     patches.undo()  # another learner of this case may have been exact
-    models = [MODELS[name](seed) for seed in (0, 1)]
+    models = [reads_pack(MODELS[name](seed)) for seed in (0, 1)]
     for model in models:
         if exact:
             in_float64(model, patches)
@@ -77,7 +78,7 @@ def build(name: str, parallel: Parallel | None = None, shard: Shard | None = Non
         if parallel is not None:
             shard_model(model, find_blocks(model), parallel.mesh, shard or Shard())
     optimizer = build_optimizer(models[0].named_parameters(), lr=1e-2)
-    batching = Batching(True, MicroLimit(1), MicroLimit(2))
+    batching = ONE_BY_ONE if parallel is None else SHARING
     return Learner(
         models[0], optimizer, lambda step: 1.0, reference=models[1], batching=batching, max_grad_norm=0.5,
         parallel=parallel, fillers=picture_samples((1,), seed=9) if name == "pictures" else (),

@@ -1,5 +1,7 @@
 """A causal model without transformers, and cases over it: what ranks can be asked within seconds of their start."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +64,10 @@ def samples() -> list[Sample]:
 
 
 def learn(shard_size: int | None = None, shard: str = "sharded") -> tuple[list[dict[str, float]], dict[str, Any]]:
-    """Metrics of three steps and the weights after them; of one process without a `shard_size`."""
+    """Metrics of three steps and the weights after them; of one process without a `shard_size`.
+
+    Ranks rehearse before each, which leaves no trace.
+    """
     model, parallel = Toy().double(), None
     if shard_size is not None:
         parallel = Parallel.join("cpu", shard_size=shard_size)
@@ -73,8 +78,31 @@ def learn(shard_size: int | None = None, shard: str = "sharded") -> tuple[list[d
         model, optimizer, lambda step: 1.0, batching=Batching(True, MicroLimit(1)), max_grad_norm=0.1,
         parallel=parallel,
     )  # fmt: skip
-    metrics = [learner.forward_backward(samples(), Objective()) | learner.optim_step() for _ in range(3)]
+    metrics = []
+    for _ in range(3):
+        if parallel is not None:
+            rehearse(learner)
+        metrics.append(learner.forward_backward(samples(), Objective()) | learner.optim_step())
     return metrics, {name: tensor.clone() for name, tensor in learner.weights()}
+
+
+def rehearse(learner: Learner) -> None:
+    """A pass that comes to its end, and one whose memory ends on the way back."""
+    assert learner.rehearse(samples(), Objective(), MicroLimit(2)).seconds > 0
+    with memory_ending(learner.model.layers[0]), pytest.raises(torch.OutOfMemoryError):
+        learner.rehearse(samples(), Objective(), MicroLimit(1))
+
+
+@contextmanager
+def memory_ending(layer: nn.Module) -> Iterator[None]:
+    """No room for what the layer's backward pass takes."""
+
+    def end(gradient: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError
+
+    handle = layer.register_forward_hook(lambda *call: call[-1].register_hook(end) and None)
+    yield
+    handle.remove()
 
 
 def describe(shard_size: int, seconds: float) -> dict[str, Any]:

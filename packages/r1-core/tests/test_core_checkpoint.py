@@ -66,6 +66,17 @@ def test_the_index_of_a_small_checkpoint_names_the_models_file_and_not_the_optim
     assert step(resumed, 2) == step(learner, 2)
 
 
+def test_a_snapshot_writes_what_was_when_it_was_taken(saved, tmp_path):
+    folder, learner = saved
+    taken = learner.snapshot(file_bytes=FILE_BYTES)
+    assert learner.snapshot(room=1000) is None, "there is no room for it"
+    step(learner, 2)
+    taken.write(tmp_path / "later")
+    names = sorted(file.name for file in folder.iterdir() if file.is_file())
+    assert names == sorted(file.name for file in (tmp_path / "later").iterdir())
+    assert all((folder / name).read_bytes() == (tmp_path / "later" / name).read_bytes() for name in names)
+
+
 def test_a_tensor_larger_than_a_file_has_one_of_its_own():
     tensors = {"a": torch.zeros(2), "b": torch.zeros(100), "c": torch.zeros(2)}
     assert [file.tensors for file in cut("model", tensors, file_bytes=40)] == [("a",), ("b",), ("c",)]

@@ -33,6 +33,7 @@ def assert_goes_on(folder):
 def test_two_ranks_write_the_bytes_that_one_process_writes(shard_size, single, tmp_path):
     ranks.run(checkpoint_ranks.copy, single, tmp_path / "pair", shard_size)
     assert contents(tmp_path / "pair") == contents(single)
+    assert contents(tmp_path / "pair_later") == contents(single), "a copy is of the moment at which it was taken"
     assert_goes_on(tmp_path / "pair")
 
 

@@ -1,19 +1,20 @@
 """The gradient of an optimizer step does not depend on how the step was cut, nor on the number of ranks."""
 
+from dataclasses import replace
 from functools import partial
 
 import core_ranks
 import pytest
 import ranks
 import torch
-from core_cases import CUTS, CUTS_FOR_RANKS, OBJECTIVES, outcome, policy_learner
+from core_cases import CUTS, CUTS_FOR_RANKS, OBJECTIVES, distinct, off_policy_samples, outcome, policy_learner
 from core_models import in_float64, picture_samples, qwen2, qwen25_vl, reads_pack, text_samples, with_siblings
 
-from r1_core.advantages import GRPO, assign
+from r1_core.advantages import ESTIMATORS, GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
-from r1_core.losses import AGGREGATIONS, ValueLoss, aggregate
+from r1_core.losses import AGGREGATIONS, Correction, ValueLoss, aggregate
 from r1_core.objective import Objective
 from r1_core.types import Totals
 
@@ -122,6 +123,20 @@ def test_no_objective_sees_the_cut(name, learner, one_by_one):
     assert max(float(grad.abs().max()) for grad in one_by_one[name][1].values()) > 1e-3
     for cut, batching in CUTS.items():
         assert_same(outcome(learner, OBJECTIVES[name], batching), one_by_one[name], cut)
+
+
+@pytest.mark.parametrize("name", distinct(ESTIMATORS))
+def test_no_estimators_gradient_sees_that_prompts_are_shared(name, learner):
+    samples = [
+        replace(s, values=s.ref_logprobs, squared_probs=s.old_logprobs.exp(), reward=float(i % 2), group_id=i % 3)
+        for i, s in enumerate(off_policy_samples())
+    ]
+    parts = [{"right": sample.reward, "form": i % 2} for i, sample in enumerate(samples)]
+    given = {"baselines": [0.25] * len(samples), "parts": parts, "correction": Correction("token")}
+    samples = assign(samples, ESTIMATORS.get(name)(), **given)
+    expected = outcome(learner, Objective(), CUTS["packed, 1 sample"], samples)
+    assert max(float(grad.abs().max()) for grad in expected[1].values()) > 1e-3
+    assert_same(outcome(learner, Objective(), CUTS["sharing prompts, 3 samples"], samples), expected, name)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -26,6 +27,15 @@ PEAK_FLOPS = {
     "RTX 4090": 165e12,
     "A10": 125e12,
 }
+
+# Where containers of both versions of Linux' control groups say what memory they may take, and what they do.
+CONTAINER_MEMORY = tuple(
+    (Path("/sys/fs/cgroup", limit), Path("/sys/fs/cgroup", used))
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,21 @@ def find_card() -> int | None:
         return min(int(line) << 20 for line in said.split())
     except (OSError, ValueError, subprocess.SubprocessError):  # a driver that does not work, or none behind the tool
         return None
+
+
+def free_memory() -> int:
+    """Return how many bytes this machine's processes, or those of this container, may still take of its memory."""
+    import psutil
+
+    free = psutil.virtual_memory().available
+    for limit, used in CONTAINER_MEMORY:
+        try:
+            numbers = dict(line.split() for line in limit.with_name("memory.stat").read_text().splitlines())
+            files = int(numbers["active_file"]) + int(numbers["inactive_file"])  # which make room
+            free = min(free, int(limit.read_text()) - int(used.read_text()) + files)
+        except (OSError, ValueError, KeyError):  # there is no such container, or no limit ("max")
+            continue
+    return max(free, 0)
 
 
 def dtype(name: str) -> "torch.dtype":

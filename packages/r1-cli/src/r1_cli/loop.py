@@ -1,7 +1,7 @@
 """The training loop: sample groups, score them, compare within each group, update the policy, repeat."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,13 +9,15 @@ from pathlib import Path
 from r1_cli.groups.estimate import EstimateError
 from r1_cli.groups.group import to_samples
 from r1_cli.groups.supply import save_surplus
+from r1_cli.hardware import free_memory
 from r1_cli.measure.metrics import divergence, penalty_metrics, performance, step_metrics, update_metrics
 from r1_cli.measure.signal import count_idle, require_signal
 from r1_cli.measure.validate import Validation, generations_of
-from r1_cli.roles import Collected, Collector, Critic, Learner, Position, Schedule, Update, weights_of
+from r1_cli.roles import Collected, Collector, Critic, Learner, Position, Schedule, Snapshot, Update, weights_of
 from r1_cli.sampling.ahead import Ahead, save_ahead
 from r1_cli.sampling.proof import canary_metrics
-from r1_cli.state.checkpoints import CheckpointStore, Draft
+from r1_cli.state.checkpoints import CheckpointStore
+from r1_cli.state.saving import Saver
 from r1_cli.state.stop import Stopped, StopRequest
 from r1_cli.track import Generation, Tracker
 from r1_cli.track.stopwatch import Stopwatch
@@ -51,9 +53,10 @@ class Run:
     schedule: Schedule
     validation: Validation | None
     store: CheckpointStore
+    saver: Saver  # into the store
     tracker: Tracker
     stop: StopRequest
-    save_assets: Callable[[Path], None]  # tokenizer, processor and configuration, so that a checkpoint stands alone
+    assets: Callable[[], Mapping[str, bytes]]  # what else a checkpoint needs to stand alone, by its place in there
     critic: Critic | None = None
     ahead: Ahead | None = None  # samples the steps to come while the learner computes
     timeline: Timeline = field(default_factory=Timeline)
@@ -74,25 +77,37 @@ def train(run: Run, at: Position) -> Position:
                 at, record, generations = take_step(run, at)
                 conclude_step(run, at, record, generations)
             require_signal(at.idle, run.schedule.max_idle_steps)
+            run.saver.check()
             run.stop.check()
+        run.tracker.flush()
+        run.saver.finish()
     except (Stopped, *FAILED) as reason:
         leave(run, at, reason)
         if not isinstance(reason, Stopped):
             raise
+    except Exception:
+        run.saver.settle()  # what was whole before is kept
+        raise
     return at
 
 
 def leave(run: Run, at: Position, reason: Exception) -> None:
     """Keep the last whole step, unless what it was to go on with, sampled ahead by older weights, came to nothing."""
+    lost = False
     try:
         if run.ahead:
             run.ahead.settle()
     except FAILED:
-        log.warning("%s: leaving after step %d; %s", reason, at.step, LOST)
+        lost = True
+    run.saver.settle()
+    if lost:
+        log.warning("%s: leaving after step %d; %s (%s)", reason, at.step, LOST, run.store.latest() or "there is none")
         return
     log.warning("%s: leaving after step %d, which is kept in %s", reason, at.step, run.store.path(at.step))
     if at.step not in run.store.steps():
-        run.store.publish(write_checkpoint(run, at, {}))
+        write_checkpoint(run, at, {})
+        run.saver.publish(run.tracker.flush)
+        run.saver.finish()
 
 
 def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
@@ -196,10 +211,10 @@ def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, flo
 
 
 def conclude_step(run: Run, at: Position, record: dict[str, float], generations: list[Generation]) -> None:
-    """Validate, save and log.
+    """Validate, save and log; the checkpoint and the record are written while the next step goes on.
 
-    The record is written between the checkpoint's writing and its publication: whichever moment a kill chooses, a
-    resumed run finds the records of all steps up to its checkpoint.
+    A checkpoint gets its name after the record is written: whichever moment a kill chooses, a resumed run finds the
+    records of all steps up to its checkpoint.
     """
     watch = Stopwatch(run.tracker.stage, run.timeline.record)
     if run.validation and run.schedule.validates(at.step):
@@ -211,35 +226,43 @@ def conclude_step(run: Run, at: Position, record: dict[str, float], generations:
             raise
         record |= scores
         generations = [*responses, *generations]
-    draft = None
-    if run.schedule.saves(at.step):
+    saves = run.schedule.saves(at.step)
+    if saves:
         with watch("save_checkpoint"):
-            draft = write_checkpoint(run, at, record)
+            write_checkpoint(run, at, record)
     record |= {f"timing_s/{stage}": seconds for stage, seconds in watch.lap().items()}
     with watch.beside("log"):
         run.tracker.log(at.step, record, generations)
-    if draft:
-        with watch.beside("publish"):
-            run.store.publish(draft)
+    if saves:
+        run.saver.publish(run.tracker.flush)
 
 
-def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> Draft:
-    """Write everything that a resume needs, unpublished."""
-    ahead = run.ahead.settle() if run.ahead else []
+def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> None:
+    """Copy everything that a resume needs, and begin to write it, unpublished; where there is no room, write it here.
+
+    A copy takes at most half of the memory that is free.
+    """
+    run.saver.finish()
+    model_only = run.schedule.save_model_only
+    models: dict[str, Learner | Critic] = {"actor": run.learner} | ({"critic": run.critic} if run.critic else {})
+    copies: dict[str, Snapshot | None] = {}
+    for name, model in models.items():
+        copies[name] = model.snapshot(model_only=model_only, room=free_memory() // 2)
+        if run.critic:  # never both are on the device
+            model.rest()
+    ahead, assets = run.ahead.under_way() if run.ahead else [], run.assets()
 
     def save(folder: Path) -> None:
-        run.learner.save(folder / "actor", model_only=run.schedule.save_model_only)
-        if run.critic:
-            run.learner.rest()
-            run.critic.save(folder / "critic", model_only=run.schedule.save_model_only)
-            run.critic.rest()
-        run.save_assets(folder)
+        for name, model in models.items():
+            if (copy := copies[name]) is not None:
+                copy.write(folder / name)
+            else:
+                model.save(folder / name, model_only=model_only)
+                model.rest()
+        for place, content in assets.items():
+            (folder / place).write_bytes(content)
         save_surplus(at.supply.surplus, folder)
-        save_ahead(ahead, folder)
+        save_ahead([step.result() for step in ahead], folder)
 
-    state = {
-        **at.state(),
-        "val_reward_score": record.get("val/reward_score"),
-        "model_only": run.schedule.save_model_only,
-    }
-    return run.store.write(at.step, save, state)
+    state = {**at.state(), "val_reward_score": record.get("val/reward_score"), "model_only": model_only}
+    run.saver.write(at.step, save, state, apart=None not in copies.values())

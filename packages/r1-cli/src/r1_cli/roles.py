@@ -13,7 +13,9 @@ from r1_cli.groups.supply import Supply, resume_supply
 from r1_cli.track.stopwatch import Stopwatch
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
+from r1_core.learner.batching import MicroLimit
 from r1_core.learner.facts import Facts
+from r1_core.learner.rehearsal import Trial
 from r1_core.needs import Needs
 from r1_core.objective import Objective
 from r1_core.reward_normalization import RewardNormalizer
@@ -24,6 +26,13 @@ from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.types import Generator
 
 Item = TypeVar("Item")
+
+
+class Snapshot(Protocol):
+    """A learner or a critic as it was at one moment."""
+
+    def write(self, folder: Path) -> None:
+        """Write what `save` would have written then; from any thread, whatever the learner does meanwhile."""
 
 
 class Learner(Protocol):
@@ -43,6 +52,12 @@ class Learner(Protocol):
 
     def repeat_prompts(self) -> None:
         """Compute a prompt with every sample of it from now on."""
+
+    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+        """Hold so much in a micro-batch from now on, with a gradient and without."""
+
+    def rehearse(self, samples: Sequence[Sample], objective: Objective | None, limit: MicroLimit) -> Trial:
+        """Compute the samples, with a gradient if there is an objective, and forget it; return what it took."""
 
     def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
@@ -67,6 +82,9 @@ class Learner(Protocol):
     def rest(self) -> None:
         """Let all that is offloaded leave the device, until the verb that needs it."""
 
+    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> "Snapshot | None":
+        """Copy what `save` would write, for a thread to write; None where a process has no `room` for so many bytes."""
+
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
     def save(self, folder: Path, *, model_only: bool = False) -> None: ...
     def load(self, folder: Path, *, model_only: bool = False) -> None: ...
@@ -84,6 +102,12 @@ class Critic(Protocol):
     def repeat_prompts(self) -> None:
         """Compute a prompt with every sample of it from now on."""
 
+    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+        """Hold so much in a micro-batch from now on, with a gradient and without."""
+
+    def rehearse(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> Trial:
+        """Compute the samples and forget it; return what it took."""
+
     def forward_backward(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
 
@@ -92,6 +116,9 @@ class Critic(Protocol):
 
     def rest(self) -> None:
         """Let all that is offloaded leave the device, until the verb that needs it."""
+
+    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> "Snapshot | None":
+        """Copy what `save` would write, as the learner does."""
 
     def save(self, folder: Path, *, model_only: bool = False) -> None: ...
     def load(self, folder: Path, *, model_only: bool = False) -> None: ...
@@ -193,6 +220,7 @@ class Position:
     filter: GroupFilter
     normalizer: RewardNormalizer  # of rewards
     idle: int = 0  # the latest steps, all in a row, that had nothing to learn from
+    micro_batches: Mapping[str, int] = field(default_factory=dict)  # by key, the sizes that a rehearsal has chosen
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold, as JSON can; the surplus has files of its own."""
@@ -203,6 +231,7 @@ class Position:
             "filter": self.filter.state(),
             "rewards": asdict(self.normalizer),
             "idle": self.idle,
+            "micro_batches": dict(self.micro_batches),
         }
 
     def resume(self, state: Mapping[str, Any]) -> "Position":
@@ -214,6 +243,7 @@ class Position:
             filter=self.filter.resume(state.get("filter", {})),
             normalizer=RewardNormalizer(**state.get("rewards", {})),
             idle=state.get("idle", 0),
+            micro_batches=state.get("micro_batches", {}),
         )
 
 

@@ -144,7 +144,7 @@ def build_batching(config: RunConfig, owner: UpdateConfig) -> Batching:
 
     return Batching(
         padding_free=owner.padding_free,
-        share_prompts=owner.padding_free and owner.share_prompts,
-        update=limit(owner.micro_batch_size_per_device_for_update),
-        experience=limit(owner.micro_batch_size_per_device_for_experience),
+        share_prompts=owner.shares_prompts,
+        update=limit(owner.update_size),
+        experience=limit(owner.experience_size),
     )

@@ -22,6 +22,8 @@ log = logging.getLogger("r1")
 
 # What another neighbour of the same length may change, in any precision: the same kernels round in the same way.
 NEIGHBOUR = TOLERANCE[torch.float32]
+# What a model's own code may raise at a row that it was not written for.
+RAISED = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 
 
 def settle_packing(
@@ -84,8 +86,8 @@ def find_packing_fault(learner: Learner, probes: Probes, fresh: Probes, toleranc
     try:
         gap = widest_gap(learner.logprobs_together([*others, last], padding_free=True), alone)
         pair, swapped = (learner.logprobs_together([one, last], padding_free=True)[-1:] for one in (others[0], other))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        return f"cannot read a packed row ({str(error).splitlines()[0]})"
+    except RAISED as error:
+        return f"cannot read a packed row ({_first_line(error)})"
     leak = widest_gap(swapped, pair)
     if gap <= tolerance and leak <= NEIGHBOUR:
         return None
@@ -107,12 +109,16 @@ def find_sharing_fault(learner: Learner, probes: Probes, fresh: Probes, toleranc
         sharing += [replace(sample, prompt_length=len(prompt.token_ids)) for sample in apart[-2:]]
     try:
         found, expected = (learner.logprobs_together(samples, padding_free=True) for samples in (sharing, apart))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        return f"cannot read a shared prompt ({str(error).splitlines()[0]})"
+    except RAISED as error:
+        return f"cannot read a shared prompt ({_first_line(error)})"
     gap = widest_gap(found, expected)
     if gap <= tolerance:
         return None
     return f"mixes up the answers to a shared prompt (log-probs off by {gap:.2g} of their size)"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _to_sample(prompt: PromptLike, response: list[int]) -> Sample:

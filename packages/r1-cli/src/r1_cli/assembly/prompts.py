@@ -71,6 +71,16 @@ def build_stream(config: RunConfig, prompts: Mixture, sources: Sequence[Source])
     return WeightedStream(sizes, weights, batch, seed=data.seed, shuffle=data.shuffle, until=until)
 
 
+def begin_rendering(config: RunConfig, prompts: Mixture, first: Sequence[int], val_prompts: Mixture) -> None:
+    """Let workers render what the run begins with while models are loaded: validation's rows, then the first step's."""
+    trainer, size = config.trainer, config.data.val_batch_size
+    if val_prompts.parts and (trainer.val_before_train or trainer.val_only):
+        part = val_prompts.parts[0]
+        part.prefetch(range(len(part) if size < 1 else min(size, len(part))))
+    if not trainer.val_only:
+        prompts.prefetch(first)
+
+
 def build_validation(prompts: Mixture, sources: Sequence[Source], sampling: SamplingParams) -> list[ValidationSet]:
     """Each validation source with the number of answers that it asks for, else that of all."""
     return [

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from r1_cli.cluster.crossing import Crossing
+from r1_cli.cluster.saving import RankedSnapshot
+from r1_core.learner.batching import MicroLimit
+from r1_core.learner.rehearsal import Trial, worst
 from r1_core.types import Sample
 
 
@@ -28,6 +31,15 @@ class RankedCritic:
         """Compute a prompt with every sample of it from now on."""
         self._crossing.ask("critic_repeat_prompts")
 
+    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+        """Hold so much in a micro-batch from now on, with a gradient and without."""
+        self._crossing.ask("critic_cut", update, experience)
+
+    def rehearse(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> Trial:
+        """Compute the samples and forget it; return what it took on the rank that it took most of."""
+        rows, changes = self._crossing.show(samples)
+        return worst(self._crossing.ask_all("critic_rehearse", rows, changes, limit, gradient))
+
     def forward_backward(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
         metrics: dict[str, float] = self._crossing.ask("critic_forward_backward", *self._crossing.show(samples))
@@ -41,6 +53,10 @@ class RankedCritic:
     def rest(self) -> None:
         """Let all that is offloaded leave the devices, until the verb that needs it."""
         self._crossing.ask("critic_rest")
+
+    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> RankedSnapshot | None:
+        """Let the ranks copy weights and optimizer, as `RankedLearner.snapshot` does."""
+        return self._crossing.take_snapshot("critic", model_only, room)
 
     def save(self, folder: Path, *, model_only: bool = False) -> None:
         """Let the ranks write weights and optimizer into `folder`."""

@@ -1,6 +1,6 @@
 """What crosses between the driver and the ranks: verbs, the samples of a batch once, and what is new of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 
 from r1_cli.cluster.batch import Array, Reference, find_changes, in_place, to_columns
 from r1_cli.cluster.ranks import Ranks
+from r1_cli.cluster.saving import RankedSnapshot
 from r1_core.rows import with_tokens
 from r1_core.types import PER_TOKEN, Sample
 
@@ -23,23 +24,44 @@ class Crossing:
 
     Args:
         inputs_dtype: what floating-point model inputs cross in; None: as they are.
+        neighbours: ranks that share a machine, at most.
     """
 
-    def __init__(self, ranks: Ranks, inputs_dtype: torch.dtype | None = None) -> None:
-        self._ranks, self._inputs_dtype = ranks, inputs_dtype
+    def __init__(self, ranks: Ranks, inputs_dtype: torch.dtype | None = None, neighbours: int = 1) -> None:
+        self._ranks, self._inputs_dtype, self._neighbours = ranks, inputs_dtype, neighbours
         self._error: Exception | None = None  # the first that the ranks have raised
         self._batch: list[Sample] = []  # as the ranks have it
         self._rows: dict[int, int] = {}  # of the batch, by the identity of a sample's `token_ids`
 
     def ask(self, verb: str, *args: Any) -> Any:
-        """Ask all ranks. What fails after an error fails for its reason, as ranks may be gone: it is raised again."""
+        """Ask all ranks; return what the first answers.
+
+        What fails after an error fails for its reason, as ranks may be gone: it is raised again.
+        """
+        return self._told(self._ranks.ask, verb, *args)
+
+    def ask_all(self, verb: str, *args: Any) -> list[Any]:
+        """Ask all ranks, as `ask` does; return what each answers."""
+        answers: list[Any] = self._told(self._ranks.ask_all, verb, *args)
+        return answers
+
+    def _told(self, ask: Callable[..., Any], verb: str, *args: Any) -> Any:
         try:
-            return self._ranks.ask(verb, *args)
+            return ask(verb, *args)
         except Exception as error:
             if self._error is not None:
                 raise self._error from error
             self._error = error
             raise
+
+    def take_snapshot(self, owner: str, model_only: bool, room: int | None) -> RankedSnapshot | None:
+        """Let the ranks copy what a checkpoint holds of the "learner" or the "critic".
+
+        None if those of a machine would take more than `room` bytes of its memory, which is taken to be alike on all.
+        """
+        share = None if room is None else room // self._neighbours
+        copied = self._told(self._ranks.ask_all, "copy", owner, model_only, share)
+        return RankedSnapshot(self._ranks, owner) if all(copied) else None
 
     def show(self, samples: Sequence[Sample]) -> tuple[Array, Reference | None]:
         """Let the ranks have these samples; return their rows in the batch, and what is new of them."""

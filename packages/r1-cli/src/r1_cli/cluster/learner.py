@@ -10,8 +10,11 @@ from torch import Tensor
 
 from r1_cli.cluster.crossing import Crossing
 from r1_cli.cluster.ranks import Ranks
+from r1_cli.cluster.saving import RankedSnapshot
 from r1_cli.cluster.weights import RankedWeights
+from r1_core.learner.batching import MicroLimit
 from r1_core.learner.facts import Facts
+from r1_core.learner.rehearsal import Trial, worst
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
 from r1_core.objective import Objective
 from r1_core.types import Sample
@@ -26,11 +29,12 @@ class RankedLearner:
 
     Args:
         inputs_dtype: what the model computes in, and its floating-point inputs cross in; None: as they are.
+        neighbours: ranks that share a machine, at most.
     """
 
-    def __init__(self, ranks: Ranks, inputs_dtype: torch.dtype | None = None) -> None:
+    def __init__(self, ranks: Ranks, inputs_dtype: torch.dtype | None = None, neighbours: int = 1) -> None:
         self._ranks = ranks
-        self.crossing = Crossing(ranks, inputs_dtype)
+        self.crossing = Crossing(ranks, inputs_dtype, neighbours)
         self._ask = self.crossing.ask
 
     @cached_property
@@ -67,6 +71,16 @@ class RankedLearner:
     def repeat_prompts(self) -> None:
         """Compute a prompt with every sample of it from now on."""
         self._ask("repeat_prompts")
+
+    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+        """Hold so much in a micro-batch from now on, with a gradient and without."""
+        self._ask("cut", update, experience)
+
+    def rehearse(self, samples: Sequence[Sample], objective: Objective | None, limit: MicroLimit) -> Trial:
+        """Compute the samples and forget it; return what it took on the rank that it took most of."""
+        rows, changes = self.crossing.show(samples)
+        kl_coef = None if objective is None else objective.kl_coef
+        return worst(self.crossing.ask_all("rehearse", rows, changes, kl_coef, limit))
 
     def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
@@ -107,6 +121,10 @@ class RankedLearner:
             peak_allocated=max((one.peak_allocated for one in facts if one.peak_allocated is not None), default=None),
             peak_reserved=max((one.peak_reserved for one in facts if one.peak_reserved is not None), default=None),
         )
+
+    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> RankedSnapshot | None:
+        """Let the ranks copy weights and optimizer; None if those of a machine would take more than `room` bytes."""
+        return self.crossing.take_snapshot("learner", model_only, room)
 
     def save(self, folder: Path, *, model_only: bool = False) -> None:
         """Let the ranks write weights and optimizer into `folder`."""

@@ -26,16 +26,19 @@ from r1_cli.assembly.learner import build_learner
 from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
 from r1_cli.cluster.delivery import Ask, Sender, Way, open_sender
 from r1_cli.cluster.loads import Loads
+from r1_cli.cluster.saving import Copies
 from r1_cli.cluster.spreading import spread
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_cli.roles import Schedule
 from r1_core.learner import Learner
+from r1_core.learner.batching import MicroLimit
 from r1_core.learner.checkpoint import handed_over
 from r1_core.learner.critic import Critic
 from r1_core.learner.facts import Facts
 from r1_core.learner.parallel import Parallel
+from r1_core.learner.rehearsal import Trial
 from r1_core.needs import Needs
 from r1_core.objective import Objective
 from r1_core.rows import with_tokens
@@ -102,6 +105,7 @@ class Rank:
         self._loads = Loads(1)  # of the batch's updates
         self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
         self._sender: Sender | None = None  # of weights past the driver
+        self._copies = Copies()
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -181,6 +185,15 @@ class Rank:
         """Do what the learner's does."""
         self.learner.repeat_prompts()
 
+    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+        """Do what the learner's does."""
+        self.learner.cut(update, experience)
+
+    def rehearse(self, rows: Rows, changes: Reference | None, kl_coef: float | None, limit: MicroLimit) -> Trial:
+        """Do what the learner's does, without an objective if there is no KL coefficient."""
+        objective = None if kl_coef is None else self._objective(kl_coef)
+        return self.learner.rehearse(self._shown(rows, changes), objective, limit)
+
     def forward_backward(self, rows: Rows, changes: Reference | None, kl_coef: float) -> dict[str, float]:
         """Do what the learner's does, by the configuration's objective with this KL coefficient."""
         samples = self._shown(rows, changes)
@@ -232,6 +245,19 @@ class Rank:
         """Do what the learner's does."""
         self.learner.load(folder, model_only=model_only)
 
+    def copy(self, owner: str, model_only: bool, room: int | None) -> bool:
+        """Copy what this rank is to write of the "learner" or the "critic"; say whether there was `room`."""
+        trained: Learner | Critic = getattr(self, owner)
+        return self._copies.keep(owner, trained.snapshot(model_only=model_only, room=room))
+
+    def write_copy(self, owner: str, folder: Path) -> None:
+        """Begin to write the copy, while this rank goes on."""
+        self._copies.write(owner, folder)
+
+    def copy_failure(self, owner: str) -> str | None:
+        """Return why the copy could not be written, "" if it is; None as long as that is not known."""
+        return self._copies.failure(owner)
+
     # --- the critic's verbs ------------------------------------------------------------------------------------------
 
     def annotate_values(self, rows: Rows, changes: Reference | None) -> Found | None:
@@ -246,6 +272,14 @@ class Rank:
     def critic_repeat_prompts(self) -> None:
         """Do what the critic's does."""
         self.critic.repeat_prompts()
+
+    def critic_cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+        """Do what the critic's does."""
+        self.critic.cut(update, experience)
+
+    def critic_rehearse(self, rows: Rows, changes: Reference | None, limit: MicroLimit, gradient: bool) -> Trial:
+        """Do what the critic's does."""
+        return self.critic.rehearse(self._shown(rows, changes), limit, gradient=gradient)
 
     def critic_forward_backward(self, rows: Rows, changes: Reference | None) -> dict[str, float]:
         """Do what the critic's does."""

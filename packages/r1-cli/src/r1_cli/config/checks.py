@@ -150,7 +150,7 @@ def _optimizer_batches(config: RunConfig, name: Literal["actor", "critic"]) -> I
         )
     elif not owner.dynamic_batching:
         micro = owner.micro_batch_size_per_device_for_update
-        if update // replicas % micro:
+        if isinstance(micro, int) and update // replicas % micro:
             yield (
                 f"worker.{name}.micro_batch_size_per_device_for_update",
                 f"must divide the {update // replicas} sequences per device and optimizer step "
@@ -158,7 +158,7 @@ def _optimizer_batches(config: RunConfig, name: Literal["actor", "critic"]) -> I
                 f"or set worker.{name}.dynamic_batching=true",
             )
         micro = owner.micro_batch_size_per_device_for_experience
-        if step // replicas % micro:
+        if isinstance(micro, int) and step // replicas % micro:
             yield (
                 f"worker.{name}.micro_batch_size_per_device_for_experience",
                 f"must divide the {step // replicas} sequences per device and step (rollout_batch_size × n ÷ devices); "

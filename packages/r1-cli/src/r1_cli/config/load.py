@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -197,11 +197,16 @@ def _type_message(key: str, raw: str, detail: ErrorDetails) -> str:
     if kind in BOUNDS:
         return f"must be {BOUNDS[kind]} {next(iter(context.values()))}"
     if kind in WANTED:
-        return f"must be {WANTED[kind]}" + (" or null" if _may_be_null(key) else "")
+        return f"must be {WANTED[kind]}" + "".join(f" or {word}" for word in _words_beside(key))
     message = detail["msg"].removeprefix("Value error, ")
     return message[:1].lower() + message[1:]
 
 
-def _may_be_null(key: str) -> bool:
+def _words_beside(key: str) -> list[str]:
+    """Return the words that a key takes beside values of its type."""
     field_info = schema().values.get(key)
-    return field_info is not None and type(None) in getattr(field_info.annotation, "__args__", ())
+    if field_info is None:
+        return []
+    kinds = get_args(field_info.annotation)
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in choices(kind)]
+    return words + (["null"] if type(None) in kinds else [])

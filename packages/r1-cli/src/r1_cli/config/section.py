@@ -41,6 +41,8 @@ AtLeastMinusOne = Annotated[int, Field(ge=-1)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+AUTO_SIZE = "auto"
+SizeOrAuto = Count | Literal["auto"]  # found by a rehearsal at start
 Files = str | list[str]
 # A user's own function in place of a named choice.
 FileFunction = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_]\w*$")]

@@ -6,7 +6,17 @@ from pydantic import BeforeValidator, Field
 
 from r1_cli.config.engines import AUTO, ENGINES, SERVERS, engine_module
 from r1_cli.config.options import LOSS_OPTIONS, LossName, LossSettings, refuse_clashes
-from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Precision, Ratio, Section, one_of
+from r1_cli.config.section import (
+    Count,
+    FileFunction,
+    NonNegative,
+    Positive,
+    Precision,
+    Ratio,
+    Section,
+    SizeOrAuto,
+    one_of,
+)
 
 Aggregation = Literal[
     "token", "seq", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
@@ -87,13 +97,13 @@ class UpdateConfig(Section):
 
     strategy: Literal["fsdp", "fsdp2"] = "fsdp"
     global_batch_size: Count = 128  # prompts per optimizer step
-    micro_batch_size_per_device_for_update: Count = 1
-    micro_batch_size_per_device_for_experience: Count = 2
+    micro_batch_size_per_device_for_update: SizeOrAuto = 1
+    micro_batch_size_per_device_for_experience: SizeOrAuto = 2
     max_grad_norm: Positive = 1.0
     loss_avg_mode: Aggregation | None = None  # null: the one that the loss is meant for
     ppo_epochs: Count = 1
     padding_free: bool = True
-    share_prompts: bool = False  # compute a prompt once for all its answers in a micro-batch; packed rows only
+    share_prompts: bool = True  # compute a prompt once for all its answers in a micro-batch; packed rows only
     dynamic_batching: bool = True  # micro-batches by token budget: micro batch size × longest sequence
     ulysses_size: Count = 1
     model: ModelConfig = ModelConfig()
@@ -102,9 +112,26 @@ class UpdateConfig(Section):
     offload: OffloadConfig = OffloadConfig()
 
     @property
+    def update_size(self) -> int:
+        """Sequences of a micro-batch with a gradient; where it chooses itself, what it has at least."""
+        size = self.micro_batch_size_per_device_for_update
+        return size if isinstance(size, int) else 1
+
+    @property
+    def experience_size(self) -> int:
+        """The same of one without a gradient."""
+        size = self.micro_batch_size_per_device_for_experience
+        return size if isinstance(size, int) else 2
+
+    @property
     def kept_dtype(self) -> Precision:
         """Precision of the weights, their gradients and the optimizer's states."""
         return self.fsdp.torch_dtype or ("bf16" if self.optim.strategy == "adamw_bf16" else "fp32")
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether a micro-batch has a prompt once for all its answers, if the model can read it so."""
+        return self.padding_free and self.share_prompts
 
 
 class ActorConfig(UpdateConfig, LossSettings):

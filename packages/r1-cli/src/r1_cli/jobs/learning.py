@@ -1,6 +1,7 @@
 """The learner of a run: in this process, or a rank of it on each device of a cluster."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -160,11 +161,12 @@ def load_ranked(
     alike = len(seats), hardware.kind, trainer.collective_timeout, *sizes, build_beside
     ranks.make(Rank, [(build, seat.rank, *alike) for seat in seats])
     ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
+    neighbours = max(Counter(seat.node.id for seat in seats).values())
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
     if not config.has_critic:
-        return RankedLearner(ranks, computing), None
+        return RankedLearner(ranks, computing, neighbours), None
     finer = torch.promote_types(computing, hardware.computing_dtype(critic.kept_dtype, critic.fsdp.mp_param_dtype))
-    ranked = RankedLearner(ranks, finer)
+    ranked = RankedLearner(ranks, finer, neighbours)
     return ranked, RankedCritic(ranked.crossing)
 
 

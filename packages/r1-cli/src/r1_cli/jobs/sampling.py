@@ -21,7 +21,7 @@ from r1_cli.cluster.placement import EngineSeat, share_threads
 from r1_cli.config import RunConfig
 from r1_cli.config.base import why_copied
 from r1_cli.config.engines import engine_module
-from r1_cli.config.staleness import require_one_device
+from r1_cli.config.staleness import require_own_devices
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles, open_model
 from r1_cli.models.shared import share_weights
@@ -70,13 +70,14 @@ def start_engines(
 def start_engine_beside(config: RunConfig, stack: ExitStack) -> OwnProcess | None:
     """Start the process of an engine that samples while the learner computes, which ends with `stack`; None without.
 
-    On processors each of the two gets half of the threads.
+    Servers, and engines that have seats of their own, are beside the learner anyhow. On processors each of the two gets
+    half of the threads.
 
     Raises:
-        ConfigError: several devices learn.
+        ConfigError: several devices learn, and engines are to sample on the same ones.
     """
-    require_one_device(config)
-    if not config.trainer.max_staleness or config.worker.rollout.servers.used:
+    require_own_devices(config)
+    if not config.trainer.max_staleness or not config.colocated:
         return None
     threads = torch.get_num_threads()
     stack.callback(torch.set_num_threads, threads)

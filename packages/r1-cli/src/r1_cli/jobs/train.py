@@ -3,7 +3,7 @@
 import logging
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from r1_cli.assembly import algorithm
 from r1_cli.assembly.canary import build_canary
 from r1_cli.assembly.engines import build_sampling, build_scorer
 from r1_cli.assembly.packing import settle_packing
-from r1_cli.assembly.prompts import build_prompts, build_stream, build_validation
+from r1_cli.assembly.prompts import begin_rendering, build_prompts, build_stream, build_validation
 from r1_cli.assembly.reference import attach_references, in_training
+from r1_cli.assembly.rehearsal import settle_micro_batches
 from r1_cli.assembly.rendering import build_renderer, open_rendering
 from r1_cli.assembly.rows import open_sources
 from r1_cli.assembly.truths import TruthReader, first_problems
@@ -24,7 +25,7 @@ from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
 from r1_cli.config.base import shares_base
 from r1_cli.config.sequences import require_shareable
 from r1_cli.config.sources import training_sources, validation_sources
-from r1_cli.groups.supply import load_surplus
+from r1_cli.groups.supply import Supply, load_surplus, resume_supply
 from r1_cli.hardware import find_card, find_hardware
 from r1_cli.jobs.closing import say_what_comes_next
 from r1_cli.jobs.learning import open_seats, prepare_learner, seated_hardware, settle_devices, start_ranks
@@ -37,7 +38,7 @@ from r1_cli.jobs.sampling import (
     start_engines,
 )
 from r1_cli.measure.validate import Validation
-from r1_cli.models.files import open_critic_config, open_model, save_beside_weights
+from r1_cli.models.files import open_critic_config, open_model, read_assets
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.disk import require_room
@@ -47,6 +48,7 @@ from r1_cli.sampling.collect import DynamicSampling
 from r1_cli.sampling.proof import prove
 from r1_cli.state.checkpoints import CheckpointStore, read_state
 from r1_cli.state.rows import record_rows
+from r1_cli.state.saving import Saver
 from r1_cli.state.stop import StopRequest
 from r1_cli.track import RunInfo, Tracker
 from r1_cli.track.console import ConsoleReporter, configure_logging
@@ -106,6 +108,9 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         require_batch_room(config, hardware, seats.ranks, prompts)
         begin_media(media, prompts, val_prompts)
         schedule = build_schedule(config, plan)
+        stream = build_stream(config, prompts, sources)
+        supply = resume_supply(read_state(start)) if start else Supply()
+        begin_rendering(config, prompts, supply.pending or stream.batch(supply.cursor), val_prompts)
         load_learner = prepare_learner(config, hardware, model, schedule, seats.ranks, ranks, stack)
         if shares_base(config, on_gpu=hardware.on_gpu):
             learner, critic = load_learner()
@@ -118,7 +123,13 @@ def train(config: RunConfig, provenance: Provenance) -> int:
                 engine = open_engine(config, hardware, model, seats.engines, engines, stack)
             learner, critic = load_learner()
         settle_packing(config, hardware, model, rendering.renderer, learner, critic)
+        chosen = read_state(start).get("micro_batches", {}) if start else {}
+        pictures = any(part.has_media for part in prompts.parts)
+        config, chosen = settle_micro_batches(
+            config, hardware, model, rendering.renderer, learner, critic, chosen, pictures=pictures
+        )
         at = load_start(learner, critic, prompts, start, algorithm.build_start(config))
+        at = replace(at, micro_batches=chosen)
         reporter.begin(at.step, schedule.total_steps)
         names = config.trainer.project_name, config.trainer.experiment_name
         info = RunInfo(*names, store.root, printable(config), at.step)
@@ -148,7 +159,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         collector = DynamicSampling(
             scorer=scorer,
             dataset=prompts,
-            stream=build_stream(config, prompts, sources),
+            stream=stream,
             sampling=sampling,
             baselines="baselines" in update.needs,
             shaping=algorithm.build_shaping(config),
@@ -171,6 +182,11 @@ def train(config: RunConfig, provenance: Provenance) -> int:
                 ended=timeline.record,
             )
             stack.callback(ahead.close)
+        assets = cache(partial(read_assets, model, critic_config))
+        if trainer.save_freq > 0:
+            assets()  # now, while no step waits for it
+        saver = Saver(store, timeline.record)
+        stack.callback(saver.close)
         run = loop.Run(
             learner=learner,
             engine=scorer.generator,
@@ -180,9 +196,10 @@ def train(config: RunConfig, provenance: Provenance) -> int:
             schedule=schedule,
             validation=validation if sets else None,
             store=store,
+            saver=saver,
             tracker=tracker,
             stop=stack.enter_context(StopRequest().listening()),
-            save_assets=partial(save_beside_weights, model, critic_config),
+            assets=assets,
             critic=critic,
             timeline=timeline,
         )
@@ -190,6 +207,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
             if run.validation is None:
                 raise ValueError("there is nothing to validate on: data.val_files is null")
             tracker.log(at.step, *loop.validate(run, run.validation, at.step))
+            tracker.flush()
             return 0
         last = loop.train(run, at)
     say_what_comes_next(console, store, last.step, schedule.total_steps)

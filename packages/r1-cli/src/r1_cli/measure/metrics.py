@@ -239,6 +239,7 @@ def performance(
             if stage in seconds
         },
         "perf/total_num_tokens": float(total),
+        "perf/micro_batch_size": float(facts.micro_batch),
         "perf/time_per_step": seconds["step"],
         "perf/throughput": total / (seconds["step"] * facts.devices),
         **sequence_balance(lengths, facts.tokens),

@@ -60,6 +60,7 @@ class Validation:
             size = len(rows) if self.batch_size < 1 else self.batch_size
             for first in range(0, len(rows), size):
                 prompts = [prompt for _, prompt in read_prompts(one.dataset, rows[first : first + size])]
+                one.dataset.prefetch(rows[first + size : first + 2 * size])
                 groups += sample_groups(self.scorer, prompts, one.sampling, Stopwatch(), self.progress, what).values()
         return groups
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -105,11 +106,19 @@ def load_weights(
     )
 
 
-def save_beside_weights(model: ModelFiles, critic: Any, checkpoint: Path) -> None:
-    """Write what the actor's weights need to stand alone, and the critic's configuration (None: there is no critic)."""
-    save_assets(model, checkpoint / "actor")
-    if critic is not None:
-        critic.save_pretrained(checkpoint / "critic")
+def read_assets(model: ModelFiles, critic: Any) -> dict[str, bytes]:
+    """Return the files that the actor's weights need to stand alone, by their places in a checkpoint.
+
+    Args:
+        critic: its configuration, which comes with them; None: there is no critic.
+    """
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        save_assets(model, folder / "actor")
+        if critic is not None:
+            critic.save_pretrained(folder / "critic")
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def save_assets(model: ModelFiles, folder: Path) -> None:

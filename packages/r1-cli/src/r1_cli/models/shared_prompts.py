@@ -4,11 +4,13 @@ What a token of an answer sees is cut in two, the prompt and its own answer. All
 call, as one long answer would; and each looks at itself, in one call for those of about the same length. The halves are
 joined by the sums of their exponentials, as FlashAttention joins blocks (arXiv 2205.14135). Going backward, the kernel
 finds each half's share of the gradient from the joined sums.
+
+Where a prompt and all its answers are but a few tokens, calls cost more than products: many such groups go through one
+call, with a mask.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from r1_core.learner.pack import NOTHING, Pack
 
 ALIKE = 0.75  # of runs that go through one call the shortest has this share of the longest's tokens, at least
 ALONE = 128  # tokens of a run that is not gathered for a call with others: it goes by itself, from where it lies
+FEW = 192  # tokens of a prompt and all its answers that go through a call with other groups
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -43,11 +46,15 @@ def attend_to_prompts(query: Tensor, key: Tensor, value: Tensor, pack: Pack, sca
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Runs that go through one call: some of their last tokens stand in the place of those that the shorter lack."""
+    """Runs that go through one call: some of their last tokens stand in the place of those that the shorter lack.
+
+    With a mask they are no runs but whole groups, each a prompt and all its answers.
+    """
 
     places: Tensor  # int64 [runs × longest], of the row
     kept: Tensor | None  # int64 [tokens], which of these are no repetitions; None: all
     runs: int
+    mask: Tensor | None = None  # float32 [runs, 1, longest, longest], added to the products; None: tokens look back
 
     def take(self, tensor: Tensor) -> Tensor:
         """From [heads, T, …] to [runs, heads, longest, …]."""
@@ -59,6 +66,10 @@ class Alike:
         if self.kept is not None:
             flat, places = flat.index_select(1, self.kept), places[self.kept]
         tensor.index_copy_(1, places, flat)
+
+    def mask_like(self, tensor: Tensor) -> Tensor | None:
+        """The mask in a tensor's precision."""
+        return None if self.mask is None else self.mask.to(tensor.dtype)
 
     def blank(self, taken: Tensor) -> Tensor:
         """Set the repetitions in [runs, heads, longest, size] to 0."""
@@ -77,7 +88,7 @@ class Plan:
     """
 
     alone: list[tuple[int, int]]  # runs, from where to where
-    alike: list[Alike]
+    alike: list[Alike]  # runs, and groups
     across: list[tuple[int, int, int]]  # where a prompt begins, where its answers do, and where they end
 
 
@@ -85,33 +96,67 @@ class Plan:
 def make_plan(pack: Pack) -> Plan:
     """The plan of a row, for which all layers of a forward and a backward pass ask."""
     spans = [(start, start + length) for start, length in zip(pack.starts, pack.lengths, strict=True)]
-    alone, together = list[tuple[int, int]](), list[list[tuple[int, int]]]()
-    for span in sorted(spans, key=lambda span: (span[0] - span[1], span)):  # the longest first
-        if _length(span) > ALONE:
-            alone.append(span)
-        elif together and _length(span) >= ALIKE * _length(together[-1][0]):
-            together[-1].append(span)
+    small, alone, short, across = list[list[int]](), list[tuple[int, int]](), list[list[int]](), list[list[int]]()
+    for runs in _families(pack):
+        if len(runs) > 1 and spans[runs[-1]][1] - spans[runs[0]][0] <= FEW:
+            small.append(runs)
+            continue
+        for run in runs:
+            if pack.lengths[run] > ALONE:
+                alone.append(spans[run])
+            else:
+                short.append([run])
+        if len(runs) > 1:
+            across.append(runs)
+    return Plan(
+        alone,
+        [_gather(pack, group) for runs in (short, small) for group in _of_like_length(runs, pack)],
+        [(spans[runs[0]][0], spans[runs[1]][0], spans[runs[-1]][1]) for runs in across],
+    )
+
+
+def _families(pack: Pack) -> list[list[int]]:
+    """Each prompt with its answers, which stand behind it, and each run that is neither."""
+    found: list[list[int]] = []
+    for run, behind in enumerate(pack.behind):
+        if behind == NOTHING:
+            found.append([run])
         else:
-            together.append([span])
-    across = []
-    for behind, runs in groupby(range(len(spans)), key=lambda run: pack.behind[run]):
-        if behind != NOTHING:
-            answers = [spans[run] for run in runs]
-            across.append((spans[behind][0], answers[0][0], answers[-1][1]))
-    return Plan(alone, [_gather(runs) for runs in together], across)
+            found[-1].append(run)
+    return found
 
 
-def _length(span: tuple[int, int]) -> int:
-    return span[1] - span[0]
+def _of_like_length(members: list[list[int]], pack: Pack) -> list[list[list[int]]]:
+    """Cut runs, or groups of them, into those that may go through one call, of which the first is the longest."""
+    found: list[list[list[int]]] = []
+    for runs in sorted(members, key=lambda runs: (-_tokens(runs, pack), runs)):
+        if found and _tokens(runs, pack) >= ALIKE * _tokens(found[-1][0], pack):
+            found[-1].append(runs)
+        else:
+            found.append([runs])
+    return found
 
 
-def _gather(spans: list[tuple[int, int]]) -> Alike:
-    """One call for runs, of which the first is the longest."""
-    starts, ends = torch.tensor(spans).unbind(1)
-    places = starts[:, None] + torch.arange(_length(spans[0]))
-    own = (places < ends[:, None]).flatten()
-    kept = None if bool(own.all()) else own.nonzero().squeeze(-1)
-    return Alike(torch.minimum(places, ends[:, None] - 1).flatten(), kept, len(spans))
+def _tokens(runs: list[int], pack: Pack) -> int:
+    return sum(pack.lengths[run] for run in runs)
+
+
+def _gather(pack: Pack, members: list[list[int]]) -> Alike:
+    """One call for runs, or for groups of them, of which the first is the longest."""
+    starts = torch.tensor([pack.starts[runs[0]] for runs in members])
+    lengths = torch.tensor([_tokens(runs, pack) for runs in members])
+    own = torch.arange(int(lengths[0])) < lengths[:, None]
+    inside = torch.minimum(torch.arange(int(lengths[0])), lengths[:, None] - 1)
+    kept = None if bool(own.all()) else own.flatten().nonzero().squeeze(-1)
+    places = (starts[:, None] + inside).flatten()
+    if all(len(runs) == 1 for runs in members):
+        return Alike(places, kept, len(members))
+    mask = torch.full((len(members), 1, own.shape[1], own.shape[1]), -torch.inf)
+    for group, runs in enumerate(members):
+        answers = len(runs) - 1
+        seen = Pack.of([pack.lengths[run] for run in runs], "cpu", behind=[NOTHING, *[0] * answers]).visible()
+        mask[group, 0, :, : len(seen)].masked_fill_(seen[inside[group]], 0.0)
+    return Alike(places, kept, len(members), mask)
 
 
 # --- the calls -------------------------------------------------------------------------------------------------------
@@ -132,7 +177,7 @@ class _Attention(Function):
             found[:, own], sums[:, own] = (each.flatten(0, 1) for each in half)
         for runs in plan.alike:
             given = runs.take(query), *(runs.take(each).repeat_interleave(times, 1) for each in (key, value))
-            half = _flash(*given, 0.0, True, scale=scale)
+            half = _flash(*given, 0.0, runs.mask is None, attn_mask=runs.mask_like(query), scale=scale)
             runs.put(half[0], found)
             runs.put(half[1], sums)
         for begin, start, end in plan.across:
@@ -161,10 +206,10 @@ class _Attention(Function):
         for runs in ctx.plan.alike:
             given = runs.take(query), *(runs.take(each).repeat_interleave(times, 1) for each in (key, value))
             rows = (runs.take(each) for each in (found, sums))
-            q, *others = _flash_backward(runs.blank(runs.take(grad)), *given, *rows, 0.0, True, scale=scale)
-            for total, one in zip(
-                totals, (q, *(each.unflatten(1, (-1, times)).sum(2) for each in others)), strict=True
-            ):
+            blank, looks_back, mask = runs.blank(runs.take(grad)), runs.mask is None, runs.mask_like(query)
+            q, *others = _flash_backward(blank, *given, *rows, 0.0, looks_back, attn_mask=mask, scale=scale)
+            summed = (each.unflatten(1, (-1, times)).sum(2) for each in others)
+            for total, one in zip(totals, (q, *summed), strict=True):
                 runs.put(one, total)
         for begin, start, end in ctx.plan.across:
             prompt, answers = slice(begin, start), slice(start, end)

@@ -34,6 +34,8 @@ def announce(
     if seating and seating.ranks:
         show_table(console, render_placement(seating))
     lines = [f"checkpoints go to {plan.checkpoint_folder}" if config.trainer.save_freq > 0 else NOTHING_SAVED]
+    if config.trainer.save_freq > 0 and (size := checkpoint_bytes(config)):
+        lines.append(f"  each about {size_text(size)}, and as much of the processors' memory while it is written")
     limits = without_effect(config, provenance)
     lines += ["no effect here:", *(f"  {limit}: {limit.reason}" for limit in limits)] if limits else []
     for note in (*oddities(config, plan), *provenance.notices):
@@ -74,6 +76,11 @@ def oddities(config: RunConfig, plan: Plan) -> list[str]:
     """Return what is allowed and seldom meant."""
     notes = []
     rollout = config.worker.rollout
+    actor = config.worker.actor
+    if actor.share_prompts and not actor.shares_prompts:
+        notes.append(
+            "a prompt is computed with every answer: worker.actor.share_prompts takes worker.actor.padding_free=true"
+        )
     if config.on_cluster and rollout.engine_size < rollout.tensor_parallel_size:
         notes.append(
             f"worker.rollout.tensor_parallel_size={rollout.tensor_parallel_size} has no effect: an embedded engine has "
@@ -103,10 +110,10 @@ def render(plan: Plan) -> Table:
     """Return the plan as a table of quantity, value and where it comes from."""
     columns = Column("per run", no_wrap=True), "", ""
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
-    at_most = "at most " if plan.is_upper_bound else ""
     shared = plan.devices_per_sequence
     critics = plan.critic_devices_per_sequence if plan.critic_steps_per_step else shared
     each, cut = ("device", "÷ devices") if shared == 1 else (f"{shared} devices", "÷ devices × ulysses_size")
+    once = "each prompt once, and its answers" if plan.shares_prompts else ""
     rows = [
         ("rows", _number(plan.rows, "not downloaded"), "in train_files or sources"),
         ("validation rows", _validation(plan), "in val_files or val_sources"),
@@ -119,15 +126,15 @@ def render(plan: Plan) -> Table:
         ("prompts", _number(plan.prompts_per_step), "rollout_batch_size"),
         ("sequences", _number(plan.sequences_per_step), "prompts × rollout.n"),
         (f"sequences per {each}", _number(plan.sequences_per_device), cut),
-        ("log-prob forwards", at_most + _number(plan.experience_forwards), "÷ …_for_experience"),
-        ("tokens", f"at most {_number(plan.tokens_per_step)}", "sequences × longest"),
+        ("log-prob forwards", _passes(plan, plan.experience_forwards), "÷ …_for_experience"),
+        ("tokens", f"at most {_number(plan.tokens_per_step)}", once or "sequences × longest"),
         ("optimizer steps", _number(plan.optimizer_steps_per_step), "÷ global × ppo_epochs"),
         *_critic_rows(plan),
         None,
         ("sequences", _number(plan.sequences_per_optimizer_step), "global batch × rollout.n"),
         (f"sequences per {each}", _number(plan.sequences_per_optimizer_step_and_device), cut),
-        ("accumulations", at_most + _number(plan.accumulations), "÷ …_for_update"),
-        ("tokens per micro-batch", f"at most {_number(plan.tokens_per_micro_batch)}", "micro batch × longest"),
+        ("accumulations", _passes(plan, plan.accumulations), "÷ …_for_update"),
+        ("tokens per micro-batch", _at_most(plan.tokens_per_micro_batch), "micro batch × longest"),
         None,
         *_memory_rows(plan.memory),
     ]
@@ -210,6 +217,14 @@ def _memory_rows(memory: Memory | None) -> list[tuple[str, str, str]]:
         *([("critic", size_text(memory.critic.total), "weights, gradients, optimizer")] if memory.critic else []),
         ("model states", size_text(memory.total), "beside activations"),
     ]
+
+
+def _passes(plan: Plan, count: int | None) -> str:
+    return _at_most(count) if plan.is_upper_bound or count is None else _number(count)
+
+
+def _at_most(value: int | None) -> str:
+    return "auto, found at start" if value is None else f"at most {value:,}"
 
 
 def _number(value: int | None, unknown: str = "unknown") -> str:

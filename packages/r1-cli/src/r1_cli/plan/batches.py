@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.section import SizeOrAuto
 from r1_cli.config.sources import count_rows, training_sources, validation_sources
+from r1_cli.plan.cuts import count_micro_batch_tokens, count_micro_batches, count_tokens
 from r1_cli.plan.memory import Memory, estimate
 from r1_data.mixture import WeightedStream
 
@@ -32,10 +34,11 @@ class Plan:
     optimizer_steps_per_step: int
     sequences_per_optimizer_step: int
     sequences_per_optimizer_step_and_device: int
-    accumulations: int  # micro-batches of an optimizer step on one device
-    experience_forwards: int  # micro-batches of a step on one device when log-probs are recomputed
+    accumulations: int | None  # micro-batches of an optimizer step on one device; None: they choose themselves
+    experience_forwards: int | None  # of a step on one device when log-probs are recomputed; None: likewise
     is_upper_bound: bool  # with a token budget, short answers need fewer micro-batches than counted here
-    tokens_per_micro_batch: int
+    shares_prompts: bool  # tokens and micro-batches are counted with each prompt once for its answers
+    tokens_per_micro_batch: int | None  # None: likewise
     tokens_per_step: int
     checkpoint_folder: Path
     memory: Memory | None  # per device; None if the model is not a local folder
@@ -55,7 +58,7 @@ def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int
     replicas = config.data_ranks()
     step = data.rollout_batch_size * n
     update = actor.global_batch_size * n
-    longest = data.max_prompt_length + data.max_response_length
+    micro, experience = actor.micro_batch_size_per_device_for_update, actor.micro_batch_size_per_device_for_experience
     return Plan(
         rows=None if sizes is None else sum(sizes),
         val_rows=val_rows,
@@ -70,11 +73,12 @@ def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int
         optimizer_steps_per_step=data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs,
         sequences_per_optimizer_step=update,
         sequences_per_optimizer_step_and_device=update // replicas,
-        accumulations=_ceil(update // replicas, actor.micro_batch_size_per_device_for_update),
-        experience_forwards=_ceil(step // replicas, actor.micro_batch_size_per_device_for_experience),
+        accumulations=_passes(config, actor.global_batch_size, micro),
+        experience_forwards=_passes(config, data.rollout_batch_size, experience),
         is_upper_bound=actor.dynamic_batching,
-        tokens_per_micro_batch=actor.micro_batch_size_per_device_for_update * longest,
-        tokens_per_step=step * longest,
+        shares_prompts=actor.shares_prompts,
+        tokens_per_micro_batch=count_micro_batch_tokens(config, micro) if isinstance(micro, int) else None,
+        tokens_per_step=count_tokens(config, data.rollout_batch_size),
         checkpoint_folder=config.trainer.checkpoint_folder,
         memory=estimate(config),
         critic_steps_per_step=_critic_steps(config),
@@ -114,5 +118,6 @@ def _total_steps(config: RunConfig, steps_per_epoch: int | None) -> int | None:
     return None if steps_per_epoch is None else steps_per_epoch * config.trainer.total_epochs
 
 
-def _ceil(total: int, size: int) -> int:
-    return -(-total // size)
+def _passes(config: RunConfig, prompts: int, size: SizeOrAuto) -> int | None:
+    """How many micro-batches so many prompts are; None if nobody knows yet how large one is."""
+    return count_micro_batches(config, prompts, size) if isinstance(size, int) else None

@@ -63,7 +63,7 @@ def estimate(config: RunConfig) -> Memory | None:
     factors = BYTES["fp32"] * trained if lora.used else 0
     in_base = FOUR_BITS if actor.model.quantization else frozen
     devices = config.trainer.devices
-    at_once = config.data_ranks() * actor.micro_batch_size_per_device_for_update
+    at_once = config.data_ranks() * actor.update_size
     accumulates = actor.global_batch_size * rollout.n > at_once
     # Gradients in half precision are added up in float32 (`r1_core.learner.gradient_sums`).
     gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
@@ -97,7 +97,7 @@ def estimate_critic(config: RunConfig) -> States | None:
         return None
     kept, devices = BYTES[critic.kept_dtype], config.trainer.devices
     sequences = critic.global_batch_size * config.worker.rollout.n
-    accumulates = sequences > config.data_ranks("critic") * critic.micro_batch_size_per_device_for_update
+    accumulates = sequences > config.data_ranks("critic") * critic.update_size
     gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
     shards = devices if critic.fsdp.enable_full_shard else 1
     return States(

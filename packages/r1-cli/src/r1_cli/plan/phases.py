@@ -11,6 +11,7 @@ from r1_cli.config.engines import engine_module
 from r1_cli.config.root import Owner
 from r1_cli.config.worker import UpdateConfig
 from r1_cli.plan.activations import activation_bytes, cache_bytes, read_sizes
+from r1_cli.plan.cuts import count_micro_batch_tokens
 from r1_cli.plan.memory import BYTES, Memory, estimate
 
 CONTEXT = 1 << 30  # bytes that CUDA, its libraries and fragments take of a GPU, about; an engine beside has its own
@@ -129,8 +130,8 @@ def _activations(config: RunConfig, name: Owner) -> int:
     sizes = read_sizes(Path(owner.model.model_path or ""))
     if sizes is None:
         return 0
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    tokens = owner.micro_batch_size_per_device_for_update * longest // config.sequence_ranks(name)
+    most = count_micro_batch_tokens(config, owner.update_size, name)
+    tokens = most // config.sequence_ranks(name)
     number, model = min(BYTES[owner.kept_dtype], BYTES[owner.fsdp.mp_param_dtype]), owner.model
     checkpointed, on_host = model.enable_gradient_checkpointing, model.enable_activation_offload
     return activation_bytes(sizes, tokens, number, checkpointed=checkpointed, on_host=on_host)

@@ -5,8 +5,8 @@ by version max(f, s − k), with f the step that this process began at. Sampling
 without, so that prompts, noise, filter and surplus of a step follow from those of the step before. What the clock
 decides is only who waits for whom.
 
-A checkpoint after step s holds the groups of steps s to s + k − 1, whose weights are gone; it waits for those that are
-not done. So a resumed run trains on the very same.
+A checkpoint after step s holds the groups of steps s to s + k − 1, whose weights are gone; it is complete when they are
+done, and the run goes on meanwhile. So a resumed run trains on the very same.
 """
 
 import json
@@ -83,6 +83,10 @@ class Ahead:
         Raises what sampling it has raised.
         """
         return [step.result() for step in self._steps]
+
+    def under_way(self) -> list[Future[Collected]]:
+        """Return what the next steps train on as it comes; it may have begun only."""
+        return list(self._steps)
 
     def close(self) -> None:
         """Begin nothing more; who ends the engine ends what is under way."""

@@ -19,7 +19,8 @@ class Timeline:
     """The spans of the first steps that this process takes.
 
     Those of one thread nest. They are kept until the last of the steps has ended, or the run has, and then written as
-    Chrome's trace events: a complete event ("X") a span, in microseconds, and a row a thread.
+    Chrome's trace events: a complete event ("X") a span, in microseconds, and a row a thread. What goes on beside the
+    run and outlasts them, as a checkpoint's writing may, is not among them.
     """
 
     def __init__(self, path: Path | None = None, steps: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,39 @@ from torch.optim import Optimizer
 from r1_core.disk import write_text
 from r1_core.learner.adaptation import Adaptation
 from r1_core.learner.parallel import Parallel
-from r1_core.learner.tensor_files import ADAPTER, find_tensors, raise_together, read_tensors, write_tensors
+from r1_core.learner.tensor_files import (
+    ADAPTER,
+    cut,
+    find_tensors,
+    indices,
+    largest_share,
+    raise_together,
+    read_tensors,
+    visit_files,
+    write_tensors,
+)
+from r1_core.learner.tensor_files import save as save_tensors
 
 NUMBERS_FILE = "learner.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A learner as it was at one moment: the files that are this rank's to write, in the processor's memory."""
+
+    texts: Mapping[str, str]  # by the file's name
+    tensors: Mapping[str, dict[str, Tensor]]  # by the file's name, then their own
+
+    def write(self, folder: Path) -> None:
+        """Write what `save` would have written then, on this rank. It asks no other, so any thread may call it.
+
+        Raises OSError if the disk is full, or the folder cannot be written to.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in self.texts.items():
+            write_text(folder / file, text)
+        for file, tensors in self.tensors.items():
+            save_tensors(tensors, folder / file)
 
 
 def save(
@@ -41,23 +72,53 @@ def save(
     Raises:
         OSError: the disk is full, or the folder cannot be written to; on all ranks.
     """
+    parts, texts = contents(model, optimizer, numbers, adaptation)
+    failure: OSError | None = None
+    if parallel.rank == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for file, text in texts.items():
+                write_text(folder / file, text)
+        except OSError as error:
+            failure = error
+    raise_together(failure, parallel)
+    write_tensors(folder, parts, parallel, file_bytes)
+
+
+def take(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    numbers: Mapping[str, Any],
+    parallel: Parallel,
+    file_bytes: int,
+    adaptation: Adaptation | None = None,
+    room: int | None = None,
+) -> Snapshot | None:
+    """Copy what `save` writes. All ranks must call this; None on all of them if one would copy more than `room` bytes.
+
+    Args:
+        room: None: whatever it takes.
+    """
+    parts, texts = contents(model, optimizer, numbers, adaptation)
+    plan = {stem: cut(stem, tensors, file_bytes) for stem, tensors in parts.items()}
+    if room is not None and largest_share(plan, parallel.world) > room:
+        return None
+    held: dict[str, dict[str, Tensor]] = {}
+    visit_files(parts, plan, parallel, held.__setitem__, copy=True)
+    return Snapshot(texts | indices(plan) if parallel.rank == 0 else {}, held)
+
+
+def contents(
+    model: nn.Module, optimizer: Optimizer | None, numbers: Mapping[str, Any], adaptation: Adaptation | None
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, str]]:
+    """Return the tensors of a checkpoint, by the part whose files they go into, and its other files' texts."""
     stem, tensors = kept_part(model, adaptation)
     parts, state = {stem: tensors}, dict(numbers)
     if adaptation is not None:
         state["base"] = dict(adaptation.base)
     if optimizer is not None:
         parts["optimizer"], state["optimizer"] = optimizer_state(model, optimizer)
-    failure: OSError | None = None
-    if parallel.rank == 0:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_text(folder / NUMBERS_FILE, json.dumps(state) + "\n")
-            for file, text in {} if adaptation is None else adaptation.files.items():
-                write_text(folder / file, text)
-        except OSError as error:
-            failure = error
-    raise_together(failure, parallel)
-    write_tensors(folder, parts, parallel, file_bytes)
+    return parts, {NUMBERS_FILE: json.dumps(state) + "\n", **({} if adaptation is None else adaptation.files)}
 
 
 def load_model(folder: Path, model: nn.Module, adaptation: Adaptation | None = None) -> None:

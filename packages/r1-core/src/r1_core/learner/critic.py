@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from r1_core.learner import checkpoint
-from r1_core.learner.batching import Batching, count
+from r1_core.learner.batching import Batching, MicroLimit, count
 from r1_core.learner.microbatch import MicroBatch
 from r1_core.learner.offload import Offload, Residence
 from r1_core.learner.optim import clip_and_step
 from r1_core.learner.parallel import Parallel, reshard
-from r1_core.learner.passes import Passes
+from r1_core.learner.passes import Trained
+from r1_core.learner.rehearsal import Trial
 from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.learner.value_scorer import ValueScorer
 from r1_core.losses.aggregation import AGGREGATIONS, aggregate
@@ -29,7 +31,7 @@ logger = logging.getLogger(__name__)
 FIELDS = ("values", "returns")  # of samples, which its loss reads
 
 
-class Critic:
+class Critic(Trained):
     """A model that learns to forecast the return before each token (arXiv 1506.02438), beside the policy.
 
     The model is called as a `Learner`'s is, and its head has one output (`value_scorer.give_value_head`). Under several
@@ -70,23 +72,6 @@ class Critic:
         self._values_of = ValueScorer(model)
         self._base_lrs = [group["lr"] for group in optimizer.param_groups]
         self._residence = Residence(offload or Offload(), model, None, optimizer)
-
-    @property
-    def _passes(self) -> Passes:
-        return Passes(self.batching, self.parallel, self.fillers, self.device)
-
-    def pad(self) -> None:
-        """Pad micro-batches to their longest sample from now on, whatever the batching has said.
-
-        Raises ValueError if ranks share sequences, which are cut in packed rows only.
-        """
-        if self.parallel.sequence is not None:
-            raise ValueError("padded micro-batches cannot be cut over the ranks that share sequences")
-        self.batching = replace(self.batching, padding_free=False, share_prompts=False)
-
-    def repeat_prompts(self) -> None:
-        """Compute a prompt with every sample of it from now on, whatever the batching has said."""
-        self.batching = replace(self.batching, share_prompts=False)
 
     # --- values ----------------------------------------------------------------------------------------------------
 
@@ -155,6 +140,12 @@ class Critic:
             "skipped_steps": float(self.skipped_steps),
         }
 
+    def rehearse(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> Trial:
+        """Compute the samples in micro-batches of `limit` and forget it; return what it took, as `Learner.rehearse`."""
+        run: Callable[[], object] = partial(self.forward_backward if gradient else self.measure, samples)
+        self._residence.fetch(self.model)
+        return self._rehearse(run, limit, [self.model], away=self._residence.moves(self.optimizer))
+
     def rest(self) -> None:
         """Let all that is offloaded leave the device, until the verb that needs it."""
         self._residence.release(self.model, self.optimizer)
@@ -163,11 +154,19 @@ class Critic:
 
     def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
         """Write weights, optimizer and numbers into `folder`, in the files and by the rules of `Learner.save`."""
-        self._residence.fetch(self.model, None if model_only else self.optimizer)
-        reshard(self.model)  # what a verb that failed has left whole
-        numbers = {"step": self.step, "skipped_steps": self.skipped_steps}
+        checkpoint.save(folder, *self._state(model_only), file_bytes)
+
+    def snapshot(
+        self, *, model_only: bool = False, room: int | None = None, file_bytes: int = FILE_BYTES
+    ) -> checkpoint.Snapshot | None:
+        """Copy what `save` would write, as `Learner.snapshot` does."""
+        return checkpoint.take(*self._state(model_only), file_bytes, room=room)
+
+    def _state(self, model_only: bool) -> tuple[nn.Module, Optimizer | None, dict[str, int], Parallel]:
         optimizer = None if model_only else self.optimizer
-        checkpoint.save(folder, self.model, optimizer, numbers, self.parallel, file_bytes)
+        self._residence.fetch(self.model, optimizer)
+        reshard(self.model)  # what a verb that failed has left whole
+        return self.model, optimizer, {"step": self.step, "skipped_steps": self.skipped_steps}, self.parallel
 
     def load(self, folder: Path, *, model_only: bool = False) -> None:
         """Take up what any number of ranks saved; the next step is then, to the bit, the one that would have come.

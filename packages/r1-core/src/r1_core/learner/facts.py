@@ -22,6 +22,7 @@ class Facts:
     devices: int = 1  # of this kind, which train together
     tokens: tuple[int, ...] = ()  # of a step's updates, on each rank that has samples of its own
     share_prompts: bool = False  # whether a micro-batch has a prompt once, and not with every answer
+    micro_batch: int = 1  # full sequences that one of an update has room for
     straggler: float = 1.0  # tokens of the fullest device to those of the mean one, round by round of a step's updates
 
 

@@ -15,13 +15,14 @@ from torch.optim import Optimizer
 from r1_core.learner import checkpoint
 from r1_core.learner.ablation import ablate, restore
 from r1_core.learner.adaptation import Adaptation
-from r1_core.learner.batching import Batching, count
+from r1_core.learner.batching import Batching, MicroLimit, count
 from r1_core.learner.facts import Facts, describe
 from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.offload import Offload, Residence
 from r1_core.learner.optim import clip_and_step, group_norms
 from r1_core.learner.parallel import Parallel, reshard, whole
-from r1_core.learner.passes import Passes
+from r1_core.learner.passes import Trained
+from r1_core.learner.rehearsal import Trial
 from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
@@ -60,7 +61,7 @@ class Loss(Protocol):
         """Return a micro-batch's share of the loss and of the metrics."""
 
 
-class Learner:
+class Learner(Trained):
     """A model being trained, and the verbs that a training loop composes.
 
     The model is called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, padded with
@@ -116,10 +117,6 @@ class Learner:
         if self._apart is not None:
             self._apart.requires_grad_(False).eval()
         self._residence = Residence(offload or Offload(), model, self._apart, optimizer)
-
-    @property
-    def _passes(self) -> Passes:
-        return Passes(self.batching, self.parallel, self.fillers, self.device)
 
     # --- log-probs -------------------------------------------------------------------------------------------------
 
@@ -180,19 +177,6 @@ class Learner:
         reshard(self.model)
         lengths = [sample.response_length for sample in samples]
         return [own.tolist() for own in found.float().cpu().split(lengths)]
-
-    def pad(self) -> None:
-        """Pad micro-batches to their longest sample from now on, whatever the batching has said.
-
-        Raises ValueError if ranks share sequences, which are cut in packed rows only.
-        """
-        if self.parallel.sequence is not None:
-            raise ValueError("padded micro-batches cannot be cut over the ranks that share sequences")
-        self.batching = replace(self.batching, padding_free=False, share_prompts=False)
-
-    def repeat_prompts(self) -> None:
-        """Compute a prompt with every sample of it from now on, whatever the batching has said."""
-        self.batching = replace(self.batching, share_prompts=False)
 
     # --- one optimizer step ----------------------------------------------------------------------------------------
 
@@ -313,6 +297,25 @@ class Learner:
             )
         self.skipped_steps += 1
 
+    def rehearse(self, samples: Sequence[Sample], objective: Loss | None, limit: MicroLimit) -> Trial:
+        """Compute the samples in micro-batches of `limit`, forward and backward, and forget it; return what it took.
+
+        Without an objective it is forward only, through policy and reference, as `annotate` does. All is as it was
+        then: see `rehearsal.rehearse`, which raises what is wrong.
+        """
+
+        def run() -> None:
+            if not self._policy_tokens.seen:
+                self.measure(samples[:1], ["old_logprobs"])  # the first pass of all takes another way
+            if objective is None:
+                self.measure(samples, ["old_logprobs", "ref_logprobs"])
+            else:
+                self.forward_backward(samples, objective)
+
+        self._residence.fetch(self.model)
+        models = [self.model] if self._apart is None else [self.model, self._apart]
+        return self._rehearse(run, limit, models, away=self._residence.moves(self.optimizer))
+
     # --- weights and state -----------------------------------------------------------------------------------------
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -357,7 +360,9 @@ class Learner:
 
     def describe(self) -> Facts:
         """Return what a driver asks about model and device."""
-        return replace(describe(self.model, self.device), share_prompts=self.batching.share_prompts)
+        batching = self.batching
+        facts = describe(self.model, self.device)
+        return replace(facts, share_prompts=batching.share_prompts, micro_batch=batching.update.samples)
 
     def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
         """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.
@@ -367,11 +372,19 @@ class Learner:
         written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
         caller writes beside, then renames. Raises OSError on all ranks if one could not write.
         """
-        self._residence.fetch(self.model, None if model_only else self.optimizer)
-        reshard(self.model)  # what a verb that failed has left whole
-        numbers = {"step": self.step, "skipped_steps": self.skipped_steps}
+        checkpoint.save(folder, *self._state(model_only), file_bytes, self.adaptation)
+
+    def snapshot(
+        self, *, model_only: bool = False, room: int | None = None, file_bytes: int = FILE_BYTES
+    ) -> checkpoint.Snapshot | None:
+        """Copy what `save` would write, to be written while the learner goes on; None if it is above `room` bytes."""
+        return checkpoint.take(*self._state(model_only), file_bytes, self.adaptation, room)
+
+    def _state(self, model_only: bool) -> tuple[nn.Module, Optimizer | None, dict[str, int], Parallel]:
         optimizer = None if model_only else self.optimizer
-        checkpoint.save(folder, self.model, optimizer, numbers, self.parallel, file_bytes, self.adaptation)
+        self._residence.fetch(self.model, optimizer)
+        reshard(self.model)  # what a verb that failed has left whole
+        return self.model, optimizer, {"step": self.step, "skipped_steps": self.skipped_steps}, self.parallel
 
     def load(self, folder: Path, *, model_only: bool = False) -> None:
         """Take up what any number of ranks saved; the next step is then, to the bit, the one that would have come.

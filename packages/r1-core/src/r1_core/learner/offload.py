@@ -82,6 +82,10 @@ class Residence:
         if offload.reference and reference is not None:
             self._movable[id(reference)] = Movable(lambda: tensors_of(reference))
 
+    def moves(self, owner: nn.Module | Optimizer) -> bool:
+        """Whether the states of this one are offloaded."""
+        return id(owner) in self._movable
+
     def fetch(self, *owners: nn.Module | Optimizer | None) -> None:
         """See to it that the states of these are on the device."""
         for owner in owners:

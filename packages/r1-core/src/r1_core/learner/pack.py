@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,6 @@ class Keys(NamedTuple):
 
     places: Tensor  # int64 [K], where in the row they stand
     ends: Tensor  # int32 [runs + 1]
-    longest: int  # of a run
 
 
 @dataclass(frozen=True, eq=False)  # a row is itself alone: plans are kept by it
@@ -60,6 +58,12 @@ class Pack:
         return max(self.lengths)
 
     @cached_property
+    def farthest(self) -> int:
+        """Tokens that a token attends to at most: those of the longest run with what it looks back on."""
+        before = [0 if run == NOTHING else self.lengths[run] for run in self.behind]
+        return max(map(sum, zip(self.lengths, before, strict=True)))
+
+    @cached_property
     def shared(self) -> bool:
         """Whether any run looks back on another."""
         return any(run != NOTHING for run in self.behind)
@@ -83,8 +87,8 @@ class Pack:
                 places.append(torch.arange(self.starts[behind], self.starts[behind] + self.lengths[behind]))
             places.append(torch.arange(start, start + length))
             ends.append(ends[-1] + length + (self.lengths[behind] if behind != NOTHING else 0))
-        device, longest = self.ends.device, max(end - start for start, end in pairwise(ends))
-        return Keys(torch.cat(places).to(device), torch.tensor(ends, dtype=torch.int32).to(device), longest)
+        device = self.ends.device
+        return Keys(torch.cat(places).to(device), torch.tensor(ends, dtype=torch.int32).to(device))
 
     def visible(self) -> Tensor:
         """Which token (row) attends to which (column), bool [T, T]: of small rows only."""

@@ -1,16 +1,18 @@
 """Passes over a step's samples, micro-batch by micro-batch on every rank: what a policy and a critic have in common."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from r1_core.learner.batching import Batching, MicroLimit, fillers, rounds
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
 from r1_core.learner.parallel import Parallel
 from r1_core.learner.prefetch import prefetch
+from r1_core.learner.rehearsal import Trial, rehearse
 from r1_core.rows import TokenTable
 from r1_core.types import LossOutput, Sample
 
@@ -90,3 +92,46 @@ class Passes:
         gradients.deliver()
         values = self.parallel.sum_data(torch.stack([*sums.values()])).tolist() if sums else []
         return dict(zip(sums, values, strict=True))
+
+
+class Trained:
+    """What a policy and a critic have in common: a model that is trained micro-batch by micro-batch."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    batching: Batching
+    parallel: Parallel
+    fillers: Sequence[Sample]
+    device: torch.device
+
+    @property
+    def _passes(self) -> Passes:
+        return Passes(self.batching, self.parallel, self.fillers, self.device)
+
+    def pad(self) -> None:
+        """Pad micro-batches to their longest sample from now on, whatever the batching has said.
+
+        Raises ValueError if ranks share sequences, which are cut in packed rows only.
+        """
+        if self.parallel.sequence is not None:
+            raise ValueError("padded micro-batches cannot be cut over the ranks that share sequences")
+        self.batching = replace(self.batching, padding_free=False, share_prompts=False)
+
+    def repeat_prompts(self) -> None:
+        """Compute a prompt with every sample of it from now on, whatever the batching has said."""
+        self.batching = replace(self.batching, share_prompts=False)
+
+    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+        """Hold so much in a micro-batch from now on, with a gradient and without, whatever the batching has said."""
+        self.batching = replace(self.batching, update=update, experience=experience)
+
+    def _rehearse(
+        self, run: Callable[[], object], limit: MicroLimit, models: Sequence[nn.Module], *, away: bool
+    ) -> Trial:
+        """Measure a pass in micro-batches of `limit`, of which nothing remains; see `rehearsal.rehearse`."""
+        before = self.batching
+        self.cut(limit, limit)
+        try:
+            return rehearse(run, models, self.optimizer, self.device, away=away)
+        finally:
+            self.batching = before

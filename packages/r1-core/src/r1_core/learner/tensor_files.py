@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def owners(files: Sequence[TensorFile], world: int) -> list[int]:
 def write_tensors(
     folder: Path, parts: Mapping[str, Mapping[str, Tensor]], parallel: Parallel, file_bytes: int = FILE_BYTES
 ) -> None:
-    """Write each part, tensors by name, into files that `cut` names, with an index beside them (see `write_index`).
+    """Write each part, tensors by name, into files that `cut` names, with an index beside them (see `indices`).
 
     All ranks must call this with the same parts. A file's tensors are gathered to its owner alone, which forces it to
     disk; no rank holds more than its shards and one file. A file that cannot be written leaves nobody waiting: the
@@ -82,27 +82,57 @@ def write_tensors(
         OSError: the disk is full, or the folder cannot be written to.
     """
     plan = {stem: cut(stem, tensors, file_bytes) for stem, tensors in parts.items()}
-    work = [(file, tensors) for stem, tensors in parts.items() for file in plan[stem]]
     failure: OSError | None = None
-    for (file, tensors), owner in zip(work, owners([file for file, _ in work], parallel.world), strict=True):
-        mine = parallel.rank == owner and failure is None
-        whole = {}
-        for name in file.tensors:
-            tensor = gather(tensors[name], owner)
-            if mine and tensor is not None:
-                whole[name] = tensor.cpu().contiguous()
-        if mine:
-            try:
-                save(whole, folder / file.name)
-            except OSError as error:
-                failure = error
+
+    def write(name: str, tensors: dict[str, Tensor]) -> None:
+        nonlocal failure
+        try:
+            if failure is None:
+                save(tensors, folder / name)
+        except OSError as error:
+            failure = error
+
+    visit_files(parts, plan, parallel, write)
     if parallel.rank == 0 and failure is None:
         try:
-            for stem, files in plan.items():
-                write_index(folder, stem, files)
+            for name, text in indices(plan).items():
+                write_text(folder / name, text)
         except OSError as error:
             failure = error
     raise_together(failure, parallel)
+
+
+def visit_files(
+    parts: Mapping[str, Mapping[str, Tensor]],
+    plan: Mapping[str, Sequence[TensorFile]],
+    parallel: Parallel,
+    visit: Callable[[str, dict[str, Tensor]], None],
+    *,
+    copy: bool = False,
+) -> None:
+    """Call `visit` with the name of each file that is this rank's to write, and its tensors, whole, on the processor.
+
+    All ranks must call this with the same parts and plan. A file's tensors are gathered to its owner alone, and may
+    share memory with the parts unless a `copy` is asked for.
+    """
+    work = [(file, tensors) for stem, tensors in parts.items() for file in plan[stem]]
+    for (file, tensors), owner in zip(work, owners([file for file, _ in work], parallel.world), strict=True):
+        whole = {}
+        for name in file.tensors:
+            tensor = gather(tensors[name], owner)
+            if parallel.rank == owner and tensor is not None:
+                whole[name] = tensor.to("cpu", copy=copy).contiguous()
+        if parallel.rank == owner:
+            visit(file.name, whole)
+
+
+def largest_share(plan: Mapping[str, Sequence[TensorFile]], world: int) -> int:
+    """Return the bytes of the files of the rank that has most."""
+    files = [file for part in plan.values() for file in part]
+    shares = [0] * world
+    for file, owner in zip(files, owners(files, world), strict=True):
+        shares[owner] += file.num_bytes
+    return max(shares)
 
 
 def save(tensors: dict[str, Tensor], path: Path) -> None:
@@ -114,17 +144,19 @@ def save(tensors: dict[str, Tensor], path: Path) -> None:
     force_to_disk(path)
 
 
-def write_index(folder: Path, stem: str, files: Sequence[TensorFile]) -> None:
-    """Write `stem.safetensors.index.json`, as Hugging Face has it, where there are several files.
+def indices(plan: Mapping[str, Sequence[TensorFile]]) -> dict[str, str]:
+    """Return the texts of each `stem.safetensors.index.json`, as Hugging Face has it, where there are several files.
 
     A model has one always: vLLM, and whoever else loads all safetensors files of a folder, then passes over those of
     the optimizer.
     """
-    if len(files) < 2 and stem != "model":
-        return
-    weight_map = {name: file.name for file in files for name in file.tensors}
-    index = {"metadata": {"total_size": sum(file.num_bytes for file in files)}, "weight_map": weight_map}
-    write_text(folder / f"{stem}.safetensors.index.json", json.dumps(index, indent=2) + "\n")
+    texts = {}
+    for stem, files in plan.items():
+        if len(files) > 1 or stem == "model":
+            weight_map = {name: file.name for file in files for name in file.tensors}
+            index = {"metadata": {"total_size": sum(file.num_bytes for file in files)}, "weight_map": weight_map}
+            texts[f"{stem}.safetensors.index.json"] = json.dumps(index, indent=2) + "\n"
+    return texts
 
 
 def raise_together(failure: OSError | None, parallel: Parallel) -> None:

@@ -22,15 +22,17 @@ class MlflowLogger:
             # Else tables would be written into `mlruns`, wherever the command was typed.
             mlflow.create_experiment(info.project, (info.folder / "mlflow").resolve().as_uri())
         mlflow.set_experiment(info.project)
-        mlflow.start_run(run_name=info.experiment)
+        # Of MLflow's own, "the" run is one that the calling thread has begun, and records come from another.
+        self._run_id = mlflow.start_run(run_name=info.experiment).info.run_id
         self._mlflow = mlflow
 
     def log(self, step: int, record: Record) -> None:
-        self._mlflow.log_metrics({metric_name(name): value for name, value in record.items()}, step=step)
+        metrics = {metric_name(name): value for name, value in record.items()}
+        self._mlflow.log_metrics(metrics, step=step, run_id=self._run_id)
 
     def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
         columns = {key: [row[key] for row in rows] for key in rows[0]}
-        self._mlflow.log_table(columns, f"generations/step_{step}.json")
+        self._mlflow.log_table(columns, f"generations/step_{step}.json", run_id=self._run_id)
 
     def close(self) -> None:
         self._mlflow.end_run()

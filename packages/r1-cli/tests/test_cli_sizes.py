@@ -1,0 +1,90 @@
+"""How large a micro-batch is chosen, from what sizes take."""
+
+import pytest
+import torch
+
+from r1_cli.assembly import sizes
+from r1_cli.assembly.sizes import Choice, fastest, largest
+from r1_core.learner.rehearsal import Trial
+
+GB = 10**9
+
+
+class Processor:
+    """Seconds a sequence by size, none of which pass; longer sequences take as much more as they are longer."""
+
+    def __init__(self, each: dict[int, float], peak: int = 0) -> None:
+        self.each, self.peak, self.tried = each, peak, list[tuple[int, int]]()
+
+    def __call__(self, length: int, size: int) -> tuple[Trial, float]:
+        self.tried.append((length, size))
+        return Trial(self.each[size] * size * length / 84, self.peak), size
+
+
+def test_the_smallest_size_that_is_about_as_fast_as_any_is_chosen() -> None:
+    slower = Processor({1: 0.010, 2: 0.006, 4: 0.0041, 8: 0.0040, 16: 0.0039, 32: 0.0060, 64: 0.0090})
+    assert fastest(84, 64, slower).size == 8
+    assert {size for _, size in slower.tried} == {1, 2, 4, 8, 16, 32}, "nothing better comes behind what is far worse"
+
+
+@pytest.mark.parametrize("most", [1, 3, 7])
+def test_no_micro_batch_is_larger_than_what_there_is_to_compute(most: int) -> None:
+    faster = Processor({size: 0.001 / size for size in range(1, 8)})
+    assert fastest(84, most, faster).size == most
+
+
+def test_a_sequence_that_takes_long_is_left_alone_and_no_longer_one_is_tried() -> None:
+    slow = Processor({1: sizes.PATIENCE / 3})
+    assert fastest(32_768, 64, slow) == Choice(1, None)
+    assert max(length for length, _ in slow.tried) == sizes.SHORTEST
+
+
+def test_no_more_is_tried_than_memory_may_hold() -> None:
+    fat = Processor({1: 0.002, 2: 0.001}, peak=1 << 60)
+    assert fastest(84, 64, fat).size == 1
+
+
+class GPU:
+    """Takes `base` and, for each sequence, `each`, more of it the more there are; ends beyond its room."""
+
+    def __init__(self, base: int, each: int, room: int, bend: float = 0.0) -> None:
+        self.base, self.each, self.room, self.bend, self.tried = base, each, room, bend, list[int]()
+
+    def __call__(self, size: int) -> Trial:
+        self.tried.append(size)
+        peak = self.base + int(self.each * size ** (1 + self.bend))
+        if peak > self.room:
+            raise torch.OutOfMemoryError
+        return Trial(1.0, peak, self.room)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "most", "size"),
+    [
+        (GPU(20 * GB, GB, 80 * GB), 1000, 52),  # nine tenths of 80, less 20
+        (GPU(20 * GB, GB, 80 * GB), 40, 40),
+        (GPU(20 * GB, GB, 80 * GB), 1, 1),
+        (GPU(70 * GB, GB, 80 * GB), 1000, 2),
+        (GPU(70 * GB, 9 * GB, 80 * GB), 1000, 1),  # two do not fit at all
+        (GPU(75 * GB, GB, 80 * GB), 1000, 1),  # nor one with a margin, which is all that is left
+        (GPU(20 * GB, 0, 80 * GB), 1000, 1000),
+    ],
+)
+def test_as_many_sequences_as_fit_are_found_in_a_few_trials(gpu: GPU, most: int, size: int) -> None:
+    assert largest(most, gpu).size == size
+    assert len(gpu.tried) <= sizes.TRIALS
+
+
+@pytest.mark.parametrize("bend", [-0.2, 0.2])
+def test_what_grows_otherwise_than_foretold_stays_within_the_margin(bend: float) -> None:
+    gpu = GPU(20 * GB, GB, 80 * GB, bend)
+    found = largest(1000, gpu)
+    assert found.trial is not None
+    assert 0.6 * gpu.room < found.trial.peak <= sizes.MARGIN * gpu.room
+    assert len(gpu.tried) <= sizes.TRIALS
+
+
+def test_the_least_that_is_tried_must_fit() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        largest(8, GPU(90 * GB, GB, 80 * GB))
+    assert largest(100, GPU(20 * GB, GB, 80 * GB), least=30).size == 52
