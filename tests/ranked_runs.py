@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import pickle
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class Together:
 
     putter = Value
 
+    beside: dist.ProcessGroup
+
     def make(self, maker: Callable[..., Any], each: list[tuple[Any, ...]]) -> None:
         self.rank = maker(*each[dist.get_rank()])
 
@@ -50,26 +53,36 @@ class Together:
         return self.ask_all(verb, *args)[0]
 
     def ask_first(self, verb: str, *args: Any) -> Any:
-        return of_first(getattr(self.rank, verb)(*args) if dist.get_rank() == 0 else None)
+        return of_first(getattr(self.rank, verb)(*args) if dist.get_rank() == 0 else None, self.group())
+
+    def group(self) -> dist.ProcessGroup | None:
+        """Whom to ask: checkpoints are written by a thread, whose asking must not meet that of the next step."""
+        return None if threading.current_thread() is threading.main_thread() else self.beside
 
     def ask_all(self, verb: str, *args: Any) -> list[Any]:
-        # They write one checkpoint together, where the first driver wants it.
-        args = tuple(of_first(one) if isinstance(one, Path) else one for one in args)
+        # They write one checkpoint together, where the first driver wants it; each driver goes on in its own folder.
+        for one in args:
+            if isinstance(one, Path):
+                one.mkdir(parents=True, exist_ok=True)
+        group = self.group()
+        args = tuple(of_first(one, group) if isinstance(one, Path) else one for one in args)
         answers: list[Any] = [None] * dist.get_world_size()
         if verb == "join":
             dist.destroy_process_group()  # the ranks make their own
         answer = getattr(self.rank, verb)(*pickle.loads(pickle.dumps(args, protocol=5)))
-        dist.all_gather_object(answers, answer)
+        if verb == "join":
+            self.beside = dist.new_group()
+        dist.all_gather_object(answers, answer, group)
         return answers
 
     def put(self, value: Any) -> Value:
         return Value(value)
 
 
-def of_first(value: Any) -> Any:
+def of_first(value: Any, group: dist.ProcessGroup | None) -> Any:
     """What rank 0 has given."""
     given = [value]
-    dist.broadcast_object_list(given)
+    dist.broadcast_object_list(given, group=group)
     return given[0]
 
 

@@ -51,7 +51,13 @@ def test_two_ranks_take_the_step_of_one_process(name: str, models: dict[str, str
     expected = easyr1_ranks.take_step(name, models[model_of(name)])
     assert len(expected) == 2
     for found in ranks.run(easyr1_ranks.take_step, name, models[model_of(name)]):
-        assert found == [pytest.approx(one, rel=0.02, abs=1e-3) for one in expected]
+        pairs = zip(found, expected, strict=True)
+        assert all(compared(one) == pytest.approx(compared(other), rel=0.02, abs=1e-3) for one, other in pairs)
+
+
+def compared(update: dict[str, float]) -> dict[str, float]:
+    """Without the share of clipped tokens while nothing has moved: a clip_ratio_low of 0 lets rounding decide it."""
+    return {key: value for key, value in update.items() if abs(update["ppo_kl"]) > 1e-6 or "clipfrac" not in key}
 
 
 @pytest.mark.slow
