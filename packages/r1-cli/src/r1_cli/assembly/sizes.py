@@ -1,6 +1,6 @@
 """How large a micro-batch should be, by trials of a few sizes: on processors time decides, on a GPU its memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -8,10 +8,12 @@ import torch
 
 from r1_core.learner.rehearsal import Trial
 
-PATIENCE = 1.5  # seconds that trials on processors may take in all, each but the first of them foreseen
+PATIENCE = 2.0  # seconds that trials on processors may take in all, each but the first of them foreseen
+TURNS = 8  # of each size that may be the best, as far as patience lasts
 SHORTEST = 256  # tokens of the sequence that is tried first
 NEAR = 1.05  # about as good as the best is what takes so much longer at most
-WORSE = 1.2  # behind what takes so much longer nothing better is looked for
+WORSE = 1.3  # what takes so much longer in its first turn is not given another
+HOPELESS = 1.6  # behind two sizes that take so much longer nothing better is looked for
 MARGIN = 0.9  # of a GPU's memory: how much of it is lost to fragments differs from step to step
 TRIALS = 5  # at most, on a GPU
 
@@ -29,41 +31,71 @@ def fastest(longest: int, most: int, attempt: Callable[[int, int], tuple[Trial, 
 
     No pass is begun that is likely to take longer than all may: of a model that computes one sequence for seconds
     micro-batches are of one, which its caches are too small for already. Nor one that memory may not suffice for.
+    Sizes take turns, each of which counts with its best: what disturbs the machine for a while then meets all.
 
     Args:
         longest: tokens of the longest sequence.
         most: the largest size that is of use.
         attempt: computes a micro-batch of (tokens a sequence, size); gives what it took, and how many sequences it had.
     """
-    length, spent = min(longest, SHORTEST), list[float]()
-
-    def left() -> float:
-        return PATIENCE - sum(spent)
-
-    def measure(length: int, size: int) -> tuple[Trial, float]:
-        trial, sequences = attempt(length, size)
-        spent.append(trial.seconds)
-        if trial.seconds <= left():
-            again, _ = attempt(length, size)
-            spent.append(again.seconds)
-            trial = min(trial, again, key=lambda one: one.seconds)
-        return trial, trial.seconds / sequences
-
-    trial, each = measure(length, 1)
+    trials = Trials(attempt)
+    length = min(longest, SHORTEST)
+    trials.measure(length, 1)
+    if trials.affords(trials.last.seconds):
+        trials.measure(length, 1)  # the first pass of all is slow
     while length < longest:
-        if 4 * trial.seconds > left():  # attention over twice as many tokens takes four times as long
+        if not trials.affords(4 * trials.last.seconds):  # attention over twice the tokens takes four times as long
             return Choice(1, None)
         length = min(2 * length, longest)
-        trial, each = measure(length, 1)
-    found, size = {1: (each, trial)}, 1
-    while size < most and 2 * trial.seconds <= left() and 2 * trial.peak <= psutil.virtual_memory().available:
-        size = min(2 * size, most)
-        trial, each = measure(longest, size)
-        found[size] = each, trial
-        if each > WORSE * min(seconds for seconds, _ in found.values()):
+        trials.found.clear()
+        trials.measure(length, 1)
+    for size in doubled(most):
+        last = trials.last
+        if not trials.affords(2 * last.seconds) or 2 * last.peak > psutil.virtual_memory().available:
             break
-    best = min(seconds for seconds, _ in found.values())
-    return next(Choice(size, trial) for size, (seconds, trial) in found.items() if seconds <= NEAR * best)
+        trials.measure(longest, size)
+        near = trials.candidates(HOPELESS)
+        if sum(size > max(near) for size in trials.found) == 2:
+            break
+    for _ in range(TURNS):
+        for size in trials.candidates(WORSE):
+            if trials.affords(trials.found[size][1].seconds):
+                trials.measure(longest, size)
+    size = min(trials.candidates(NEAR))
+    return Choice(size, trials.found[size][1])
+
+
+def doubled(most: int) -> Iterator[int]:
+    """Yield 2, 4, 8 and so on up to `most`, which comes last."""
+    size = 1
+    while size < most:
+        size = min(2 * size, most)
+        yield size
+
+
+class Trials:
+    """What passes of some sizes have taken so far, each in its best turn."""
+
+    def __init__(self, attempt: Callable[[int, int], tuple[Trial, float]]) -> None:
+        self._attempt, self._spent = attempt, 0.0
+        self.found = dict[int, tuple[float, Trial]]()  # by size: seconds a sequence, and of the pass
+        self.last: Trial
+
+    def measure(self, length: int, size: int) -> None:
+        """Take another turn with a size."""
+        self.last, sequences = self._attempt(length, size)
+        self._spent += self.last.seconds
+        taken = self.last.seconds / sequences, self.last
+        self.found[size] = min(self.found.get(size, taken), taken, key=lambda one: one[0])
+
+    def affords(self, seconds: float) -> bool:
+        """Whether so long a pass may still begin."""
+        return self._spent + seconds <= PATIENCE
+
+    def candidates(self, times: float) -> list[int]:
+        """Return the sizes whose seconds a sequence are so many times the best ones at most."""
+        best = min(each for each, _ in self.found.values())
+        return [size for size, (each, _) in self.found.items() if each <= times * best]
 
 
 def largest(most: int, attempt: Callable[[int], Trial], least: int = 1) -> Choice:
