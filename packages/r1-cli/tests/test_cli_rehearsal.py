@@ -1,0 +1,116 @@
+"""What a rehearsal makes of passes that do not fit, or that cannot be computed: sizes, and errors that name the key."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from r1_cli.assembly.longest import Longest
+from r1_cli.assembly.rehearsal import Stage
+from r1_cli.config import ConfigError, load_config
+from r1_core.learner.batching import MicroLimit
+from r1_core.learner.rehearsal import Trial
+from r1_core.own import OwnCodeError
+from r1_core.types import Sample
+
+GB = 10**9
+BASE = [
+    "data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model", "trainer.n_gpus_per_node=1",
+    "worker.reward.reward_function=math", "data.rollout_batch_size=16", "worker.rollout.n=4", "trainer.nnodes=1",
+    "worker.actor.global_batch_size=16",
+]  # fmt: skip
+UPDATE, EXPERIENCE = (f"worker.actor.micro_batch_size_per_device_for_{kind}" for kind in ("update", "experience"))
+LONGEST = Longest(prompt=300, response=300, answers=4, axes=1, allowed=range(90))
+AUTO = (f"{UPDATE}=auto", f"{EXPERIENCE}=auto")
+
+
+def stage(rehearse: Callable[[list[Sample], MicroLimit, bool], Trial], *words: str, on_gpu: bool = True) -> Stage:
+    return Stage(load_config([*BASE, *words])[0], "actor", on_gpu, True, LONGEST, rehearse)
+
+
+def full(samples: list[Sample], limit: MicroLimit, gradient: bool) -> Trial:
+    """A device for 9 sequences with a gradient and for 45 without, with a margin."""
+    return taken((10 if gradient else 2) * GB * limit.samples, 100 * GB)
+
+
+def taken(peak: int, room: int) -> Trial:
+    if peak > room:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return Trial(0.1, peak, room)
+
+
+def message(rehearse: Callable[..., Trial], *words: str, on_gpu: bool = True) -> str:
+    with pytest.raises(ConfigError) as caught:
+        stage(rehearse, *words, on_gpu=on_gpu).settle({})
+    return str(caught.value)
+
+
+def test_sizes_that_choose_themselves_are_what_fits(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "r1"):
+        assert stage(full, *AUTO).settle({}) == {"update": 9, "experience": 45}
+    assert "9 for updates, 45 for log-probs; a sequence has at most 600 tokens" in caplog.text
+    assert "peak 90.00 GB of 100 GB" in caplog.text
+
+
+def test_a_size_that_a_checkpoint_has_kept_is_rehearsed_and_stays() -> None:
+    assert stage(full, *AUTO).settle({UPDATE: 4, EXPERIENCE: 2}) == {"update": 4, "experience": 2}
+    with pytest.raises(torch.OutOfMemoryError):  # which the caller takes for a smaller one's turn
+        stage(full, *AUTO).attempt("update", 16)
+
+
+def test_a_size_that_is_set_and_does_not_fit_is_named() -> None:
+    said = message(full, f"{UPDATE}=16", f"{EXPERIENCE}=auto")
+    assert UPDATE in said
+    assert "16 sequences of 600 tokens do not fit into the device's memory: set a smaller number, or auto" in said
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_a_sequence_that_does_not_fit_names_what_makes_it_so_long(on_gpu: bool) -> None:
+    def never(samples: list[Sample], limit: MicroLimit, gradient: bool) -> Trial:
+        if len(samples[0].token_ids) > 256:
+            raise torch.OutOfMemoryError("out of memory")
+        return Trial(1e-4, GB)
+
+    said = message(never, *AUTO, "worker.actor.model.enable_gradient_checkpointing=false", on_gpu=on_gpu)
+    assert "data.max_response_length" in said
+    assert "a sequence of 600 tokens, which it allows with data.max_prompt_length, does not fit" in said or (
+        not on_gpu and "512 tokens" in said
+    )
+    assert "enable_gradient_checkpointing=true" in said
+
+
+def test_a_model_that_cannot_read_so_long_a_sequence_says_its_own_reason() -> None:
+    def short(samples: list[Sample], limit: MicroLimit, gradient: bool) -> Trial:
+        if len(samples[0].token_ids) > 256:
+            raise IndexError("index 300 is out of bounds for positions\nand more lines")
+        return Trial(1e-4, GB)
+
+    said = message(short, *AUTO, on_gpu=False)
+    assert "cannot be computed (index 300 is out of bounds for positions): lower one" in said
+    assert "more lines" not in said
+
+
+def test_a_model_that_fails_at_any_length_is_named() -> None:
+    def broken(samples: list[Sample], limit: MicroLimit, gradient: bool) -> Trial:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    said = message(broken, *AUTO, on_gpu=False)
+    assert "worker.actor.model.model_path" in said
+    assert "fails in a rehearsal of 256 tokens: mat1 and mat2 shapes cannot be multiplied" in said
+
+
+def test_a_users_own_loss_that_fails_says_so_itself() -> None:
+    def own(samples: list[Sample], limit: MicroLimit, gradient: bool) -> Trial:
+        raise OwnCodeError("loss.py: division by zero")
+
+    with pytest.raises(OwnCodeError, match="division by zero"):
+        stage(own, *AUTO).settle({})
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, 1), (7, 4), (64, 64)])
+def test_without_dynamic_batching_a_size_divides_what_there_is_to_cut(size: int, expected: int) -> None:
+    def room_for(samples: list[Sample], limit: MicroLimit, gradient: bool) -> Trial:
+        return taken(9 * GB * limit.samples, 10 * GB * size)
+
+    found = stage(room_for, *AUTO, "worker.actor.dynamic_batching=false").settle({})
+    assert found["update"] == expected
