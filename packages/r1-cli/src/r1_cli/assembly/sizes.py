@@ -8,7 +8,7 @@ import torch
 
 from r1_core.learner.rehearsal import Trial
 
-PATIENCE = 2.0  # seconds that trials on processors may take in all, each but the first of them foreseen
+PATIENCE = 1.5  # seconds that trials on processors may take in all, each but the first of them foreseen
 TURNS = 8  # of each size that may be the best, as far as patience lasts
 SHORTEST = 256  # tokens of the sequence that is tried first
 NEAR = 1.05  # about as good as the best is what takes so much longer at most
