@@ -1,7 +1,6 @@
 """What a user reads: step lines, responses, tables and the commands that come next."""
 
 import io
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from r1_cli.plan.announce import announce, show_table
 from r1_cli.plan.batches import make_plan
 from r1_cli.state.checkpoints import CheckpointStore
 from r1_cli.track.console import ConsoleReporter, labelled, step_line
-from r1_cli.track.stopwatch import Stopwatch
 
 BASE = [
     "data.train_files=owner/rows@train",
@@ -59,22 +57,6 @@ def test_a_run_that_is_not_watched_writes_step_lines_whatever_its_loggers(
     reporter.begin(0, 4)
     reporter.log(1, RECORD)
     assert ("step 1/4" in out.getvalue()) == bool(shown)
-
-
-def test_the_bar_tells_what_the_step_has_come_to() -> None:
-    reporter, out = reporter_on(True, step_lines=True)
-    with reporter:
-        reporter.begin(0, 4)
-        reporter.log(1, RECORD)
-        watch = Stopwatch(reporter.stage)
-        told = []
-        with watch("step"):
-            for stage in ("gen", "reward", "old", "update_actor"):
-                with watch(stage):
-                    told.append(reporter._bars.tasks[0].fields["note"])
-    assert told == [f"reward 0.536, {word}" for word in ("sampling", "rewards", "old log-probs", "update")]
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()).replace("\r", "\n").split("\n")
-    assert max(map(len, lines)) <= 80
 
 
 def test_a_response_is_read_as_it_was_written_and_cannot_control_the_terminal() -> None:

@@ -50,7 +50,7 @@ from r1_cli.state.checkpoints import CheckpointStore, read_state
 from r1_cli.state.rows import record_rows
 from r1_cli.state.saving import Saver
 from r1_cli.state.stop import StopRequest
-from r1_cli.track import RunInfo, Tracker
+from r1_cli.track import RunInfo, Tracker, libraries
 from r1_cli.track.console import ConsoleReporter, configure_logging
 from r1_cli.track.files import read_settings
 from r1_cli.track.timeline import TIMELINE_FILE, Timeline
@@ -81,6 +81,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
     if critic_config is not None:
         require_shareable(config, critic_config.get_text_config(), "critic")
     with ExitStack() as stack:
+        stack.enter_context(libraries.quiet(store.root / libraries.LOG_FILE))
         seats = stack.enter_context(open_seats(config, hardware))
         hardware = seated_hardware(hardware, seats.ranks)
         ranks = start_ranks(config, hardware, seats.ranks, stack)
@@ -130,8 +131,8 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         )
         at = load_start(learner, critic, prompts, start, algorithm.build_start(config))
         at = replace(at, micro_batches=chosen)
-        reporter.begin(at.step, schedule.total_steps)
         names = config.trainer.project_name, config.trainer.experiment_name
+        reporter.begin(at.step, schedule.total_steps, " / ".join(names))
         info = RunInfo(*names, store.root, printable(config), at.step)
         named = [(one.name, part) for one, part in zip(sources, prompts.parts, strict=True)]
         named += [(f"{one.name} (validation)", part) for one, part in zip(val_sources, val_prompts.parts, strict=True)]

@@ -241,6 +241,7 @@ def performance(
         "perf/total_num_tokens": float(total),
         "perf/micro_batch_size": float(facts.micro_batch),
         "perf/time_per_step": seconds["step"],
+        "perf/samples_per_second": len(samples) / seconds["step"],
         "perf/throughput": total / (seconds["step"] * facts.devices),
         **sequence_balance(lengths, facts.tokens),
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,

@@ -1,13 +1,17 @@
-"""What a user sees on the terminal: progress bars, one line a step, validation lines."""
+"""What a user sees on the terminal: the picture of the run, progress bars, one line a step, validation lines."""
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import transformers
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from r1_cli.track.types import Generation
+from r1_cli.track.view import View, visible
 
 Item = TypeVar("Item")
 
@@ -22,71 +26,69 @@ STEP_COLUMNS = (
     ("timing_s/step", "seconds", 0),
 )
 ONLY_IF_ANY = ("reward/failures",)
-# The stages of a step, as `Stopwatch` knows them, in words.
-STAGES = {
-    "step": "sync",  # which it begins with
-    "sync": "sync",
-    "render": "prompts",
-    "gen": "sampling",
-    "wait": "waiting for groups",
-    "reward": "rewards",
-    "old": "old log-probs",
-    "ref": "reference log-probs",
-    "adv": "advantages",
-    "update_actor": "update",
-    "validation": "validation",
-    "save_checkpoint": "saving",
-}
 SHOWN_EVERY = 0.1  # seconds between two states of a bar
+DRAWN_A_SECOND = 4  # pictures
 LINES_SHOWN, WIDTH_SHOWN = 6, 100  # of a prompt or response
 
 
 class ConsoleReporter:
     """Shows a run as it goes. It is the `console` logger and owns the progress bars.
 
-    On a terminal the bars stay at the bottom and lines scroll above them; elsewhere (a file, CI) only lines appear, and
-    always do: a run that is not watched would leave nothing to read.
+    On a terminal the picture of the run and the bars stay at the bottom and lines scroll above them; elsewhere (a file,
+    CI) only lines appear, and always do: a run that is not watched would leave nothing to read.
     """
 
     def __init__(self, console: Console, *, step_lines: bool) -> None:
         self.console = console
         self._step_lines = step_lines or not console.is_terminal
         self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal,
+            TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TimeElapsedColumn(),
+            TimeRemainingColumn(), console=console, disable=not console.is_terminal,
         )  # fmt: skip
         self._total_steps = 0
-        self._reward = ""
+        self._view: View | None = None
+        self._answers: Sequence[Generation] = ()
         self._response: list[str] = []
+        self._live = Live(
+            console=console, get_renderable=self._draw, refresh_per_second=DRAWN_A_SECOND, vertical_overflow="crop"
+        )
 
-    def begin(self, step: int, total_steps: int) -> None:
-        """Show the bar of the whole run."""
+    def begin(self, step: int, total_steps: int, title: str = "") -> None:
+        """Show the picture of the whole run, which goes on from `step`."""
         self._total_steps = total_steps
-        self._steps = self._bars.add_task("training", total=total_steps, completed=step, note="")
+        self._view = View(title, step, total_steps)
+
+    def _draw(self) -> Group:
+        width, height = self.console.size
+        picture = [] if self._view is None else [self._view.draw(width, height)]
+        return Group(*picture, self._bars)
 
     def __enter__(self) -> "ConsoleReporter":
-        self._bars.start()
+        if self.console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bars.stop()
+        self._live.stop()
 
     def progress(self, items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
         """Yield `items` unchanged under a bar that goes away when they end."""
-        task = self._bars.add_task(what, total=total, note="")
+        task = self._bars.add_task(what, total=total)
         shown = 0.0
         try:
             for done, item in enumerate(items, start=1):
                 yield item
                 if (now := time.monotonic()) - shown > SHOWN_EVERY:  # a bar costs more than a row of text
                     self._bars.update(task, completed=done)
+                    if self._view:
+                        self._view.within = f"{done}/{total}"
                     shown = now
         finally:
             self._bars.remove_task(task)
 
     def counter(self, what: str) -> Callable[[int, int], None]:
         """Return a callback (done, total) that moves a bar of its own, which goes away when all is done."""
-        task = self._bars.add_task(what, total=None, note="")
+        task = self._bars.add_task(what, total=None)
 
         def count(done: int, total: int) -> None:
             self._bars.update(task, completed=done, total=total, visible=done < total)
@@ -94,14 +96,18 @@ class ConsoleReporter:
         return count
 
     def stage(self, name: str) -> None:
-        """Show beside the run's bar what the step has come to."""
-        self._bars.update(self._steps, note=f"{self._reward}{STAGES.get(name, name)}")
+        """Show what the step has come to."""
+        if self._view:
+            self._view.stage, self._view.within = name, ""
+
+    def show(self, generations: Sequence[Generation]) -> None:
+        """Show some answers with the record that is logged next."""
+        self._answers = generations
 
     def log(self, step: int, record: dict[str, float]) -> None:
         reward = record.get("reward/overall")
-        if reward is not None:
-            self._reward = f"reward {reward:.3f}, "
-        self._bars.update(self._steps, completed=step, note=self._reward.rstrip(", "))
+        if self._view:
+            self._view.take(step, record, self._answers)
         if reward is not None and self._step_lines:
             width = self.console.width if self.console.is_terminal else None
             self._say(step_line(step, self._total_steps, record, width))
@@ -126,7 +132,7 @@ class ConsoleReporter:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        self._bars.stop()
+        self._live.stop()
 
 
 def step_line(step: int, total: int, record: dict[str, float], width: int | None = None) -> str:
@@ -151,11 +157,6 @@ def labelled(label: str, text: str) -> list[str]:
     if len(lines) > LINES_SHOWN:
         lines = [*lines[: LINES_SHOWN - 1], f"… ({len(lines) - LINES_SHOWN + 1} more lines)"]
     return [f"  {label if place == 0 else '':<10}{line}" for place, line in enumerate(lines)]
-
-
-def visible(text: str) -> str:
-    """Return `text` with what cannot be printed written out, such as `\\x1b`."""
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 class ConsoleHandler(logging.Handler):

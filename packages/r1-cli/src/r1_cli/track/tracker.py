@@ -56,6 +56,7 @@ class Tracker:
             raise self._failure
         first = [_flat(asdict(one)) for one in generations if one.split == "val" and one.sample == 0]
         if self.console in self.loggers:
+            self.console.show(generations)
             self._pass_on(self.console, step, record, first)
         self._thread.do(partial(self._write, step, dict(record), tuple(generations), first))
 

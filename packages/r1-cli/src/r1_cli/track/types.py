@@ -1,6 +1,6 @@
 """What loggers are given: records, generations, and what they need to know of the run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -56,3 +56,6 @@ class Console(Logger, Protocol):
 
     def stage(self, name: str) -> None:
         """Show what the step that is running has come to."""
+
+    def show(self, generations: Sequence[Generation]) -> None:
+        """Show some answers of the step whose record is logged next."""
