@@ -8,7 +8,8 @@ SHELLS = ("bash", "zsh", "fish")
 
 @click.command(short_help="Print what makes a shell complete r1's commands.")
 @click.argument("shell", type=click.Choice(SHELLS))
-def completion(shell: str) -> None:
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
     """Print a script for SHELL.
 
     \b
@@ -16,8 +17,6 @@ def completion(shell: str) -> None:
       r1 completion zsh  >> ~/.zshrc
       r1 completion fish > ~/.config/fish/completions/r1.fish
     """
-    from r1_cli.main import main
-
     found = get_completion_class(shell)
     assert found is not None
-    click.echo(found(main, {}, "r1", "_R1_COMPLETE").source())
+    click.echo(found(context.find_root().command, {}, "r1", "_R1_COMPLETE").source())
