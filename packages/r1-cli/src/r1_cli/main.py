@@ -2,6 +2,7 @@
 
 import click
 
+from r1_cli.commands.completion import completion
 from r1_cli.commands.convert import convert
 from r1_cli.commands.data import data
 from r1_cli.commands.estimate import estimate
@@ -26,6 +27,7 @@ main.add_command(reward)
 main.add_command(data)
 main.add_command(convert)
 main.add_command(score_a)
+main.add_command(completion)
 
 if __name__ == "__main__":
     main()
