@@ -11,6 +11,7 @@ from r1_cli.commands.merge import merge
 from r1_cli.commands.reward import reward
 from r1_cli.commands.score_a import score_a
 from r1_cli.commands.train import train
+from r1_cli.commands.view import view
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,6 +28,7 @@ main.add_command(reward)
 main.add_command(data)
 main.add_command(convert)
 main.add_command(score_a)
+main.add_command(view)
 main.add_command(completion)
 
 if __name__ == "__main__":

@@ -1,0 +1,51 @@
+"""Fail unless the page that `r1 view` serves is what its sources build to; skipped where Node is not installed."""
+
+import filecmp
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ROOT / "packages/r1-cli/view"
+BUILT = ROOT / "packages/r1-cli/src/r1_cli/view/static"
+LOCK = "package-lock.json"
+MOST_BYTES = 300_000
+
+
+def run(*command: str, folder: Path) -> None:
+    subprocess.run(command, check=True, cwd=folder)
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def main() -> None:
+    size = sum((BUILT / name).stat().st_size for name in files(BUILT))
+    if size > MOST_BYTES:
+        sys.exit(f"{BUILT}: {size} bytes, more than {MOST_BYTES}")
+    if '"resolved"' in (SOURCES / LOCK).read_text():
+        sys.exit(f"{LOCK} names where packages are from: npm install with omit-lockfile-registry-resolved")
+    if shutil.which("npm") is None:
+        print("the page's build is not checked: there is no npm")
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "view"
+        shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns("node_modules"))
+        # Not npm ci: it wants the binaries of every other platform in the lock, which npm install leaves out.
+        run("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", folder=folder)
+        if not filecmp.cmp(folder / LOCK, SOURCES / LOCK, shallow=False):
+            sys.exit(f"{LOCK} is not that of package.json: npm install in {SOURCES}")
+        run("npm", "run", "check", folder=folder)
+        run("npm", "run", "build", "--", "--outDir", "built", folder=folder)
+        there, here = files(folder / "built"), files(BUILT)
+        _, other, unread = filecmp.cmpfiles(folder / "built", BUILT, there & here, shallow=False)
+        if wrong := sorted({*(there ^ here), *other, *unread}):
+            sys.exit(f"{BUILT} is not what its sources build to ({', '.join(wrong)}): npm run build in {SOURCES}")
+    print(f"the page is its sources' build: {size} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""`r1 view`: curves and samples of runs, as a page on this machine."""
+
+from pathlib import Path
+
+import click
+
+from r1_cli.commands.errors import UserError
+
+
+@click.command(short_help="Show curves and samples of runs in a browser.")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address; any but loopback asks for a token.")
+@click.option("--port", default=6010, show_default=True, type=click.IntRange(1, 65535))
+def view(runs: tuple[Path, ...], host: str, port: int) -> None:
+    """Show curves and samples of runs in a browser, also while they go on. Needs no network.
+
+    \b
+      r1 view checkpoints/easy_r1/demo checkpoints/easy_r1/demo_2
+    """
+    import secrets
+
+    from r1_cli.view.app import build_app
+    from r1_cli.view.guard import hosts_of, is_loopback
+
+    try:
+        import uvicorn
+
+        token = None if is_loopback(host) else secrets.token_urlsafe(24)
+        app = build_app(runs, token, hosts_of(host))
+    except ModuleNotFoundError as error:
+        raise UserError(f"r1 view needs {error.name}: pip install 'r1-cli[view]'") from error
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"http://{shown}:{port}/" + (f"?token={token}" if token else ""))
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)

@@ -1,0 +1,65 @@
+"""The scalars of a run's `experiment_log.jsonl`, read on as the run appends."""
+
+import json
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+LOG = "experiment_log.jsonl"
+
+
+class Curves:
+    """The steps of one run in memory; `read` takes in what has been appended since."""
+
+    def __init__(self, run: Path) -> None:
+        self._path, self._lock = run / LOG, threading.Lock()
+        self._rows: list[dict[str, float | None]] = []
+        self._place = 0  # bytes that have been read
+        self._file: tuple[int, int] | None = None
+        self._times = 0  # that the log was begun anew
+
+    def read(self, after: int = 0, times: int = 0) -> dict[str, Any]:
+        """Return the steps from number `after` on: {"rows", "next", "times"}.
+
+        Where the log was begun anew since the caller's `times`, all steps come. A line that is half written waits, one
+        that is no object with a step is passed over, and what is not finite is None.
+        """
+        with self._lock:
+            self._read_on()
+            begin = max(after, 0) if times == self._times else 0
+            return {"rows": self._rows[begin:], "next": len(self._rows), "times": self._times}
+
+    def _read_on(self) -> None:
+        try:
+            with self._path.open("rb") as file:
+                status = self._path.stat()
+                if self._file != (status.st_dev, status.st_ino) or status.st_size < self._place:
+                    self._times += self._file is not None
+                    self._rows, self._place, self._file = [], 0, (status.st_dev, status.st_ino)
+                file.seek(self._place)
+                whole = file.read()
+        except FileNotFoundError:
+            return
+        whole = whole[: whole.rfind(b"\n") + 1]
+        self._place += len(whole)
+        self._rows += [row for line in whole.splitlines() if (row := _row(line))]
+
+
+def _row(line: bytes) -> dict[str, float | None] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not _is_number(found.get("step")):
+        return None
+    return {name: _finite(value) for name, value in found.items() if _is_number(value) or value is None}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _finite(value: Any) -> float | None:
+    """Return a number as JSON has it, None for what it has not."""
+    return value if _is_number(value) and abs(value) < 2**1023 and math.isfinite(value) else None

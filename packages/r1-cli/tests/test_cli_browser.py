@@ -1,0 +1,162 @@
+"""The page of `r1 view` in headless Chromium: curves, samples, what is appended, scripts, keyboard, narrow and dark."""
+
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_pages import HOSTILE, write_log, write_run, write_samples
+
+from r1_cli.view.app import build_app
+from r1_cli.view.guard import LOOPBACK
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")]
+pytest.importorskip("playwright", reason="playwright is not installed")
+STEPS, GROUPS, EACH = 25, 500, 8  # 100,000 answers
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as tools:
+        found = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Any]:
+    import uvicorn
+
+    servers = []
+
+    def start(*runs: Path) -> str:
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(build_app(runs, None, LOOPBACK), log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        servers.append((server, thread))
+        return f"http://127.0.0.1:{listening.getsockname()[1]}/"
+
+    yield start
+    for server, thread in servers:
+        server.should_exit = True
+        thread.join()
+
+
+def open_page(browser: Any, address: str, **how: Any) -> tuple[Any, list[str]]:
+    """Return a page and what its console says wrong, refused scripts among it."""
+    page, wrong = browser.new_context(**how).new_page(), []
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(address)
+    page.wait_for_selector("nav")
+    return page, wrong
+
+
+def test_curves_of_two_runs_grow_while_they_are_shown(tmp_path: Path, browser: Any, serve: Any) -> None:
+    one, two = write_run(tmp_path / "one", steps=3), write_run(tmp_path / "two", steps=3, offset=0.5)
+    page, wrong = open_page(browser, serve(one, two))
+    chart = page.locator("figure", has_text="reward/overall")
+    chart.wait_for()
+    assert chart.locator("path.curve").count() == 2
+    with (one / "experiment_log.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 4, "reward/overall": 7.5}) + "\n")
+    chart.get_by_text("7.5", exact=False).first.wait_for(timeout=10_000)
+    chart.locator("svg").focus()
+    page.keyboard.press("Home")
+    assert "step 1" in chart.locator(".readout").inner_text()
+    page.get_by_label("Find metrics").fill("grad")
+    page.get_by_label("log scale").check()
+    page.locator("figure", has_text="actor/grad_norm").wait_for()
+    assert page.locator("figure").count() == 1
+    assert not wrong
+
+
+def test_samples_are_filtered_and_opened_by_keyboard_and_hostile_texts_stay_texts(
+    tmp_path: Path, browser: Any, serve: Any
+) -> None:
+    address = serve(write_run(tmp_path / HOSTILE.replace("/", "")), write_run(tmp_path / "other", steps=1))
+    page, wrong = open_page(browser, address)
+    page.keyboard.press("s")
+    page.get_by_text("36 answers").wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("2 plus 2")
+    page.get_by_text("12 answers").wait_for()
+    page.get_by_role("button", name="truncated").press("Enter")
+    page.get_by_text("3 answers", exact=True).wait_for()
+    page.get_by_role("listbox").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    group = page.get_by_role("region", name="Group")
+    group.locator("article").nth(3).wait_for()
+    assert HOSTILE in group.locator("article .text").first.inner_text()
+    assert HOSTILE in group.locator("dt").all_inner_texts()
+    page.wait_for_function("() => document.querySelector('.pictures img').naturalWidth === 64")
+    assert (
+        group.locator(".tokens span").first.evaluate("one => getComputedStyle(one).backgroundColor")
+        != "rgba(0, 0, 0, 0)"
+    )
+    assert group.get_by_role("button", name="step 1").count() == 2  # of this run and of the other
+    page.keyboard.press("Escape")
+    group.wait_for(state="detached")
+    page.keyboard.press("?")
+    page.get_by_role("dialog").wait_for()
+    assert page.title() == "r1 view"
+    assert page.locator("main script, main img[onerror]").count() == 0
+    assert not wrong
+
+
+def test_a_hundred_thousand_answers_are_a_few_elements(tmp_path: Path, browser: Any, serve: Any) -> None:
+    for step in range(1, STEPS + 1):
+        write_samples(tmp_path, step, GROUPS, EACH)
+    page, wrong = open_page(browser, serve(tmp_path) + "#samples")
+    begin = time.perf_counter()
+    page.get_by_text("100000 answers").wait_for(timeout=60_000)
+    print(f"first list: {time.perf_counter() - begin:.2f} s")
+    listing = page.get_by_role("listbox")
+    listing.focus()
+    page.keyboard.press("End")
+    begin = time.perf_counter()
+    page.locator("#row99999", has_text="says").wait_for(timeout=60_000)
+    print(f"its end: {time.perf_counter() - begin:.2f} s")
+    assert page.locator(".row").count() < 100
+    begin = time.perf_counter()
+    page.get_by_label("Search prompt and answer").fill("says 3999.")
+    page.get_by_text("25 answers").wait_for(timeout=60_000)
+    print(f"search: {time.perf_counter() - begin:.2f} s")
+    assert not wrong
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_narrow_screens_scroll_only_downwards(tmp_path: Path, browser: Any, serve: Any, colours: str) -> None:
+    address = serve(write_run(tmp_path / "one"))
+    page, wrong = open_page(browser, address, viewport={"width": 360, "height": 740}, color_scheme=colours)
+    for name in ("curves", "samples"):
+        page.get_by_role("button", name=name, exact=True).click()
+        if name == "samples":
+            page.locator(".row", has_text="says").first.click()
+            page.locator("article").first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
+    back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert back == ("rgb(251, 251, 250)" if colours == "light" else "rgb(21, 23, 26)")
+    assert not wrong
+
+
+def test_an_empty_run_says_so(tmp_path: Path, browser: Any, serve: Any) -> None:
+    page, wrong = open_page(browser, serve(tmp_path))
+    page.get_by_text("No step is logged yet.").wait_for()
+    page.keyboard.press("s")
+    page.get_by_text("No sample of this phase is recorded").wait_for()
+    write_log(tmp_path, 2)
+    page.keyboard.press("c")
+    page.locator("figure").first.wait_for(timeout=10_000)
+    assert not wrong

@@ -1,0 +1,196 @@
+"""What `r1 view` serves: curves and samples as JSON, to those who may ask, and nothing else of the disk."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_pages import HOSTILE, PICTURE, write_log, write_run, write_samples
+from click.testing import CliRunner
+
+from r1_cli.main import main
+from r1_cli.view.app import build_app, names_of
+from r1_cli.view.guard import LOOPBACK, hosts_of, is_loopback
+
+pytest.importorskip("starlette", reason="r1-cli[view] is not installed")
+
+
+def client_of(*runs: Path, token: str | None = None, host: str = "127.0.0.1:6010") -> Any:
+    from starlette.testclient import TestClient
+
+    app = build_app(runs, token, LOOPBACK)
+    return TestClient(app, base_url=f"http://{host}", follow_redirects=False)
+
+
+def test_curves_come_as_they_are_appended(tmp_path: Path) -> None:
+    write_log(tmp_path, 2)
+    client, log = client_of(tmp_path), tmp_path / "experiment_log.jsonl"
+    page = client.get("/api/curves?run=0").json()
+    assert [row["step"] for row in page["rows"]] == [1, 2]
+    with log.open("a") as file:
+        file.write('{"step": 3, "loss": NaN, "name": "x", "big": 1e999}\nnot json\n[1]\n{"a": 1}\n{"step": 4, "lo')
+    page = client.get(f"/api/curves?run=0&after={page['next']}").json()
+    assert page["rows"] == [{"step": 3, "loss": None, "big": None}]
+    with log.open("a") as file:
+        file.write('ss": 0.5}\n')
+    page = client.get(f"/api/curves?run=0&after={page['next']}").json()
+    assert page["rows"] == [{"step": 4, "loss": 0.5}]
+    write_log(tmp_path, 1)
+    anew = client.get(f"/api/curves?run=0&after={page['next']}").json()
+    assert [row["step"] for row in anew["rows"]] == [1]
+    assert anew["times"] == 1
+
+
+def test_samples_are_sorted_filtered_searched_and_paged(tmp_path: Path) -> None:
+    client = client_of(write_run(tmp_path / "a", steps=2))
+
+    def ask(**asked: Any) -> Any:
+        return client.get("/api/samples", params={"run": "0", **asked}).json()
+
+    assert ask()["total"] == 24
+    assert ask(step=2)["total"] == 12
+    assert ask(filters="flat")["total"] == 8
+    assert ask(filters="truncated")["total"] == 6
+    assert ask(filters="failed")["total"] == 2
+    assert ask(filters="failed,truncated")["total"] == 0
+    assert ask(search="SAYS 11")["total"] == 2
+    assert ask(search="1 plus 1")["total"] == 8
+    assert [row["score"] for row in ask(sort="score", down=1, count=3)["rows"]] == [3, 3, 3]
+    lowest = ask(sort="score", count=1)["rows"][0]
+    assert (lowest["score"], lowest["group"], lowest["sample"]) == (None, 2, 1)
+    everything = ask(count=500)["rows"]
+    assert ask(begin=10, count=7)["rows"] == everything[10:17]
+    assert ask(begin=9999)["rows"] == []
+
+
+def test_a_group_has_texts_parts_and_pictures_and_its_prompt_in_other_runs(tmp_path: Path) -> None:
+    client = client_of(write_run(tmp_path / "a"), write_run(tmp_path / "b", steps=1))
+    rows = client.get("/api/group?run=1&step=1&group=1").json()
+    assert [row["sample"] for row in rows] == [0, 1, 2, 3]
+    assert rows[0]["parts"] == {"accuracy": 1.0, HOSTILE: 0.5}
+    same = client.get("/api/same", params={"prompt_id": rows[0]["prompt_id"]}).json()
+    assert [(one["run"], one["step"], one["score"]) for one in same] == [
+        (0, 1, 1.5),
+        (0, 2, 1.5),
+        (0, 3, 1.5),
+        (1, 1, 1.5),
+    ]
+    assert client.get("/api/group?run=0&step=99&group=0").json() == []
+    picture = client.get(f"/media/0/{PICTURE}")
+    assert (picture.status_code, picture.headers["content-type"]) == (200, "image/png")
+
+
+def test_steps_that_are_written_replaced_or_dropped_while_it_serves_are_seen(tmp_path: Path) -> None:
+    write_samples(tmp_path, 1)
+    client = client_of(tmp_path)
+    assert client.get("/api/runs").json()[0]["train"] == [1]
+    write_samples(tmp_path, 2)
+    (tmp_path / "samples" / ".draft_000000003-train.parquet").write_bytes(b"half")
+    (tmp_path / "samples" / "000000004-train.parquet").write_bytes(b"no parquet")
+    assert client.get("/api/runs").json()[0]["train"] == [1, 2]
+    draft = tmp_path / "again"
+    write_samples(draft, 2, groups=1)
+    (draft / "samples" / "000000002-train.parquet").replace(tmp_path / "samples" / "000000002-train.parquet")
+    assert client.get("/api/samples?run=0&step=2").json()["total"] == 4
+    (tmp_path / "samples" / "000000001-train.parquet").unlink()
+    assert client.get("/api/runs").json()[0]["train"] == [2]
+
+
+def test_an_empty_folder_is_a_run_without_steps(tmp_path: Path) -> None:
+    client = client_of(tmp_path)
+    assert client.get("/api/runs").json() == [{"name": tmp_path.name, "train": [], "validation": []}]
+    assert client.get("/api/curves?run=0").json() == {"rows": [], "next": 0, "times": 0}
+    assert client.get("/api/samples?run=0").json() == {"total": 0, "rows": []}
+    assert client.get("/api/same?prompt_id=x").json() == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("curves?run=7", "run is '7'"),
+        ("curves", "run is None"),
+        ("curves?run=0&after=x", "after is 'x'"),
+        ("samples?run=0&filters=odd", "filters has 'odd'"),
+        ("samples?run=0&sort=prompt", "sort is 'prompt'"),
+        ("samples?run=0&phase=../x", "phase is '../x'"),
+    ],
+)
+def test_what_cannot_be_answered_is_said(tmp_path: Path, asked: str, words: str) -> None:
+    answer = client_of(tmp_path).get(f"/api/{asked}")
+    assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
+    assert words in answer.json()["error"]
+
+
+def test_no_path_of_a_request_leads_out_of_the_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(b"secret")
+    link = "f" * 32 + ".png"
+    (run / "media" / link).symlink_to(secret)
+    client = client_of(run)
+    names = ["../../secret.png", "..%2f..%2fsecret.png", "%2e%2e/experiment_log.jsonl", "x.png", link, PICTURE + "%00"]
+    for path in [*(f"/media/0/{name}" for name in names), f"/media/9/{PICTURE}", "/assets/../app.py", "/../app.py"]:
+        answer = client.get(path)
+        assert answer.status_code == 404, path
+        assert b"secret" not in answer.content
+
+
+def test_only_those_with_the_token_are_answered(tmp_path: Path) -> None:
+    client = client_of(write_run(tmp_path / "a", steps=1), token="right" * 5)
+    for path in ("/", "/api/runs", f"/media/0/{PICTURE}", "/?token=wrong", "/?token=%ff"):
+        assert client.get(path).status_code == 401, path
+    assert client.get("/api/runs", headers={"authorization": "Bearer " + "right" * 5}).status_code == 200
+    entered = client.get("/?token=" + "right" * 5)
+    assert (entered.status_code, entered.headers["location"]) == (303, "/")
+    assert all(word in entered.headers["set-cookie"] for word in ("HttpOnly", "SameSite=Strict"))
+    assert client.get("/api/runs").status_code == 200
+
+
+def test_other_names_and_methods_are_refused(tmp_path: Path) -> None:
+    client = client_of(tmp_path)
+    for host in ("evil.example", "evil.example:6010", "127.0.0.1.evil.example", ""):
+        assert client.get("/api/runs", headers={"host": host}).status_code == 421, host
+    for host in ("localhost:6010", "127.0.0.1", "[::1]:6010", "[::1]", "LOCALHOST"):
+        assert client.get("/api/runs", headers={"host": host}).status_code == 200, host
+    assert client.post("/api/runs").status_code == 405
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "host")] == [True] * 3 + [
+        False
+    ] * 2
+    assert hosts_of("0.0.0.0") is None
+    assert "10.0.0.5" in (hosts_of("10.0.0.5") or ())
+
+
+def test_answers_are_json_and_the_page_runs_no_script_but_its_own(tmp_path: Path) -> None:
+    client = client_of(write_run(tmp_path / HOSTILE.replace("/", ""), steps=1))
+    for path in ("/api/runs", "/api/samples?run=0", "/api/group?run=0&step=1&group=1"):
+        answer = client.get(path)
+        assert "onerror" in answer.text
+        assert answer.headers["content-type"] == "application/json"
+        json.loads(answer.text)
+    page = client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert "onerror" not in page.text
+    assert page.text.count("<script") == page.text.count('<script type="module" crossorigin src="/assets/')
+
+
+def test_runs_are_named_apart(tmp_path: Path) -> None:
+    assert names_of([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["a/run", "b/run"]
+    assert names_of([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
+    assert names_of([tmp_path / "a", tmp_path / "a"]) == ["a", "a"]
+
+
+def test_the_command_prints_an_address_with_a_token_where_others_can_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr("uvicorn.run", lambda app, **how: started.append(how))
+    alone = CliRunner().invoke(main, ["view", str(tmp_path)])
+    assert alone.output == "http://127.0.0.1:6010/\n"
+    shared = CliRunner().invoke(main, ["view", str(tmp_path), "--host", "0.0.0.0", "--port", "7000"])
+    assert shared.output.startswith("http://0.0.0.0:7000/?token=")
+    assert len(shared.output.split("token=")[1].strip()) >= 32
+    assert [one["host"] for one in started] == ["127.0.0.1", "0.0.0.0"]

@@ -1,0 +1,66 @@
+export type Phase = "train" | "validation";
+export interface Run {
+  name: string;
+  train: number[];
+  validation: number[];
+}
+export type Row = Record<string, number | null>;
+export interface Light {
+  step: number;
+  group: number;
+  sample: number;
+  score: number | null;
+  length: number;
+  truncated: boolean;
+  failed: boolean;
+  flat: boolean;
+  prompt: string;
+  answer: string;
+}
+type Numbers = (number | null)[] | null;
+export interface Answer {
+  sample: number;
+  prompt_id: string;
+  prompt: string;
+  answer: string;
+  ground_truth: string;
+  media: string[] | null;
+  tokens: number[] | null;
+  rollout_logprobs: Numbers;
+  old_logprobs: Numbers;
+  ref_logprobs: Numbers;
+  advantages: Numbers;
+  score: number | null;
+  reward: number | null;
+  parts: Record<string, number | null>;
+  extracted: string | null;
+  reason: string | null;
+  failure: string | null;
+  finish_reason: string | null;
+  weight_version: number | null;
+}
+export interface Same {
+  run: number;
+  step: number;
+  group: number;
+  score: number | null;
+}
+
+/** Ask the server; throws with its words. */
+export async function ask<T>(name: string, asked: Record<string, string | number> = {}): Promise<T> {
+  const words = new URLSearchParams(Object.entries(asked).map(([key, value]) => [key, String(value)]));
+  const response = await fetch(`/api/${name}?${words}`);
+  if (response.headers.get("content-type")?.includes("json")) {
+    const found = await response.json();
+    if (!response.ok) throw new Error(found.error);
+    return found as T;
+  }
+  throw new Error(await response.text());
+}
+
+export function short(value: number | null | undefined): string {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  return String(Number(value.toPrecision(4)));
+}
