@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,10 +10,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from endtoend import QUICKSTART, ROOT, read_log
 
 from r1_cli.assembly.algorithm import try_algorithm
 from r1_cli.config import load_config
+from r1_cli.main import main
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples/**/README.md"))]
@@ -103,3 +106,12 @@ def test_the_page_lists_no_metric_that_is_gone(quickstart: Path) -> None:
     sections = ("critic/", "response_length/", "prompt_length/", "global_seqlen/", "timing_s/", "rollout/groups")
     exact = [p.pattern.replace("\\", "") for p in listed_metrics() if "[^ ]" not in p.pattern]
     assert not [name for name in exact if name.startswith(sections) and name not in written]
+
+
+def test_the_estimates_of_the_page_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs/estimate.md").read_text().split("```console\n")[1].split("```")[0]
+    for line in page.splitlines():
+        result = CliRunner().invoke(main, shlex.split(line)[1:])
+        assert result.exit_code == 0, result.output
+        assert "fits" in result.output

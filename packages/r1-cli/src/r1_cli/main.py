@@ -5,6 +5,7 @@ import click
 from r1_cli.commands.completion import completion
 from r1_cli.commands.convert import convert
 from r1_cli.commands.data import data
+from r1_cli.commands.estimate import estimate
 from r1_cli.commands.eval import evaluate
 from r1_cli.commands.merge import merge
 from r1_cli.commands.reward import reward
@@ -20,6 +21,7 @@ def main() -> None:
 
 main.add_command(train)
 main.add_command(evaluate)
+main.add_command(estimate)
 main.add_command(merge)
 main.add_command(reward)
 main.add_command(data)

@@ -53,11 +53,11 @@ def estimate(config: RunConfig) -> Memory | None:
     """Return what the run's copies of the model take, None unless the model is a local folder of safetensors."""
     actor, rollout = config.worker.actor, config.worker.rollout
     lora = actor.model.lora
-    shapes = dict(_tensor_shapes(Path(actor.model.model_path))) if actor.model.model_path else {}
+    shapes = dict(read_shapes(Path(actor.model.model_path))) if actor.model.model_path else {}
     if not shapes:
         return None
     parameters = sum(map(prod, shapes.values()))
-    trained = count_trained(actor.model, shapes, dict(_tensor_shapes(Path(lora.path))) if lora.path else {})
+    trained = count_trained(actor.model, shapes, dict(read_shapes(Path(lora.path))) if lora.path else {})
     frozen = min(BYTES[actor.kept_dtype], BYTES[actor.fsdp.mp_param_dtype])  # in what it computes with, on a GPU
     kept = BYTES["fp32"] if lora.used else BYTES[actor.kept_dtype]
     factors = BYTES["fp32"] * trained if lora.used else 0
@@ -91,7 +91,7 @@ def estimate_critic(config: RunConfig) -> States | None:
     critic = config.worker.critic
     if not config.has_critic or not critic.model.model_path:
         return None
-    shapes = {name: shape for name, shape in _tensor_shapes(Path(critic.model.model_path)) if name != "lm_head.weight"}
+    shapes = {name: shape for name, shape in read_shapes(Path(critic.model.model_path)) if name != "lm_head.weight"}
     parameters, trained = sum(map(prod, shapes.values())), count_trained(critic.model, shapes, {})
     if not parameters:
         return None
@@ -107,7 +107,7 @@ def estimate_critic(config: RunConfig) -> States | None:
     )
 
 
-def _tensor_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+def read_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (name, shape) of the model's tensors in the folder; what is not safetensors is passed over.
 
     A checkpoint of r1 has the optimizer's beside them.

@@ -1,7 +1,8 @@
 """How many bytes of a GPU each phase of a step takes, as states leave it and come back between phases."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,18 @@ from r1_cli.config.base import shares_base
 from r1_cli.config.engines import engine_module
 from r1_cli.config.root import Owner
 from r1_cli.config.worker import UpdateConfig
-from r1_cli.plan.activations import activation_bytes, cache_bytes, read_sizes
+from r1_cli.plan.activations import (
+    Tower,
+    activation_bytes,
+    cache_bytes,
+    chunk_bytes,
+    read_sizes,
+    read_tower,
+    tower_bytes,
+)
 from r1_cli.plan.cuts import count_micro_batch_tokens
-from r1_cli.plan.memory import BYTES, Memory, estimate
+from r1_cli.plan.gathers import gathered_bytes
+from r1_cli.plan.memory import BYTES, Memory, estimate, read_shapes
 
 CONTEXT = 1 << 30  # bytes that CUDA, its libraries and fragments take of a GPU, about; an engine beside has its own
 SEQUENCES = 256  # that decode at the same time in an engine (`assembly.engines.max_sequences`)
@@ -38,7 +48,7 @@ REMEDIES: tuple[tuple[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What lies on the GPU in one part of a step, in bytes by what it is; about, and without the vision tower's own."""
+    """What lies on the GPU in one part of a step, in bytes by what it is; about."""
 
     name: str
     parts: dict[str, int]
@@ -48,11 +58,12 @@ class Phase:
         return sum(self.parts.values())
 
 
-def find_phases(config: RunConfig, memory: Memory, card: int | None = None) -> list[Phase]:
+def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, on_gpu: bool = True) -> list[Phase]:
     """Return the phases of a step on one GPU.
 
     Args:
         memory: of the run's states, each on one device.
+        on_gpu: not on processors, where there is no CUDA.
         card: bytes of the GPU, of which vLLM takes a share while it samples; None: its cache is not counted.
     """
     actor, rollout, ref = config.worker.actor, config.worker.rollout, config.worker.ref
@@ -71,15 +82,17 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None) -> l
     awake = engine | _cache(config, memory, card if sleeps else None, sleeps)
     beside = {} if sleeps else engine  # the embedded engine keeps its copy
     busy = {} if actor.offload.offload_optimizer and config.shares_devices else states
-    activations = {"activations": _activations(config, "actor")}
-    alone = {"CUDA": CONTEXT}
+    activations = {"activations": _activations(config, "actor")} | _media(config, "actor") | _chunk(config, "actor")
+    passing, whole_gradients = _gathers(config)
+    forward = _forward(config)
+    alone = {"CUDA": CONTEXT} if on_gpu else {}
     base = alone | _critic_at_rest(config, memory)
     return [
         *(Phase(name, alone | at_rest | beside | parts) for name, parts in _critic_phases(config, memory)),
         Phase("sampling", base | at_rest | awake),
-        Phase("hand-over of weights", base | stays | weights | engine),
-        Phase("log-probs", base | stays | weights | busy | beside | reference),
-        Phase("gradient", base | stays | weights | busy | beside | gradients | activations),
+        Phase("hand-over of weights", base | stays | weights | busy | engine),
+        Phase("log-probs", base | stays | weights | busy | beside | reference | forward | passing),
+        Phase("gradient", base | stays | weights | busy | beside | gradients | activations | passing | whole_gradients),
         Phase("optimizer step", base | stays | weights | states | beside | gradients),
     ]
 
@@ -137,42 +150,99 @@ def _activations(config: RunConfig, name: Owner) -> int:
     return activation_bytes(sizes, tokens, number, checkpointed=checkpointed, on_host=on_host)
 
 
-def find_remedies(config: RunConfig, card: int) -> list[str] | None:
+def _chunk(config: RunConfig, name: Owner) -> dict[str, int]:
+    owner: UpdateConfig = getattr(config.worker, name)
+    sizes = read_sizes(Path(owner.model.model_path or ""))
+    tokens = count_micro_batch_tokens(config, owner.update_size, name)
+    return {"log-prob chunk": chunk_bytes(sizes, tokens)} if sizes else {}
+
+
+def _forward(config: RunConfig) -> dict[str, int]:
+    """What one layer makes of a micro-batch without a gradient, and the chunk of its log-probs."""
+    actor = config.worker.actor
+    sizes = read_sizes(Path(actor.model.model_path or ""))
+    if sizes is None:
+        return {}
+    tokens = count_micro_batch_tokens(config, actor.experience_size) // config.sequence_ranks()
+    number = min(BYTES[actor.kept_dtype], BYTES[actor.fsdp.mp_param_dtype])
+    layer = tokens * number * sizes.token_of_a_layer
+    return {"activations": layer, "log-prob chunk": chunk_bytes(sizes, tokens)}
+
+
+def _gathers(config: RunConfig) -> tuple[dict[str, int], dict[str, int]]:
+    model = config.worker.actor.model
+    whole, gradients = gathered_bytes(config, dict(read_shapes(Path(model.model_path or ""))))
+    return ({"gathered": whole}, {"gathered gradients": gradients}) if whole else ({}, {})
+
+
+def _media(config: RunConfig, name: Owner) -> dict[str, int]:
+    """What pictures take of a micro-batch with a gradient: what the tower is given, and keeps if it is trained."""
+    owner: UpdateConfig = getattr(config.worker, name)
+    tower = read_tower(Path(owner.model.model_path or ""))
+    if tower is None:
+        return {}
+    size = owner.update_size
+    prompts = -(-size // config.worker.rollout.n) if owner.shares_prompts else size
+    patches = prompts * most_patches(config, tower)
+    number, model = min(BYTES[owner.kept_dtype], BYTES[owner.fsdp.mp_param_dtype]), owner.model
+    checkpointed, on_host = model.enable_gradient_checkpointing, model.enable_activation_offload
+    kept = tower_bytes(tower, patches, number, checkpointed=checkpointed, on_host=on_host)
+    frozen = model.freeze_vision_tower or model.lora.used
+    return {"media": patches * tower.pixels * BYTES["fp32"], "vision activations": 0 if frozen else kept}
+
+
+def most_patches(config: RunConfig, tower: Tower) -> int:
+    """Return the patches of a prompt with as many pictures as it may have, at most: they are part of its tokens."""
+    data, pictures = config.data, config.worker.rollout.limit_images or 1
+    of_prompt = data.max_prompt_length * tower.merged
+    return min(of_prompt, pictures * data.max_pixels // tower.patch**2) if data.max_pixels else of_prompt
+
+
+def find_remedies(
+    config: RunConfig, card: int, *, remedies: Sequence[tuple[str, Any]] = REMEDIES, on_gpu: bool = True
+) -> list[str] | None:
     """Return settings with which every phase fits into a GPU of so many bytes, as few as do; [] if all fit as it is.
 
     None: none of those that r1 knows is enough, or the model is not here to be measured.
+
+    Args:
+        remedies: what may be set, the cheapest first.
+        on_gpu: the bytes are a GPU's, not those that a process on processors may have.
     """
+    peak = partial(find_peak, card=card, on_gpu=on_gpu)
     changed, taken = config, list[tuple[str, Any]]()
-    if _peak(config, card) is None:
+    if peak(config) is None:
         return None
-    for key, value in (("", None), *REMEDIES):
+    for key, value in (("", None), *remedies):
         if key and _get(changed, key) != value:
-            tried = _with(changed, key, value)
-            if (_peak(tried, card) or 0) >= (_peak(changed, card) or 0):
+            tried = with_value(changed, key, value)
+            if (peak(tried) or 0) >= (peak(changed) or 0):
                 continue
             changed = tried
             taken.append((key, value))
-        if (_peak(changed, card) or 0) <= card:
-            return [f"{key}={_word(value)}" for key, value in _needed(config, taken, card)]
+        if (peak(changed) or 0) <= card:
+            return [
+                f"{key}={_word(value)}" for key, value in _needed(config, taken, lambda one: (peak(one) or 0) <= card)
+            ]
     return None
 
 
-def _needed(config: RunConfig, taken: list[tuple[str, Any]], card: int) -> Iterator[tuple[str, Any]]:
+def _needed(
+    config: RunConfig, taken: list[tuple[str, Any]], fits: Callable[[RunConfig], bool]
+) -> Iterator[tuple[str, Any]]:
     """Leave out what it would fit without, the dearest first."""
     needed = list(taken)
     for one in reversed(taken):
         without = [other for other in needed if other != one]
-        changed = config
-        for key, value in without:
-            changed = _with(changed, key, value)
-        if (_peak(changed, card) or 0) <= card:
+        if fits(reduce(lambda changed, setting: with_value(changed, *setting), without, config)):
             needed = without
     yield from needed
 
 
-def _peak(config: RunConfig, card: int) -> int | None:
+def find_peak(config: RunConfig, card: int | None, *, on_gpu: bool = True) -> int | None:
+    """Return what the largest phase takes; None if the model is not here to be measured."""
     memory = estimate(config)
-    return None if memory is None else max(phase.total for phase in find_phases(config, memory, card))
+    return None if memory is None else max(phase.total for phase in find_phases(config, memory, card, on_gpu=on_gpu))
 
 
 def _get(config: Any, key: str) -> Any:
@@ -181,9 +251,10 @@ def _get(config: Any, key: str) -> Any:
     return config
 
 
-def _with(section: Any, key: str, value: Any) -> Any:
+def with_value(section: Any, key: str, value: Any) -> Any:
+    """Return a section of the configuration with another value of a dotted key in it, which is not checked."""
     name, _, rest = key.partition(".")
-    return section.model_copy(update={name: _with(getattr(section, name), rest, value) if rest else value})
+    return section.model_copy(update={name: with_value(getattr(section, name), rest, value) if rest else value})
 
 
 def _word(value: Any) -> str:

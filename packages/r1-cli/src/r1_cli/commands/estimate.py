@@ -1,0 +1,83 @@
+"""`r1 estimate`: what a run would take of devices that need not be here."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+
+from r1_cli.commands.errors import ANY_WORDS, told_plainly
+
+
+class Share(click.FloatRange):
+    """A number above 0, up to 1. click takes what is no number for one within any range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        return found if found == found else self.fail(f"{value} is not in the range 0<x<=1", param, ctx)
+
+
+SHARE = Share(min=0, max=1, min_open=True)
+TOKENS = click.IntRange(min=1)
+
+
+@click.command(
+    short_help="Estimate memory and time of a run by phase, for GPUs here or not.", context_settings=ANY_WORDS
+)
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
+@click.option("--gpus", metavar="[NODESx]NUMBERxNAME[-MEMORY]", help="GPUs, such as 8xH100-80GB; without: processors.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--prompt-tokens", type=TOKENS, help="Of a prompt, for times; by default data.max_prompt_length.")
+@click.option("--answer-tokens", type=TOKENS, help="Of an answer, for times; by default data.max_response_length.")
+@click.option("--learning-efficiency", type=SHARE, default=0.4, show_default=True, help="Share of the GPUs' peak.")
+@click.option("--sampling-efficiency", type=SHARE, default=0.5, show_default=True, help="Share of memory's bandwidth.")
+def estimate(
+    settings: tuple[str, ...],
+    gpus: str | None,
+    as_json: bool,
+    prompt_tokens: int | None,
+    answer_tokens: int | None,
+    learning_efficiency: float,
+    sampling_efficiency: float,
+) -> None:
+    """Estimate what each phase of a step takes of a device, and how long it takes. Exit code 1 if it does not fit.
+
+    Of the model its config.json is enough, in a folder or in the cache of the Hugging Face hub. --gpus wins over
+    trainer.nnodes and trainer.n_gpus_per_node.
+
+    \b
+      r1 estimate run.yaml --gpus 8xH100-80GB
+      r1 estimate run.yaml worker.actor.model.model_path=Qwen/Qwen2.5-VL-7B-Instruct --gpus 2x8xA100-80GB
+    """
+    from r1_cli.config import ConfigError, load_config
+    from r1_cli.estimate.cards import CardError, read_cards
+
+    with told_plainly(ConfigError, CardError):
+        cards = read_cards(gpus) if gpus is not None else None
+        devices = [f"trainer.nnodes={cards.nodes}", f"trainer.n_gpus_per_node={cards.of_node}"] if cards else []
+        config, _ = load_config([*settings, *devices])
+
+    from r1_cli.estimate.estimate import estimate_on_cards, estimate_on_processors
+    from r1_cli.estimate.stand_in import stand_in
+    from r1_cli.estimate.times import Assumptions
+    from r1_cli.hardware import free_memory
+
+    assumed = Assumptions(learning_efficiency, sampling_efficiency, prompt_tokens, answer_tokens)
+    with TemporaryDirectory() as folder, told_plainly(ValueError):
+        config, notes = stand_in(config, Path(folder))
+        if cards is None:
+            found = estimate_on_processors(config, free_memory(), assumed)
+        else:
+            found = estimate_on_cards(config, cards, assumed)
+    found.notes.extend(notes)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        from rich.console import Console
+
+        from r1_cli.estimate.show import show
+
+        show(Console(), found)
+    if not found.fits:
+        raise SystemExit(1)

@@ -1,0 +1,342 @@
+"""`r1 estimate`: counted bytes against measured ones, devices by name, models by their config.json, odd input."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoConfig, Qwen2Config, Qwen3MoeConfig
+
+from r1_cli.config import RunConfig, load_config
+from r1_cli.estimate.cards import CardError, Cards, read_cards
+from r1_cli.estimate.estimate import Estimate, as_on_processors, estimate_on_cards, find_savings
+from r1_cli.estimate.stand_in import stand_in
+from r1_cli.estimate.times import Assumptions, Work
+from r1_cli.main import main
+from r1_cli.models.load import ModelError, load_model, model_family
+from r1_cli.plan.activations import read_sizes, read_tower, tower_bytes
+from r1_cli.plan.gathers import block_sizes
+from r1_cli.plan.memory import estimate, read_shapes
+from r1_cli.plan.phases import find_peak, find_phases, with_value
+
+ROOT = Path(__file__).parents[3]
+QUICKSTART, MODEL = str(ROOT / "examples/quickstart/config.yaml"), ROOT / "examples/quickstart/model"
+GB = 10**9
+TEXT = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 96,
+}  # fmt: skip
+LARGE = {
+    "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 151936, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def config_of(model: Path | str, *words: str) -> RunConfig:
+    return load_config([QUICKSTART, f"worker.actor.model.model_path={model}", *words])[0]
+
+
+def only_config(folder: Path, config: Any) -> Path:
+    config.save_pretrained(folder)
+    return folder
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["estimate", *words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def held_for_backward(model: Any, **inputs: Any) -> int:
+    """Bytes that a forward pass keeps for its backward pass, beside weights, as torch's own hooks see them."""
+    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers(), *inputs.values())}
+    seen = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if (storage := tensor.untyped_storage())._cdata not in own:
+            seen[storage._cdata] = storage  # held, so that no other gets its place
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(**inputs)
+    return sum(storage.nbytes() for storage in seen.values())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_weights_gradients_and_states_of_the_quickstart_are_what_they_take_on_processors(dtype: str) -> None:
+    config = as_on_processors(config_of(MODEL, f"worker.actor.fsdp.torch_dtype={dtype}"))
+    config = with_value(config, "worker.actor.micro_batch_size_per_device_for_update", 10**6)  # one: no sums beside
+    memory = estimate(config)
+    assert memory is not None
+    torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    family = AutoConfig.from_pretrained(MODEL)
+    model = load_model(str(MODEL), config=family, dtype=torch_dtype, device=torch.device("cpu"))
+    weights = list(model.parameters())
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    optimizer = torch.optim.AdamW(weights)
+    optimizer.step()
+    states = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    measured = [sum(tensor.nbytes for tensor in tensors) for tensors in (weights, [w.grad for w in weights], states)]
+    assert [memory.weights, memory.gradients, memory.optimizer] == measured
+
+
+@pytest.mark.parametrize("layers", [2, 6])
+def test_activations_of_text_are_within_15_percent_of_the_measured(layers: int, tmp_path: Path) -> None:
+    made = Qwen2Config(**TEXT | {"num_hidden_layers": layers}, tie_word_embeddings=True, attn_implementation="sdpa")
+    words = ["worker.actor.fsdp.torch_dtype=bf16", "worker.actor.micro_batch_size_per_device_for_update=8"]
+    config = as_on_processors(stand_in(config_of(only_config(tmp_path / "model", made), *words), tmp_path)[0])
+    memory = estimate(config)
+    assert memory is not None
+    counted = {phase.name: phase.parts for phase in find_phases(config, memory, on_gpu=False)}["gradient"]
+    model = model_family(made).from_config(made).bfloat16().train()
+    tokens = torch.arange(8 * 84)[None] % 96  # sequences of 64 + 20
+    measured = held_for_backward(model.model, input_ids=tokens)
+    assert counted["activations"] == pytest.approx(measured, rel=0.15)
+
+
+def test_activations_of_the_quickstarts_tower_are_within_15_percent_of_the_measured() -> None:
+    family = AutoConfig.from_pretrained(MODEL, attn_implementation="sdpa")
+    tower = read_tower(MODEL)
+    assert tower is not None
+    visual = model_family(family).from_config(family).bfloat16().train().get_encoder(modality="image")
+    grid = torch.tensor([[1, 32, 32]])
+    patches = 32 * 32
+    pixels = torch.randn(patches, tower.pixels).bfloat16()
+    measured = held_for_backward(visual, hidden_states=pixels, grid_thw=grid)
+    assert tower_bytes(tower, patches, 2, checkpointed=False) == pytest.approx(measured, rel=0.15)
+
+
+FAMILIES = {
+    "text": Qwen2Config(**TEXT, tie_word_embeddings=False),
+    "tied": Qwen2Config(**TEXT, tie_word_embeddings=True),
+    "mixture": Qwen3MoeConfig(
+        **TEXT, moe_intermediate_size=32, num_experts=8, num_experts_per_tok=2, tie_word_embeddings=False
+    ),
+    "pictures": AutoConfig.from_pretrained(MODEL),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_config_json_alone_gives_the_parameters_of_the_model(name: str, tmp_path: Path) -> None:
+    config, notes = stand_in(config_of(only_config(tmp_path / "model", FAMILIES[name])), tmp_path)
+    memory = estimate(config)
+    assert memory is not None
+    assert memory.parameters == sum(
+        weight.numel() for weight in model_family(FAMILIES[name]).from_config(FAMILIES[name]).parameters()
+    )
+    assert "no weights here" in notes[0]
+    assert not any(tmp_path.rglob("*.bin"))
+
+
+def test_of_a_mixture_a_token_goes_through_the_experts_that_it_chooses(tmp_path: Path) -> None:
+    folder = only_config(tmp_path / "model", FAMILIES["mixture"])
+    config, _ = stand_in(config_of(folder), tmp_path)
+    path = Path(config.worker.actor.model.model_path or "")
+    sizes = read_sizes(path)
+    assert sizes is not None
+    assert (sizes.experts, sizes.chosen, sizes.width) == (8, 2, 64)
+    shapes = dict(read_shapes(path))
+    work = Work.of(shapes, 1.0, {"experts": 8, "chosen": 2})
+    everything = Work.of(shapes, 1.0, {"experts": 1, "chosen": 1})
+    assert everything.of_token - work.of_token == 3 * (3 * 64 * 32) * 6  # layers, products, experts not chosen
+    assert (
+        everything.of_token
+        == sum(w.numel() for w in model_family(FAMILIES["mixture"]).from_config(FAMILIES["mixture"]).parameters())
+        - 96 * 64
+    )
+
+
+def test_a_model_whose_weights_are_here_is_read_as_it_is(tmp_path: Path) -> None:
+    config = config_of(MODEL)
+    assert stand_in(config, tmp_path) == (config, [])
+
+
+def test_a_name_of_the_hub_is_found_in_its_cache_and_else_the_command_to_get_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match=r"worker\.actor\.model\.model_path=owner/model.*hf download owner/model"):
+        stand_in(config_of("owner/model"), tmp_path / "own")
+    snapshot = tmp_path / "models--owner--model/snapshots/0123456789abcdef0123456789abcdef01234567"
+    only_config(snapshot, FAMILIES["text"])
+    (tmp_path / "models--owner--model/refs").mkdir()
+    (tmp_path / "models--owner--model/refs/main").write_text(snapshot.name)
+    config, notes = stand_in(config_of("owner/model"), tmp_path / "own")
+    assert estimate(config) is not None
+    assert notes == ["owner/model: no weights here, counted from its config.json"]
+
+
+@pytest.mark.parametrize(
+    "written", ["", "[]", "{}", '{"model_type": "nothing"}', '{"model_type": "qwen2", "hidden_size": "x"}']
+)
+def test_a_config_json_that_makes_no_model_is_refused_by_its_key(written: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(written)
+    with pytest.raises(ModelError, match=r"worker\.actor\.model\.model_path"):
+        stand_in(
+            config_of("examples/quickstart/model").model_copy(deep=True)
+            if False
+            else with_value(config_of(MODEL), "worker.actor.model.model_path", str(tmp_path / "model")),
+            tmp_path,
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("8xH100-80GB", Cards(1, 8, "H100", 80 * GB)),
+        ("1xh100", Cards(1, 1, "H100", 80 * GB)),
+        ("16xA100-40gb", Cards(2, 8, "A100", 40 * GB)),
+        ("4x4xL40S", Cards(4, 4, "L40S", 48 * GB)),
+        ("1xRTX4090", Cards(1, 1, "RTX 4090", 24 * GB)),
+        ("2xRTX_4090-24", Cards(1, 2, "RTX 4090", 24 * GB)),
+        ("8xH100 PCIe", Cards(1, 8, "H100 PCIe", 80 * GB)),
+        ("8xH100-PCIe-80GB", Cards(1, 8, "H100 PCIe", 80 * GB)),
+        ("1xA10-24GiB", Cards(1, 1, "A10", 24 << 30)),
+    ],
+)
+def test_devices_are_read_by_name(text: str, found: Cards) -> None:
+    assert read_cards(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("8xMI300X", "no GPU MI300X is known; there are B200, H200"),
+        ("H100", "write NUMBERxNAME-MEMORY"),
+        ("", "write NUMBERxNAME-MEMORY"),
+        ("0xH100", "at least one"),
+        ("0x8xH100", "at least one"),
+        ("12xH100", "NODESxNUMBERxNAME"),
+        ("8xH100-0GB", "0 GB is no GPU's memory"),
+        ("8xH100-99999999GB", "is no GPU's memory"),
+        ("-1xH100", "write NUMBERxNAME-MEMORY"),
+        ("8xH100-nanGB", "write NUMBERxNAME-MEMORY"),
+        ("8xH100-1e3GB", "write NUMBERxNAME-MEMORY"),
+    ],
+)
+def test_what_names_no_devices_is_refused(text: str, said: str) -> None:
+    with pytest.raises(CardError, match=said):
+        read_cards(text)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """Eight billion parameters, of which nothing is here."""
+    folder = tmp_path_factory.mktemp("large")
+    words = [
+        "trainer.n_gpus_per_node=8", "data.rollout_batch_size=128", "worker.actor.global_batch_size=128",
+        "data.max_prompt_length=1024", "data.max_response_length=4096", "worker.rollout.dtype=bf16",
+        "worker.actor.micro_batch_size_per_device_for_update=4", "worker.actor.fsdp.mp_param_dtype=bf16",
+        "worker.rollout.name=vllm",
+    ]  # fmt: skip
+    return stand_in(config_of(only_config(folder / "model", Qwen2Config(**LARGE)), *words), folder)[0]
+
+
+def test_the_settings_that_make_it_fit_are_named_the_largest_saving_first(large: RunConfig) -> None:
+    room = 48 * GB
+    found = find_savings(large, room, on_gpu=True)
+    assert found
+    savings = [saved for _, saved in found]
+    assert savings == sorted(savings, reverse=True)
+    assert all(saved > 0 for saved in savings)
+    changed = large
+    for text, _ in found:
+        key, _, value = text.partition("=")
+        typed = {"true": True, "false": False}.get(value, value)
+        changed = with_value(changed, key, float(value) if typed == value and value[0].isdigit() else typed)
+    assert (find_peak(changed, room) or 0) <= room < (find_peak(large, room) or 0)
+
+
+def test_ranks_have_the_rest_and_two_layers_whole(large: RunConfig) -> None:
+    shapes = dict(read_shapes(Path(large.worker.actor.model.model_path or "")))
+    block, rest = block_sizes(shapes)
+    assert rest == 2 * 151936 * 4096 + 4096
+    memory = estimate(large)
+    assert memory is not None
+    assert memory.parameters == 36 * block + rest
+    phases = {phase.name: phase.parts for phase in find_phases(large, memory, 80 * GB)}
+    assert phases["gradient"]["gathered"] == 2 * (rest + 2 * block)
+    assert phases["gradient"]["gathered gradients"] == rest * (2 + 4)
+    alone = with_value(large, "trainer.n_gpus_per_node", 1)
+    memory = estimate(alone)
+    assert memory is not None
+    assert all("gathered" not in phase.parts for phase in find_phases(alone, memory, 80 * GB))
+
+
+def estimate_of(config: RunConfig, cards: str = "8xH100-80GB", **assumed: Any) -> Estimate:
+    return estimate_on_cards(config, read_cards(cards), Assumptions(**assumed))
+
+
+def test_times_go_with_what_they_rest_on(large: RunConfig) -> None:
+    found = estimate_of(large)
+    passes = ("log-probs", "gradient")
+    slower = estimate_of(large, learning=0.2)
+    assert [slower.times[name] for name in passes] == pytest.approx([2 * found.times[name] for name in passes])
+    shorter = estimate_of(large, answer_tokens=1024)
+    assert shorter.times["sampling"] < found.times["sampling"] / 3
+    assert shorter.tokens == found.tokens / 4
+    lazier = estimate_of(large, sampling=0.25)
+    assert lazier.times["sampling"] == pytest.approx(2 * found.times["sampling"], rel=0.2)
+    ahead = estimate_of(with_value(large, "trainer.max_staleness", 1))
+    assert ahead.seconds == max(ahead.times["sampling"], sum(ahead.times.values()) - ahead.times["sampling"])
+    checkpointed = estimate_of(with_value(large, "worker.actor.model.enable_gradient_checkpointing", True))
+    assert checkpointed.times["gradient"] == pytest.approx(found.times["gradient"] * 4 / 3)
+    with_reference = estimate_of(with_value(large, "algorithm.disable_kl", False))
+    assert with_reference.times["reference's log-probs"] == found.times["log-probs"]
+
+
+def test_a_forward_pass_takes_two_operations_a_weight_and_a_token_and_attention(large: RunConfig) -> None:
+    tokens, longest = 128 * (1024 + 8 * 4096), 1024 + 4096  # prompts once
+    weights = 36 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 12288) + 151936 * 4096  # products, and the head
+    operations = tokens * (2 * weights + 2 * 36 * 4096 * longest)
+    assert estimate_of(large).times["log-probs"] == pytest.approx(operations / (8 * 0.4 * 989e12), rel=0.01)
+
+
+def test_the_command_tells_what_does_not_fit_in_100_columns_and_by_its_exit_code(
+    large: RunConfig, tmp_path: Path
+) -> None:
+    model = large.worker.actor.model.model_path
+    words = [QUICKSTART, f"worker.actor.model.model_path={model}", "worker.rollout.dtype=bf16"]
+    code, out, _ = run(*words, "--gpus", "1xRTX4090-24GB")
+    assert code == 1
+    assert "it does not fit" in out
+    assert max(map(len, out.splitlines())) <= 100
+    code, out, _ = run(*words, "--gpus", "8xH200", "--json")
+    told = json.loads(out)
+    assert (code, told["fits"], told["remedies"]) == (0, True, [])
+    assert told["states"]["parameters"] > 8 * GB
+    assert told["step"]["seconds"] == pytest.approx(sum(told["seconds"].values()))
+    assert sum(told["phases"][0]["parts"].values()) == told["phases"][0]["bytes"]
+
+
+def test_on_processors_the_quickstart_fits_and_no_time_is_told() -> None:
+    code, out, _ = run(QUICKSTART)
+    assert code == 0
+    assert "it fits" in out
+    assert "CUDA" not in out
+    assert "seconds" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gpus", "8xABC"], "no GPU ABC is known"),
+        (["worker.rollout.nn=3"], "did you mean"),
+        (["--gpus", "3xH100"], "devices"),
+        (["--answer-tokens", "0"], "0 is not in the range"),
+        (["--learning-efficiency", "nan"], "range"),
+    ],
+)
+def test_odd_words_are_answered_with_what_is_wrong(words: list[str], said: str) -> None:
+    code, _, err = run(QUICKSTART, *words)
+    assert code == 2
+    assert said in err
