@@ -91,8 +91,9 @@ ASIDE = {
         r1_rewards.workers.failures r1_rewards.workers.frames r1_rewards.workers.process
     """,
     "lays tensors out": """
-        r1_rollout.embedded.kv r1_rollout.embedded.segments r1_core.advantages.scan r1_core.learner.gradient_sums
-        r1_core.learner.parallel r1_core.learner.sequence r1_core.learner.decoder r1_core.learner.offload
+        r1_rollout.embedded.kv r1_rollout.embedded.segments r1_rollout.embedded.stack r1_core.advantages.scan
+        r1_core.learner.gradient_sums r1_core.learner.parallel r1_core.learner.sequence
+        r1_core.learner.decoder r1_core.learner.offload
         r1_core.learner.batching r1_core.learner.checkpoint r1_core.learner.optim r1_cli.models
         r1_core.learner.prefetch r1_core.learner.pack r1_core.prompts
     """,
