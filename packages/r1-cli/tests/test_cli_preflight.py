@@ -235,6 +235,12 @@ def test_a_sound_configuration_has_no_error(part: str, working: Path) -> None:
     assert not [one for one in run_checks(words_of(working), [part]) if one.level == "error"]
 
 
+def test_how_long_a_reward_takes_for_an_answer_is_told(working: Path) -> None:
+    found = found_in("reward", words_of(working))
+    assert "p50" in found["reward.latency"].message
+    assert found["reward.latency"].level == "note"
+
+
 @pytest.mark.slow
 def test_a_tiny_step_is_made_and_what_stops_it_is_told(working: Path) -> None:
     assert list(run_checks(words_of(working), ["step"])) == []

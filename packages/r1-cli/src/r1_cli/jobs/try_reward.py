@@ -21,6 +21,7 @@ from r1_rewards.workers.pool import PooledVerifier
 
 QUESTIONS = [("What is 2 + 3?", "5"), ("What is 3 · 4?", "12"), ("Half of 5?", "2.5"), ("What is 2 - 9?", "-7")]
 PERCENTILES = (50, 90, 99)
+SPEED = "milliseconds per answer, alone"  # the check that no answer is right or wrong in
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ def _time_answers(verifier: OpenVerifier, right: Sequence[RewardInput]) -> Findi
         seconds.append(time.perf_counter() - start)
     seconds.sort()
     told = ", ".join(f"p{p} {1000 * seconds[min(len(seconds) * p // 100, len(seconds) - 1)]:.1f}" for p in PERCENTILES)
-    return Finding("milliseconds per answer, alone", f"{told}, max {1000 * seconds[-1]:.1f} ({len(seconds)} answers)")
+    return Finding(SPEED, f"{told}, max {1000 * seconds[-1]:.1f} ({len(seconds)} answers)")
 
 
 def _numbers(scores: Sequence[Score]) -> list[tuple[float, dict[str, float]]]:

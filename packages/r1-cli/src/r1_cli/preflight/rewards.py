@@ -15,7 +15,7 @@ LONGEST = 5.0  # seconds that a reward may take for an answer here, at most
 
 def check_rewards(subject: Subject) -> Iterator[Finding]:
     """Try each reward, on its own rows. Those that ask a model or a service need it, and are passed over."""
-    from r1_cli.jobs.try_reward import try_questions
+    from r1_cli.jobs.try_reward import SPEED, try_questions
 
     reward = subject.config.worker.reward
     tried: set[str] = set()
@@ -31,6 +31,8 @@ def check_rewards(subject: Subject) -> Iterator[Finding]:
         if not (questions := list(islice(_questions(one), QUESTIONS))):
             continue
         for found in try_questions(spec, kwargs, questions, timeout=min(reward.timeout, LONGEST)):
+            if found.check == SPEED:
+                yield Finding("reward.latency", "note", f"{spec}: {found.check}: {found.result}")
             if found.passed is False:
                 fix = f"r1 reward test {spec} shows all that was tried"
                 yield Finding(f"reward.{found.check}", "error", f"{spec}: {found.check}: {found.result}", fix)
