@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from r1_cli.assembly import rehearsal
 from r1_cli.assembly.sizes import Choice
+from r1_cli.record.manifest import read_manifest
 from r1_cli.record.reader import read_samples, read_steps
 
 FOLDER = ROOT / "examples/quickstart"
@@ -140,6 +141,15 @@ def test_every_answer_is_recorded_as_the_metrics_say(quickstart: Path) -> None:
         assert {len(row["media"]) for row in rows} == {1}
     rows = read_samples(quickstart, 2, "validation")
     assert fmean(row["score"] for row in rows) == pytest.approx(records[2]["val/reward_score"])
+
+
+def test_the_manifest_says_what_ran(quickstart: Path) -> None:
+    (start,) = read_manifest(quickstart)
+    assert start["end"] == "complete"
+    assert start["config"]["trainer"]["max_steps"] == 3
+    assert start["packages"].keys() >= {"torch", "transformers", "r1-cli"}
+    assert start["rows"]["train"]
+    assert start["seeds"] == {"data": 1, "rollout": 1}
 
 
 def test_the_record_is_read_in_a_line_as_the_page_says(quickstart: Path, tmp_path: Path) -> None:

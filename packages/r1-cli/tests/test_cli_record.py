@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from r1_cli.groups.group import Group, Response, to_samples
-from r1_cli.record import MEDIA, SAMPLES
+from r1_cli.record import MEDIA, SAMPLES, manifest
 from r1_cli.record.media import MediaFolder
 from r1_cli.record.reader import read_samples, read_steps, read_table
 from r1_cli.record.schema import SCHEMA
@@ -189,3 +189,45 @@ def test_what_is_asked_for_and_not_there_is_named(tmp_path: Path) -> None:
         read_table(tmp_path, 4)
     with pytest.raises(KeyError, match="no column 'token'"):
         read_samples(tmp_path, 1, columns=["token"])
+
+
+CONFIG = {"data": {"seed": 1}, "worker": {"rollout": {"seed": 2}}}
+
+
+def test_a_manifest_tells_of_every_start_and_how_it_ended(tmp_path: Path) -> None:
+    with manifest.describe(tmp_path, CONFIG, {"train": "abc"}, ["cpu"], step=0):
+        (running,) = manifest.read_manifest(tmp_path)
+        assert (running["end"], running["ended"]) == ("is running, or was killed", None)
+    with pytest.raises(RuntimeError), manifest.describe(tmp_path, CONFIG, {"train": "abc"}, ["0", "1"], step=3):
+        raise RuntimeError("a rank is gone\nand more")
+    with manifest.describe(tmp_path, CONFIG, {}, [], step=5) as start:
+        start["end"] = "left after step 7, by a signal"
+    starts = manifest.read_manifest(tmp_path)
+    assert [start["end"] for start in starts] == [
+        "complete", "RuntimeError: a rank is gone", "left after step 7, by a signal",
+    ]  # fmt: skip
+    assert [start["from_step"] for start in starts] == [0, 3, 5]
+    assert starts[0]["seeds"] == {"data": 1, "rollout": 2}
+    assert starts[0]["packages"]["torch"].startswith("2.")
+    assert starts[1]["host"]["devices"] == ["0", "1"]
+    assert all(start["ended"] >= start["began"] for start in starts)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"starts": null}'])
+def test_a_manifest_that_cannot_be_read_is_begun_anew(tmp_path: Path, content: str) -> None:
+    (tmp_path / manifest.MANIFEST_FILE).write_text(content)
+    with manifest.describe(tmp_path, CONFIG, {}, [], step=0):
+        pass
+    assert len(manifest.read_manifest(tmp_path)) == 1
+
+
+def test_secrets_of_a_command_are_hidden() -> None:
+    words = [
+        "r1", "train", "trainer.max_steps=3", "worker.reward.reward_function_kwargs.api_key=sk-1",
+        'worker.reward.reward_function_kwargs={"judge": {"api_key": "sk-2"}}', "+x.my_token=sk-3", "a.tokenizer=path",
+        "data.max_prompt_tokens=5", "HF_TOKEN=sk-4",
+    ]  # fmt: skip
+    shown = manifest.hide_secrets(words)
+    assert "sk-" not in shown
+    for kept in ("trainer.max_steps=3", "a.tokenizer=path", "data.max_prompt_tokens=5"):
+        assert kept in shown

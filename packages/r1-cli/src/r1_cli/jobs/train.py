@@ -42,6 +42,7 @@ from r1_cli.models.files import open_critic_config, open_model, read_assets
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.disk import require_room
+from r1_cli.record.manifest import describe as describe_start
 from r1_cli.record.writer import Recorder
 from r1_cli.roles import Critic, Dataset, Learner, Position, Schedule
 from r1_cli.sampling.ahead import Ahead, load_ahead
@@ -138,6 +139,9 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         named = [(one.name, part) for one, part in zip(sources, prompts.parts, strict=True)]
         named += [(f"{one.name} (validation)", part) for one, part in zip(val_sources, val_prompts.parts, strict=True)]
         record_rows(Path(store.root), named, resumed=start is not None)
+        rows_known = {name: part.digest for name, part in named}
+        devices = [device for seat in seats.ranks for device in seat.devices] or [hardware.kind, *hardware.gpus]
+        this_start = stack.enter_context(describe_start(store.root, info.config, rows_known, devices, at.step))
         if start:
             report_changes(read_settings(store.root), info.config)
         tracker = Tracker(config.trainer.logger, info, reporter)
@@ -215,6 +219,8 @@ def train(config: RunConfig, provenance: Provenance) -> int:
             loop.flush(run)
             return 0
         last = loop.train(run, at)
+        if run.stop.exit_code:
+            this_start["end"] = f"left after step {last.step}, by a signal"
     say_what_comes_next(console, store, last.step, schedule.total_steps)
     return run.stop.exit_code
 
