@@ -74,7 +74,8 @@ WALK = [
 # What a step enters beside the walk, by why the walk goes past it.
 ASIDE = {
     "tells of the step": """
-        r1_cli.assembly.truths r1_cli.measure r1_cli.track r1_cli.hardware r1_core.learner.facts
+        r1_cli.assembly.truths r1_cli.measure r1_cli.track r1_cli.record r1_cli.background r1_cli.hardware
+        r1_core.learner.facts
         r1_core.losses.correction
     """,
     "stops the run, proves the sync, judges the group": """
