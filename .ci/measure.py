@@ -74,7 +74,8 @@ WALK = [
 # What a step enters beside the walk, by why the walk goes past it.
 ASIDE = {
     "tells of the step": """
-        r1_cli.assembly.truths r1_cli.measure r1_cli.track r1_cli.hardware r1_core.learner.facts
+        r1_cli.assembly.truths r1_cli.measure r1_cli.track r1_cli.record r1_cli.background r1_cli.hardware
+        r1_core.learner.facts
         r1_core.losses.correction
     """,
     "stops the run, proves the sync, judges the group": """
@@ -90,8 +91,9 @@ ASIDE = {
         r1_rewards.workers.failures r1_rewards.workers.frames r1_rewards.workers.process
     """,
     "lays tensors out": """
-        r1_rollout.embedded.kv r1_rollout.embedded.segments r1_core.advantages.scan r1_core.learner.gradient_sums
-        r1_core.learner.parallel r1_core.learner.sequence r1_core.learner.decoder r1_core.learner.offload
+        r1_rollout.embedded.kv r1_rollout.embedded.segments r1_rollout.embedded.stack r1_core.advantages.scan
+        r1_core.learner.gradient_sums r1_core.learner.parallel r1_core.learner.sequence
+        r1_core.learner.decoder r1_core.learner.offload
         r1_core.learner.batching r1_core.learner.checkpoint r1_core.learner.optim r1_cli.models
         r1_core.learner.prefetch r1_core.learner.pack r1_core.prompts
     """,

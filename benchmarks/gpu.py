@@ -40,6 +40,7 @@ STAGES = {
     "attention": Stage("Attention over packed rows", 10),
     "learner": Stage("A training step", 90),
     "offload": Stage("Weights and optimizer kept by the processor", 20),
+    "decoding": Stage("Tokens from the embedded engine", 20),
     "sleep": Stage("vLLM asleep and awake", 20),
     "sync": Stage("New weights on their way to the engines", 90),
     "checkpoint": Stage("Saving and loading", 30),

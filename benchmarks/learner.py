@@ -13,9 +13,10 @@ MFU is the arithmetic of what must be computed, each prompt once in both ways, t
 weight and a token that it multiplies (the head's tokens are the answers', a picture's patches the tower's, an expert's
 those that are routed to it), and attention's 12 for a pair of tokens, head and size of a head; what checkpointing
 computes again is not counted. The machine's rate is its maker's figure for a known GPU, and else that of torch's best
-matrix product here. Memory is what the update takes at most above what was there before: allocated on a GPU, resident
-on processors, where it is rougher. The MoE is Qwen3-30B-A3B's shape with 12 of its 48 layers, so that weights and
-states fit one card. Shapes that want a GPU where there is none are named as missing. The last line is one JSON object.
+matrix product here. Memory, by budget, is what the update takes at most above what was there before: allocated on a
+GPU, resident on processors, where it is rougher. The MoE is Qwen3-30B-A3B's shape with 12 of its 48 layers, so that
+weights and states fit one card. Shapes that want a GPU where there is none are named as missing. The last line is one
+JSON object.
 """
 
 import argparse
@@ -210,10 +211,10 @@ def row_of(
             continue
         best = min(ways, key=lambda way: min(found[way])[0])
         seconds, _ = min(found[best])
-        memory = max(one for _, one in found[best])
+        memory = {way.budget: round(max(one for _, one in found[way]), 3) for way in ways}
         row[label] = {
             "seconds": round(seconds, 4), "tokens_per_second": round(tokens / seconds),
-            "mfu": round(limit / seconds, 4), "peak_gb": round(memory, 3), "budget": best.budget,
+            "mfu": round(limit / seconds, 4), "budget": best.budget, "peak_gb": memory,
         }  # fmt: skip
     if isinstance(row["shared"], dict):
         row["times_as_fast"] = round(row["repeated"]["seconds"] / row["shared"]["seconds"], 3)

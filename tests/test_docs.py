@@ -1,6 +1,7 @@
 """The pages under docs/: what they name exists, what they print is what happens."""
 
 import ast
+import json
 import re
 import shlex
 import subprocess
@@ -16,6 +17,7 @@ from endtoend import QUICKSTART, ROOT, read_log
 from r1_cli.assembly.algorithm import try_algorithm
 from r1_cli.config import load_config
 from r1_cli.main import main
+from r1_cli.preflight.checks import PARTS
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples/**/README.md"))]
@@ -115,3 +117,14 @@ def test_the_estimates_of_the_page_are_made(monkeypatch: pytest.MonkeyPatch) -> 
         result = CliRunner().invoke(main, shlex.split(line)[1:])
         assert result.exit_code == 0, result.output
         assert "fits" in result.output
+
+
+def test_the_checks_of_the_page_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the step, which takes long and is tested by itself."""
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs/check.md").read_text()
+    for line in page.split("```console\n")[1].split("```")[0].splitlines()[1:]:
+        result = CliRunner().invoke(main, shlex.split(line)[1:])
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["ok"]
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(PARTS)

@@ -27,11 +27,16 @@ def test_stages_run_on_processors_and_are_not_measured_again(
     (tmp_path / "offload.json").write_text(json.dumps({"status": "failed", "why": "exit 1: out of memory"}))
     words = ["--cpu", "--out", str(tmp_path), "--stage"]
     subprocess.run([sys.executable, SCRIPT, *words, "attention"], check=True, capture_output=True, cwd=tmp_path)
-    for stage in ("learner", "kill"):
+    for stage in ("learner", "decoding", "kill"):
         gpu.measure(stage, tmp_path, cpu=True)
-    stages = ["attention", "learner", "kill"]
+    stages = ["attention", "learner", "decoding", "kill"]
     found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in stages}
     assert all(one["status"] == "done" and one["rows"] for one in found.values())
+    assert {row["way"]: row["tokens/s"] > 0 for row in found["decoding"]["rows"]} == {
+        "stack": True,
+        "the model's forward": True,
+    }
+    assert found["decoding"]["rows"][0]["step ms"] > 0
     of_ranks = [row for row in found["learner"]["rows"] if row["ranks"] == 2]
     assert of_ranks[0]["loss to the first"] < 1e-6
     assert abs(of_ranks[0]["norm to the first"]) < 1e-5

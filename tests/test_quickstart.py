@@ -3,7 +3,10 @@
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
+from statistics import fmean
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +18,8 @@ from safetensors.torch import load_file
 
 from r1_cli.assembly import rehearsal
 from r1_cli.assembly.sizes import Choice
+from r1_cli.record.manifest import read_manifest
+from r1_cli.record.reader import read_samples, read_steps
 
 FOLDER = ROOT / "examples/quickstart"
 CHANCE = 0.25  # four answers, equally often right
@@ -118,9 +123,55 @@ def test_the_run_leaves_its_settings_and_some_answers(quickstart: Path) -> None:
     assert {"prompt", "response", "ground_truth", "score"} <= written[0].keys()
 
 
+def test_every_answer_is_recorded_as_the_metrics_say(quickstart: Path) -> None:
+    records = {record["step"]: record for record in read_log(quickstart)}
+    assert read_steps(quickstart) == [1, 2, 3]
+    assert read_steps(quickstart, "validation") == [0, 2, 3]
+    for step in (1, 2, 3):
+        rows, record = read_samples(quickstart, step), records[step]
+        assert fmean(row["score"] for row in rows) == pytest.approx(record["reward/overall"])
+        assert fmean(row["parts"]["accuracy"] for row in rows) == pytest.approx(record["reward/accuracy"])
+        assert fmean(len(row["tokens"]) for row in rows) == pytest.approx(record["response_length/mean"])
+        advantages = [one for row in rows for one in row["advantages"]]
+        assert min(advantages) == pytest.approx(record["critic/advantages/min"])
+        gaps = [abs(a - b) for row in rows for a, b in zip(row["rollout_logprobs"], row["old_logprobs"], strict=True)]
+        assert max(gaps) == pytest.approx(record["rollout/logprob_gap_max"], abs=1e-6)
+        assert {row["weight_version"] for row in rows} == {step - 1}
+        assert all((quickstart / "media" / name).is_file() for row in rows for name in row["media"])
+        assert {len(row["media"]) for row in rows} == {1}
+    rows = read_samples(quickstart, 2, "validation")
+    assert fmean(row["score"] for row in rows) == pytest.approx(records[2]["val/reward_score"])
+
+
+def test_the_manifest_says_what_ran(quickstart: Path) -> None:
+    (start,) = read_manifest(quickstart)
+    assert start["end"] == "complete"
+    assert start["config"]["trainer"]["max_steps"] == 3
+    assert start["packages"].keys() >= {"torch", "transformers", "r1-cli"}
+    assert start["rows"]["train"]
+    assert start["seeds"] == {"data": 1, "rollout": 1}
+
+
+def test_the_record_is_read_in_a_line_as_the_page_says(quickstart: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs/run-folder.md").read_text()
+    blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
+    (tmp_path / "read.py").write_text(
+        "\n".join([*blocks, "print(len(samples), worst.fetchone()[2], rewards[3], best)"])
+    )
+    (tmp_path / "checkpoints/quickstart").mkdir(parents=True)
+    (tmp_path / "checkpoints/quickstart/shapes").symlink_to(quickstart)
+    command = [sys.executable, "read.py"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split()
+    train = [row for step in (1, 2, 3) for row in read_samples(quickstart, step)]
+    val = [row for step in (0, 2, 3) for row in read_samples(quickstart, step, "validation")]
+    assert int(said[0]) == len(train) + len(val)
+    assert float(said[1]) == min(row["score"] for row in train if row["step"] == 3)
+    assert float(said[2]) == read_log(quickstart)[3]["reward/overall"]
+
+
 def test_a_checkpoint_holds_no_pickle(quickstart: Path) -> None:
     files = [path for path in quickstart.rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} <= {".safetensors", ".json", ".jsonl", ".jinja", ".txt"}
+    assert {path.suffix for path in files} <= {".safetensors", ".json", ".jsonl", ".jinja", ".txt", ".parquet", ".png"}
 
 
 def test_a_merged_checkpoint_loads_in_transformers_and_scores_the_same(

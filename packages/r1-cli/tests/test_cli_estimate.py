@@ -272,6 +272,38 @@ def test_ranks_have_the_rest_and_two_layers_whole(large: RunConfig) -> None:
     assert all("gathered" not in phase.parts for phase in find_phases(alone, memory, 80 * GB))
 
 
+def parts_of(config: RunConfig, phase: str) -> dict[str, int]:
+    memory = estimate(config)
+    assert memory is not None
+    return {one.name: one.parts for one in find_phases(config, memory, 80 * GB)}[phase]
+
+
+def test_devices_that_share_sequences_share_their_activations_and_an_adapter_has_few_states(large: RunConfig) -> None:
+    whole = parts_of(large, "gradient")
+    shared = parts_of(with_value(large, "worker.actor.ulysses_size", 4), "gradient")
+    assert shared["activations"] == whole["activations"] // 4
+    assert shared["gathered"] == whole["gathered"]
+    adapted = parts_of(with_value(large, "worker.actor.model.lora.rank", 8), "optimizer step")
+    assert 0 < adapted["optimizer states"] < parts_of(large, "optimizer step")["optimizer states"] / 100
+    copies = parts_of(with_value(large, "worker.actor.fsdp.fsdp_size", 2), "optimizer step")
+    assert copies["weights"] == 4 * parts_of(large, "optimizer step")["weights"]
+    stays = with_value(large, "worker.actor.fsdp.enable_full_shard", False)
+    assert parts_of(stays, "gradient")["weights"] == whole["weights"]
+    assert parts_of(stays, "gradient")["gathered"] == 8 * whole["weights"] // 2  # all of it, in half precision
+    nodes = parts_of(with_value(large, "trainer.nnodes", 2), "optimizer step")
+    assert nodes["weights"] == parts_of(large, "optimizer step")["weights"] // 2
+
+
+def test_a_critic_is_counted_from_its_own_config_json(tmp_path: Path) -> None:
+    folder = only_config(tmp_path / "model", FAMILIES["text"])
+    config, notes = stand_in(config_of(folder, "algorithm.adv_estimator=gae"), tmp_path)
+    memory = estimate(config)
+    assert memory is not None
+    assert memory.critic is not None
+    assert memory.critic.weights == (memory.parameters - 96 * 64) * 4  # without the head
+    assert len(notes) == 2
+
+
 def estimate_of(config: RunConfig, cards: str = "8xH100-80GB", **assumed: Any) -> Estimate:
     return estimate_on_cards(config, read_cards(cards), Assumptions(**assumed))
 

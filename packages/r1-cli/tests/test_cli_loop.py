@@ -15,6 +15,7 @@ from r1_cli import loop
 from r1_cli.groups.estimate import Estimate
 from r1_cli.measure.metrics import divergence
 from r1_cli.measure.signal import NothingToLearn
+from r1_cli.record.writer import Recorder
 from r1_cli.roles import Schedule, Update
 from r1_cli.state.checkpoints import CheckpointError, CheckpointStore
 from r1_cli.state.saving import Saver
@@ -110,6 +111,7 @@ def run(folder: Path, *, rate: float = 1.0, verifier: Any = None, limit: int = 3
         store=(store := CheckpointStore(folder)),
         saver=Saver(store),
         tracker=Tracker([], RunInfo("project", "name", folder, {}, resumed_from=0), Console()),
+        recorder=Recorder(folder, most=10**9),
         stop=StopRequest(),
         assets=dict,
     )

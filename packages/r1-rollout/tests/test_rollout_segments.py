@@ -118,6 +118,7 @@ def read(cache: GroupCache) -> int:
 
 def test_one_long_prompt_among_short_ones_costs_its_own_length(text_model, monkeypatch):
     monkeypatch.setattr(segments, "FIRST", 8)
+    monkeypatch.setattr(segments, "APART", 1)  # as 16 are to 128
     prompts = [text_prompt(f"p{index}", 6) for index in range(31)] + [text_prompt("long", 200)]
     found: list[tuple[int, int]] = []
     aim = GroupCache.aim

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from r1_cli.groups.estimate import EstimateError
@@ -13,6 +14,7 @@ from r1_cli.hardware import free_memory
 from r1_cli.measure.metrics import divergence, penalty_metrics, performance, step_metrics, update_metrics
 from r1_cli.measure.signal import count_idle, require_signal
 from r1_cli.measure.validate import Validation, generations_of
+from r1_cli.record.writer import Recorder
 from r1_cli.roles import Collected, Collector, Critic, Learner, Position, Schedule, Snapshot, Update, weights_of
 from r1_cli.sampling.ahead import Ahead, save_ahead
 from r1_cli.sampling.proof import canary_metrics
@@ -55,6 +57,7 @@ class Run:
     store: CheckpointStore
     saver: Saver  # into the store
     tracker: Tracker
+    recorder: Recorder  # of every answer
     stop: StopRequest
     assets: Callable[[], Mapping[str, bytes]]  # what else a checkpoint needs to stand alone, by its place in there
     critic: Critic | None = None
@@ -79,7 +82,7 @@ def train(run: Run, at: Position) -> Position:
             require_signal(at.idle, run.schedule.max_idle_steps)
             run.saver.check()
             run.stop.check()
-        run.tracker.flush()
+        flush(run)
         run.saver.finish()
     except (Stopped, *FAILED) as reason:
         leave(run, at, reason)
@@ -106,7 +109,7 @@ def leave(run: Run, at: Position, reason: Exception) -> None:
     log.warning("%s: leaving after step %d, which is kept in %s", reason, at.step, run.store.path(at.step))
     if at.step not in run.store.steps():
         write_checkpoint(run, at, {})
-        run.saver.publish(run.tracker.flush)
+        run.saver.publish(partial(flush, run))
         run.saver.finish()
 
 
@@ -150,6 +153,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
         record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
         idle = count_idle(at.idle, groups, samples)
         shown = generations_of(groups[: run.schedule.train_generations_to_log], "train")
+    run.recorder.take(at.step + 1, "train", groups, samples)
     return replace(after, step=at.step + 1, kl=kl, idle=idle), record, shown
 
 
@@ -207,7 +211,9 @@ def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, flo
     if run.ahead:
         run.ahead.settle()
     with run.engine.awake(weights_of(run.learner, step)):
-        return validation.measure()
+        record, groups = validation.measure()
+    run.recorder.take(step, "validation", groups)
+    return record, generations_of(groups[: validation.shown], "val")
 
 
 def conclude_step(run: Run, at: Position, record: dict[str, float], generations: list[Generation]) -> None:
@@ -234,7 +240,13 @@ def conclude_step(run: Run, at: Position, record: dict[str, float], generations:
     with watch.beside("log"):
         run.tracker.log(at.step, record, generations)
     if saves:
-        run.saver.publish(run.tracker.flush)
+        run.saver.publish(partial(flush, run))
+
+
+def flush(run: Run) -> None:
+    """Wait until all records and samples so far are written. Raises CheckpointError where a record could not be."""
+    run.tracker.flush()
+    run.recorder.flush()
 
 
 def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> None:

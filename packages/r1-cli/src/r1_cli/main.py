@@ -2,6 +2,7 @@
 
 import click
 
+from r1_cli.commands.check import check
 from r1_cli.commands.completion import completion
 from r1_cli.commands.convert import convert
 from r1_cli.commands.data import data
@@ -22,6 +23,7 @@ def main() -> None:
 
 main.add_command(train)
 main.add_command(evaluate)
+main.add_command(check)
 main.add_command(estimate)
 main.add_command(merge)
 main.add_command(reward)

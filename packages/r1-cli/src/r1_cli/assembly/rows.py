@@ -22,7 +22,7 @@ class OpenSource:
     """A source whose files are open and whose row format is known."""
 
     source: Source
-    rows: Rows
+    rows: Sequence[tuple[str, dict[str, Any]]]
     detected: Detected
 
     @property

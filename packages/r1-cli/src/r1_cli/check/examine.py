@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import Any
 
 from r1_cli.assembly.rows import OpenSource, open_sources
 from r1_cli.assembly.truths import TruthReader
@@ -21,6 +23,21 @@ from r1_rewards.types import RewardInput, Verifier
 BATCH = 256  # answers that a reward is given at a time
 
 
+class Some(Sequence[tuple[str, dict[str, Any]]]):
+    """At most so many rows of a source, spread evenly, from the first on."""
+
+    def __init__(self, rows: Sequence[tuple[str, dict[str, Any]]], most: int) -> None:
+        self._rows, self._every = rows, max(1, -(-len(rows) // most))
+
+    def __len__(self) -> int:
+        return -(-len(self._rows) // self._every)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._rows[index * self._every]
+
+
 def open_all(config: RunConfig) -> tuple[list[OpenSource], int]:
     """Open training and validation sources; return them in this order, and how many are for training."""
     training = open_sources(training_sources(config.data))
@@ -35,6 +52,7 @@ def check(
     *,
     strict: bool = False,
     write: Callable[[dict[str, str]], object] | None = None,
+    most: int | None = None,
 ) -> Report:
     """Examine every row of every source.
 
@@ -43,11 +61,14 @@ def check(
         workers: hold the inspector, and look at media.
         strict: rows that a run would leave out are errors.
         write: is given every single row that something is wrong with.
+        most: look at so many rows of each source only, spread evenly.
 
     Raises:
         DataError, RewardSpecError: nothing can be examined at all.
     """
     opened, training = open_all(config)
+    if most is not None:
+        opened = [replace(one, rows=Some(one.rows, most)) for one in opened]
     report = Report(config, opened, training, strict=strict, write=write)
     sources = [SourceRows(one.source.label, one.rows, one.reader) for one in opened]
     total = sum(len(one.rows) for one in opened)

@@ -25,3 +25,8 @@ def told_plainly(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         raise UserError("\n".join([str(error), *getattr(error, "__notes__", ())])) from error
+
+
+def visible(text: str) -> str:
+    """Return `text` without characters that could control a terminal, but for ends of lines."""
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)

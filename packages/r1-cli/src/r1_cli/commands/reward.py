@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, told_plainly
+from r1_cli.commands.errors import ANY_WORDS, told_plainly, visible
 
 
 @click.group(short_help="Try a reward before training with it.")
@@ -54,7 +54,7 @@ def test(
     with told_plainly(ConfigError, DataError, RewardSpecError):
         kwargs = _keywords(settings)
         for finding in try_reward(spec, kwargs, data=data, columns=columns, samples=samples, timeout=timeout):
-            table.add_row(escape(finding.check), escape(_visible(finding.result)), marks[finding.passed])
+            table.add_row(escape(finding.check), escape(visible(finding.result)), marks[finding.passed])
             failed += finding.passed is False
     Console().print(table)
     if failed:
@@ -74,8 +74,3 @@ def _keywords(settings: tuple[str, ...]) -> dict[str, Any]:
             inner = inner.setdefault(part, {})
         inner[name] = setting.value
     return keywords
-
-
-def _visible(text: str) -> str:
-    """Return `text` without characters that could control a terminal."""
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

@@ -47,6 +47,12 @@ class RunConfig(Section):
         return max(1, self.trainer.devices // self.sequence_ranks(owner))
 
     @property
+    def shard_ranks(self) -> int:
+        """How many devices share one copy of what is trained."""
+        size = self.worker.actor.fsdp.fsdp_size
+        return size if 0 < size < self.trainer.devices else self.trainer.devices
+
+    @property
     def colocated(self) -> bool:
         """Whether engines sample on the devices that learn."""
         rollout = self.worker.rollout

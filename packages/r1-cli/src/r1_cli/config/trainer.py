@@ -40,6 +40,7 @@ class TrainerConfig(Section):
     val_only: bool = False
     val_generations_to_log: Annotated[int, Field(ge=0)] = 3
     train_generations_to_log: Annotated[int, Field(ge=0)] = 1  # prompts a step
+    record_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0  # of RUN/samples and RUN/media; 0: none
     max_idle_steps: AtLeastMinusOne = 10  # steps in a row with nothing to learn from, after which a run ends
     save_freq: AtLeastMinusOne = 5
     save_limit: AtLeastMinusOne = 3  # newest checkpoints kept; -1 or 0: all

@@ -42,6 +42,8 @@ from r1_cli.models.files import open_critic_config, open_model, read_assets
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.disk import require_room
+from r1_cli.record.manifest import describe as describe_start
+from r1_cli.record.writer import Recorder
 from r1_cli.roles import Critic, Dataset, Learner, Position, Schedule
 from r1_cli.sampling.ahead import Ahead, load_ahead
 from r1_cli.sampling.collect import DynamicSampling
@@ -137,10 +139,15 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         named = [(one.name, part) for one, part in zip(sources, prompts.parts, strict=True)]
         named += [(f"{one.name} (validation)", part) for one, part in zip(val_sources, val_prompts.parts, strict=True)]
         record_rows(Path(store.root), named, resumed=start is not None)
+        rows_known = {name: part.digest for name, part in named}
+        devices = [device for seat in seats.ranks for device in seat.devices] or [hardware.kind, *hardware.gpus]
+        this_start = stack.enter_context(describe_start(store.root, info.config, rows_known, devices, at.step))
         if start:
             report_changes(read_settings(store.root), info.config)
         tracker = Tracker(config.trainer.logger, info, reporter)
         stack.callback(tracker.close)
+        recorder = Recorder(store.root, int(config.trainer.record_gb * 1e9), timeline.record)
+        stack.callback(recorder.close)
         require_columns(verifier, [*sources, *val_sources], [*prompts.parts, *val_prompts.parts])
         rows = [(one.name, part) for one, part in zip(sources, prompts.parts, strict=True)]
         rows += [(one.name, part) for one, part in zip(val_sources, val_prompts.parts, strict=True)]
@@ -199,6 +206,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
             store=store,
             saver=saver,
             tracker=tracker,
+            recorder=recorder,
             stop=stack.enter_context(StopRequest().listening()),
             assets=assets,
             critic=critic,
@@ -208,9 +216,11 @@ def train(config: RunConfig, provenance: Provenance) -> int:
             if run.validation is None:
                 raise ValueError("there is nothing to validate on: data.val_files is null")
             tracker.log(at.step, *loop.validate(run, run.validation, at.step))
-            tracker.flush()
+            loop.flush(run)
             return 0
         last = loop.train(run, at)
+        if run.stop.exit_code:
+            this_start["end"] = f"left after step {last.step}, by a signal"
     say_what_comes_next(console, store, last.step, schedule.total_steps)
     return run.stop.exit_code
 

@@ -36,8 +36,8 @@ class Validation:
     shown: int  # prompts whose responses are to be looked at
     progress: Progress
 
-    def measure(self) -> tuple[dict[str, float], list[Generation]]:
-        """Sample from the weights that the engine, which is awake, has; return metrics and some responses to look at.
+    def measure(self) -> tuple[dict[str, float], list[Group]]:
+        """Sample from the weights that the engine, which is awake, has; return metrics, and the groups.
 
         The noise is the same at every step, so that two validations differ by their weights alone.
         """
@@ -50,7 +50,7 @@ class Validation:
             record[f"{prefix}reward_score"] = mean_score(share)
             record |= {f"{prefix}{name}": value for name, value in average_at_k(share).items()}
         record |= {f"val/{name}": value for name, value in length_metrics(groups).items()}
-        return record, generations_of(groups[: self.shown], "val")
+        return record, groups
 
     def sample(self, what: str) -> list[Group]:
         """Return a scored group for every prompt of every set."""

@@ -14,11 +14,9 @@ def checkpoint_bytes(config: RunConfig) -> int | None:
     memory = estimate(config)
     if memory is None:
         return None
-    actor, critic, only_weights = config.worker.actor, config.worker.critic, config.trainer.save_model_only
-    devices = config.trainer.devices if actor.fsdp.enable_full_shard else 1  # each holds a share
+    only_weights, devices = config.trainer.save_model_only, config.shard_ranks  # each holds a share
     saved = memory.saved + (0 if only_weights else devices * memory.optimizer)
     if memory.critic is not None:
-        devices = config.trainer.devices if critic.fsdp.enable_full_shard else 1
         saved += devices * (memory.critic.weights + (0 if only_weights else memory.critic.optimizer))
     return saved
 

@@ -31,12 +31,14 @@ def block_sizes(shapes: Shapes) -> tuple[int, int]:
 def gathered_bytes(config: RunConfig, shapes: Shapes) -> tuple[int, int]:
     """Return what is whole on a rank going forward, and what of gradients beside it going backward; 0 where no rank is.
 
-    Going forward these are the rest, which stays, a block and the next one, on its way already. Going backward the
+    Going forward these are the rest, which stays, a block and the next one, on its way already; with
+    enable_full_shard=false all blocks stay. Going backward the
     gradients of one of them are whole, and once more in the precision in which they are added up.
     """
     fsdp = config.worker.actor.fsdp
-    if config.trainer.devices == 1 or not fsdp.enable_full_shard:  # then the weights are counted whole anyhow
+    if config.shard_ranks == 1:
         return 0, 0
     block, rest = block_sizes(shapes)
     number = min(BYTES[config.worker.actor.kept_dtype], BYTES[fsdp.mp_param_dtype])
-    return (rest + 2 * block) * number, max(block, rest) * (number + BYTES[fsdp.mp_reduce_dtype])
+    whole = rest + 2 * block if fsdp.enable_full_shard else sum(map(prod, shapes.values()))
+    return whole * number, max(block, rest) * (number + BYTES[fsdp.mp_reduce_dtype])

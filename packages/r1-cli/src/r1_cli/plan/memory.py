@@ -62,12 +62,11 @@ def estimate(config: RunConfig) -> Memory | None:
     kept = BYTES["fp32"] if lora.used else BYTES[actor.kept_dtype]
     factors = BYTES["fp32"] * trained if lora.used else 0
     in_base = FOUR_BITS if actor.model.quantization else frozen
-    devices = config.trainer.devices
     at_once = config.data_ranks() * actor.update_size
     accumulates = actor.global_batch_size * rollout.n > at_once
     # Gradients in half precision are added up in float32 (`r1_core.learner.gradient_sums`).
     gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
-    shards = devices if actor.fsdp.enable_full_shard else 1
+    shards = config.shard_ranks
     has_reference = not config.algorithm.disable_kl and not lora.used  # which is the base under an adapter
     weights = int(parameters * in_base) + factors if lora.used else parameters * kept
     # An engine that samples from the learner's own base has copies of the factors only.
@@ -95,11 +94,11 @@ def estimate_critic(config: RunConfig) -> States | None:
     parameters, trained = sum(map(prod, shapes.values())), count_trained(critic.model, shapes, {})
     if not parameters:
         return None
-    kept, devices = BYTES[critic.kept_dtype], config.trainer.devices
+    kept = BYTES[critic.kept_dtype]
     sequences = critic.global_batch_size * config.worker.rollout.n
     accumulates = sequences > config.data_ranks("critic") * critic.update_size
     gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
-    shards = devices if critic.fsdp.enable_full_shard else 1
+    shards = config.shard_ranks
     return States(
         weights=parameters * kept // shards,
         gradients=trained * gradient // shards,

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from r1_cli.record import SAMPLES
 from r1_cli.state.checkpoints import CheckpointError, write_json
 from r1_cli.track.types import Record, RunInfo
 
@@ -99,6 +100,6 @@ def _move_aside_other_run(info: RunInfo) -> None:
     if not records.is_file() or read_settings(info.folder) == info.config:
         return
     number = 1 + len(list(info.folder.glob("experiment_log.*.jsonl")))
-    for path in (config, records, info.folder / GENERATIONS_FILE):
-        if path.is_file():
+    for path in (config, records, info.folder / GENERATIONS_FILE, info.folder / SAMPLES):
+        if path.exists():
             path.rename(path.with_suffix(f".{number}{path.suffix}"))

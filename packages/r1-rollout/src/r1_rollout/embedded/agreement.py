@@ -12,6 +12,7 @@ from r1_rollout.embedded.choices import replay_choices
 from r1_rollout.embedded.decoding import Decoding
 from r1_rollout.embedded.kv import ATTENTION
 from r1_rollout.embedded.prefill import rotary_axes, without_lone_axis
+from r1_rollout.embedded.stack import Stack, stack_of
 from r1_rollout.errors import RolloutError
 from r1_rollout.probes import ProbePrompt, spread_tokens
 
@@ -19,12 +20,15 @@ _LENGTHS = (48, 5)  # tokens of the two prompts; over the long one rotary embedd
 _RESPONSE = 2
 
 
-def require_agreement(model: Any, reach: Reach, allowed: Sequence[int], filler: int) -> None:
+def require_agreement(model: Any, reach: Reach, allowed: Sequence[int], filler: int) -> Stack | None:
     """Compare the log-probs of two short sequences, side by side in the engine, with the model's own of each alone.
 
     The model's own forward attends by `eager`, which leaves out nothing that it asks for. One of the sequences stands
     at the last positions that the model knows, so that rotary embeddings which depend on the batch show themselves.
     Models whose weights are not there yet, or not finite, are not judged.
+
+    Returns:
+        The model's stack, if it has one whose log-probs agree, too; None if every step is the model's own to compute.
 
     Raises:
         ValueError: they differ by more than rounding, or one of the two forwards fails.
@@ -33,13 +37,13 @@ def require_agreement(model: Any, reach: Reach, allowed: Sequence[int], filler: 
     prompts = _prompts(model, reach, allowed)
     responses = [spread_tokens(allowed, _RESPONSE, sum(_LENGTHS) + number) for number in range(len(prompts))]
     if any(parameter.is_meta for parameter in model.parameters()):
-        return
+        return None
     try:
         model.set_attn_implementation("eager")
         expected = [_own_logprobs(model, *pair) for pair in zip(prompts, responses, strict=True)]
         model.set_attn_implementation(ATTENTION)
         if not all(torch.tensor(one).isfinite().all() for one in expected):
-            return
+            return None
         found = _engine_logprobs(model, prompts, responses, filler)
     except RolloutError:
         raise
@@ -54,6 +58,14 @@ def require_agreement(model: Any, reach: Reach, allowed: Sequence[int], filler: 
             f"forward by {gap:.3g} of their size (tolerance {tolerance:g}). Some kind of attention or position is "
             "unknown to it; vLLM may know it"
         )
+    stack = stack_of(model)
+    if stack is None:
+        return None
+    try:
+        found = _engine_logprobs(model, prompts, responses, filler, stack)
+    except Exception:  # of something that the family's name does not promise
+        return None
+    return stack if widest_gap(found, expected) <= tolerance else None
 
 
 def _prompts(model: Any, reach: Reach, allowed: Sequence[int]) -> list[ProbePrompt]:
@@ -87,10 +99,14 @@ def _own_logprobs(model: Any, prompt: ProbePrompt, response: list[int]) -> list[
 
 
 def _engine_logprobs(
-    model: Any, prompts: Sequence[ProbePrompt], responses: Sequence[list[int]], filler: int
+    model: Any,
+    prompts: Sequence[ProbePrompt],
+    responses: Sequence[list[int]],
+    filler: int,
+    stack: Stack | None = None,
 ) -> list[list[float]]:
     """Return the log-probs of responses by the forwards that sample."""
     choices = replay_choices(responses, 1.0, model.device)
-    decoding = Decoding(model, prompts, choices, filler=filler, max_sequences=len(prompts), version=0)
+    decoding = Decoding(model, prompts, choices, filler=filler, max_sequences=len(prompts), version=0, stack=stack)
     groups = dict(decoding)
     return [groups[index][0].logprobs.tolist() for index in range(len(prompts))]

@@ -11,6 +11,7 @@ from r1_rollout.embedded.choices import Choices
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.prefill import alike, prefill, prefill_batches, rotary_axes, without_lone_axis
 from r1_rollout.embedded.rows import Rows
+from r1_rollout.embedded.stack import Stack
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
 from r1_rollout.types import Completion, PromptLike
 
@@ -32,9 +33,14 @@ class Decoding:
         max_sequences: int,
         version: int,
         require: Callable[[PromptLike, int], None] = lambda prompt, limit: None,
+        stack: Stack | None = None,
     ) -> None:
-        """Begin nothing yet; `require` is asked to refuse prompts, with their answers' limit, that come later."""
+        """Begin nothing yet; `require` is asked to refuse prompts, with their answers' limit, that come later.
+
+        Decoding steps go through `stack`, if there is one and no hook on what it goes around.
+        """
         self._model, self._prompts, self._choices, self._version = model, prompts, choices, version
+        self._stack = None if stack is None or stack.is_watched() else stack
         self._filler, self._capacity, self._require = filler, max_sequences, require
         self._known, self._drained = len(prompts), False
         self._waiting = deque(range(len(prompts)))
@@ -156,10 +162,13 @@ class Decoding:
         axes = len(rotary_axes(self._prompts[rows.owners[0][0]].position_ids))
         before = rows.ages - 1  # tokens in the cache
         cache.aim(before)
+        position_ids = without_lone_axis((rows.positions + before)[None, :, None].expand(axes, -1, -1))
+        if self._stack is not None:
+            return self._stack.step(rows.last, position_ids, cache)
         with cache.decoding():
             logits: Tensor = self._model(
                 input_ids=rows.last[:, None],
-                position_ids=without_lone_axis((rows.positions + before)[None, :, None].expand(axes, -1, -1)),
+                position_ids=position_ids,
                 attention_mask=cache.mask,
                 past_key_values=cache,
                 use_cache=True,

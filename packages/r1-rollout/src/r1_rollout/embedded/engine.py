@@ -70,7 +70,7 @@ class EmbeddedEngine:
         self._banned = banned.to(device)
         allowed = sorted({*range(text.vocab_size)} - {*banned_token_ids})
         self._filler = allowed[0]
-        require_agreement(self._model, self._reach, allowed, self._filler)
+        self._stack = require_agreement(self._model, self._reach, allowed, self._filler)
         self._end_token_ids, self._tokenizer = frozenset(end_token_ids), tokenizer
         self._max_sequences = max_sequences
         self._weights = WeightStore(self._model, read_only=read_only)
@@ -207,6 +207,7 @@ class EmbeddedEngine:
             max_sequences=self._max_sequences,
             version=self._version,
             require=require,
+            stack=self._stack,
         )
 
     def _load(self, source: WeightSource) -> None:

@@ -120,12 +120,17 @@ class GroupCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Store one token's keys and values [rows, heads, 1, size]; return them, for `attend` reads those before."""
-        for segment, rows, places, columns in self._targets:
-            own = segment.layers[layer_idx]
-            own.keys.movedim(3, 1)[places, columns] = key_states[rows, :, 0]
-            own.values[places, :, columns] = value_states[rows, :, 0]
-        self.served, self.layer = key_states, layer_idx
+        self.write(key_states[:, :, 0], value_states[:, :, 0], layer_idx)
+        self.served = key_states
         return key_states, value_states
+
+    def write(self, key: Tensor, value: Tensor, layer: int) -> None:
+        """Store one token's keys and values [rows, heads, size] in a layer, which `attend` reads from then on."""
+        for segment, rows, places, columns in self._targets:
+            own = segment.layers[layer]
+            own.keys.movedim(3, 1)[places, columns] = key[rows]
+            own.values[places, :, columns] = value[rows]
+        self.layer = layer
 
     def attend(self, query: Tensor) -> Tensor:
         """Attend to the rows' prompts and answers with queries [rows, heads, queries, size] of each key head, scaled.

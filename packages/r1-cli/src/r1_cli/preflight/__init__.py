@@ -1,0 +1,1 @@
+"""Everything that can be known to be wrong before a run begins, as findings with what to do."""

@@ -1,0 +1,84 @@
+"""Checks of the model's folder: whole files, a tokenizer that fits, a chat template, tokens that end and pad."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from r1_cli.preflight.findings import Finding, Subject
+
+
+def check_files(subject: Subject) -> Iterator[Finding]:
+    """Whether all shards are there and none was cut off."""
+    folder = Path(subject.model.path)
+    if not folder.is_dir():
+        yield Finding("model.hub", "note", f"{folder} is a name of the hub: its files were not looked at")
+        return
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        named = set(json.loads(index.read_text())["weight_map"].values())
+        for name in sorted(named - {path.name for path in folder.iterdir()}):
+            yield Finding(
+                "model.files", "error", f"{folder}/{name} is missing, which {index.name} names", "copy it again"
+            )
+    files = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("optimizer")]
+    if not files and not (folder / "adapter_config.json").is_file():
+        yield Finding("model.files", "error", f"{folder} has no *.safetensors", "copy or convert the weights")
+    for path in files:
+        if (told := _damage(path)) is not None:
+            yield Finding("model.files", "error", f"{path}: {told}", "copy it again")
+
+
+def _damage(path: Path) -> str | None:
+    """Return what is wrong with a safetensors file, by its header and its size."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > size - 8:
+            return "its header is cut off"
+        try:
+            tensors = json.loads(stream.read(length))
+            end = max(
+                (entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"), default=0
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return "its header cannot be read"
+    return None if size == 8 + length + end else f"it has {size:,} bytes, its header says {8 + length + end:,}"
+
+
+def check_tokenizer(subject: Subject) -> Iterator[Finding]:
+    """Whether tokenizer and model belong together."""
+    model = subject.model
+    tokenizer, text = model.tokenizer, model.config.get_text_config()
+    fix = "name the folder that the model's own tokenizer is in"
+    if len(tokenizer) > text.vocab_size:
+        told = f"the tokenizer has {len(tokenizer):,} tokens, the model {text.vocab_size:,}"
+        yield Finding("model.tokenizer", "error", told, fix)
+    for name in ("image_token_id", "video_token_id"):
+        token = getattr(model.config, name, None)
+        if token is not None and token >= len(tokenizer):
+            yield Finding("model.tokenizer", "error", f"config.json says {name}={token}, which no token is", fix)
+    if tokenizer.eos_token_id is None:
+        yield Finding("model.eos", "error", "the tokenizer names no token that ends an answer", "set its eos_token")
+    elif tokenizer.pad_token_id == tokenizer.eos_token_id:
+        yield Finding("model.pad", "note", "padding and end of answers are one token; r1 masks padding by position")
+    own = getattr(model.processor, "chat_template", None) or tokenizer.chat_template
+    if not own and not subject.config.data.override_chat_template:
+        yield Finding(
+            "model.chat template", "error", "the tokenizer has no chat template", "set data.override_chat_template"
+        )
+
+
+def check_lengths(subject: Subject) -> Iterator[Finding]:
+    """Whether the model has positions for the longest sequence."""
+    data, text = subject.config.data, subject.model.config.get_text_config()
+    longest, known = data.max_prompt_length + data.max_response_length, getattr(text, "max_position_embeddings", None)
+    if known and longest > known:
+        told = f"prompt and response may have {longest:,} tokens, the model knows {known:,} positions"
+        yield Finding("model.lengths", "error", told, "lower data.max_prompt_length or data.max_response_length")
+
+
+def check_dtype(subject: Subject) -> Iterator[Finding]:
+    """Half precision that overflows."""
+    actor = subject.config.worker.actor
+    if "fp16" in (actor.fsdp.torch_dtype, actor.fsdp.mp_param_dtype):
+        yield Finding("model.dtype", "warning", "fp16 overflows in training where nothing scales the loss", "take bf16")

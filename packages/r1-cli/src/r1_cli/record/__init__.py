@@ -1,0 +1,3 @@
+"""The record of a run: every sample with its tokens and scores, pictures once, and what the run was started with."""
+
+SAMPLES, MEDIA = "samples", "media"  # folders of a run's folder

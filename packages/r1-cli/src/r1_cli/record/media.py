@@ -1,0 +1,67 @@
+"""Pictures and videos of recorded prompts: each once, named by what it shows, as the model saw it."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from r1_data.types import Prompt
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FRAMES = 16  # of a video that are kept, evenly spread
+FRAME_MILLISECONDS = 250
+
+
+class MediaFolder:
+    """The folder of a run's pictures and videos."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.written = 0  # bytes, by this process
+
+    def keep(self, prompt: Prompt) -> list[str]:
+        """Write a prompt's pictures and videos, unless they are there; return the files' names in order."""
+        pictures = [self._keep([picture]) for picture in prompt.images]
+        return pictures + [self._keep(_frames(video)) for video in prompt.videos]
+
+    def _keep(self, frames: "list[Image]") -> str:
+        name = f"{_digest(frames)}{'.png' if len(frames) == 1 else '.webp'}"
+        path = self.folder / name
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            draft = self.folder / f".draft_{name}"
+            _save(frames, draft)
+            self.written += draft.stat().st_size
+            os.replace(draft, path)
+        return name
+
+
+def _frames(video: Any) -> "list[Image]":
+    """Return some of the frames of a video, uint8 [frames, 3, height, width], as pictures."""
+    from PIL import Image
+
+    count = len(video)
+    chosen = sorted({round(place * (count - 1) / max(FRAMES - 1, 1)) for place in range(FRAMES)}) if count else []
+    return [Image.fromarray(video[place].permute(1, 2, 0).contiguous().numpy()) for place in chosen]
+
+
+def _save(frames: "list[Image]", path: Path) -> None:
+    if len(frames) == 1:
+        frames[0].save(path, format="PNG", compress_level=1)
+    elif frames:
+        options: dict[str, Any] = {"save_all": True, "duration": FRAME_MILLISECONDS, "loop": 0, "method": 0}
+        frames[0].save(path, format="WEBP", append_images=frames[1:], **options)
+    else:
+        path.touch()
+
+
+def _digest(frames: "Iterable[Image]") -> str:
+    """Return what names pictures that show the same."""
+    found = hashlib.blake2b(digest_size=16)
+    for frame in frames:
+        found.update(f"{frame.mode} {frame.size} ".encode())
+        found.update(frame.tobytes())
+    return found.hexdigest()
