@@ -84,7 +84,7 @@ class AlgorithmConfig(EstimatorSettings):
     disable_kl: bool = False
     use_kl_loss: bool = True
     kl_penalty: KLPenalty = "low_var_kl"
-    kl_coef: NonNegative = 1e-2
+    kl_coef: NonNegative = 1e-2  # weight of the KL; at the start, where kl_type is adaptive
     kl_type: Literal["fixed", "adaptive"] = "fixed"
     kl_horizon: Positive = 10000.0  # adaptive controller
     kl_target: Positive = 0.1  # adaptive controller
@@ -95,12 +95,12 @@ class AlgorithmConfig(EstimatorSettings):
     # steps between the sampling of a group that passed and was not needed, and its use; 0: it is thrown away
     surplus_max_age: Annotated[int, Field(ge=0)] = 1
     filter_key: str = "overall"  # overall: the reward; else one of the parts that the reward function reports
-    filter_low: float = 0.01
-    filter_high: float = 0.99
+    filter_low: float = 0.01  # of filter_mode=default
+    filter_high: float = 0.99  # of filter_mode=default
     filter_ema_ratio: Ratio = 0.99  # what the average keeps of itself in a step
     filter_ema_start_step: Count = 6  # steps from here on are averaged
     filter_start_step: Count = 11  # steps from here on are filtered
-    std_filter_beta: NonNegative = 0.5
+    std_filter_beta: NonNegative = 0.5  # of filter_mode=ema_std
     off_policy_mask_threshold: NonNegative | None = None  # nats per token: drops bad answers that the policy has left
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
 

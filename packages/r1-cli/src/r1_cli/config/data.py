@@ -21,7 +21,7 @@ def _numbers(value: Any) -> Any:
 class SourceConfig(Section):
     """One of several sources. What it does not set is as `data` has it."""
 
-    files: Files
+    files: Files  # as data.train_files
     name: str | None = None  # in metrics; null: from the name of the files
     weight: Positive | None = None  # share of a batch, relative to the others'; null in all: by number of rows
     n: Count | None = None  # answers per prompt in validation; null: the k of Avg<k> in the name, else as all
@@ -34,7 +34,7 @@ class SourceConfig(Section):
     format_prompt: str | None = None
     system_prompt: str | None = None
     reward_function: str | None = None  # also of a validation source of this name; null: worker.reward.reward_function
-    reward_function_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reward_function_kwargs: dict[str, Any] = Field(default_factory=dict)  # its keywords
 
 
 class DataConfig(Section):
@@ -47,10 +47,10 @@ class DataConfig(Section):
     val_sources: list[SourceConfig] | None = None  # in place of val_files
     stopping_strategy: Literal["all_exhausted", "first_exhausted"] = "all_exhausted"  # an epoch of weighted sources
     row_format: RowFormat | None = None  # null: detected
-    prompt_key: str = "prompt"
-    answer_key: str = "answer"
-    image_key: str = "images"
-    video_key: str = "videos"
+    prompt_key: str = "prompt"  # the column of the question, or of messages
+    answer_key: str = "answer"  # of the ground truth
+    image_key: str = "images"  # of the pictures
+    video_key: str = "videos"  # of the videos
     image_dir: str | None = None  # where relative picture paths begin
     allow_urls: bool = False  # fetch pictures and videos from http and https
     video_fps: Positive = 2.0  # frames looked at of each second
@@ -66,10 +66,10 @@ class DataConfig(Section):
     system_prompt: str | None = None
     override_chat_template: str | None = None  # Jinja in place of the tokenizer's chat template: a file, or its text
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)  # its further arguments, e.g. enable_thinking
-    shuffle: bool = True
-    seed: int = 1
-    min_pixels: Count | None = 262144
-    max_pixels: Count | None = 4194304
+    shuffle: bool = True  # the order of the rows, anew each epoch
+    seed: int = 1  # of that order
+    min_pixels: Count | None = 262144  # every picture, and frame of a video, is resized into this range
+    max_pixels: Count | None = 4194304  # null: as the model's processor has it
     filter_overlong_prompts: bool = True  # false: a prompt over max_prompt_length is an error
     filter_overlong_prompts_workers: Count = 16  # at most one per processor; they render ahead, too; 1: no others
     bad_rows: Literal["refuse", "skip_media", "skip"] = "skip_media"  # left out: rows with unreadable media, or all

@@ -27,7 +27,7 @@ class LoraConfig(Section):
     """A low-rank adapter that is trained in place of the weights (arXiv 2106.09685)."""
 
     rank: Annotated[int, Field(ge=0)] = 0  # 0: train all weights
-    alpha: Count = 64
+    alpha: Count = 64  # the factors' product weighs alpha / rank
     target_modules: str | list[str] = "all-linear"  # ends of modules' names, or a pattern of whole names
     exclude_modules: str | list[str] | None = ".*visual.*"
     path: str | None = None  # an adapter to start from, whose rank, alpha and modules it keeps
@@ -42,10 +42,10 @@ class ModelConfig(Section):
     model_path: str | None = None  # a Hugging Face folder or hub name
     tokenizer_path: str | None = None  # null: the model's own
     override_config: dict[str, Any] = Field(default_factory=dict)  # entries of the model's config.json
-    enable_gradient_checkpointing: bool = True
+    enable_gradient_checkpointing: bool = True  # compute activations again going backward: less memory, more time
     enable_activation_offload: bool = False  # checkpointed layers' inputs wait in the processor's memory
     trust_remote_code: bool = False
-    freeze_vision_tower: bool = False
+    freeze_vision_tower: bool = False  # train the rest only
     quantization: Literal["nf4"] | None = None  # keep the base under an adapter in 4 bits, on one device
     freeze: list[str] = Field(default_factory=list)  # patterns of whole names of parameters that are not trained
     lora: LoraConfig = LoraConfig()
@@ -55,41 +55,41 @@ class RateConfig(Section):
     """Parameters that are trained at a rate of their own."""
 
     pattern: str  # of whole names
-    lr: NonNegative
+    lr: NonNegative  # of these
     weight_decay: NonNegative | None = None  # null: that of the others
     name: str | None = None  # of its metrics; null: the pattern
 
 
 class OptimConfig(Section):
-    lr: NonNegative = 1e-6
-    betas: Annotated[tuple[Ratio, Ratio], Field(strict=False)] = (0.9, 0.999)
-    weight_decay: NonNegative = 1e-2
-    strategy: Literal["adamw", "adamw_bf16"] = "adamw"
+    lr: NonNegative = 1e-6  # after the warm-up
+    betas: Annotated[tuple[Ratio, Ratio], Field(strict=False)] = (0.9, 0.999)  # of AdamW
+    weight_decay: NonNegative = 1e-2  # of AdamW
+    strategy: Literal["adamw", "adamw_bf16"] = "adamw"  # adamw_bf16 keeps weights and states in bfloat16
     lr_warmup_ratio: Ratio = 0.0  # share of all optimizer steps
     lr_warmup_steps: Annotated[int, Field(ge=0)] | None = None  # training steps; wins over lr_warmup_ratio
-    min_lr_ratio: Ratio | None = None
+    min_lr_ratio: Ratio | None = None  # of lr, where cosine and linear end; null: 0
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
     num_cycles: Positive = 0.5  # waves of the cosine
     groups: list[RateConfig] = Field(default_factory=list)  # a parameter belongs to the first that it matches
 
 
 class FSDPConfig(Section):
-    enable_full_shard: bool = True
-    enable_cpu_offload: bool = False
+    enable_full_shard: bool = True  # a layer's gathered weights go after it; false: only in the backward pass
+    enable_cpu_offload: bool = False  # weights and states lie in the processor's memory, layers visit the device
     enable_rank0_init: bool = True
     use_orig_params: bool = False
     torch_dtype: Precision | None = None  # of the weights that are kept; null: fp32, bf16 with adamw_bf16
-    fsdp_size: int = -1
+    fsdp_size: int = -1  # devices that share one copy of the weights; -1: all
     mp_param_dtype: Precision = "bf16"  # of the forward and backward passes
-    mp_reduce_dtype: Precision = "fp32"
+    mp_reduce_dtype: Precision = "fp32"  # in which gradients are added up over devices
     mp_buffer_dtype: Precision = "fp32"
 
 
 class OffloadConfig(Section):
     """Whether states lie in the processor's memory while an engine samples on the device, and the reference's ever."""
 
-    offload_params: bool = True
-    offload_optimizer: bool = True
+    offload_params: bool = True  # weights
+    offload_optimizer: bool = True  # the optimizer's states
 
 
 class UpdateConfig(Section):
@@ -99,9 +99,9 @@ class UpdateConfig(Section):
     global_batch_size: Count = 128  # prompts per optimizer step
     micro_batch_size_per_device_for_update: SizeOrAuto = 1
     micro_batch_size_per_device_for_experience: SizeOrAuto = 2
-    max_grad_norm: Positive = 1.0
+    max_grad_norm: Positive = 1.0  # a longer gradient is scaled down to it
     loss_avg_mode: Aggregation | None = None  # null: the one that the loss is meant for
-    ppo_epochs: Count = 1
+    ppo_epochs: Count = 1  # passes over a step's samples
     padding_free: bool = True
     share_prompts: bool = True  # compute a prompt once for all its answers in a micro-batch; packed rows only
     dynamic_batching: bool = True  # micro-batches by token budget: micro batch size × longest sequence
@@ -159,11 +159,11 @@ class RefConfig(Section):
 class ValOverrideConfig(Section):
     """How validation samples; null: as training does."""
 
-    n: Count = 1
+    n: Count = 1  # answers per prompt
     temperature: NonNegative | None = 0.6  # 0: greedy
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = 0.95
-    top_k: int | None = None
-    seed: int | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = 0.95  # as worker.rollout.top_p
+    top_k: int | None = None  # as worker.rollout.top_k
+    seed: int | None = None  # as worker.rollout.seed
     max_tokens: Count | None = None  # null: data.max_response_length
 
 
@@ -177,7 +177,7 @@ class ServersConfig(Section):
     urls: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = Field(default_factory=list)  # that run already
     transfer: Literal["folder", "broadcast"] = "folder"  # weights as files, or by NCCL to GPUs and TCP to processors
     weights_folder: str | None = None  # on a disk that all servers see; null: this machine's temporary folder
-    start_timeout: Positive = 600.0
+    start_timeout: Positive = 600.0  # until a server must be up
     load_timeout: Positive = 600.0  # for new weights
     stall_timeout: Positive = 300.0  # a server with requests that says nothing for so long is started anew
     recovery_timeout: Positive = 900.0  # with no server up, until the run stops
@@ -194,28 +194,28 @@ class EnginesConfig(Section):
     On processors these are further processes, with a CPU each of what the nodes of a cluster offer.
     """
 
-    nnodes: Annotated[int, Field(ge=0)] = 0
-    n_gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    nnodes: Annotated[int, Field(ge=0)] = 0  # machines
+    n_gpus_per_node: Annotated[int, Field(ge=0)] = 0  # devices of each
 
 
 class RolloutConfig(Section):
     name: Annotated[str, one_of(ENGINES)] = AUTO
     n: Count = 5  # answers per prompt
-    temperature: NonNegative = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    temperature: NonNegative = 1.0  # of sampling; log-probs are those at it
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the likeliest tokens of this share; 1: off
     top_k: int = -1  # -1: off
-    seed: int = 1
-    dtype: Precision = "bf16"
-    tensor_parallel_size: Count = 2
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
-    max_num_batched_tokens: Count = 8192
-    max_model_len: Count | None = None
-    enforce_eager: bool = False
-    enable_chunked_prefill: bool = False
-    ignore_eos: bool = False
+    seed: int = 1  # a sample's noise is a function of it, the prompt and the number of the answer
+    dtype: Precision = "bf16"  # of the engine's weights on a GPU; fp32 on processors
+    tensor_parallel_size: Count = 2  # devices of one engine
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6  # share of a GPU that vLLM takes
+    max_num_batched_tokens: Count = 8192  # tokens of one of vLLM's passes
+    max_model_len: Count | None = None  # of vLLM; null: the longest prompt and answer together
+    enforce_eager: bool = False  # vLLM without CUDA graphs
+    enable_chunked_prefill: bool = False  # vLLM cuts long prompts into several passes
+    ignore_eos: bool = False  # answers go on to their full length
     limit_images: Annotated[int, Field(ge=0)] = 0  # pictures per prompt that the engine reserves room for; 0: its own
     disable_tqdm: bool = False
-    disable_log_stats: bool = True
+    disable_log_stats: bool = True  # vLLM keeps its own figures to itself
     canary: bool = True  # compare log-probs with the learner's after every sync, and stop at a mismatch
     val_override_config: ValOverrideConfig = ValOverrideConfig()
     servers: ServersConfig = ServersConfig()
@@ -240,7 +240,7 @@ def _with_function(value: Any) -> Any:
 class OverlongBufferConfig(Section):
     """DAPO's soft overlong punishment: the last `len` tokens before data.max_response_length cost reward."""
 
-    enable: bool = False
+    enable: bool = False  # whether long answers are punished
     len: Count | None = None
     penalty_factor: NonNegative = 1.0  # taken off an answer that fills them all
 
@@ -249,7 +249,7 @@ class RewardConfig(Section):
     reward_function: Annotated[str, BeforeValidator(_with_function)] | None = None  # `math` or `file.py:function`
     reward_function_kwargs: dict[str, Any] = Field(default_factory=dict)
     reward_type: Literal["batch", "sequential"] | None = None  # older; the file's own REWARD_TYPE says it today
-    skip_special_tokens: bool = True
+    skip_special_tokens: bool = True  # leave them out of the text that the reward gets
     num_cpus: Count = 1  # worker processes
     timeout: Positive = 30.0  # seconds per sample
     failure_score: float = 0.0  # of a sample that could not be scored

@@ -16,7 +16,11 @@ from r1_core.advantages.inputs import AdvantageInputs, Estimator
 
 @dataclass(frozen=True, slots=True)
 class DrGRPO(Estimator):
-    """No settings. Equal rewards and groups of one give exactly 0."""
+    """No settings. Equal rewards and groups of one give exactly 0.
+
+    Use it where prompts that are nearly always or never solved shall not weigh more than others, with
+    `worker.actor.loss_avg_mode=seq-mean-token-sum-norm`.
+    """
 
     names = ("dr_grpo",)
     needs = ("groups",)

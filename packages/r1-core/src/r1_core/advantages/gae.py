@@ -24,6 +24,9 @@ class GAE(Estimator):
 
     `reward_clip` holds rewards within two bounds before penalties come off; `norm_by_std=False` takes the mean off the
     advantages and leaves their spread (LMM-R1's no_advantage_std_norm).
+
+    Use it where credit shall differ from token to token, and there is memory and time for a critic. One answer a
+    prompt is enough.
     """
 
     names = ("gae",)

@@ -20,7 +20,10 @@ from r1_core.settings import NonNegative, check_settings
 
 @dataclass(frozen=True, slots=True)
 class GDPO(Estimator):
-    """Equal parts add exactly 0, and so does a group of one. For a part that no answer has, the reward stands in."""
+    """Equal parts add exactly 0, and so does a group of one. For a part that no answer has, the reward stands in.
+
+    Use it where the reward has several parts, such as accuracy and form, of unlike scales.
+    """
 
     names = ("gdpo",)
     needs = ("groups", "parts")

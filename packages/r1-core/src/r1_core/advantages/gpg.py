@@ -23,6 +23,8 @@ class GPG(Estimator):
     """`counted` says what M is: the paper's samples of informative groups, or all with a reward other than 0 (veRL).
 
     Equal rewards and groups of one give exactly 0. Raises ValueError on an unknown `counted` or an `f_norm` of 0.
+
+    Use it with the loss `gpg` where many groups of a batch teach nothing and the plain policy gradient is wanted.
     """
 
     names = ("gpg",)

@@ -21,6 +21,8 @@ class GRPO(Estimator):
 
     A group whose rewards are all equal says nothing about which answer is better and gets exactly 0; so does a group
     of one.
+
+    Use it first: it needs several answers to a prompt and nothing else.
     """
 
     names = ("grpo",)

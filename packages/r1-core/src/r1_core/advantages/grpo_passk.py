@@ -18,7 +18,10 @@ from r1_core.settings import NonNegative, check_settings
 
 @dataclass(frozen=True, slots=True)
 class GRPOPassK(Estimator):
-    """`norm_by_std=False` leaves out the division, as in the paper. A tie for the best and a group of one give 0."""
+    """`norm_by_std=False` leaves out the division, as in the paper. A tie for the best and a group of one give 0.
+
+    Use it where one right answer of k is what counts, as pass@k measures it, and not the average answer.
+    """
 
     names = ("grpo_passk",)
     needs = ("groups",)

@@ -19,7 +19,10 @@ from r1_core.settings import NonNegative, check_settings
 
 @dataclass(frozen=True, slots=True)
 class LitePPO(Estimator):
-    """The std is the unbiased one (n − 1). Equal rewards in a group and groups of one give exactly 0."""
+    """The std is the unbiased one (n − 1). Equal rewards in a group and groups of one give exactly 0.
+
+    Use it where rewards hardly differ within groups, so that a group's own std would make much of little.
+    """
 
     names = ("lite_ppo",)
     needs = ("groups",)

@@ -18,7 +18,10 @@ from r1_core.advantages.inputs import AdvantageInputs, Estimator
 
 @dataclass(frozen=True, slots=True)
 class MaxRL(Estimator):
-    """No settings. Equal rewards (none right among them) and groups of one give exactly 0."""
+    """No settings. Equal rewards (none right among them) and groups of one give exactly 0.
+
+    Use it where prompts are hard and rewards are 1 or 0: the few right answers to a hard prompt weigh more.
+    """
 
     names = ("maxrl",)
     needs = ("groups",)

@@ -18,7 +18,10 @@ from r1_core.advantages.scan import row_sums
 
 @dataclass(frozen=True, slots=True)
 class OPO(Estimator):
-    """No settings. Equal rewards and groups of one give exactly 0, as the formula has it."""
+    """No settings. Equal rewards and groups of one give exactly 0, as the formula has it.
+
+    Use it with one optimizer step a step, where answers to a prompt differ in length.
+    """
 
     names = ("opo",)
     needs = ("groups",)

@@ -25,6 +25,8 @@ class OptimalTokenBaseline(Estimator):
 
     `by_column` compares by column instead, observations counted. `free_tail`: where only one answer of a group is
     still going on, its baseline is 0, not its own return. A group of one has the advantage 0 unless `free_tail`.
+
+    Use it where answers are long and the gradient's variance is the trouble; it takes a forward pass of its own.
     """
 
     names = ("optimal_token_baseline",)

@@ -32,6 +32,8 @@ class Reinforce(Estimator):
     """Constant groups and groups of one have the shaped score 0. Raises ValueError on settings that mean nothing.
 
     `norm_by_std=False` whitens without dividing: only the batch's mean is taken off (LMM-R1's no_advantage_std_norm).
+
+    Use it to repeat runs of OpenRLHF and LMM-R1, and where the KL stands in the reward.
     """
 
     names = ("reinforce_baseline",)

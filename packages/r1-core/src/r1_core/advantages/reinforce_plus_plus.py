@@ -22,6 +22,8 @@ class ReinforcePlusPlus(Estimator):
 
     `reward_clip` holds rewards within two bounds before penalties come off; `norm_by_std=False` takes the mean off the
     advantages and leaves their spread (LMM-R1's no_advantage_std_norm).
+
+    Use it where a prompt has one answer (`worker.rollout.n=1`) and there is no critic: the batch is the baseline.
     """
 
     names = ("reinforce_plus_plus",)

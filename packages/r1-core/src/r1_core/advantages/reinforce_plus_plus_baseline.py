@@ -19,7 +19,10 @@ from r1_core.advantages.whitening import whiten_rows
 
 @dataclass(frozen=True, slots=True)
 class ReinforcePlusPlusBaseline(Estimator):
-    """No settings. A batch of constant groups gives exactly 0."""
+    """No settings. A batch of constant groups gives exactly 0.
+
+    Use it where groups that hardly differ shall not weigh as much as those that do.
+    """
 
     names = ("reinforce_plus_plus_baseline",)
     needs = ("groups",)

@@ -17,7 +17,11 @@ from r1_core.advantages.scan import row_blocks, scan
 
 @dataclass(frozen=True, slots=True)
 class ReMax(Estimator):
-    """No settings. Equal rewards give zero only where the greedy answer earned the same."""
+    """No settings. Equal rewards give zero only where the greedy answer earned the same.
+
+    Use it where a prompt has one answer and there is no critic; each prompt gets one more, greedy answer, which is
+    scored and not trained on.
+    """
 
     names = ("remax",)
     needs = ("baselines",)

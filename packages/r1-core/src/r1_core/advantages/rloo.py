@@ -16,7 +16,10 @@ from r1_core.advantages.inputs import AdvantageInputs, Estimator
 
 @dataclass(frozen=True, slots=True)
 class RLOO(Estimator):
-    """No settings. Equal rewards give exactly 0, and so does a group of one, which has no others."""
+    """No settings. Equal rewards give exactly 0, and so does a group of one, which has no others.
+
+    Use it where the gradient shall be unbiased, and advantages shall keep the scale of the rewards.
+    """
 
     names = ("rloo",)
     needs = ("groups",)

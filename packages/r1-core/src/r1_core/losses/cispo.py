@@ -14,6 +14,8 @@ class CISPO(PolicyLoss):
     """−sg(clip(ratio, 1 − clip_low, 1 + clip_high))·A·log pi (arXiv 2506.13585).
 
     The weight carries no gradient (sg). A clip_low of 1 or more means no lower bound, which is what the paper uses.
+
+    Use it with several optimizer steps a step, where PPO's clip takes rare tokens out of the update that matter.
     """
 
     names = ("cispo",)

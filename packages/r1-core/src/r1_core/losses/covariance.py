@@ -30,6 +30,8 @@ class ClipCov(PolicyLoss):
     """PPO's clipped loss, but 0 on `ratio`·N tokens drawn at random from those with cov_low < cov_t < cov_high.
 
     The draw depends on nothing but the number of tokens, so every rank makes the same and a resumed run repeats it.
+
+    Use it where entropy falls early (`actor/entropy_loss`) and a wider upper clip does not stop it.
     """
 
     names = ("clip_cov",)
@@ -72,7 +74,10 @@ class ClipCov(PolicyLoss):
 
 @dataclass(frozen=True, slots=True)
 class KLCov(PolicyLoss):
-    """−A·ratio, plus kl_coef·|log(pi / pi_old)| on the `ratio`·N tokens of the highest covariance."""
+    """−A·ratio, plus kl_coef·|log(pi / pi_old)| on the `ratio`·N tokens of the highest covariance.
+
+    Use it where entropy falls early, and the tokens at fault shall be held back, not left out.
+    """
 
     names = ("kl_cov",)
     needs = ("old_logprobs",)

@@ -25,7 +25,11 @@ PROBABILITY_FLOOR = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class DPPOTV(PolicyLoss):
-    """−sg(m·min(ratio, clip_dual))·A·log pi, m = 0 where |pi − pi_old| is too large and would grow, else 1."""
+    """−sg(m·min(ratio, clip_dual))·A·log pi, m = 0 where |pi − pi_old| is too large and would grow, else 1.
+
+    Use it with several optimizer steps a step, where a clip holds unlikely tokens too tight and likely ones too
+    loose.
+    """
 
     names = ("dppo_tv",)
     token_wise = True
@@ -46,7 +50,10 @@ class DPPOTV(PolicyLoss):
 
 @dataclass(frozen=True, slots=True)
 class DPPOKL(PolicyLoss):
-    """−sg(m·min(ratio, clip_dual))·A·log pi, m = 0 where KL(pi_old, pi) is too large and would grow, else 1."""
+    """−sg(m·min(ratio, clip_dual))·A·log pi, m = 0 where KL(pi_old, pi) is too large and would grow, else 1.
+
+    Use it as `dppo_tv`, with the KL as the measure.
+    """
 
     names = ("dppo_kl",)
     token_wise = True

@@ -23,6 +23,8 @@ class GMPO(PolicyLoss):
     arXiv 2507.20673, with clip widths in log space (the paper: 0.4 both ways). The worse one is the smaller
     where A > 0, the larger where A < 0. A is the row's mean advantage: the paper has one per sequence. One number per
     sequence, on each of its tokens: aggregate with `seq`.
+
+    Use it where single tokens of extreme ratio upset training: a geometric mean feels them less.
     """
 
     names = ("gmpo", "geo_mean")

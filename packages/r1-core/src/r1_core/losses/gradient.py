@@ -14,6 +14,8 @@ class PolicyGradient(PolicyLoss):
 
     No ratio and no clip: right only for answers that the policy itself has just sampled. After the first optimizer
     step of a batch, or with a rollout that lags, correct it with importance weights (`losses.correction`).
+
+    Use it with one optimizer step a step, as with the estimator `gpg`.
     """
 
     names = ("gpg", "reinforce")

@@ -31,7 +31,11 @@ from r1_core.types import LossInputs
 
 @dataclass(frozen=True, slots=True)
 class GSPO(PolicyLoss):
-    """max(−A·s, −A·clip(s)) on every token of the sequence."""
+    """max(−A·s, −A·clip(s)) on every token of the sequence.
+
+    Use it where rewards are for whole answers, and with mixtures of experts, whose token ratios jump as routing
+    changes.
+    """
 
     names = ("gspo",)
     aggregation = "seq"
@@ -50,7 +54,10 @@ class GSPO(PolicyLoss):
 
 @dataclass(frozen=True, slots=True)
 class LUSPO(PolicyLoss):
-    """L·max(−A·s, −A·clip(s)) on every token of the sequence, L its length."""
+    """L·max(−A·s, −A·clip(s)) on every token of the sequence, L its length.
+
+    Use it in place of `gspo` where that one favours short answers.
+    """
 
     names = ("luspo",)
     aggregation = "seq"
@@ -70,7 +77,10 @@ class LUSPO(PolicyLoss):
 
 @dataclass(frozen=True, slots=True)
 class GSPOToken(PolicyLoss):
-    """max(−A·s_t, −A·clip(s_t)), s_t = sg(s)·pi_t / sg(pi_t): the sequence's ratio with the token's gradient."""
+    """max(−A·s_t, −A·clip(s_t)), s_t = sg(s)·pi_t / sg(pi_t): the sequence's ratio with the token's gradient.
+
+    Use it in place of `gspo` where advantages differ from token to token, as with `gae`.
+    """
 
     names = ("gspo_token",)
     aggregation = "seq"

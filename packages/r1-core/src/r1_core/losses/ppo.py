@@ -16,6 +16,9 @@ class PPOClip(PolicyLoss):
     arXiv 1707.06347 (clip); arXiv 2503.14476 (a wider upper clip lets unlikely tokens grow);
     arXiv 1912.09729 (dual clip: a bound on the loss of a bad token whose ratio has exploded; infinity turns it
     off).
+
+    Use it first. Before the first optimizer step of a step every ratio is 1, so that the clip acts from the second
+    one on.
     """
 
     names = ("default",)

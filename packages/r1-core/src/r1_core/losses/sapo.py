@@ -17,6 +17,8 @@ class SAPO(PolicyLoss):
 
     At ratio 1 its gradient is the policy gradient's; a larger tau makes it fade sooner. The paper takes tau_neg above
     tau_pos, because updates of bad tokens push up many others and are the less stable.
+
+    Use it with several optimizer steps a step, where a hard clip drops tokens just outside its range.
     """
 
     names = ("sapo",)

@@ -24,6 +24,8 @@ class VESPO(PolicyLoss):
 
     phi is the density of a gamma distribution scaled to phi(1) = 1; k and lam are chosen by the sign of A. log w lies
     in [log 1e-8, 20].
+
+    Use it with many optimizer steps a step: answers that the policy has left far behind fade out smoothly.
     """
 
     names = ("vespo",)

@@ -1,0 +1,46 @@
+"""The generated pages: as the code has them, nothing missing, nothing without a word."""
+
+import re
+
+import pytest
+from reference_pages import ALGORITHMS, ROOT, follows_actor, page_name
+from write_tables import stale_pages
+
+from r1_cli.config.root import RunConfig, lookup
+from r1_cli.config.schema import schema
+from r1_core import catalogue
+from r1_rewards.spec import BUILTINS, SERVICES
+
+ROW = re.compile(r"^\| `([\w.]+)` \| (.+?) \| (.+?) \| (.+) \|$", re.MULTILINE)
+ENTRIES = [(key, one) for key, entries, _ in ALGORITHMS.values() for one in dict.fromkeys(entries().values())]
+
+
+def test_the_pages_are_as_the_code_has_them() -> None:
+    assert not stale_pages().keys(), "run python tests/write_tables.py"
+
+
+def test_every_key_has_a_row_with_its_type_its_default_and_a_meaning() -> None:
+    page = (ROOT / "docs/configuration.md").read_text()
+    sections = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
+    rows = {f"{name}.{row[0]}": row for name, part in sections.items() for row in ROW.findall(part)}
+    keys = [*schema().values, *schema().open_mappings]
+    assert len(keys) > 200
+    assert not [key for key in keys if key not in rows and not follows_actor(key, lookup(RunConfig(), key))]
+    assert len(rows) == len(re.findall(r"^\| `", page, re.MULTILINE)), "a cell is empty, or a bar not escaped"
+    assert rows["algorithm.kl_coef"][1:3] == ("float ≥ 0", "`0.01`")
+    assert rows["trainer.val_freq"][1:3] == ("int ≥ -1", "`5`")
+    assert rows["data.sources[].weight"][1] == "float > 0 or null"
+    assert rows["worker.hybrid_engine"][3].startswith("no effect")
+
+
+@pytest.mark.parametrize(("key", "entry"), ENTRIES, ids=lambda one: getattr(one, "names", [one])[0])
+def test_an_algorithms_page_says_what_it_is_when_to_use_it_and_its_settings(key: str, entry: catalogue.Entry) -> None:
+    page = (ROOT / f"docs/algorithms/{page_name(key, entry)}.md").read_text()
+    assert f"`{key}={entry.names[0]}`" in page
+    assert page.count("\nUse it ") == 1, "its docstring has a paragraph that begins `Use it`"
+    assert ROW.findall(page) or not entry.settings
+
+
+def test_every_built_in_reward_has_a_section() -> None:
+    page = (ROOT / "docs/rewards.md").read_text()
+    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == [*BUILTINS, *SERVICES]
