@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from docs_site import navigation
 from endtoend import QUICKSTART, ROOT, read_log
 
 from r1_cli.assembly.algorithm import try_algorithm
@@ -19,7 +20,7 @@ from r1_cli.config import load_config
 from r1_cli.main import main
 from r1_cli.preflight.checks import PARTS
 
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples/**/README.md"))]
 NAME = re.compile(r"`([\w./-]+\.py):([A-Za-z_][\w.]*)`")
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
@@ -51,9 +52,10 @@ def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
     assert not [target for target in targets if not (page.parent / target).exists()]
 
 
-def test_the_readme_links_every_page() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert not [page.name for page in DOCS if f"](docs/{page.name})" not in readme]
+def test_the_readme_leads_to_an_index_of_every_page() -> None:
+    assert "](docs/index.md)" in (ROOT / "README.md").read_text()
+    listed = set(re.findall(r"'([\w./-]+\.md)'", repr(navigation(ROOT / "docs/index.md"))))
+    assert not [str(page) for page in DOCS if page.relative_to(ROOT / "docs").as_posix() not in listed]
 
 
 @pytest.mark.slow

@@ -1,0 +1,114 @@
+"""Hooks of the site: its navigation is docs/index.md, and what pages link to outside docs/ becomes part of it.
+
+Every link stays as it is written, so that pages read the same in the repository and on the site.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+BESIDE = "repository"  # the folder of the site for what lies outside docs/
+LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)((?:#[^)]*)?\))")
+ITEM = re.compile(r"^- \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
+ELSEWHERE = re.compile(
+    r"<(?:script|img|link|iframe)\b[^>]*?\b(?:src|href)=[\"']?(?:https?:)?//[^\"'>\s]+", re.IGNORECASE
+)
+
+
+def navigation(index: Path) -> list[dict[str, Any]]:
+    """Return the headings of an index page with the pages below each; another index brings the pages that it lists."""
+    sections: list[dict[str, Any]] = [{"Home": "index.md"}]
+    for section in index.read_text(encoding="utf-8").split("\n## ")[1:]:
+        title, _, text = section.partition("\n")
+        sections.append(
+            {title.strip(): [entry for item in ITEM.findall(text) for entry in _entry(index.parent, *item)]}
+        )
+    return sections
+
+
+def _entry(folder: Path, title: str, target: str) -> Iterator[dict[str, Any]]:
+    page = (folder / target).resolve()
+    here = place(page)
+    if page.name == "index.md":
+        below = [{name: place((page.parent / link).resolve())} for name, link in ITEM.findall(page.read_text("utf-8"))]
+        yield {title: [here, *below]}
+    else:
+        yield {title: here}
+
+
+def place(target: Path) -> str:
+    """Return where a file of the repository lies in the site's sources."""
+    if target.is_relative_to(DOCS):
+        return target.relative_to(DOCS).as_posix()
+    return f"{BESIDE}/{target.relative_to(ROOT).as_posix()}" + ("/index.md" if target.is_dir() else "")
+
+
+def links(page: Path) -> Iterator[Path]:
+    """Yield the files and folders of the repository that a page links to."""
+    for _, target, _ in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" not in target and (page.parent / target).exists():
+            yield (page.parent / target).resolve()
+
+
+def on_config(config: Any) -> Any:
+    config.nav = navigation(DOCS / "index.md")
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add what pages link to outside docs/, and what those pages link to."""
+    from mkdocs.structure.files import File, InclusionLevel
+
+    waiting, known = sorted(DOCS.rglob("*.md")), set(DOCS.rglob("*"))
+    while waiting:
+        for target in links(waiting.pop()):
+            if target in known:
+                continue
+            known.add(target)
+            source = {"content": listing(target)} if target.is_dir() else {"abs_src_path": str(target)}
+            added = File.generated(config, place(target), **source, inclusion=InclusionLevel.NOT_IN_NAV)
+            if (present := files.get_file_from_path(added.src_uri)) is not None:
+                files.remove(present)
+            files.append(added)
+            if target.suffix == ".md":
+                waiting.append(target)
+            elif target.is_dir():
+                waiting += [path for path in target.iterdir() if path.name == "README.md"]
+    return files
+
+
+def listing(folder: Path) -> str:
+    """Return the page of a folder that is linked as such: its own, or the names of its files."""
+    own = folder / "README.md"
+    if own.is_file():
+        return own.read_text(encoding="utf-8")
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    return "\n".join([f"# {folder.relative_to(ROOT)}", "", *(f"- `{name}`" for name in names), ""])
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turn links to files of the repository into links to where those lie in the site."""
+    source = page.file.src_uri
+    inside = source.removeprefix(f"{BESIDE}/")
+    folder = (DOCS / source if inside == source else ROOT / inside).parent
+
+    def moved(match: re.Match[str]) -> str:
+        opening, target, closing = match.groups()
+        path = (folder / target).resolve()
+        if "://" in target or not path.is_relative_to(ROOT) or not path.exists():
+            return match[0]
+        return opening + os.path.relpath(place(path), os.path.dirname(source)) + closing
+
+    return LINK.sub(moved, markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Refuse a page that would load something from a network."""
+    found = [one[0] for one in ELSEWHERE.finditer(output) if 'rel="canonical"' not in one[0]]
+    if found:
+        raise ValueError(f"{page.file.src_uri} loads from a network: {found[0]}")
+    return output
