@@ -1,4 +1,7 @@
-"""Fail unless the page that `r1 view` serves is what its sources build to; skipped where Node is not installed."""
+"""Fail unless the page that `r1 view` serves is what its sources build to.
+
+Skipped, and said so, where Node is not installed or the registry of its packages cannot be asked.
+"""
 
 import filecmp
 import shutil
@@ -30,6 +33,9 @@ def main() -> None:
         sys.exit(f"{LOCK} names where packages are from: npm install with omit-lockfile-registry-resolved")
     if shutil.which("npm") is None:
         print("the page's build is not checked: there is no npm")
+        return
+    if subprocess.run(["npm", "ping", "--fetch-retries=0", "--fetch-timeout=20000"], capture_output=True).returncode:
+        print("the page's build is not checked: npm's registry does not answer")
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "view"

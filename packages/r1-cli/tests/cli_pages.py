@@ -51,6 +51,17 @@ def write_samples(run: Path, step: int, groups: int = 3, each: int = 4, phase: s
     pq.write_table(pa.table(columns), run / "samples" / f"{step:09}-{phase}.parquet", compression="zstd")
 
 
+def write_tokenizer(run: Path) -> None:
+    """Write a checkpoint's tokenizer, whose token 3 is a script and 4 an end of line."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = {f"word{number} ": number for number in range(14) if number not in (3, 4)} | {HOSTILE: 3, "\n": 4, "?": 14}
+    folder = run / "global_step_2" / "actor"
+    folder.mkdir(parents=True)
+    Tokenizer(WordLevel(words, unk_token="?")).save(str(folder / "tokenizer.json"))
+
+
 def write_run(run: Path, steps: int = 3, offset: float = 0.0) -> Path:
     from PIL import Image
 

@@ -1,8 +1,11 @@
 """The page of `r1 view` in headless Chromium: curves, samples, what is appended, scripts, keyboard, narrow and dark."""
 
 import json
+import re
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_pages import HOSTILE, write_log, write_run, write_samples
+from cli_pages import HOSTILE, write_log, write_run, write_samples, write_tokenizer
 
 from r1_cli.view.app import build_app
 from r1_cli.view.guard import LOOPBACK
@@ -18,6 +21,7 @@ from r1_cli.view.guard import LOOPBACK
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")]
 pytest.importorskip("playwright", reason="playwright is not installed")
+QUICKSTART = Path(__file__).resolve().parents[3] / "examples/quickstart/config.yaml"
 STEPS, GROUPS, EACH = 25, 500, 8  # 100,000 answers
 
 
@@ -84,7 +88,9 @@ def test_curves_of_two_runs_grow_while_they_are_shown(tmp_path: Path, browser: A
 def test_samples_are_filtered_and_opened_by_keyboard_and_hostile_texts_stay_texts(
     tmp_path: Path, browser: Any, serve: Any
 ) -> None:
-    address = serve(write_run(tmp_path / HOSTILE.replace("/", "")), write_run(tmp_path / "other", steps=1))
+    first = write_run(tmp_path / HOSTILE.replace("/", ""))
+    write_tokenizer(first)
+    address = serve(first, write_run(tmp_path / "other", steps=1))
     page, wrong = open_page(browser, address)
     page.keyboard.press("s")
     page.get_by_text("36 answers").wait_for()
@@ -98,9 +104,10 @@ def test_samples_are_filtered_and_opened_by_keyboard_and_hostile_texts_stay_text
     page.keyboard.press("Enter")
     group = page.get_by_role("region", name="Group")
     group.locator("article").nth(3).wait_for()
-    assert HOSTILE in group.locator("article .text").first.inner_text()
+    assert HOSTILE in group.locator(".text").first.inner_text()
     assert HOSTILE in group.locator("dt").all_inner_texts()
     page.wait_for_function("() => document.querySelector('.pictures img').naturalWidth === 64")
+    assert group.locator(".tokens span").nth(3).inner_text() == HOSTILE
     assert (
         group.locator(".tokens span").first.evaluate("one => getComputedStyle(one).backgroundColor")
         != "rgba(0, 0, 0, 0)"
@@ -159,4 +166,32 @@ def test_an_empty_run_says_so(tmp_path: Path, browser: Any, serve: Any) -> None:
     write_log(tmp_path, 2)
     page.keyboard.press("c")
     page.locator("figure").first.wait_for(timeout=10_000)
+    assert not wrong
+
+
+@pytest.mark.skipif(not QUICKSTART.is_file(), reason="the repository's examples are not here")
+def test_a_real_run_is_looked_at_while_it_goes_on(tmp_path: Path, browser: Any, serve: Any) -> None:
+    words = [
+        "data.train_files=examples/quickstart/train.parquet[:64]", "data.val_files=null", "trainer.val_freq=-1",
+        "data.rollout_batch_size=4", "worker.actor.global_batch_size=4", "worker.rollout.n=4", "trainer.max_steps=30",
+        "worker.actor.micro_batch_size_per_device_for_update=16", f"trainer.save_checkpoint_path={tmp_path}",
+        "worker.actor.micro_batch_size_per_device_for_experience=16", "trainer.save_freq=-1", "trainer.logger=[file]",
+    ]  # fmt: skip
+    page, wrong = open_page(browser, serve(tmp_path) + "#samples")
+    command = [sys.executable, "-m", "r1_cli.main", "train", str(QUICKSTART), *words]
+    run = subprocess.Popen(command, cwd=QUICKSTART.parents[2], stdout=subprocess.DEVNULL)
+    counts: list[int] = []
+    try:
+        while run.poll() is None:
+            found = re.search(r"(\d+) answers", page.inner_text("body"))
+            counts.append(int(found[1]) if found else 0)
+            page.wait_for_timeout(250)
+    finally:
+        run.kill()
+    assert run.returncode == 0
+    page.get_by_text("480 answers").wait_for(timeout=10_000)
+    assert counts == sorted(counts)
+    assert len({count for count in counts if 0 < count < 480}) > 1  # seen to grow while it went on
+    page.keyboard.press("c")
+    page.locator("figure", has_text="actor/grad_norm").locator("path.curve").first.wait_for()
     assert not wrong

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_pages import HOSTILE, PICTURE, write_log, write_run, write_samples
+from cli_pages import HOSTILE, PICTURE, write_log, write_run, write_samples, write_tokenizer
 from click.testing import CliRunner
 
 from r1_cli.main import main
@@ -78,6 +78,18 @@ def test_a_group_has_texts_parts_and_pictures_and_its_prompt_in_other_runs(tmp_p
     assert client.get("/api/group?run=0&step=99&group=0").json() == []
     picture = client.get(f"/media/0/{PICTURE}")
     assert (picture.status_code, picture.headers["content-type"]) == (200, "image/png")
+
+
+def test_tokens_have_their_texts_where_the_runs_tokenizer_is_known(tmp_path: Path) -> None:
+    bare = write_run(tmp_path / "bare", steps=1)
+    assert client_of(bare).get("/api/group?run=0&step=1&group=1").json()[0]["pieces"] is None
+    (bare / "experiment_config.json").write_text('{"worker": {"actor": {"model": {"model_path": "gone"}}}}')
+    assert client_of(bare).get("/api/group?run=0&step=1&group=1").json()[0]["pieces"] is None
+    write_tokenizer(tmp_path / "bare")
+    pieces = client_of(bare).get("/api/group?run=0&step=1&group=1").json()[0]["pieces"]
+    assert pieces[2:6] == ["word2 ", HOSTILE, "\n", "word5 "]
+    (bare / "global_step_2" / "actor" / "tokenizer.json").write_text("not a tokenizer")
+    assert client_of(bare).get("/api/group?run=0&step=1&group=1").json()[0]["pieces"] is None
 
 
 def test_steps_that_are_written_replaced_or_dropped_while_it_serves_are_seen(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def train(run: Run, at: Position) -> Position:
         if run.validation and run.schedule.val_before_train and not run.tracker.has(at.step):
             with run.stop.interruptible():
                 run.tracker.log(at.step, *validate(run, run.validation, at.step))
-        while at.step < run.schedule.total_steps:
+        while at.step < run.schedule.last_step:
             with run.timeline.step(at.step + 1):
                 at, record, generations = take_step(run, at)
                 conclude_step(run, at, record, generations)

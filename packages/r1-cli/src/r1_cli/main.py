@@ -6,9 +6,11 @@ from r1_cli.commands.check import check
 from r1_cli.commands.completion import completion
 from r1_cli.commands.convert import convert
 from r1_cli.commands.data import data
+from r1_cli.commands.diagnose import diagnose
 from r1_cli.commands.estimate import estimate
 from r1_cli.commands.eval import evaluate
 from r1_cli.commands.merge import merge
+from r1_cli.commands.replay import replay
 from r1_cli.commands.reward import reward
 from r1_cli.commands.score_a import score_a
 from r1_cli.commands.train import train
@@ -31,6 +33,8 @@ main.add_command(data)
 main.add_command(convert)
 main.add_command(score_a)
 main.add_command(view)
+main.add_command(diagnose)
+main.add_command(replay)
 main.add_command(completion)
 
 if __name__ == "__main__":

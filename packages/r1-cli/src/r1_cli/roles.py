@@ -192,6 +192,12 @@ class Schedule:
     critic_global_batch_size: int = 1  # prompts per optimizer step of the critic, where there is one
     critic_ppo_epochs: int = 1
     critic_warmup: int = 0  # first steps, in which the critic alone learns
+    until: int | None = None  # the last step that is taken now, where that is not the last of all
+
+    @property
+    def last_step(self) -> int:
+        """The step to end after; rates of learning are those of `total_steps`."""
+        return self.total_steps if self.until is None else min(self.until, self.total_steps)
 
     @property
     def updates_per_step(self) -> int:

@@ -26,6 +26,7 @@ export interface Answer {
   ground_truth: string;
   media: string[] | null;
   tokens: number[] | null;
+  pieces: string[] | null;
   rollout_logprobs: Numbers;
   old_logprobs: Numbers;
   ref_logprobs: Numbers;

@@ -60,8 +60,11 @@ from r1_cli.track.timeline import TIMELINE_FILE, Timeline
 log = logging.getLogger("r1")
 
 
-def train(config: RunConfig, provenance: Provenance) -> int:
+def train(config: RunConfig, provenance: Provenance, *, until: int | None = None) -> int:
     """Train as configured: check the data, show the plan, resume if there is something to resume, run the loop.
+
+    Args:
+        until: the step to end after, where that is not the last: the steps up to it are those of the whole run.
 
     Returns:
         The exit code: 0, or 128 and the number of the signal that ended the run.
@@ -110,7 +113,7 @@ def train(config: RunConfig, provenance: Provenance) -> int:
             log.warning("%s", line)
         require_batch_room(config, hardware, seats.ranks, prompts)
         begin_media(media, prompts, val_prompts)
-        schedule = build_schedule(config, plan)
+        schedule = replace(build_schedule(config, plan), until=until)
         stream = build_stream(config, prompts, sources)
         supply = resume_supply(read_state(start)) if start else Supply()
         begin_rendering(config, prompts, supply.pending or stream.batch(supply.cursor), val_prompts)
@@ -221,7 +224,8 @@ def train(config: RunConfig, provenance: Provenance) -> int:
         last = loop.train(run, at)
         if run.stop.exit_code:
             this_start["end"] = f"left after step {last.step}, by a signal"
-    say_what_comes_next(console, store, last.step, schedule.total_steps)
+    if until is None:
+        say_what_comes_next(console, store, last.step, schedule.total_steps)
     return run.stop.exit_code
 
 

@@ -27,6 +27,7 @@ def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample]) 
     return {
         **reward_metrics(groups),
         **source_metrics(groups, "reward/"),
+        "reward/groups_without_variance": fmean(len(set(group.rewards)) <= 1 for group in groups),
         **spread("critic/score", [score.value for group in groups for score in group.scores]),
         **spread("critic/rewards", [sample.reward for sample in samples]),
         **advantage_metrics(samples),

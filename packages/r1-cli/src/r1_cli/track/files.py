@@ -3,6 +3,8 @@
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,14 @@ def read_settings(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     settings: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return settings
+
+
+def read_records(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a run's log, which may still grow: a line that is not whole is passed over."""
+    path = folder / LOG_FILE
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with suppress(ValueError):
+            yield json.loads(line)
 
 
 def _move_aside_other_run(info: RunInfo) -> None:

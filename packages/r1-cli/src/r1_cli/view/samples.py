@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from r1_cli.view.pieces import Pieces
+
 FOLDER = "samples"
 PREVIEW = 160  # characters of a text in a list
 KEPT_FILES = 8  # whose texts stay in memory
@@ -22,6 +24,7 @@ class Samples:
 
     def __init__(self, run: Path, phase: str) -> None:
         self._folder, self._phase, self._lock = run / FOLDER, phase, threading.RLock()
+        self._pieces = Pieces(run)
         self._parts: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}  # by file: what it was, its numbers
         self._index: dict[str, Any] = _join([])
         self._files: list[Path] = []
@@ -61,7 +64,10 @@ class Samples:
             return {"total": len(chosen), "rows": [self._light(place) for place in chosen[begin : begin + count]]}
 
     def group(self, step: int, group: int) -> list[dict[str, Any]]:
-        """Return all that is recorded of a prompt's answers at a step; none where there is no such group."""
+        """Return all that is recorded of a prompt's answers at a step, and the text of each token as `pieces`.
+
+        None where there is no such group.
+        """
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
@@ -74,6 +80,7 @@ class Samples:
         rows = table.filter(pc.equal(table["group"], group)).to_pylist()
         for row in rows:
             row["parts"] = dict(row.get("parts") or ())
+            row["pieces"] = self._pieces.of(row["tokens"])
         return rows
 
     def same(self, prompt_id: str) -> list[dict[str, Any]]:

@@ -1,0 +1,94 @@
+"""`r1 replay`: a step of a run once more, from the checkpoint before it."""
+
+import json
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from r1_cli.commands.errors import ANY_WORDS, told_plainly, visible
+from r1_cli.commands.threads import share_processors
+
+if TYPE_CHECKING:
+    from r1_cli.config import Provenance, RunConfig
+
+
+@click.command(short_help="Take a step of a run again, to the bit, and show its stages.", context_settings=ANY_WORDS)
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]...")
+@click.option("--step", required=True, type=click.IntRange(min=1), help="The step to take again.")
+@click.option("--debug", is_flag=True, help="Show every stage of one group, from its prompt to the gradient's norm.")
+@click.option("--group", default=0, show_default=True, type=click.IntRange(min=0), help="The group that --debug shows.")
+@click.option("--output", type=click.Path(path_type=Path), help="Keep the step's log and record in this new folder.")
+def replay(run: Path, settings: tuple[str, ...], step: int, debug: bool, group: int, output: Path | None) -> None:
+    """Take a step of RUN, a run's folder, again from the checkpoint before it, and compare it with what was.
+
+    RUN is only read. The steps between the checkpoint and STEP are taken, too; settings that are named change what is
+    taken. Type it where the run was started, as its paths are those of that folder. Exit code 1 if something differs.
+
+    \b
+      r1 replay checkpoints/easy_r1/demo --step 12
+      r1 replay checkpoints/easy_r1/demo --step 12 --debug --group 3
+      r1 replay checkpoints/easy_r1/demo --step 12 worker.actor.loss_type=gspo --output what-if
+    """
+    from r1_cli.config import ConfigError, load_config, require_available
+    from r1_cli.replay.settings import NoReplayError, plan_replay
+    from r1_data.types import DataError
+    from r1_rewards.spec import RewardSpecError
+
+    with ExitStack() as stack, told_plainly(ConfigError, DataError, RewardSpecError, NoReplayError):
+        if output is not None and output.exists() and any(output.iterdir()):
+            raise NoReplayError(f"{output} is not empty; name a new folder")
+        folder = output or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r1-replay-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        plan = plan_replay(run, step, folder)
+        file = folder / "replay.yaml"
+        file.write_text(json.dumps(plan.config, indent=1), encoding="utf-8")  # JSON is YAML
+        config, provenance = load_config([f"config={file}", *settings])
+        require_available(config, provenance)
+        click.echo(
+            f"steps {plan.start + 1} to {step}, from {f'checkpoint {plan.start}' if plan.start else 'the start'}"
+        )
+        share_processors()
+        _take(config, provenance, step)
+        same = _tell(run, folder, step, group if debug else None)
+    if not same:
+        raise SystemExit(1)
+
+
+def _take(config: "RunConfig", provenance: "Provenance", step: int) -> None:
+    from r1_cli.groups.estimate import EstimateError
+    from r1_cli.jobs.train import train
+    from r1_cli.loop import BrokenStepError
+    from r1_cli.models.load import ModelError
+    from r1_cli.state.checkpoints import CheckpointError
+    from r1_core.own import OwnCodeError
+    from r1_rewards.types import RewardFailure
+    from r1_rollout.errors import RolloutError
+
+    own = EstimateError, OwnCodeError, BrokenStepError
+    with told_plainly(ModelError, RewardFailure, RolloutError, CheckpointError, *own):
+        if code := train(config, provenance, until=step):
+            raise SystemExit(code)
+
+
+def _tell(run: Path, folder: Path, step: int, group: int | None) -> bool:
+    from r1_cli.replay.compare import compare_step
+    from r1_cli.replay.stages import show_group
+
+    for line in show_group(folder, step, group) if group is not None else ():
+        click.echo(visible(line))
+    compared = compare_step(run, folder, step)
+    for line in compared.changes:
+        click.echo(f"since then: {visible(line)}")
+    for line in compared.differences:
+        click.echo(f"not the same: {visible(line)}")
+    if compared.answers is None and compared.metrics is None:
+        click.echo(f"step {step} was taken; {run} has neither a log nor a record of it to compare with")
+    elif compared.same:
+        click.echo(
+            f"step {step} is the same to the bit: {compared.answers or 'no'} answers, {compared.metrics} metrics"
+        )
+    return compared.same

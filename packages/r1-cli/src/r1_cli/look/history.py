@@ -1,0 +1,202 @@
+"""A run's numbers under r1's names, whoever has written them: r1, EasyR1, veRL or TRL."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+LOG_FILE, CONFIG_FILE, TRL_FILE = "experiment_log.jsonl", "experiment_config.json", "trainer_state.json"
+
+# TRL's and veRL's names for what r1 has another name for; a * stands for a name that is kept.
+OF_TRL = {
+    "reward": "reward/overall",
+    "frac_reward_zero_std": "reward/groups_without_variance",
+    "completions/mean_length": "response_length/mean",
+    "completions/max_length": "response_length/max",
+    "completions/clipped_ratio": "response_length/clip_ratio",
+    "kl": "actor/kl_loss",
+    "entropy": "actor/entropy_loss",
+    "grad_norm": "actor/grad_norm",
+    "learning_rate": "actor/lr",
+    "clip_ratio": "actor/pg_clipfrac_higher",
+    "clip_ratio/region_mean": "actor/pg_clipfrac_higher",
+    "sampling/sampling_logp_difference/mean": "rollout/logprob_gap_mean",
+    "eval_reward": "val/reward_score",
+    "step_time": "timing_s/step",
+}
+OF_VERL = {
+    "critic/score/mean": "reward/overall",
+    "actor/entropy": "actor/entropy_loss",
+    "actor/pg_clipfrac": "actor/pg_clipfrac_higher",
+}
+
+
+class NoHistoryError(ValueError):
+    """What was named holds no run's numbers; the message says what was looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """What a number was over some steps."""
+
+    mean: float
+    error: float  # of the mean, one standard deviation
+    first: int  # step
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The numbers of a run by step, and its settings as far as they are known."""
+
+    name: str
+    writer: str  # r1, verl or trl
+    steps: list[dict[str, float]]  # each with `step`; training's and validations'
+    config: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """Return (step, value) wherever the number is known and finite."""
+        return [
+            (int(one["step"]), one[name])
+            for one in self.steps
+            if isinstance(one.get(name), int | float) and math.isfinite(one[name])
+        ]
+
+    def best(self, name: str) -> Spell | None:
+        """Return the spell of a tenth of the steps in which a number was highest; None below 3 values."""
+        size = max(3 / max(len(self.series(name)), 3), 0.1)
+        spells = [self.spell(name, first, first + size) for first in (i / 20 for i in range(20))]
+        return max((one for one in spells if one), key=lambda one: one.mean, default=None)
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the numbers whose name begins so."""
+        return sorted({name for one in self.steps for name in one if name.startswith(prefix)})
+
+    def spell(self, name: str, begin: float, end: float) -> Spell | None:
+        """Return what a number was in a part of the run, from a share of its steps to another; None below 3 values."""
+        known = self.series(name)
+        first = min(round(begin * len(known)), max(len(known) - 3, 0))
+        part = known[first : max(round(end * len(known)), first + 3)]
+        if len(part) < 3:
+            return None
+        values = [value for _, value in part]
+        return Spell(fmean(values), spread(values) / math.sqrt(len(values)), part[0][0], part[-1][0])
+
+    def early(self, name: str) -> Spell | None:
+        """Return what a number was in the run's first eighth: what goes wrong may do so within a few steps."""
+        return self.spell(name, 0, 0.125)
+
+    def late(self, name: str) -> Spell | None:
+        """Return what a number was in the run's last quarter."""
+        return self.spell(name, 0.75, 1)
+
+    def setting(self, key: str) -> Any:
+        """Return a setting by its dotted key; None if it is not known."""
+        value: Any = self.config
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the standard deviation of values, infinite where they are too large to square."""
+    try:
+        return stdev(values)
+    except OverflowError:
+        return math.inf
+
+
+def read_history(path: Path) -> History:
+    """Read a run's folder or log, or TRL's `trainer_state.json`.
+
+    Raises:
+        NoHistoryError: there is nothing of the kind, or not one step in it; names what was looked for.
+    """
+    file = find_log(path)
+    config: dict[str, Any] = {}
+    if file.name == TRL_FILE or file.suffix == ".json":
+        writer, steps = "trl", read_trl(file)
+    else:
+        writer, steps = read_lines(file)
+        config = _read_json(file.parent / CONFIG_FILE)
+    if not steps:
+        raise NoHistoryError(f"{file} holds no step")
+    return History(str(path), writer, steps, config, path if path.is_dir() else None)
+
+
+def find_log(path: Path) -> Path:
+    """Return the file that holds a run's numbers."""
+    if path.is_file():
+        return path
+    found = [path / LOG_FILE, path / TRL_FILE, *sorted(path.glob("checkpoint-*/" + TRL_FILE), key=_checkpoint)[-1:]]
+    for file in found:
+        if file.is_file():
+            return file
+    raise NoHistoryError(f"{path} is no run: there is no {LOG_FILE} (r1, EasyR1, veRL) and no {TRL_FILE} (TRL) in it")
+
+
+def _checkpoint(path: Path) -> int:
+    number = path.parent.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1
+
+
+def read_lines(file: Path) -> tuple[str, list[dict[str, float]]]:
+    """Return who has written a file of JSON lines, and its steps; a line that a kill has torn is passed over."""
+    steps: list[dict[str, float]] = []
+    writer = "r1"
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            continue
+        if isinstance(row.get("data"), dict):
+            writer = "verl"
+            row = {"step": row["step"], **row["data"]}
+        flat = dict(_flatten(row))
+        steps.append(renamed(flat, OF_VERL) if writer == "verl" else flat)
+    for one in steps if writer == "verl" else ():
+        validation = [value for name, value in one.items() if name.startswith(("val-core/", "val/test_score/"))]
+        if validation:
+            one["val/reward_score"] = fmean(validation)
+    return writer, steps
+
+
+def read_trl(file: Path) -> list[dict[str, float]]:
+    """Return the steps of TRL's state: what it has logged, whose parts of the reward are `rewards/NAME/mean`."""
+    state = _read_json(file)
+    steps = []
+    for row in state.get("log_history") or []:
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            continue
+        flat = renamed(dict(_flatten(row)), OF_TRL)
+        for name in [name for name in flat if name.startswith("rewards/") and name.endswith("/mean")]:
+            flat[f"reward/{name.split('/')[1]}"] = flat.pop(name)
+        steps.append(flat)
+    return steps
+
+
+def renamed(row: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
+    """Return a row under r1's names."""
+    return {names.get(name, name): value for name, value in row.items()}
+
+
+def _flatten(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield prefix + name, value
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

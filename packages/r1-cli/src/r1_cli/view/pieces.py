@@ -1,0 +1,45 @@
+"""The text of each token of an answer, by the run's tokenizer where it is on this machine."""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+FILE = "tokenizer.json"
+CONFIG = "experiment_config.json"
+
+
+class Pieces:
+    """What a run's tokens stand for."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+
+    def of(self, tokens: Sequence[int] | None) -> list[str] | None:
+        """Return each token's text, � where it is a part of a character; None where no tokenizer is known."""
+        if tokens is None or self._tokenizer is None:
+            return None
+        return [self._tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        for folder in self._folders():
+            try:
+                return Tokenizer.from_file(str(folder / FILE))
+            except Exception:  # the library raises no narrower one, for a file that is not there or not a tokenizer
+                continue
+        return None
+
+    def _folders(self) -> list[Path]:
+        """The places of the run's tokenizer: its checkpoints, whose newest is first, and the model it began with."""
+        found = sorted(self._run.glob(f"global_step_*/actor/{FILE}"), key=lambda path: path.stat().st_mtime)
+        folders = [path.parent for path in reversed(found)]
+        try:
+            model = json.loads((self._run / CONFIG).read_text(encoding="utf-8"))["worker"]["actor"]["model"]
+            folders += [Path(model[key]) for key in ("tokenizer_path", "model_path") if model.get(key)]
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return [folder for folder in folders if (folder / FILE).is_file()]
