@@ -36,7 +36,9 @@ def definitions(source: str) -> Iterator[str]:
 
 
 def test_every_function_that_a_page_names_is_in_its_file() -> None:
-    named = {match for page in DOCS for match in NAME.findall(page.read_text()) if not match[0].startswith("./")}
+    named = {
+        match for page in DOCS for match in NAME.findall(page.read_text()) if not match[0].startswith(("./", "file.py"))
+    }
     assert len(named) >= 15
     missing = [
         f"{path}:{name}"
