@@ -1,0 +1,37 @@
+"""`r1 diff`: what two runs were given that is not the same, and where their curves part."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from r1_cli.commands.errors import told_plainly
+
+RUN = click.Path(exists=True, path_type=Path)
+
+
+@click.command(short_help="Say what differs between two runs, and where they part.")
+@click.argument("run_a", type=RUN)
+@click.argument("run_b", type=RUN)
+@click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
+def diff(run_a: Path, run_b: Path, as_json: bool) -> None:
+    """Say what differs between two runs: settings, rows, code, packages, machine, and where their curves part.
+
+    They may still be going on. Logs of EasyR1, veRL and TRL are read, too; of those only the curves are known.
+
+    \b
+      r1 diff checkpoints/easy_r1/demo checkpoints/easy_r1/demo_2
+    """
+    from r1_cli.after.differences import compare
+    from r1_cli.after.run import read_run
+    from r1_cli.after.tell import tell
+    from r1_cli.look.history import NoHistoryError
+
+    with told_plainly(NoHistoryError):
+        found = compare(read_run(run_a), read_run(run_b))
+    if as_json:
+        click.echo(json.dumps({"runs": [str(run_a), str(run_b)], **asdict(found)}, indent=2))
+        return
+    for line in tell(found):
+        click.echo(line)
