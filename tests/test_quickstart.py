@@ -136,6 +136,8 @@ def test_every_answer_is_recorded_as_the_metrics_say(quickstart: Path) -> None:
         assert min(advantages) == pytest.approx(record["critic/advantages/min"])
         gaps = [abs(a - b) for row in rows for a, b in zip(row["rollout_logprobs"], row["old_logprobs"], strict=True)]
         assert max(gaps) == pytest.approx(record["rollout/logprob_gap_max"], abs=1e-6)
+        entropies = [one for row in rows for one in row["entropies"]]
+        assert fmean(entropies) == pytest.approx(record["actor/entropy_loss"], rel=0.05)  # that of two minibatches
         assert {row["weight_version"] for row in rows} == {step - 1}
         assert all((quickstart / "media" / name).is_file() for row in rows for name in row["media"])
         assert {len(row["media"]) for row in rows} == {1}

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from endtoend import R1, read_log
+from endtoend import QUICKSTART, R1, SMALL, read_log
 
 from r1_cli.record.manifest import MANIFEST_FILE
 from r1_cli.record.reader import read_steps
@@ -51,6 +51,13 @@ def test_another_setting_is_taken_and_what_differs_is_named(quickstart: Path, r1
     assert "since then: torch" in told.output
     first = told.output.index("not the same")
     assert told.output[first:].startswith("not the same: tokens of group 0, answer")
+
+
+@pytest.mark.slow
+def test_a_step_that_was_sampled_ahead_is_the_same(r1: R1, tmp_path: Path) -> None:
+    few = ["trainer.max_steps=4", "trainer.save_freq=2", "trainer.val_freq=-1", "trainer.val_before_train=false"]
+    r1("train", QUICKSTART, *SMALL, *few, "trainer.max_staleness=1", f"trainer.save_checkpoint_path={tmp_path}")
+    assert "step 4 is the same to the bit: 16 answers" in r1("replay", tmp_path, "--step", "4").output
 
 
 def test_what_is_no_run_and_a_step_that_was_never_taken_are_refused(quickstart: Path, r1: R1, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def write_samples(run: Path, step: int, groups: int = 3, each: int = 4, phase: s
         "tokens": pa.array(tokens, pa.list_(pa.int32())),
         "rollout_logprobs": pa.array(noise, pa.list_(pa.float32())),
         "old_logprobs": pa.array(noise, pa.list_(pa.float32())),
+        "entropies": pa.array(noise, pa.list_(pa.float32())),
         "advantages": pa.array(noise, pa.list_(pa.float32())),
         "score": np.where(group == 0, 0.0, np.where((group == 2) & (sample == 1), np.nan, sample)),
         "reward": [float(one) for one in sample],

@@ -69,7 +69,8 @@ def test_a_row_holds_what_was_asked_said_scored_and_learned(tmp_path: Path) -> N
     assert rows[1] == {
         "step": 12, "phase": "train", "group": 0, "sample": 1, "prompt_id": "rows.parquet:0", "source": "shapes",
         "prompt": "How many?", "answer": "two", "ground_truth": "3", "media": [], "prompt_tokens": [5, 6, 7],
-        "tokens": [0, 1, 2], "rollout_logprobs": [-0.5, -1.0, -1.5], "old_logprobs": [-0.25] * 3, "ref_logprobs": None,
+        "tokens": [0, 1, 2], "rollout_logprobs": [-0.5, -1.0, -1.5], "old_logprobs": [-0.25] * 3, "entropies": None,
+        "ref_logprobs": None,
         "advantages": [2.0, 3.0, 4.0], "score": 0.5, "reward": 0.25, "parts": {"accuracy": 0.0, "format": 1.0},
         "extracted": "2", "reason": "not the same number", "failure": None, "finish_reason": "stop",
         "weight_version": 7,

@@ -20,7 +20,8 @@ from r1_cli.state.checkpoints import STATE_FILE
 ROW: dict[str, Any] = {
     "step": 3, "phase": "train", "group": 0, "sample": 0, "prompt_id": "rows.parquet:0", "source": "shapes",
     "prompt": "How many?", "answer": "two\x1b[2J", "ground_truth": "3", "media": [], "prompt_tokens": [5, 6],
-    "tokens": [1, 2], "rollout_logprobs": [-0.5, -1.0], "old_logprobs": [-0.5, -1.0], "ref_logprobs": None,
+    "tokens": [1, 2], "rollout_logprobs": [-0.5, -1.0], "old_logprobs": [-0.5, -1.0], "entropies": [0.7, 0.0],
+    "ref_logprobs": None,
     "advantages": [1.0, 1.0], "score": 0.5, "reward": 0.5, "parts": [("format", 1.0)], "extracted": None,
     "reason": "", "failure": None, "finish_reason": "stop", "weight_version": 2,
 }  # fmt: skip
@@ -106,11 +107,23 @@ def test_metrics_are_compared_but_for_the_clock_and_validation(tmp_path: Path) -
 def test_a_groups_stages_are_shown_and_another_group_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path, [{"step": 3, "actor/grad_norm": 0.25}], {})
     (run / SAMPLES).mkdir()
-    long = {"tokens": [*range(100)], "rollout_logprobs": None, "old_logprobs": None, "advantages": None}
-    rows = table({}, long, {"tokens": [], "rollout_logprobs": [], "old_logprobs": [], "advantages": []})
+    long = {
+        "tokens": [*range(100)],
+        "rollout_logprobs": None,
+        "old_logprobs": None,
+        "advantages": None,
+        "entropies": None,
+    }
+    rows = table(
+        {}, long, {"tokens": [], "rollout_logprobs": [], "old_logprobs": [], "advantages": [], "entropies": []}
+    )
     pq.write_table(rows, run / SAMPLES / file_name(3, "train"))
     told = "\n".join(show_group(run, 3, 0))
     assert "actor/grad_norm" in told
     assert "…" in told
     with pytest.raises(NoReplayError, match="groups 0 to 0, not 5"):
         [*show_group(run, 3, 5)]
+
+
+def test_a_record_that_lacks_a_newer_column_is_compared_by_the_others() -> None:
+    assert compare_tables(table({}).drop_columns(["entropies"]), table({})) == []

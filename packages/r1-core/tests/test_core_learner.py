@@ -59,6 +59,9 @@ def test_annotated_logprobs_are_those_of_each_sample_alone(build, make, padding_
         expected = torch.where(sample.loss_mask, torch.nn.functional.pad(expected, (1, 0)), 0.0)
         torch.testing.assert_close(one.old_logprobs, expected, atol=1e-5, rtol=0)
         assert one.old_logprobs.dtype == torch.float32
+        entropies = torch.distributions.Categorical(logits=logits[:-1] / 0.5).entropy()
+        entropies = torch.where(sample.loss_mask, torch.nn.functional.pad(entropies, (1, 0)), 0.0)
+        torch.testing.assert_close(one.entropies, entropies, atol=1e-5, rtol=0)
         if sample.loss_mask.any():
             assert not torch.allclose(one.ref_logprobs, one.old_logprobs, atol=1e-3)
 

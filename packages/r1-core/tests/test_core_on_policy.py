@@ -47,6 +47,7 @@ def test_one_forward_pass_gives_what_two_would(build, make, objective, padding_f
     assert metrics == expected
     for here, there in zip(found, annotated, strict=True):
         assert torch.equal(here.old_logprobs, there.old_logprobs)
+        torch.testing.assert_close(here.entropies, there.entropies, atol=1e-6, rtol=0)
     wanted = gradients(two)
     assert all(torch.equal(grad, wanted[name]) for name, grad in gradients(one).items())
 

@@ -29,6 +29,7 @@ export interface Answer {
   pieces: string[] | null;
   rollout_logprobs: Numbers;
   old_logprobs: Numbers;
+  entropies: Numbers;
   ref_logprobs: Numbers;
   advantages: Numbers;
   score: number | null;

@@ -10,6 +10,7 @@ from torch import Tensor
 PER_TOKEN = (
     "rollout_logprobs",
     "old_logprobs",
+    "entropies",
     "ref_logprobs",
     "squared_probs",
     "full_kl",
@@ -43,6 +44,7 @@ class Sample:
     prompt_length: int = 0  # how many of its first tokens are a prompt that other samples may share; 0: not told
     rollout_logprobs: Tensor | None = None  # float32 [L], as the engine sampled
     old_logprobs: Tensor | None = None  # float32 [L], the learner's own before the first update
+    entropies: Tensor | None = None  # float32 [L], nats, of the distributions that the old log-probs are of
     ref_logprobs: Tensor | None = None  # float32 [L], the frozen reference's
     squared_probs: Tensor | None = None  # float32 [L], Σ p² of the policy's distribution before the first update
     full_kl: Tensor | None = None  # float32 [L], KL of that distribution from the reference's, over the vocabulary

@@ -12,7 +12,7 @@ from r1_core.types import Sample
 from r1_data.types import Prompt
 
 Phase = Literal["train", "validation"]
-OF_THE_LEARNER = ("old_logprobs", "ref_logprobs", "advantages")
+OF_THE_LEARNER = ("old_logprobs", "entropies", "ref_logprobs", "advantages")
 
 
 def to_table(

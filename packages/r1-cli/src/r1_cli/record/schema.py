@@ -30,6 +30,7 @@ COLUMNS = (
     Column("tokens", TOKENS, "token ids of the answer; all are trained on"),
     Column("rollout_logprobs", NUMBERS, "of each token, as the engine sampled it, at the sampling temperature"),
     Column("old_logprobs", NUMBERS, "of each token, the learner's before its update; null in validation"),
+    Column("entropies", NUMBERS, "of each token's distribution, nats, the learner's before its update; likewise"),
     Column("ref_logprobs", NUMBERS, "of each token, the reference's; null without one"),
     Column("advantages", NUMBERS, "of each token; null in validation"),
     Column("score", pa.float64(), "what the reward gave"),

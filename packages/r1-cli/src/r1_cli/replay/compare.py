@@ -14,7 +14,7 @@ from r1_cli.track.files import read_records
 # In the order in which a step makes them: the first that differs is where to look.
 IN_ORDER = (
     "prompt_id", "prompt_tokens", "media", "tokens", "rollout_logprobs", "finish_reason", "score", "parts", "failure",
-    "reward", "old_logprobs", "ref_logprobs", "advantages",
+    "reward", "old_logprobs", "entropies", "ref_logprobs", "advantages",
 )  # fmt: skip
 OF_THE_CLOCK = ("timing_", "perf/")
 
@@ -61,6 +61,7 @@ def compare_tables(then: pa.Table, now: pa.Table) -> list[str]:
     return [
         f"{name} of group {then['group'][row].as_py()}, answer {then['sample'][row].as_py()}"
         for name in IN_ORDER
+        if name in then.column_names  # which a record of an older version may lack
         if (row := _first_unequal(then[name].to_pylist(), now[name].to_pylist())) is not None
     ]
 

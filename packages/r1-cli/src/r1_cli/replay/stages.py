@@ -11,7 +11,7 @@ from r1_cli.replay.settings import NoReplayError
 
 LONGEST = 2_000  # characters of a text that are shown
 TOKENS = 12  # of an answer that are listed, from its beginning and from its end
-OF_TOKENS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages")
+OF_TOKENS = ("rollout_logprobs", "old_logprobs", "entropies", "ref_logprobs", "advantages")
 OF_THE_UPDATE = ("actor/", "critic/vf", "critic/grad", "critic/lr")
 
 
@@ -52,7 +52,7 @@ def show_answer(row: Mapping[str, Any]) -> Iterator[str]:
     yield _indented(_short(row["answer"]))
     none = [None] * len(row["tokens"])
     table = [*zip(row["tokens"], *(row[name] or none for name in OF_TOKENS), strict=True)]
-    yield f"   {'token':>9} {'engine':>10} {'learner':>10} {'reference':>10} {'advantage':>10}   log-probs, nats"
+    yield f"   {'token':>9} {'engine':>10} {'learner':>10} {'entropy':>10} {'reference':>10} {'advantage':>10}   nats"
     shown = table if len(table) <= 2 * TOKENS else [*table[:TOKENS], None, *table[-TOKENS:]]
     for line in shown:
         yield "           …" if line is None else f"   {line[0]:>9} " + " ".join(_number(value) for value in line[1:])

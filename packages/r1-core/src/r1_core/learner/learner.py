@@ -123,8 +123,8 @@ class Learner(Trained):
     def annotate(self, samples: Sequence[Sample], needs: Needs = ("old_logprobs", "ref_logprobs")) -> list[Sample]:
         """Return the samples, in order, with what `needs` asks for and a forward pass finds, each float32 [L].
 
-        One pass of the policy gives `old_logprobs`, with `squared_probs` and `full_kl` where they are asked for; one
-        of the reference gives `ref_logprobs`. Without a reference there is neither `full_kl` nor `ref_logprobs`.
+        One pass of the policy gives `old_logprobs` and `entropies`, and what is asked for of `squared_probs` and
+        `full_kl`; one of the reference `ref_logprobs`. Without one there is neither `full_kl` nor `ref_logprobs`.
 
         The old log-probs are, to the bit, those of `forward_backward` if the model has not moved, does the same in
         training as in evaluation, and the micro-batches are the same; where only one of the two takes the full KL,
@@ -136,7 +136,7 @@ class Learner(Trained):
         """Return what `annotate` adds to the samples, by field, flat: float32 [T] for their T trained tokens."""
         found: dict[str, Tensor] = {}
         if OF_POLICY & set(needs):
-            fields = {"old_logprobs": "logprobs"}
+            fields = {"old_logprobs": "logprobs", "entropies": "entropy"}
             fields |= {need: need for need in ("squared_probs", "full_kl") if need in needs}
             if self._reference_tokens is None:
                 fields.pop("full_kl", None)
@@ -203,8 +203,8 @@ class Learner(Trained):
         """Do what `annotate` (of the policy) and `forward_backward` do, where no optimizer step lies between them.
 
         The policy before the step is then the one whose gradient is taken, so one forward pass gives both. Returns the
-        samples with `old_logprobs`, and the metrics. Gradient and metrics are those of the two verbs, to the bit if the
-        micro-batches are the same and the model does the same in training as in evaluation.
+        samples with `old_logprobs` and `entropies`, and the metrics. Gradient and metrics are those of the two, to
+        the bit if micro-batches are the same and the model does the same in training as in evaluation.
 
         Raises ValueError on samples without advantages, and if the objective needs their old log-probs before.
         """
@@ -214,11 +214,11 @@ class Learner(Trained):
     def measure_on_policy(
         self, samples: Sequence[Sample], objective: Loss
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Do what `forward_backward_on_policy` does, and return the old log-probs as `measure` would."""
+        """Do what `forward_backward_on_policy` does, and return old log-probs and entropies as `measure` would."""
         if samples and not self._policy_tokens.seen:
             # How the head is computed must not depend on where a run was begun.
             self.measure(samples[:1], ["old_logprobs"])
-        table = TokenTable(samples, ("old_logprobs",), self.device)
+        table = TokenTable(samples, ("old_logprobs", "entropies"), self.device)
         metrics = self._forward_backward(samples, objective, table)
         return table.columns(self.parallel.sum_data), metrics
 
@@ -238,7 +238,7 @@ class Learner(Trained):
         def evaluate(indices: list[int], batch: MicroBatch) -> LossOutput:
             stats = self._token_stats(batch, objective, totals)
             if table is not None:
-                table.put(indices, stats.logprobs.detach()[:, None])
+                table.put(indices, torch.stack([stats.logprobs.detach(), stats.entropy.detach()], dim=-1))
             return objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, full_kl=stats.full_kl))
 
         metrics = self._passes.add_gradients(self.model, samples, evaluate)

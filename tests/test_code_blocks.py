@@ -1,0 +1,166 @@
+"""Every code block of the pages is run: by the runner here, or by a test that is named, or it says why not."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from code_blocks import Block, blocks_of, run_blocks
+from endtoend import QUICKSTART, ROOT
+from one_new_file import copy_repository
+
+PAGES = [
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
+    *sorted(ROOT.glob("packages/*/README.md")),
+    *sorted(ROOT.glob("examples/**/README.md")),
+]
+RUN = "run"  # by `code_blocks`; what blocks in docs/ are unless something else is said here
+INSTALLS = "not run: installs packages"
+SERVER = "not run: starts a server"
+DOCS, CLI, R1 = "tests/test_docs.py", "packages/r1-cli/tests/test_cli_", "tests/recipes/test_recipes.py"
+ROLLOUT = "packages/r1-rollout/tests/test_rollout_readme.py"
+DATA = "packages/r1-data/tests/test_data_dataset.py::test_the_use_in_the_readme_runs"
+TRAINER = f"{ROLLOUT}::test_the_example_of_a_trainer_samples_a_group_and_finds_its_weights_fresh"
+PUBLIC = "packages/r1-rewards/tests/test_rewards_public.py::test_a_file_is_scored_line_by_line_with_reasons"
+QUICK = "tests/test_quickstart.py::test_"
+NODES = "tests/test_clusters.py::test_two_started_nodes_reach_one_process_accuracy_and_one_rank_goes_on"
+SERVED = "test_the_page_asks_a_real_server_about_text_and_a_picture"
+SHIM = "tests/test_easyr1_shim.py::test_a_command_of_easyr1_starts_r1_with_the_same_words"
+POOL = "packages/r1-rollout/tests/test_rollout_vllm_servers.py"
+# Who runs the blocks of a page and language, in their order.
+BY: Mapping[str, Mapping[str, list[str]]] = {
+    "docs/check.md": {"console": [f"{DOCS}::test_the_checks_of_the_page_are_made"]},
+    "docs/estimate.md": {"console": [f"{DOCS}::test_the_estimates_of_the_page_are_made"]},
+    "docs/diagnose.md": {"indented": ["packages/r1-cli/tests/test_cli_diagnose.py"]},
+    "docs/replay.md": {"indented": ["tests/test_replay.py"] * 2},
+    "docs/first-run.md": {"sh": [INSTALLS]},
+    "docs/many-devices.md": {"sh": [NODES]},
+    "docs/one-step.md": {"text": [f"{DOCS}::test_the_numbers_of_one_step_are_those_of_the_page"]},
+    "docs/own-loss-or-estimator.md": {
+        "indented": [f"{DOCS}::test_the_own_loss_and_estimator_of_the_page_are_accepted"],
+        "python": [f"{DOCS}::test_the_own_loss_and_estimator_of_the_page_are_accepted"],
+    },
+    "docs/run-folder.md": {"python": [f"{QUICK}the_record_is_read_in_a_line_as_the_page_says"] * 3},
+    "docs/view.md": {"bash": [SERVER]},
+    "README.md": {
+        "indented": [
+            f"{QUICK}the_model_learns_to_look",
+            f"{QUICK}eval_reports_accuracy_and_what_k_answers_give",
+            "not run: rows and a reward of the reader's; docs/first-run.md has the same with some",
+            NODES,
+        ]
+    },
+    "CONTRIBUTING.md": {"indented": ["not run: the tests themselves"] * 2},
+    "packages/r1-cli/README.md": {
+        "indented": ["not run: one line of each command, which their own pages run"],
+        "python": [f"{CLI}options.py::test_the_readmes_own_estimator_and_loss_are_what_they_must_be"],
+        "yaml": [RUN],
+    },
+    "packages/r1-core/README.md": {"indented": [INSTALLS], "python": [RUN]},
+    "packages/r1-data/README.md": {"indented": [INSTALLS], "python": [DATA] * 3},
+    "packages/r1-easyr1/README.md": {
+        "indented": ["tests/test_easyr1_shim.py::test_a_command_of_easyr1_starts_r1_with_the_same_words"]
+    },
+    "packages/r1-rewards/README.md": {
+        "indented": [INSTALLS, SERVER, PUBLIC],
+        "python": [RUN, "not run: a model's log-probs", RUN, RUN, "not run: a model and servers"],
+        "yaml": [RUN],
+    },
+    "packages/r1-rollout/README.md": {
+        "indented": [INSTALLS, INSTALLS, INSTALLS, "packages/r1-rollout/tests/test_vllm_engine.py", POOL, SERVER],
+        "python": [f"{ROLLOUT}::test_the_example_of_loading_prints_a_group_of_texts", TRAINER, TRAINER],
+    },
+    "examples/README.md": {
+        "indented": [f"{R1}::test_the_page_of_easyr1_runs", "tests/recipes/test_served.py::" + SERVED],
+    },
+    "examples/deepseek_r1_distill/README.md": {
+        "indented": [f"{R1}::test_a_template_that_opens_the_thought_leaves_its_end_to_the_model"] * 2
+    },
+    "examples/easyr1/README.md": {"indented": [f"{R1}::test_the_page_of_easyr1_runs"] * 2},
+    "examples/geometry3k/README.md": {"indented": [f"{R1}::test_the_page_of_geometry3k_runs"] * 3},
+    "examples/gsm8k/README.md": {"indented": ["tests/test_gsm8k.py::test_three_steps_run_from_published_rows"] * 3},
+    "examples/llama3/README.md": {
+        "indented": [f"{R1}::test_llama_3_ends_at_each_of_its_ends_and_stays_without_padding"] * 3
+    },
+    "examples/lmm_r1/README.md": {"indented": [f"{R1}::test_the_page_of_lmm_r1_runs"] * 9},
+    "examples/quickstart/README.md": {
+        "indented": [f"{QUICK}the_model_learns_to_look", "not run: eight minutes; makes the committed files again"]
+    },
+    "examples/r1_zero/README.md": {
+        "indented": [f"{R1}::test_a_base_model_goes_on_with_plain_text_and_is_merged_as_it_was"] * 2
+    },
+    "examples/r1v/README.md": {"indented": [f"{R1}::test_the_page_of_r1v_runs"] * 3},
+    "examples/rlpr/README.md": {"indented": [f"{R1}::test_both_pages_of_rlpr_run"] * 3},
+    "examples/small_card/README.md": {"indented": ["tests/test_small_card.py::test_a_dry_run_accepts_it"]},
+}
+SLOW = {  # train, or start processes that judge and decode
+    "docs/first-run.md",
+    "docs/write-your-own.md",
+    "docs/engines.md",
+    "packages/r1-rewards/README.md",
+}
+
+
+def by_page() -> dict[Path, list[tuple[Block, str]]]:
+    """The pages with their blocks, and who runs each."""
+    found: dict[Path, list[tuple[Block, str]]] = defaultdict(list)
+    for page in PAGES:
+        seen: dict[str, int] = defaultdict(int)
+        for block in blocks_of(page):
+            kind = "title" if block.title else block.language
+            said = BY.get(block.page, {}).get(kind, [])
+            default = RUN if block.page.startswith("docs/") and kind in ("title", "python", "console") else ""
+            found[page].append((block, said[seen[kind]] if seen[kind] < len(said) else "" if said else default))
+            seen[kind] += 1
+        for kind, said in BY.get(page.relative_to(ROOT).as_posix(), {}).items():
+            assert len(said) <= seen[kind], f"{page} has {seen[kind]} blocks of {kind}, and {len(said)} are listed here"
+    return found
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    blocks = [pair for pairs in by_page().values() for pair in pairs]
+    assert len(blocks) > 90
+    assert not [str(block) for block, who in blocks if not who], "say in BY who runs these"
+    named = {who for _, who in blocks if who != RUN and not who.startswith("not run: ")}
+    for name in sorted(named):
+        path, _, function = name.partition("::")
+        assert (ROOT / path).is_file(), name
+        assert not function or f"def {function}(" in (ROOT / path).read_text(), name
+
+
+RUN_HERE = [page for page, blocks in by_page().items() if any(who == RUN for _, who in blocks)]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for page, name in ((page, page.relative_to(ROOT).as_posix()) for page in RUN_HERE)
+    ],
+)
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_blocks([block for block, who in by_page()[page] if who == RUN], tmp_path)
+
+
+def test_the_lines_for_many_nodes_are_those_that_a_test_types() -> None:
+    (lines,) = [block.text for block in blocks_of(ROOT / "docs/many-devices.md") if block.language == "sh"]
+    readme = (ROOT / "README.md").read_text()
+    assert not [line for line in lines.splitlines() if line.partition(" #")[0].rstrip() not in readme]
+
+
+@pytest.mark.slow
+def test_the_engine_of_the_page_trains_under_its_name(tmp_path: Path) -> None:
+    copy = copy_repository(tmp_path)
+    (engine,) = [block for block in blocks_of(ROOT / "docs/write-your-own.md") if "engines/" in (block.title or "")]
+    copy.add(str(engine.title), engine.text)
+    run = tmp_path / "run"
+    words = [
+        "trainer.max_steps=1", "data.train_files=examples/quickstart/train.parquet[:16]", "data.val_files=null",
+        "data.rollout_batch_size=2", "worker.actor.global_batch_size=2", "worker.rollout.n=2",
+        "data.filter_overlong_prompts_workers=1",
+    ]  # fmt: skip
+    name = Path(str(engine.title)).stem
+    copy.r1("train", QUICKSTART, f"worker.rollout.name={name}", *words, f"trainer.save_checkpoint_path={run}")
+    assert (run / "global_step_1").is_dir()
