@@ -34,6 +34,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     "docs/estimate.md": {"console": [f"{DOCS}::test_the_estimates_of_the_page_are_made"]},
     "docs/diagnose.md": {"indented": ["packages/r1-cli/tests/test_cli_diagnose.py"]},
     "docs/replay.md": {"indented": ["tests/test_replay.py"] * 2},
+    "docs/report.md": {"indented": ["packages/r1-cli/tests/test_cli_report.py"]},
     "docs/first-run.md": {"sh": [INSTALLS]},
     "docs/many-devices.md": {"sh": [NODES]},
     "docs/one-step.md": {"text": [f"{DOCS}::test_the_numbers_of_one_step_are_those_of_the_page"]},
