@@ -35,6 +35,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     "docs/diagnose.md": {"indented": ["packages/r1-cli/tests/test_cli_diagnose.py"]},
     "docs/replay.md": {"indented": ["tests/test_replay.py"] * 2},
     "docs/report.md": {"indented": ["packages/r1-cli/tests/test_cli_report.py"]},
+    "docs/compare.md": {"indented": ["packages/r1-cli/tests/test_cli_after_diff.py"]},
     "docs/first-run.md": {"sh": [INSTALLS]},
     "docs/many-devices.md": {"sh": [NODES]},
     "docs/one-step.md": {"text": [f"{DOCS}::test_the_numbers_of_one_step_are_those_of_the_page"]},
