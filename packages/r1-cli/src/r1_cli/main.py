@@ -11,6 +11,7 @@ from r1_cli.commands.estimate import estimate
 from r1_cli.commands.eval import evaluate
 from r1_cli.commands.merge import merge
 from r1_cli.commands.replay import replay
+from r1_cli.commands.report import report
 from r1_cli.commands.reward import reward
 from r1_cli.commands.score_a import score_a
 from r1_cli.commands.train import train
@@ -35,6 +36,7 @@ main.add_command(score_a)
 main.add_command(view)
 main.add_command(diagnose)
 main.add_command(replay)
+main.add_command(report)
 main.add_command(completion)
 
 if __name__ == "__main__":

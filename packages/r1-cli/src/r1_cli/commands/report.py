@@ -1,0 +1,28 @@
+"""`r1 report`: a run in one file to keep or to send."""
+
+from pathlib import Path
+
+import click
+
+from r1_cli.commands.errors import told_plainly
+
+
+@click.command(short_help="Write a run's curves, validation and samples into one HTML file.")
+@click.argument("run", type=click.Path(exists=True, path_type=Path))
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="The file; default: RUN/report.html.")
+def report(run: Path, output: Path | None) -> None:
+    """Write one HTML file about RUN, a run's folder: what ran, curves, validation, time, faults, samples.
+
+    It needs no network and nothing beside it, holds no script, and shows answers as text. The run may still go on.
+
+    \b
+      r1 report checkpoints/easy_r1/demo
+      r1 report checkpoints/easy_r1/demo --output demo.html
+    """
+    from r1_cli.look.history import NoHistoryError
+    from r1_cli.report.page import write_report
+
+    file = output or (run if run.is_dir() else run.parent) / "report.html"
+    with told_plainly(NoHistoryError, OSError):
+        file.write_text(write_report(run), encoding="utf-8")
+    click.echo(f"{file} ({file.stat().st_size / 1e6:.2f} MB)")
