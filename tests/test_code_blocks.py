@@ -33,6 +33,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     "docs/check.md": {"console": [f"{DOCS}::test_the_checks_of_the_page_are_made"]},
     "docs/estimate.md": {"console": [f"{DOCS}::test_the_estimates_of_the_page_are_made"]},
     "docs/diagnose.md": {"indented": ["packages/r1-cli/tests/test_cli_diagnose.py"]},
+    "docs/report.md": {"indented": [f"{CLI}report.py::test_the_command_writes_beside_the_run_or_where_it_is_told"]},
     "docs/replay.md": {"indented": ["tests/test_replay.py"] * 2},
     "docs/first-run.md": {"sh": [INSTALLS]},
     "docs/many-devices.md": {"sh": [NODES]},
