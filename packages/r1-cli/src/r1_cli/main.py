@@ -7,6 +7,7 @@ from r1_cli.commands.completion import completion
 from r1_cli.commands.convert import convert
 from r1_cli.commands.data import data
 from r1_cli.commands.diagnose import diagnose
+from r1_cli.commands.diff import diff
 from r1_cli.commands.estimate import estimate
 from r1_cli.commands.eval import evaluate
 from r1_cli.commands.merge import merge
@@ -36,6 +37,7 @@ main.add_command(score_a)
 main.add_command(view)
 main.add_command(diagnose)
 main.add_command(replay)
+main.add_command(diff)
 main.add_command(report)
 main.add_command(completion)
 
