@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from r1_cli.main import main
 from r1_cli.report.chart import MOST_POINTS, draw, thin
+from r1_cli.report.examples import choose, pictures_of
 from r1_cli.report.page import write_report
 from r1_cli.report.validation import interval, measure
 
@@ -88,6 +89,35 @@ def test_pictures_that_are_gone_too_large_or_elsewhere_are_left_out(tmp_path: Pa
     assert "img" not in Page(write_report(run)).tags
     (run / "media" / PICTURE).unlink()
     assert "img" not in Page(write_report(run)).tags
+
+
+def test_answers_that_cannot_be_read_are_those_of_the_step_before(tmp_path: Path) -> None:
+    run = write_run(tmp_path, steps=2)
+    write_samples(run, 1, phase="validation")
+    for name in ("000000002-train", "000000002-validation"):
+        (run / "samples" / f"{name}.parquet").write_bytes(b"PAR1 torn")
+    text = Page(write_report(run)).text
+    assert "Answers of step 1" in text
+    assert [one.step for one in measure(run)] == [1]
+
+
+def test_an_answer_with_a_million_pictures_shows_six(tmp_path: Path) -> None:
+    run = write_run(tmp_path, steps=1)
+    assert len(pictures_of(run, {"media": [PICTURE] * 10**6})) == 6
+    assert pictures_of(run, {"media": None}) == []
+
+
+def test_typical_is_the_median_however_many_answers_there_are(tmp_path: Path) -> None:
+    write_samples(tmp_path, 1, groups=5_000, each=5)
+    _, chosen = choose(tmp_path)
+    assert {row["score"] for row in chosen["typical"]} == {2.0}
+    assert {row["score"] for row in chosen["best"]} == {4.0}
+
+
+def test_nothing_on_the_page_may_load_or_run_even_if_it_got_past(tmp_path: Path) -> None:
+    page = Page(write_report(write_run(tmp_path, steps=1)))
+    (policy,) = (value for name, value in page.attributes if name == "content" and "default-src" in (value or ""))
+    assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 @pytest.mark.parametrize(

@@ -24,5 +24,5 @@ def report(run: Path, output: Path | None) -> None:
 
     file = output or (run if run.is_dir() else run.parent) / "report.html"
     with told_plainly(NoHistoryError, OSError):
-        file.write_text(write_report(run), encoding="utf-8")
+        file.write_text(write_report(run), encoding="utf-8", errors="replace")
     click.echo(f"{file} ({file.stat().st_size / 1e6:.2f} MB)")

@@ -14,12 +14,12 @@ COLUMNS = ["prompt_id", "prompt", "answer", "ground_truth", "media", "group", "s
 
 def diagnose_answers(run: Path) -> list[Finding]:
     """Return what the recorded answers of a run's last steps show to go wrong; nothing for a run without a record."""
-    from r1_cli.record.reader import read_samples, read_steps
+    from r1_cli.record.reader import read_steps, read_whole
 
     steps = read_steps(run)[-STEPS:]
     groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for step in steps:
-        for row in read_samples(run, step, columns=COLUMNS):
+        for row in read_whole(run, step, "train", COLUMNS):
             groups.setdefault((step, row["group"]), []).append(row)
     if not groups:
         return []

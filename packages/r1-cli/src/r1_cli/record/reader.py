@@ -37,6 +37,14 @@ def read_samples(
     return rows
 
 
+def read_whole(run: Path, step: int, phase: Phase, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the answers of a step; none where its file is damaged, or has left the record meanwhile."""
+    try:
+        return read_samples(run, step, phase, columns)
+    except (OSError, pa.ArrowException):
+        return []
+
+
 def read_table(run: Path, step: int, phase: Phase = "train", columns: Sequence[str] | None = None) -> pa.Table:
     """Return the answers of a step as a table. Raises as `read_samples` does."""
     path = run / SAMPLES / file_name(step, phase)

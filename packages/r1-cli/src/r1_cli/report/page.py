@@ -27,6 +27,7 @@ SETTINGS = (
     "data.train_files", "data.rollout_batch_size", "worker.rollout.n", "data.max_response_length",
     "worker.rollout.temperature", "algorithm.kl_coef", "worker.reward.reward_function", "trainer.max_staleness",
 )  # fmt: skip
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # whatever gets past, loads and runs nothing
 LONGEST = 4_000  # characters of a text
 
 
@@ -41,7 +42,8 @@ def write_report(run: Path) -> str:
     ]  # fmt: skip
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title><meta name="viewport" '
-        f'content="width=device-width"><style>{STYLE}</style></head><body>{"".join(parts)}</body></html>\n'
+        f'content="width=device-width"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f"<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
     )
 
 
@@ -159,9 +161,12 @@ def samples(run: Path) -> Iterator[str]:
     for kind, rows in chosen.items():
         yield f"<h3>{kind}</h3><div class=grid>"
         for row in rows:
-            pictures = "".join(f'<img src="{address}" alt="of the prompt">' for address in pictures_of(run, row))
+            shown = pictures_of(run, row)
+            pictures = "".join(f'<img src="{address}" alt="of the prompt">' for address in shown)
+            left = len(row["media"] or ()) - len(shown)
             parts = ", ".join(f"{name} {number(value)}" for name, value in row["parts"].items() if math.isfinite(value))
             said = [f"score {row['score']:.4g}", parts, f"truth {row['ground_truth']}", row["failure"] or row["reason"]]
+            said.append(f"{left} pictures left out" if left else "")
             yield (
                 f"<article>{pictures}<pre>{escape(row['prompt'][-LONGEST:])}</pre><pre class=answer>"
                 f"{escape(row['answer'][:LONGEST])}</pre><p>{escape(' · '.join(filter(None, said)))}</p></article>"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
-from r1_cli.record.reader import read_samples, read_steps
+from r1_cli.record.reader import read_steps, read_whole
 
 SURE = 1.959963985  # standard deviations of a normal distribution that hold 95 % of it
 
@@ -27,7 +27,7 @@ def measure(run: Path) -> list[Measured]:
     found = []
     for step in read_steps(run, "validation"):
         rows: dict[int, list[float]] = {}
-        for one in read_samples(run, step, "validation", ["group", "score", "parts"]):
+        for one in read_whole(run, step, "validation", ["group", "score", "parts"]):
             score = one["parts"].get("accuracy", one["score"])
             if math.isfinite(score):
                 rows.setdefault(one["group"], []).append(score)
