@@ -38,7 +38,9 @@ def closing_lines(store: CheckpointStore, step: int, total_steps: int, command: 
         chosen = store.path(best)
         lines.append(f"best in validation: {chosen} (reward {read_state(chosen)['val_reward_score']:.3f})")
     folder = shlex.quote(str(chosen))
-    return [*lines, f"next: {command} eval {folder}", f"      {command} merge {folder} --output my-model"]
+    run = shlex.quote(str(store.root))
+    after = [f"eval {folder}", f"merge {folder} --output my-model", f"view {run}", f"report {run}"]
+    return [*lines, f"next: {command} {after[0]}", *(f"      {command} {words}" for words in after[1:])]
 
 
 def typed_command(program: str, environment: Mapping[str, str]) -> str:
