@@ -264,9 +264,9 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_and_for_those_that_ar
 
 
 def test_the_announcement_names_limits_and_notices() -> None:
-    config = config_of("worker.rollout.name=embedded", "worker.rollout.enforce_eager=true")
+    config = config_of("worker.rollout.name=embedded", "worker.rollout.limit_images=3")
     text = text_of(config, make_plan(config, 512))
-    assert "worker.rollout.enforce_eager=True" in text
+    assert "worker.rollout.limit_images=3" in text
     assert "note: command line: x is now y" in text
 
 

@@ -340,7 +340,7 @@ def test_an_option_that_only_some_have_is_shown_to_the_others(word: str, owner: 
     assert without_effect(*load_config([*PLAIN, word, *owner.split()])) == []
 
 
-@pytest.mark.parametrize("word", ["gpu_memory_utilization=0.9", "enforce_eager=true", "limit_images=3"])
+@pytest.mark.parametrize("word", ["gpu_memory_utilization=0.9", "enable_chunked_prefill=true", "limit_images=3"])
 def test_what_only_vllm_reads_is_shown_to_the_embedded_engine(word: str) -> None:
     words = [*PLAIN, f"worker.rollout.{word}"]
     shown = [limit.key for limit in without_effect(*load_config([*words, "worker.rollout.name=embedded"]))]

@@ -210,7 +210,7 @@ class RolloutConfig(Section):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6  # share of a GPU that vLLM takes
     max_num_batched_tokens: Count = 8192  # tokens of one of vLLM's passes
     max_model_len: Count | None = None  # of vLLM; null: the longest prompt and answer together
-    enforce_eager: bool = False  # vLLM without CUDA graphs
+    enforce_eager: bool = False  # sample without CUDA graphs
     enable_chunked_prefill: bool = False  # vLLM cuts long prompts into several passes
     ignore_eos: bool = False  # answers go on to their full length
     limit_images: Annotated[int, Field(ge=0)] = 0  # pictures per prompt that the engine reserves room for; 0: its own

@@ -12,7 +12,6 @@ IGNORES = {
     "gpu_memory_utilization": "the embedded engine takes what it needs",
     "max_num_batched_tokens": "the embedded engine batches by itself",
     "max_model_len": "the embedded engine goes as far as the prompt and response lengths",
-    "enforce_eager": "the embedded engine is always eager",
     "enable_chunked_prefill": "the embedded engine fills prompts in one go",
     "limit_images": "the embedded engine takes any number of pictures",
     "disable_log_stats": "the embedded engine prints none",
@@ -40,4 +39,5 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
         max_sequences=setup.max_sequences,
         device=setup.hardware.device,
         read_only=setup.read_only,
+        eager=setup.config.worker.rollout.enforce_eager,
     )

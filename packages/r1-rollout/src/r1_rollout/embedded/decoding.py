@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from r1_rollout.embedded.choices import Choices
+from r1_rollout.embedded.graphs import Graphs
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.prefill import alike, prefill, prefill_batches, rotary_axes, without_lone_axis
 from r1_rollout.embedded.rows import Rows
@@ -34,13 +35,16 @@ class Decoding:
         version: int,
         require: Callable[[PromptLike, int], None] = lambda prompt, limit: None,
         stack: Stack | None = None,
+        graphs: bool = False,
     ) -> None:
         """Begin nothing yet; `require` is asked to refuse prompts, with their answers' limit, that come later.
 
-        Decoding steps go through `stack`, if there is one and no hook on what it goes around.
+        Decoding steps go through `stack`, if there is one and no hook on what it goes around, with `graphs` as CUDA
+        graphs.
         """
         self._model, self._prompts, self._choices, self._version = model, prompts, choices, version
-        self._stack = None if stack is None or stack.is_watched() else stack
+        stack = None if stack is None or stack.is_watched() else stack
+        self._stack = Graphs(stack) if stack is not None and graphs else stack
         self._filler, self._capacity, self._require = filler, max_sequences, require
         self._known, self._drained = len(prompts), False
         self._waiting = deque(range(len(prompts)))
@@ -50,7 +54,7 @@ class Decoding:
         self._over = ""  # why there are no more groups, if somebody else decided so
         self._running: tuple[Rows, GroupCache] | None = (
             Rows(self._capacity, max(choices.longest, 1), model.device),
-            GroupCache(self._capacity, choices.longest),
+            GroupCache(self._capacity, choices.longest, in_place=isinstance(self._stack, Graphs)),
         )
 
     def __iter__(self) -> Iterator[tuple[int, list[Completion]]]:
@@ -103,7 +107,7 @@ class Decoding:
 
     def close(self) -> None:
         """Abandon what is unfinished and free its memory."""
-        self._running = None
+        self._running = self._stack = None
         self._waiting.clear()
         self._finished.clear()
 

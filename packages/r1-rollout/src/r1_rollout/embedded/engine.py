@@ -41,6 +41,7 @@ class EmbeddedEngine:
         tokenizer: Any = None,
         version: int | None = None,
         read_only: bool = False,
+        eager: bool = False,
     ) -> None:
         """Take over `model`.
 
@@ -55,6 +56,7 @@ class EmbeddedEngine:
             version: of the weights in `model`, if they are to be sampled from; else `awake` or `update` bring some.
             read_only: its weights are another's memory, who may compute with them meanwhile and not change them. They
                 must be on `device`. What syncs bring is then an adapter, which is kept beside them.
+            eager: launch a GPU's steps kernel by kernel instead of replaying CUDA graphs of them.
 
         Raises:
             ValueError: the engine cannot decode with this model, or its log-probs would not be those of the model's
@@ -73,6 +75,7 @@ class EmbeddedEngine:
         self._stack = require_agreement(self._model, self._reach, allowed, self._filler)
         self._end_token_ids, self._tokenizer = frozenset(end_token_ids), tokenizer
         self._max_sequences = max_sequences
+        self._graphs = self._banned.is_cuda and not eager
         self._weights = WeightStore(self._model, read_only=read_only)
         self._weights.version = version
         self._version, self._stays_ready, self._awake = version, version is not None, False
@@ -208,6 +211,7 @@ class EmbeddedEngine:
             version=self._version,
             require=require,
             stack=self._stack,
+            graphs=self._graphs,
         )
 
     def _load(self, source: WeightSource) -> None:

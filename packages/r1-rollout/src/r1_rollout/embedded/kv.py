@@ -5,7 +5,7 @@ segments. The softmaxes are then merged by their maxima and sums, which is exact
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import takewhile
@@ -19,10 +19,11 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from r1_rollout.embedded.segments import Layer, Readers, Segment, cut
+from r1_rollout.embedded.segments import Layer, Readers, Segment, cut, put
 
 ATTENTION = "r1_rollout_decode"
 LOG2_E = math.log2(math.e)
+GRAIN = 64  # columns by which answers grow where kernels are replayed
 
 _decoding: ContextVar["GroupCache | None"] = ContextVar("decoding", default=None)
 
@@ -35,6 +36,15 @@ class Target(NamedTuple):
     places: Tensor  # int64 [tokens]
     columns: Tensor  # int64 [tokens]
 
+    def put_in(self, place: "Target | None") -> "Target":
+        """Return this one, in the tensors of another as far as they have the same form."""
+        if place is None:
+            return self
+        rows = self.rows
+        if isinstance(rows, Tensor) and isinstance(place.rows, Tensor):
+            rows = put(place.rows, rows)
+        return Target(self.segment, rows, put(place.places, self.places), put(place.columns, self.columns))
+
 
 class GroupCache(Cache):
     """A slot per prompt and a row per running sample.
@@ -43,9 +53,13 @@ class GroupCache(Cache):
     without touching the others. Columns past a row's length hold leftovers and are masked.
     """
 
-    def __init__(self, rows: int, columns: int) -> None:
-        """Make an empty cache for at most so many samples at a time, of at most `columns` tokens each."""
+    def __init__(self, rows: int, columns: int, *, in_place: bool = False) -> None:
+        """Make an empty cache for at most so many samples at a time, of at most `columns` tokens each.
+
+        With `in_place`, what a step reads stays at its addresses as long as it can, see `footprint`.
+        """
         super().__init__(layers=[])
+        self._grain = GRAIN if in_place else 1
         self._prompts, self._answers = cut(rows), cut(rows, columns)
         self._kinds: list[Layer] = []  # of each layer, without places and columns
         self._prompt_readers: list[tuple[Segment, Readers]] = []
@@ -83,20 +97,24 @@ class GroupCache(Cache):
         slot_of, device = slots.cpu().numpy(), slots.device
         self._prompt_readers = []
         for segment in _in_use(self._prompts):
-            segment.see(np.array(lengths), device)
+            segment.see(np.array(lengths), device)  # not changed until the next time
             self._prompt_readers.append((segment, Readers.of(segment, slot_of, device)))
 
     def aim(self, ages: Tensor) -> None:
         """Say where the next forward writes: row i at column `ages[i]` of its answer, int64 [rows]."""
         columns, device = ages.cpu().numpy(), ages.device
         self.mask = torch.zeros(len(columns), 1, 1, 1, device=device)  # for the model: it hides nothing
+        readers_before = {id(segment): readers for segment, readers in self._answer_readers}
+        targets_before = {id(target.segment): target for target in self._targets}
         self._length, self._answer_readers, self._targets = int(columns.max()), [], []
         for segment in self._answers:
             if segment.first > self._length:
                 break
             segment.enter(np.flatnonzero(columns == segment.first), self._kinds)
-            segment.see(columns + 1, device)
+            segment.see(columns + 1, device, self._grain)
             readers = Readers.of(segment, np.arange(len(columns)), device)
+            if self._grain > 1:
+                readers = readers.put_in(readers_before.get(id(segment)))
             self._answer_readers.append((segment, readers))
             places = np.flatnonzero(columns[segment.owners] < segment.last)
             if len(places):
@@ -104,7 +122,17 @@ class GroupCache(Cache):
                 written = (torch.from_numpy(one).to(device) for one in (rows, places, columns[rows] - segment.first))
                 target = Target(segment, *written)
                 whole = readers.straight and len(places) == len(columns)
-                self._targets.append(target._replace(rows=slice(None)) if whole else target)
+                target = target._replace(rows=slice(None)) if whole else target
+                self._targets.append(target.put_in(targets_before.get(id(segment))) if self._grain > 1 else target)
+
+    def footprint(self) -> Hashable:
+        """Return where all that a step reads and writes lies, and in what form; while it is the same, kernels are."""
+        read = []
+        for segment, readers in (*self._prompt_readers, *self._answer_readers):
+            tensors = (segment.bias, readers.members, readers.rows, readers.at, *segment.layers[0])
+            read.append((len(segment.owners), segment.width, readers.straight, *map(_place, tensors)))
+        written = [(id(one.segment), *map(_place, one[1:])) for one in self._targets]
+        return (*read, *written)
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
@@ -190,6 +218,10 @@ class GroupCache(Cache):
         for segment in _in_use(self._prompts):
             segment.leave([slot])
             segment.rename([last], [slot])
+
+
+def _place(tensor: Tensor | slice | None) -> Hashable:
+    return (tensor.data_ptr(), tensor.shape) if isinstance(tensor, Tensor) else str(tensor)
 
 
 def _in_use(segments: Sequence[Segment]) -> Iterator[Segment]:

@@ -70,13 +70,18 @@ class Segment:
         for source, target in zip(sources, targets, strict=True):
             self.owners[self.owners == source] = target
 
-    def see(self, lengths: Numbers, device: torch.device) -> None:
-        """Say how long the sequences are, from the first column of all: int64 [sequences]."""
+    def see(self, lengths: Numbers, device: torch.device, grain: int = 1) -> None:
+        """Say how long the sequences are, from the first column of all: int64 [sequences].
+
+        With a `grain` the width is a multiple of it, or all columns, and the bias stays where it is as long as it can.
+        """
         here = np.minimum(lengths[self.owners], self.last) - self.first
-        self.width, self.bias = int(here.max()), None
-        if here.min() < self.width:
+        self.width, before = min(-(-int(here.max()) // grain) * grain, self.last - self.first), self.bias
+        self.bias = None
+        if grain > 1 or here.min() < self.width:
             hidden = torch.arange(self.width, device=device) >= torch.from_numpy(here).to(device)[:, None]
-            self.bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)[:, None, None]
+            bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)[:, None, None]
+            self.bias = bias if grain == 1 else put(before, bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,20 @@ class Readers:
         members[at] = rows
         straight = len(rows) == len(members) == len(sequences) and bool((at == rows).all())
         return cls(straight, *(torch.from_numpy(array).to(device) for array in (members, rows, at)))
+
+    def put_in(self, place: "Readers | None") -> "Readers":
+        """Return these, in the tensors of others as far as they have the same form."""
+        if place is None or place.straight != self.straight:
+            return self
+        pairs = ((place.members, self.members), (place.rows, self.rows), (place.at, self.at))
+        return Readers(self.straight, *(put(old, new) for old, new in pairs))
+
+
+def put(place: Tensor | None, new: Tensor) -> Tensor:
+    """Return `place` with the numbers of `new` where it has its form, else `new`."""
+    if place is None or place.shape != new.shape or place.dtype != new.dtype:
+        return new
+    return place.copy_(new)
 
 
 def cut(places: int, columns: int = 1 << 30) -> list[Segment]:

@@ -1,0 +1,80 @@
+"""Decoding steps as CUDA graphs: kernels that are launched once and replayed while nothing but numbers changes.
+
+Launching a step of a small batch kernel by kernel takes a processor longer than a GPU needs to compute it. A graph
+reads and writes the addresses that it was captured with, so the cache keeps what a step is told in place
+(`kv.GroupCache`, `in_place`), and says by its `footprint` where all of it lies: while that is the same, the graph is
+right. It changes when samples enter or leave, or answers grow by `kv.GRAIN` columns.
+"""
+
+import logging
+from collections.abc import Callable, Hashable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from r1_rollout.embedded.kv import GroupCache
+from r1_rollout.embedded.stack import Stack
+
+log = logging.getLogger("r1")
+
+# Steps of one footprint before it is captured: a capture costs about as much as two launches of a step.
+PATIENCE = 2
+# Runs an action and returns what runs its kernels again, with the tensor that they fill.
+Action = partial[Tensor]
+Capture = Callable[[Action], tuple[Callable[[], None], Tensor]]
+
+
+def capture_cuda(action: Action) -> tuple[Callable[[], None], Tensor]:
+    """Capture an action as a CUDA graph; it runs once before, beside the present stream, as libraries set up then."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        action()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = action()
+    return graph.replay, result
+
+
+class Graphs:
+    """The steps of one call through a stack, replayed where they can be."""
+
+    def __init__(self, stack: Stack, capture: Capture = capture_cuda) -> None:
+        self._stack, self._capture = stack, capture
+        self._key: Hashable = None
+        self._seen = 0  # steps with this key that were launched kernel by kernel
+        self._replay: Callable[[], None] | None = None
+        self._tokens = self._positions = self._logits = torch.empty(0)
+        self._refused = False
+        self.replayed = 0  # steps
+
+    def step(self, tokens: Tensor, position_ids: Tensor, cache: GroupCache) -> Tensor:
+        """Do what `Stack.step` does; the logits [rows, vocabulary] are overwritten by the next step."""
+        if self._refused:
+            return self._stack.step(tokens, position_ids, cache)
+        key = (tokens.shape, position_ids.shape, cache.footprint())
+        if key != self._key:
+            self._key, self._seen, self._replay = key, 0, None
+        if self._replay is None and (self._seen < PATIENCE or not self._capture_step(tokens, position_ids, cache)):
+            self._seen += 1
+            return self._stack.step(tokens, position_ids, cache)
+        assert self._replay is not None
+        self._tokens.copy_(tokens)
+        self._positions.copy_(position_ids)
+        self._replay()
+        self.replayed += 1
+        return self._logits
+
+    def _capture_step(self, tokens: Tensor, position_ids: Tensor, cache: GroupCache) -> bool:
+        """Make the graph of a step; return whether it could be made. Keys that are written twice are the same."""
+        self._tokens, self._positions = tokens.clone(), position_ids.clone(memory_format=torch.contiguous_format)
+        try:
+            self._replay, self._logits = self._capture(partial(self._stack.step, self._tokens, self._positions, cache))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # such as a layer of experts that reads numbers back
+            self._refused = True
+            log.warning("the embedded engine decodes without CUDA graphs: %s", str(error).splitlines()[0])
+        return not self._refused

@@ -1,0 +1,149 @@
+"""Replayed decoding steps. No GPU is needed: a replay here computes what was captured, from the addresses of then."""
+
+import copy
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from embedded_cases import HandPrompt, engine_for, text_prompt
+from rollout_models import TEXT, sharpen
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from r1_rollout.embedded import decoding, kv
+from r1_rollout.embedded.graphs import PATIENCE, Graphs
+from r1_rollout.handover import LocalWeights
+from r1_rollout.types import SamplingParams
+
+
+def frozen(cache: Any) -> Any:
+    """A cache as a graph knows it: the tensors that it was captured with, whatever the cache has been told since."""
+    found = copy.copy(cache)
+    segments: dict[int, Any] = {}
+
+    def one(segment: Any) -> Any:
+        return segments.setdefault(id(segment), copy.copy(segment))
+
+    found._prompt_readers = [(one(segment), readers) for segment, readers in cache._prompt_readers]
+    found._answer_readers = [(one(segment), readers) for segment, readers in cache._answer_readers]
+    found._targets = [target._replace(segment=one(target.segment)) for target in cache._targets]
+    return found
+
+
+def capture(action: "partial[Tensor]") -> tuple[Callable[[], None], Tensor]:
+    tokens, positions, cache = action.args
+    result, seen = torch.empty_like(action()), frozen(cache)
+
+    def replay() -> None:
+        result.copy_(action.func(tokens, positions, seen))
+
+    return replay, result
+
+
+class Replaying(Graphs):
+    made: ClassVar[list["Replaying"]] = []
+
+    def __init__(self, stack: Any) -> None:
+        super().__init__(stack, capture)
+        self.made.append(self)
+
+
+@pytest.fixture
+def replaying(monkeypatch: pytest.MonkeyPatch) -> type[Replaying]:
+    monkeypatch.setattr(decoding, "Graphs", Replaying)
+    monkeypatch.setattr(kv, "GRAIN", 4)
+    monkeypatch.setattr("r1_rollout.embedded.segments.FIRST", 16)
+    Replaying.made = []
+    return Replaying
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    return sharpen(AutoModelForCausalLM.from_config(Qwen2Config(**TEXT)))
+
+
+def prompts(count: int) -> list[HandPrompt]:
+    return [text_prompt(f"p{index}", 3 + 7 * index % 40) for index in range(count)]
+
+
+def answers(model: Any, asked: list[HandPrompt], params: SamplingParams, *, graphs: bool, rows: int) -> list[Any]:
+    engine = engine_for(copy.deepcopy(model), max_sequences=rows)
+    engine._graphs = graphs
+    with engine.awake(LocalWeights(model.state_dict().items(), 0)):
+        groups = dict(engine.generate(asked, params))
+    return [(one.token_ids.tolist(), one.logprobs) for index in range(len(asked)) for one in groups[index]]
+
+
+@pytest.mark.parametrize("rows", [6, 64])
+@pytest.mark.parametrize("ends", [True, False], ids=["ragged", "even"])
+def test_replayed_steps_say_what_launched_ones_do(
+    model: Any, replaying: type[Replaying], rows: int, ends: bool
+) -> None:
+    params = SamplingParams(max_tokens=50, n=3, ignore_eos=not ends)
+    asked = prompts(5)
+    expected = answers(model, asked, params, graphs=False, rows=rows)
+    assert not replaying.made
+    found = answers(model, asked, params, graphs=True, rows=rows)
+    for (said, logprobs), (words, others) in zip(found, expected, strict=True):
+        assert said == words
+        assert logprobs == pytest.approx(others, abs=1e-5)
+    (graphs,) = replaying.made
+    assert graphs.replayed > (10 if ends else 20)
+
+
+def test_a_cache_that_moves_what_a_step_reads_is_captured_anew(
+    model: Any, replaying: type[Replaying], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the test above rests on: with tensors of their own for each step, nothing is ever replayed."""
+    monkeypatch.setattr(kv, "put", lambda place, new: new)
+    answers(model, prompts(2), SamplingParams(max_tokens=20, n=2, ignore_eos=True), graphs=True, rows=8)
+    (graphs,) = replaying.made
+    assert graphs.replayed == 0
+
+
+def test_a_step_is_captured_when_its_form_has_come_back(model: Any, replaying: type[Replaying]) -> None:
+    answers(model, prompts(1), SamplingParams(max_tokens=5, n=2, ignore_eos=True), graphs=True, rows=8)
+    (graphs,) = replaying.made  # four steps decode, all in the first four columns
+    assert graphs.replayed == 4 - PATIENCE
+
+
+def test_a_step_that_cannot_be_captured_is_launched_and_said_once(
+    model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(action: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    class Refusing(Graphs):
+        def __init__(self, stack: Any) -> None:
+            super().__init__(stack, refuse)
+
+    params = SamplingParams(max_tokens=30, n=2, ignore_eos=True)
+    expected = answers(model, prompts(2), params, graphs=False, rows=8)
+    monkeypatch.setattr(decoding, "Graphs", Refusing)
+    with caplog.at_level(logging.WARNING, "r1"):
+        found = answers(model, prompts(2), params, graphs=True, rows=8)
+    assert [said for said, _ in found] == [said for said, _ in expected]
+    assert [record.message for record in caplog.records if "CUDA graphs" in record.message] == [
+        "the embedded engine decodes without CUDA graphs: operation not permitted when stream is capturing"
+    ]
+
+
+def test_too_little_memory_ends_the_call_as_elsewhere(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(action: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    class Full(Graphs):
+        def __init__(self, stack: Any) -> None:
+            super().__init__(stack, full)
+
+    monkeypatch.setattr(decoding, "Graphs", Full)
+    with pytest.raises(Exception, match="out of memory with"):
+        answers(model, prompts(1), SamplingParams(max_tokens=30, n=2, ignore_eos=True), graphs=True, rows=8)
+
+
+def test_processors_launch_their_steps(model: Any) -> None:
+    assert not engine_for(copy.deepcopy(model))._graphs
