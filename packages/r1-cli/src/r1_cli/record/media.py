@@ -1,6 +1,7 @@
 """Pictures and videos of recorded prompts: each once, named by what it shows, as the model saw it."""
 
 import hashlib
+import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,9 +33,9 @@ class MediaFolder:
         path = self.folder / name
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            draft = self.folder / f".draft_{name}"
-            _save(frames, draft)
-            self.written += draft.stat().st_size
+            draft, content = self.folder / f".draft_{name}", _encode(frames)
+            draft.write_bytes(content)
+            self.written += len(content)
             os.replace(draft, path)
         return name
 
@@ -48,14 +49,14 @@ def _frames(video: Any) -> "list[Image]":
     return [Image.fromarray(video[place].permute(1, 2, 0).contiguous().numpy()) for place in chosen]
 
 
-def _save(frames: "list[Image]", path: Path) -> None:
+def _encode(frames: "list[Image]") -> bytes:
+    content = io.BytesIO()  # a picture that is saved to a path is written there in pieces, at twice the time
     if len(frames) == 1:
-        frames[0].save(path, format="PNG", compress_level=1)
+        frames[0].save(content, format="PNG", compress_level=1)
     elif frames:
         options: dict[str, Any] = {"save_all": True, "duration": FRAME_MILLISECONDS, "loop": 0, "method": 0}
-        frames[0].save(path, format="WEBP", append_images=frames[1:], **options)
-    else:
-        path.touch()
+        frames[0].save(content, format="WEBP", append_images=frames[1:], **options)
+    return content.getvalue()
 
 
 def _digest(frames: "Iterable[Image]") -> str:

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from r1_cli.groups.group import Group
 from r1_cli.record.schema import COLUMNS, SCHEMA
+from r1_core.rows import tokens
 from r1_core.types import Sample
 from r1_data.types import Prompt
 
@@ -53,8 +54,9 @@ def to_table(
         "finish_reason": [one.completion.finish_reason for one in said],
         "weight_version": [one.completion.weight_version for one in said],
     }
+    lengths = [len(one.completion.token_ids) for one in said]
     for name in OF_THE_LEARNER:
-        columns[name] = _of_samples(samples, name, len(said))
+        columns[name] = _of_samples(samples, name, lengths)
     arrays = [
         columns[column.name]
         if isinstance(columns[column.name], pa.Array)
@@ -64,19 +66,21 @@ def to_table(
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def _of_samples(samples: Sequence[Sample], name: str, rows: int) -> pa.Array:
-    """Return a per-token field of the samples' trained tokens, null where there is none."""
+def _of_samples(samples: Sequence[Sample], name: str, lengths: Sequence[int]) -> pa.Array:
+    """Return a per-token field of the samples' trained tokens, so many of each; null where there is none."""
     if not samples or any(getattr(sample, name) is None for sample in samples):
-        return pa.nulls(rows, SCHEMA.field(name).type)
-    values = [getattr(sample, name)[sample.loss_mask].float().cpu().numpy() for sample in samples]
-    return _lists(values, np.float32)
+        return pa.nulls(len(lengths), SCHEMA.field(name).type)
+    return _cut(tokens(samples, name).float().cpu().numpy(), lengths)
 
 
 def _lists(values: Sequence[Any], dtype: Any) -> pa.Array:
     """Return arrays of different lengths as one column, without a Python object for each number."""
-    offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
     flat = np.concatenate([np.empty(0, dtype), *values]).astype(dtype, copy=False)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))
+    return _cut(flat, [*map(len, values)])
+
+
+def _cut(flat: Any, lengths: Sequence[int]) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(np.cumsum([0, *lengths], dtype=np.int32)), pa.array(flat))
 
 
 def clean(text: Any) -> str:
