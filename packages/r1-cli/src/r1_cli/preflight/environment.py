@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from r1_cli.hardware import find_card
+from r1_cli.hardware import find_card, find_hardware
 from r1_cli.plan.disk import size_text
 from r1_cli.preflight.findings import Finding, Subject
 
@@ -45,14 +45,12 @@ def check_versions(_: Subject) -> Iterator[Finding]:
 
 def check_gpus(subject: Subject) -> Iterator[Finding]:
     """Whether torch sees the GPUs that the driver knows, and as many as are asked for."""
-    import torch
-
-    trainer, there = subject.config.trainer, torch.cuda.device_count() if torch.cuda.is_available() else 0
+    trainer, there = subject.config.trainer, len(find_hardware().gpus)
     if find_card() is not None and not there:
         yield Finding(
             "environment.gpu",
             "error",
-            f"the driver knows a GPU, and torch {torch.__version__} sees none",
+            f"the driver knows a GPU, and torch {version('torch')} sees none",
             "install torch for the driver's CUDA version, or look at CUDA_VISIBLE_DEVICES",
         )
     if there and trainer.nnodes == 1 and trainer.n_gpus_per_node > there:
