@@ -10,6 +10,7 @@ from endtoend import QUICKSTART, R1, SMALL, read_log
 from r1_cli.record.manifest import MANIFEST_FILE
 from r1_cli.record.reader import read_steps
 
+pytestmark = pytest.mark.slow  # they look at a run that other fast tests need on the other worker
 SHOWN = ["1. prompt", "2. answer 0", "3. score", "2. answer 3", "4. group", "5. update", "actor/grad_norm"]
 
 
@@ -29,7 +30,6 @@ def test_the_step_after_a_checkpoint_is_the_same_to_the_bit_and_shows_its_stages
     assert listed(quickstart) == before
 
 
-@pytest.mark.slow
 def test_a_step_in_the_middle_of_a_run_that_began_anew_is_the_same_though_it_chose_its_micro_batches(
     quickstart: Path, r1: R1, tmp_path: Path
 ) -> None:
@@ -39,7 +39,6 @@ def test_a_step_in_the_middle_of_a_run_that_began_anew_is_the_same_though_it_cho
     assert read_steps(tmp_path / "kept") == [1, 2]
 
 
-@pytest.mark.slow
 def test_another_setting_is_taken_and_what_differs_is_named(quickstart: Path, r1: R1, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(quickstart, run)
@@ -53,7 +52,6 @@ def test_another_setting_is_taken_and_what_differs_is_named(quickstart: Path, r1
     assert told.output[first:].startswith("not the same: tokens of group 0, answer")
 
 
-@pytest.mark.slow
 def test_a_step_that_was_sampled_ahead_is_the_same(r1: R1, tmp_path: Path) -> None:
     few = ["trainer.max_steps=4", "trainer.save_freq=2", "trainer.val_freq=-1", "trainer.val_before_train=false"]
     r1("train", QUICKSTART, *SMALL, *few, "trainer.max_staleness=1", f"trainer.save_checkpoint_path={tmp_path}")
