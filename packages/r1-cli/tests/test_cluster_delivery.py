@@ -20,6 +20,7 @@ JOIN, START, UPDATE, FINISH = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_ranks_send_engines_their_weights_and_rest_before_these_make_room_to_sample(dtype: torch.dtype | None) -> None:
     order, _ = ranks.run(delivered, dtype)

@@ -247,7 +247,8 @@ def test_a_critic_that_was_saved_goes_on_to_the_bit(tmp_path):
 # --- ranks ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("actors", "own"), [pytest.param(1, 2, marks=pytest.mark.slow), (2, 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("actors", "own"), [(1, 2), (2, 1)])
 def test_ranks_share_a_critics_sequences_or_not_whatever_the_actors_do(actors, own):
     expected = core_critics.learn_together()
     for found in ranks.run(core_critics.learn_together, actors, own):
