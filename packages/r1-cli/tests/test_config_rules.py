@@ -126,6 +126,11 @@ def message_of(*words: str) -> str:
         ),
         ("worker.rollout.max_model_len=1000", "worker.rollout.max_model_len", "(4096), or null"),
         ("worker.rollout.temperature=0", "worker.rollout.temperature", "must be above 0 in training"),
+        (
+            "worker.rollout.name=vllm worker.rollout.temperature=2.1",
+            "worker.rollout.temperature",
+            "at most 2 with vLLM",
+        ),
         ("worker.rollout.temperature=0.001", "worker.rollout.temperature", "at least 0.01, or 0"),
         (
             "worker.rollout.val_override_config.temperature=1e-9",

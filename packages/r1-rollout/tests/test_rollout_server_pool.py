@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -192,6 +193,22 @@ def test_a_later_call_and_the_end_of_the_block_end_an_earlier_call(pools: Pools)
     for groups in (first, second):
         with pytest.raises(RuntimeError, match="was ended"):
             list(groups)
+
+
+@pytest.mark.parametrize("temperature", [0.001, 2.5])
+def test_temperatures_that_vllm_does_not_sample_at_are_refused_before_anything_is_sent(
+    pools: Pools, temperature: float
+) -> None:
+    fake = FakeServer()
+    pool = pools.open(fake)
+    pool.update(LocalWeights(weights(), 0))
+    with pytest.raises(ValueError, match=f"from 0.01 to 2 under vLLM, got temperature={temperature}"):
+        pool.generate(prompts(1), replace(PARAMS, temperature=temperature))
+    with pytest.raises(ValueError, match="to 2 under vLLM"):
+        pool.logprobs_of(prompts(1), [[1]], temperature)
+    assert not fake.requests
+    for good in (0.0, 0.01, 2.0):
+        assert len(list(pool.generate(prompts(1), replace(PARAMS, temperature=good)))) == 1
 
 
 def test_it_samples_only_while_awake(pools: Pools) -> None:

@@ -51,6 +51,22 @@ def test_updated_weights_are_sampled_from_until_others_come_awake_or_not(pools: 
     assert len(fake.loads) == 2
 
 
+def test_older_weights_are_refused_and_the_newer_ones_go_on(pools: Pools) -> None:
+    fake = FakeServer()
+    pool = pools.open(fake)
+    pool.update(LocalWeights(weights(), 5))
+    with pytest.raises(WeightsError, match="version 1 are older than version 5"):
+        pool.update(LocalWeights(weights(), 1))
+    ((_, group),) = pool.generate(prompts(1), PARAMS)
+    assert group[0].weight_version == 5
+    with pytest.raises(WeightsError, match="w2 is missing"):
+        pool.update(LocalWeights(weights(2), 6))
+    with pytest.raises(WeightsError, match="version 4 are older than version 5"):
+        pool.update(LocalWeights(weights(), 4))
+    pool.update(LocalWeights(weights(), 5))
+    assert len(fake.loads) == 2
+
+
 def test_a_server_that_keeps_its_old_weights_never_serves(pools: Pools) -> None:
     stale, good = FakeServer(), FakeServer()
     stale.keeps_old_weights = True

@@ -1,6 +1,7 @@
 """How answers and calls of the embedded engine end: tokens, strings, limits, and a consumer who has enough."""
 
 import gc
+import threading
 import weakref
 from itertools import chain
 from typing import Any
@@ -9,8 +10,9 @@ import pytest
 import torch
 from embedded_cases import END, copy_of, engine_for, mixed_prompts, sample, text_prompt
 
-from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.embedded import EmbeddedEngine, decoding
 from r1_rollout.embedded.kv import GroupCache
+from r1_rollout.embedded.prefill import prefill
 from r1_rollout.errors import PromptError
 from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Completion, SamplingParams
@@ -138,6 +140,34 @@ def test_an_update_ends_the_call_that_is_running(text_model):
     engine.update(LocalWeights(text_model.state_dict().items(), 2))
     with pytest.raises(RuntimeError, match="new weights came"):
         next(groups)
+
+
+@pytest.mark.parametrize("ending", ["a later generate", "new weights", "close"])
+def test_a_call_that_is_ended_while_its_prompts_are_computed_does_not_pass_for_complete(
+    text_model, monkeypatch, ending
+):
+    engine = engine_for(text_model)
+    engine.update(LocalWeights(text_model.state_dict().items(), 1))
+    end = {
+        "a later generate": lambda: engine.generate([text_prompt("z", 3)], SamplingParams(max_tokens=2)),
+        "new weights": lambda: engine.update(LocalWeights(text_model.state_dict().items(), 2)),
+        "close": lambda: groups.close(),
+    }[ending]
+
+    def prefill_and_end(*args: Any) -> Any:
+        monkeypatch.undo()  # the first prompts only
+        thread = threading.Thread(target=end)
+        thread.start()
+        thread.join()
+        return prefill(*args)
+
+    monkeypatch.setattr(decoding, "prefill", prefill_and_end)
+    groups = engine.generate([text_prompt(f"p{i}", 4) for i in range(6)], SamplingParams(max_tokens=1, n=2))
+    if ending == "close":  # by the one who asks: nothing is left to say
+        assert list(groups) == []
+        return
+    with pytest.raises(RuntimeError, match=ending):
+        list(groups)
 
 
 def test_weights_that_are_too_old_change_nothing_and_end_nothing(text_model):

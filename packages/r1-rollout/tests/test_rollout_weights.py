@@ -103,6 +103,11 @@ def test_an_engine_goes_forward_only():
         store.load(weights_of(model), 4)
     assert torch.equal(model.body.weight, before)
     assert store.version == 5
+    with pytest.raises(WeightsError):
+        store.load([], 6)  # leaves a mixture, which older weights do not mend
+    with pytest.raises(WeightsError, match=r"version 4 are older than version 5, which the engine has had"):
+        store.load(weights_of(model), 4)
+    store.load(weights_of(model), 5)
 
 
 def test_a_load_that_failed_leaves_no_version_to_trust():

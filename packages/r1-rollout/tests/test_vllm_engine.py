@@ -155,10 +155,20 @@ def test_generating_asleep_and_waking_twice_are_refused(case: Case) -> None:
     with pytest.raises(RuntimeError, match="its awake block ended"):
         next(left)
     with (
-        pytest.raises(WeightsError, match="version 0, but the engine has had"),
+        pytest.raises(WeightsError, match="version 0 are older than version"),
         case.engine.awake(LocalWeights(weights, 0)),
     ):
         pass
+
+
+@pytest.mark.parametrize("temperature", [0.001, 2.5])
+def test_temperatures_that_vllm_does_not_sample_at_are_refused(case: Case, temperature: float) -> None:
+    with case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
+        with pytest.raises(ValueError, match="to 2 under vLLM"):
+            case.engine.generate(PROMPTS, SamplingParams(max_tokens=2, temperature=temperature))
+        with pytest.raises(ValueError, match="to 2 under vLLM"):
+            case.engine.logprobs_of(PROMPTS[:1], [[3]], temperature)
+        assert len(list(case.engine.generate(PROMPTS, SamplingParams(max_tokens=2, temperature=2.0)))) == len(PROMPTS)
 
 
 def test_prompts_that_are_empty_or_too_long_are_named(case: Case) -> None:

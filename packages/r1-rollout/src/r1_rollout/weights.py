@@ -69,6 +69,7 @@ class WeightStore:
     def __init__(self, model: nn.Module, *, read_only: bool = False) -> None:
         """Take the model; if its weights are `read_only`, only adapters come, which stand beside them."""
         self.version: int | None = None  # None before the first load, and after one that failed
+        self._latest = -1  # the last version that was loaded whole
         self._model = model
         self._adapter: AdapterSlot | SideSlot = SideSlot(model) if read_only else AdapterSlot(model)
 
@@ -80,6 +81,8 @@ class WeightStore:
                 them, where those that are there are read only.
         """
         self.require_newer(version)
+        if self.version is not None:
+            self._latest = self.version
         self.version = None
         try:
             if isinstance(weights, Adapter):
@@ -97,12 +100,17 @@ class WeightStore:
         return {**self._model.state_dict(), **self._adapter.factors}
 
     def require_newer(self, version: int) -> None:
-        """Raise WeightsError, with nothing changed, if `version` is older than the present one."""
-        if self.version is not None and version < self.version:
-            raise WeightsError(
-                f"weights of version {version} are older than version {self.version}, which the engine has: an engine "
-                "goes forward only; make a new one to go back"
-            )
+        """Raise WeightsError, with nothing changed, if `version` is older than the last one that was loaded whole."""
+        require_newer(version, self._latest if self.version is None else self.version)
+
+
+def require_newer(version: int, latest: int) -> None:
+    """Raise WeightsError if `version` is older than `latest`, which the engine has held."""
+    if version < latest:
+        raise WeightsError(
+            f"weights of version {version} are older than version {latest}, which the engine has had: versions only "
+            "increase; make a new engine to go back"
+        )
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from r1_cli.config.algorithm import bounds
+from r1_cli.config.engines import engine_module
 from r1_cli.config.errors import Problem
 from r1_cli.config.files import file_problems
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of
@@ -18,12 +19,12 @@ from r1_cli.config.staleness import staleness_problems
 from r1_cli.config.worker import TOKEN_VARIABLE, UpdateConfig
 from r1_core import catalogue
 from r1_core.settings import fault
+from r1_rollout.vllm.keys import COLDEST, HOTTEST
 
 Command = Literal["train", "eval", "data"]
 Finding = tuple[str, str]  # a key and what is wrong with its value
 
 EASYR1_SIZE = 2  # its default of tensor_parallel_size, which a run on several embedded engines is told of and no more
-COLDEST = 0.01  # vLLM samples at this temperature whatever is asked for below it, except 0
 
 
 def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:
@@ -204,7 +205,7 @@ def _engines(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
 
 
 def _sampling(config: RunConfig) -> Iterator[Finding]:
-    rollout = config.worker.rollout
+    rollout, embedded = config.worker.rollout, engine_module("embedded")
     for key, top_k in (
         ("worker.rollout.top_k", rollout.top_k),
         ("worker.rollout.val_override_config.top_k", rollout.val_override_config.top_k),
@@ -217,6 +218,8 @@ def _sampling(config: RunConfig) -> Iterator[Finding]:
     ):
         if temperature is not None and 0 < temperature < COLDEST:
             yield key, f"must be at least {COLDEST}, or 0 for greedy answers"
+        if temperature is not None and temperature > HOTTEST and engine_module(rollout.engine) is not embedded:
+            yield key, f"must be at most {HOTTEST:g} with vLLM; the embedded engine takes more"
     limit = rollout.val_override_config.max_tokens
     if limit is not None and limit > config.data.max_response_length:
         yield (

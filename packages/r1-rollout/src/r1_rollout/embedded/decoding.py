@@ -49,7 +49,7 @@ class Decoding:
         self._known, self._drained = len(prompts), False
         self._waiting = deque(range(len(prompts)))
         self._slots: list[int] = []  # the prompt in each slot of the cache
-        self._groups: dict[int, dict[int, Completion]] = {}  # prompts that are running
+        self._groups: dict[int, dict[int, Completion]] = {}  # prompts that have entered and are unfinished
         self._finished: deque[tuple[int, list[Completion]]] = deque()
         self._over = ""  # why there are no more groups, if somebody else decided so
         self._running: tuple[Rows, GroupCache] | None = (
@@ -68,9 +68,9 @@ class Decoding:
             NonFiniteLogits: the model's logits are not finite.
             EngineMemoryError: there is too little memory on the GPU.
         """
-        while not self._finished:
+        while self._running is None or not self._finished:
             self._take_up()
-            if self._running is None or not (self._waiting or self._running[0]):
+            if self._running is None or not (self._waiting or self._groups):
                 self.close()
                 if self._over:
                     raise RuntimeError(self._over)
@@ -113,7 +113,7 @@ class Decoding:
 
     def end(self, reason: str) -> None:
         """Close the call and say why to a consumer who asks for more, unless there was no more to come."""
-        if self._finished or (self._running is not None and (self._waiting or self._running[0])):
+        if self._finished or (self._running is not None and (self._waiting or self._groups)):
             self._over = reason
         self.close()
 
@@ -139,7 +139,9 @@ class Decoding:
         """Let prompts in; return the logits [new rows, vocabulary] of the first answer tokens."""
         choices, entering = self._choices, []
         for _ in range(min((self._capacity - len(rows)) // choices.samples, len(self._waiting))):
-            entering.append(self._waiting.popleft())
+            index = self._waiting.popleft()
+            self._groups[index] = {}  # unfinished while it is computed too, for a call that is ended meanwhile
+            entering.append(index)
         logits = []
         for batch in prefill_batches([len(self._prompts[index].token_ids) for index in entering]):
             together = [entering[position] for position in batch]
@@ -159,7 +161,6 @@ class Decoding:
         choices, position = self._choices, int(rotary_axes(self._prompts[index].position_ids).max()) + 1
         rows.add(index, choices.keys(index), choices.limit(index), position, slot=len(self._slots))
         self._slots.append(index)
-        self._groups[index] = {}
 
     def _decode(self, rows: Rows, cache: GroupCache) -> Tensor:
         """Feed every row its last token; return the logits [rows, vocabulary] of the next."""
@@ -167,8 +168,8 @@ class Decoding:
         before = rows.ages - 1  # tokens in the cache
         cache.aim(before)
         position_ids = without_lone_axis((rows.positions + before)[None, :, None].expand(axes, -1, -1))
-        if self._stack is not None:
-            return self._stack.step(rows.last, position_ids, cache)
+        if (stack := self._stack) is not None:
+            return stack.step(rows.last, position_ids, cache)
         with cache.decoding():
             logits: Tensor = self._model(
                 input_ids=rows.last[:, None],

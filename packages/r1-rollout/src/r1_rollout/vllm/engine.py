@@ -15,12 +15,12 @@ from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, Weights
 from r1_rollout.handover import Delivered, Shapes, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
-from r1_rollout.vllm.limits import Limits
+from r1_rollout.vllm.limits import Limits, require_temperature
 from r1_rollout.vllm.options import EngineOptions, explain_failed_start
 from r1_rollout.vllm.running import Running
 from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.vllm.workers import end_workers, running_workers, silence_false_alarms, worker_threads
-from r1_rollout.weights import Weights
+from r1_rollout.weights import Weights, require_newer
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
@@ -159,8 +159,7 @@ class VllmEngine:
             WeightsError, EngineError: as for `awake`.
         """
         version = source.version
-        if version < self._latest:
-            raise WeightsError(f"got weights of version {version}, but the engine has had version {self._latest}")
+        require_newer(version, self._latest)
         self._close("new weights came before it finished")
         self._version = None
         try:
@@ -178,11 +177,13 @@ class VllmEngine:
 
         Raises:
             RuntimeError: the engine is not awake.
+            ValueError: vLLM cannot sample at this temperature.
             PromptError: a prompt and its answer can be longer than `max_model_len`, or vLLM does not take the prompt.
             NonFiniteLogits: the model's logits are not finite.
             EngineError: vLLM hangs or has died; groups that were yielded before are whole.
         """
         self._require_awake("generate")
+        require_temperature(params.temperature)
         for prompt in prompts:
             self._limits.require(prompt, params.max_tokens)
         if params.stop and not self._options.has_tokenizer(self._llm.model_config.model):
@@ -199,11 +200,12 @@ class VllmEngine:
         vLLM decodes the responses, forced token by token, so these are the numbers that it would report of samples.
 
         Raises:
-            RuntimeError, PromptError, EngineError: as for `generate`.
+            RuntimeError, ValueError, PromptError, EngineError: as for `generate`.
         """
         from r1_rollout.vllm.requests import forced_settings
 
         self._require_awake("logprobs_of")
+        require_temperature(temperature)
         for prompt, response in zip(prompts, responses, strict=True):
             self._limits.require(prompt, len(response), response)
         self._close("a later logprobs_of() began before it finished")

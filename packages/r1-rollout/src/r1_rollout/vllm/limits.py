@@ -6,9 +6,19 @@ from typing import TYPE_CHECKING
 
 from r1_rollout.errors import PromptError
 from r1_rollout.types import PromptLike
+from r1_rollout.vllm.keys import COLDEST, HOTTEST
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
+
+
+def require_temperature(temperature: float) -> None:
+    """Raise ValueError where vLLM would sample at another temperature, or fail; 0 is greedy."""
+    if temperature != 0 and not COLDEST <= temperature <= HOTTEST:
+        raise ValueError(
+            f"temperature must be 0, which is greedy, or from {COLDEST:g} to {HOTTEST:g} under vLLM, got "
+            f"temperature={temperature}: choose one of those, or use the embedded engine"
+        )
 
 
 @dataclass(frozen=True, slots=True)

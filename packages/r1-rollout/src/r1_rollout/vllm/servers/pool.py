@@ -20,6 +20,7 @@ from r1_rollout.handover import Shapes, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, PromptLike, SamplingParams
 from r1_rollout.vllm.client import Call, Endpoint, NotThere, ServerFault, ask, stream
+from r1_rollout.vllm.limits import require_temperature
 from r1_rollout.vllm.private_folder import PrivateFolder
 from r1_rollout.vllm.servers.dispatch import Dispatch, FinishedGroups
 from r1_rollout.vllm.servers.lanes import Lane, send_all
@@ -30,6 +31,7 @@ from r1_rollout.vllm.servers.supervisor import Deadlines, Supervisor
 from r1_rollout.vllm.servers.transfer import Backend
 from r1_rollout.vllm.shapes import require_same
 from r1_rollout.vllm.shards import Written, count_tensors, write_source
+from r1_rollout.weights import require_newer
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
@@ -108,6 +110,7 @@ class ServerPool:
         self._shapes: Shapes = {}  # of the first full weights that were taken
         self._base = None if base is None else PushedWeights(base, f"base-{uuid.uuid4().hex[:12]}", count_tensors(base))
         self._version: int | None = None
+        self._latest = -1  # the newest version that servers have held
         self._awake = self._stays_ready = False
         self._dispatch: Dispatch | None = None
 
@@ -156,13 +159,15 @@ class ServerPool:
 
         Raises:
             WeightsError: these are not the servers' model's weights: names or shapes differ from those of the first
-                push, or all servers reject them; or an adapter is empty, binds to nothing, or came first.
+                push, or all servers reject them; their version is older than the last; or an adapter is empty, binds to
+                nothing, or came first.
             ServersLost: no server is there to take the weights.
         """
         self._push(source)
         self._stays_ready = True
 
     def _push(self, source: WeightSource) -> None:
+        require_newer(source.version, self._latest)
         self._end_dispatch()
         self._version, label = None, f"{source.version}-{uuid.uuid4().hex[:12]}"
         before, folder = self._supervisor.current, self._root / label
@@ -173,7 +178,7 @@ class ServerPool:
                 self._push_folder(source, folder, label)
         finally:
             self._sweep(before)
-        self._version = source.version
+        self._version = self._latest = source.version
 
     def _push_folder(self, source: WeightSource, folder: Path, label: str) -> None:
         """Have the weights written where they are, and load them from there."""
@@ -228,6 +233,7 @@ class ServerPool:
 
         Raises:
             RuntimeError: outside an awake block, or continued after the call was ended.
+            ValueError: n exceeds `max_sequences`, or vLLM cannot sample at this temperature.
             PromptError: a prompt is too long for the servers, or has a token that the model does not know; nothing was
                 sent, and the pool is well.
             Unsendable: a prompt has a video.
@@ -237,6 +243,7 @@ class ServerPool:
             ServerFault: a group failed on `max_attempts` servers.
         """
         version, current = self._require_ready("generate")
+        require_temperature(params.temperature)
         if params.n > self._max_sequences:
             raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
         self._require_fit(prompts, [()] * len(prompts), params.max_tokens)
@@ -311,9 +318,11 @@ class ServerPool:
 
         Raises:
             RuntimeError: outside an awake block.
+            ValueError: vLLM cannot report at this temperature.
             ServerFault: a server fails, or two servers disagree.
         """
         _, current = self._require_ready("logprobs_of")
+        require_temperature(temperature)
         self._require_fit(prompts, responses, 0)
         with self._supervisor.changed:
             ready = self._supervisor.ready()
