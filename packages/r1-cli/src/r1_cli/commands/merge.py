@@ -17,11 +17,15 @@ from r1_cli.commands.errors import told_plainly
 def merge(checkpoint: Path, output: Path | None) -> None:
     """Write a checkpoint as a Hugging Face folder: weights, tokenizer, processor and generation settings.
 
+    Of r1, or of EasyR1 or veRL with FSDP shards (model_world_size_*_rank_*.pt), which are read without executing them.
+
     \b
       r1 merge checkpoints/easy_r1/demo/global_step_60 --output my-model
     """
     from r1_cli.jobs.merge import merge as write_folder
+    from r1_cli.models.adapters import AdapterError
     from r1_cli.models.load import ModelError
+    from r1_cli.models.sharded import ShardError
 
-    with told_plainly(ModelError, FileExistsError):
+    with told_plainly(ModelError, ShardError, AdapterError, FileExistsError):
         click.echo(write_folder(checkpoint, output))

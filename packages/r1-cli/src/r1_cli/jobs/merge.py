@@ -1,12 +1,19 @@
-"""From a checkpoint of r1 to a Hugging Face folder that every tool can load."""
+"""From a checkpoint of r1, EasyR1 or veRL to a Hugging Face folder that every tool can load."""
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from r1_cli.models.adapters import CONFIG_FILE, fold
 from r1_cli.models.load import ModelError, load_config, load_model
+from r1_cli.models.sharded import find_shards, read_shards
 
 STATE = ("optimizer", "learner.json", "model", "adapter_")  # what a merged folder does not take over as it is
 
@@ -15,7 +22,8 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
     """Write the checkpoint's weights, configuration, tokenizer and processor as one Hugging Face folder.
 
     The weights keep the precision they were trained in, so that the folder scores exactly as the checkpoint does. An
-    adapter is folded into its base, in float32.
+    adapter is folded into its base, in float32. A checkpoint of EasyR1 or veRL has FSDP shards (`models.sharded`), and
+    its configuration and tokenizer in `actor/huggingface`, where its weights are written by default.
 
     Args:
         checkpoint: a `global_step_N` folder, or the `actor` folder inside it.
@@ -26,25 +34,75 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
 
     Raises:
         ModelError: no checkpoint there, its weights do not fit its configuration, or an adapter's base is not there.
+        ShardError: shards that are missing, damaged, or hold anything but tensors.
+        AdapterError: an adapter beside shards that is no plain LoRA of their model.
         FileExistsError: `output` exists and is not a folder that an earlier merge wrote.
     """
     if checkpoint.name == "critic" and (checkpoint.parent / "actor").is_dir():
         raise ModelError(f"{checkpoint} forecasts returns and writes no text: name {checkpoint.parent}, for its actor")
     actor = checkpoint if checkpoint.name == "actor" else checkpoint / "actor"
-    if not (actor / "config.json").is_file():
-        raise ModelError(f"{checkpoint} is not a checkpoint of r1: {actor / 'config.json'} is missing")
+    sharded = not (actor / "config.json").is_file()
+    shards = find_shards(actor) if sharded else []
+    if sharded and not shards:
+        raise ModelError(
+            f"{checkpoint} is not a checkpoint of r1, EasyR1 or veRL: {actor} has neither config.json nor "
+            "model_world_size_*_rank_*.pt"
+        )
     output = output or actor / "huggingface"
     if output.exists() and any(output.iterdir()) and not (output / "config.json").is_file():
         raise FileExistsError(f"--output {output} exists and is no model folder; name another one")
     disable_progress_bar()
-    model = load_model(str(actor), config=load_config(str(actor)), dtype=torch.float32, device=torch.device("cpu"))
+    with ExitStack() as stack:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if shards:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix=".shards_", dir=output.parent)))
+            dtype = _join_shards(actor, shards, folder)
+        else:
+            folder, dtype = actor, torch.float32
+        model = load_model(str(folder), config=load_config(str(folder)), dtype=dtype, device=torch.device("cpu"))
+        if shards and (actor / "lora_adapter" / CONFIG_FILE).is_file():
+            fold(model.float(), actor / "lora_adapter", dtype)
+        _write(model, folder, output)
+    return output
+
+
+def _join_shards(actor: Path, shards: list[Path], folder: Path) -> torch.dtype:
+    """Write the model of EasyR1's or veRL's shards into `folder`; return its precision, float32 if it has several.
+
+    Of a model with an adapter it is the base.
+    """
+    assets = actor / "huggingface"
+    if not (assets / "config.json").is_file():
+        raise ModelError(f"{actor} holds shards, and {assets / 'config.json'} is missing: copy the model's config.json")
+    tensors = read_shards(shards)
+    if any(name.startswith("base_model.model.") for name in tensors):
+        tensors = _base_of(actor, tensors)
+    _copy_assets(assets, folder)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    kinds = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    return kinds.pop() if len(kinds) == 1 else torch.float32
+
+
+def _base_of(actor: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the base's tensors of a model that peft has wrapped, by the base's names; the factors lie beside."""
+    if not (actor / "lora_adapter" / CONFIG_FILE).is_file():
+        raise ModelError(f"{actor} holds an adapter's shards, and {actor / 'lora_adapter' / CONFIG_FILE} is missing")
+    names = {name: name.removeprefix("base_model.model.") for name in tensors if ".lora_" not in name}
+    return {name.replace(".base_layer.", "."): tensors[old] for old, name in names.items()}
+
+
+def _write(model: PreTrainedModel, assets: Path, output: Path) -> None:
+    """Write a model with the files that it needs; `output` is complete or not there at all."""
     draft = output.with_name(f".draft_{output.name}")
     shutil.rmtree(draft, ignore_errors=True)
-    for file in actor.iterdir():
-        if file.is_file() and not file.name.startswith(STATE):
-            draft.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, draft / file.name)
+    _copy_assets(assets, draft)
     model.save_pretrained(draft)
     shutil.rmtree(output, ignore_errors=True)
     draft.rename(output)
-    return output
+
+
+def _copy_assets(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file() and not file.name.startswith(STATE):
+            shutil.copy2(file, target / file.name)
