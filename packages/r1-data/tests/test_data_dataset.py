@@ -1,5 +1,6 @@
 """Tests of the dataset: every row is checked before training, and rendered the same whenever asked for."""
 
+import copy
 import json
 import pickle
 import runpy
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from data_models import tiny_config
+from tokenizers import AddedToken
 
 from r1_data.dataset import PromptDataset, Summary
 from r1_data.formats import Columns
@@ -31,6 +33,28 @@ def test_overlong_rows_are_filtered_and_counted(renderer):
     dataset = PromptDataset(text_rows("a", "b" * 500, "cc"), renderer, max_prompt_length=100)
     assert [dataset[i].id for i in range(len(dataset))] == ["t.jsonl:1", "t.jsonl:3"]
     assert dataset.summary == Summary(read=3, kept=2, overlong=1, longest=len(dataset[1].token_ids))
+
+
+def test_every_added_token_that_structures_a_conversation_is_remarked_on(tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(["<think>", "</think>", "<tool_call>", "<table>", "\n\n", "user"])
+    tokenizer.add_tokens([AddedToken("<|start_header_id|>", special=True, normalized=False)])
+    assert "<|start_header_id|>" not in tokenizer.all_special_tokens
+    rows = text_rows("<|start_header_id|>", "<tool_call>", "so <think>", "a\n\nuser's <table>", "2 < 3")
+    dataset = PromptDataset(rows, Renderer(tokenizer), max_prompt_length=100)
+    assert [said.split(",")[0] for said in dataset.summary.remarks] == [
+        f"t.jsonl:{i}: the row's text spells {token}"
+        for i, token in enumerate(["<|start_header_id|>", "<tool_call>", "<think>"], start=1)
+    ]
+
+
+def test_control_tokens_of_the_users_own_prompts_are_no_remark_but_those_of_a_row_are(tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    reader = RowReader(format_prompt="{{ content }} Think in <think> </think>.", system_prompt="Write </think> once.")
+    rows = text_rows("plain", "my own <think>")
+    dataset = PromptDataset(rows, Renderer(tokenizer), max_prompt_length=200, reader=reader)
+    assert [said.split(",")[0] for said in dataset.summary.remarks] == ["t.jsonl:2: the row's text spells <think>"]
 
 
 def test_prompt_of_exactly_the_limit_is_kept(renderer):

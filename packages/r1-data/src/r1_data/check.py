@@ -101,7 +101,7 @@ def examine_all(
             goes on.
         known: what earlier checks found; sound rows are added to it.
     """
-    remarks = Remarks(inspector.renderer.tokenizer)
+    remarks = [Remarks(inspector.renderer.tokenizer, source.reader) for source in sources]
     many = sum(len(source.rows) for source in sources) >= MANY_TEXTS
 
     def look_up() -> Iterator[tuple[_Row, Example | None]]:
@@ -113,7 +113,10 @@ def examine_all(
             look = _recall(decoded_key, known, example)
             if look is not None:
                 key = decoded_key = None  # nothing new
-            yield _Row(found, tuple(remarks.of(example)), key, decoded_key, look), None if look else example
+            yield (
+                _Row(found, tuple(remarks[found.source].of(example)), key, decoded_key, look),
+                None if look else example,
+            )
 
     answered = spread(
         look_up(),

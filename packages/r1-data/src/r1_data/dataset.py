@@ -155,7 +155,7 @@ class PromptDataset:
         return self._reader(*self._rows[row])
 
     def _examples(self) -> Iterator[tuple[int, Example | DataError]]:
-        remarks = Remarks(self._renderer.tokenizer)
+        remarks = Remarks(self._renderer.tokenizer, self._reader)
         for index in range(len(self._rows)):
             try:
                 example = self._example(index)

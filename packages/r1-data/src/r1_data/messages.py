@@ -19,6 +19,7 @@ VIDEO_MARKER = "<video>"
 
 Cells = dict[str, list[Any]]  # marker -> the cells that stand for it, in order
 _PLACED = "placed"  # beside them: the markers of parts that say where an item of a column goes
+_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # no control token: chat templates write roles as they are
 _NAMES = {IMAGE_MARKER: "pictures", VIDEO_MARKER: "videos"}
 _PARTS = {  # type of a content part -> marker
     "image": IMAGE_MARKER, "image_url": IMAGE_MARKER, "video": VIDEO_MARKER, "video_url": VIDEO_MARKER,
@@ -177,10 +178,15 @@ def _read_messages(prompt: Any, embedded: Cells) -> list[dict[str, Any]]:
         raise Blank("the prompt is an empty list: no messages")
     if not isinstance(prompt, list):
         raise DataError(f"a prompt must be text or a list of messages, found {_brief(prompt)}")
-    messages = []
+    messages: list[dict[str, Any]] = []
     for message in prompt:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise DataError(f"a message must have 'role' and 'content', found {_brief(message)}")
+        if not _ROLE.fullmatch(message["role"]):
+            raise DataError(
+                f"message {len(messages) + 1} has the role {_brief(message['role'])}; a role is a word such as system, "
+                "user, assistant or tool: letters, digits, '_', '-' and '.', at most 64"
+            )
         others = {name: value for name, value in message.items() if value is not None}
         messages.append({**others, "content": _flatten_content(message.get("content"), embedded)})
     if messages[-1]["role"] == "assistant":
