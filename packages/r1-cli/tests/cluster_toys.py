@@ -1,6 +1,7 @@
 """What the tests of actors let them hold; here, because an actor imports it by name."""
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -36,6 +37,11 @@ class Toy:
         if rank in (None, self.rank):
             raise kind(*args)
         time.sleep(600)
+
+    def stop(self, rank: int) -> None:
+        """Stop one rank's process without ending it; the others answer."""
+        if rank == self.rank:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def leave(self, rank: int) -> None:
         """End one rank's process; the others fail over it, as in a collective."""

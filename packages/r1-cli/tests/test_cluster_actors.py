@@ -56,10 +56,10 @@ def node(tmp_path_factory, others):
 
 
 @contextmanager
-def two_toys(node, logs, name):
+def two_toys(node, logs, name, **options):
     from r1_cli.cluster.actors import Actors, Place
 
-    actors = Actors([Place(f"{name}-{i}", node, (), logs / f"{name}-{i}.log", 2) for i in range(2)])
+    actors = Actors([Place(f"{name}-{i}", node, (), logs / f"{name}-{i}.log", 2) for i in range(2)], **options)
     actors.make(Toy, [(0,), (1,)])
     yield actors
     left = [psutil.Process(pid) for pid in actors.pids if psutil.pid_exists(pid)]
@@ -149,6 +149,36 @@ def test_a_death_is_named_before_the_error_that_it_causes_elsewhere(doomed, monk
         doomed.ask("leave", 1)
     assert "toy 1 is made" in str(error.value)
     assert str(doomed.places[1].log) in str(error.value)
+
+
+@pytest.mark.slow
+def test_an_actor_that_is_stopped_while_the_others_answer_is_named_and_ends_the_call(node, tmp_path):
+    with two_toys(node, tmp_path, "stopped", patience=1.0) as actors:
+        with pytest.raises(
+            ClusterError, match=r"stopped-1 did not answer stop within 1 seconds of the others: hung or"
+        ):
+            actors.ask("stop", 1)
+        with pytest.raises(ClusterError, match="stopped-0 and those beside it have ended"):
+            actors.ask("about")
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_at_its_start_is_started_once_more(node, tmp_path, monkeypatch, caplog):
+    from r1_cli.cluster import actors as module
+
+    class DiesAtFirst(module.Host):
+        def begin(self, place, *args):
+            marker = place.log.parent / "started"
+            if place.name == "late-1" and not marker.exists():
+                marker.touch()
+                os._exit(9)
+            return super().begin(place, *args)
+
+    monkeypatch.setattr(module, "Host", DiesAtFirst)
+    with two_toys(node, tmp_path, "late") as actors:
+        assert [one["rank"] for one in actors.ask_all("about")] == [0, 1]
+    (told,) = [record.message for record in caplog.records if "Starting it again" in record.message]
+    assert re.search(r"late-\d on 127\.0\.0\.1 died in start", told)
 
 
 @pytest.mark.slow

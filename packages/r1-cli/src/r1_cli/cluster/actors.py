@@ -28,7 +28,10 @@ from r1_cli.cluster.placement import Node, share_threads
 from r1_cli.cluster.process import last_lines, portable, write_into
 from r1_cli.config.root import SECRET
 
+log = logging.getLogger("r1")
+
 STARTING = 600.0  # seconds for an actor's process to be there
+STARTS = 2  # times that one is started before the run ends
 SETTLING = 10.0  # seconds after a first error, in which the death that caused it may become known
 # What the driver's environment says of computing holds on every machine; secrets stay where they are.
 PASSED_ON = ("CUBLAS_", "GLOO_", "GOMP_", "HF_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TRANSFORMERS_", "VLLM_")
@@ -122,39 +125,62 @@ def put(value: object) -> Reference:
 class Actors:
     """Actors that work together: what one fails at, none of them goes on with."""
 
-    def __init__(self, places: Sequence[Place], calls: int = 1) -> None:
-        """Start a process at each place, which serves so many calls at the same time.
+    def __init__(self, places: Sequence[Place], calls: int = 1, patience: float | None = None) -> None:
+        """Start a process at each place.
+
+        Args:
+            places: one for each actor.
+            calls: how many calls an actor serves at the same time.
+            patience: seconds that an actor may take longer than the first one that answers the same call, before it
+                counts as hung; None: any time.
 
         Raises:
-            ClusterError: one is not there within `STARTING` seconds, or its machine does not have this folder, or that
-                of the logs.
+            ClusterError: one is not there within `STARTING` seconds, or dies twice at its start, or its machine does
+                not have this folder, or that of the logs.
         """
-        self.places = tuple(places)
-        environment = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON) and not SECRET.search(k)}
+        self.places, self._calls, self._patience = tuple(places), calls, patience
         self._turn = Lock()  # whose call is next must be the same for every actor
         self._end: BaseException | None = None  # why there are none any more
-        self._handles: list[Any] = [
+        self._handles: list[Any] = []
+        try:
+            self.pids = self._start()
+        except OSError as error:
+            where = f"{os.getcwd()}, where the command was typed, and {self.places[0].log.parent}"
+            told = "; ".join([str(error), *getattr(error, "__notes__", ())])
+            raise ClusterError(f"every machine must see {where}: {told}") from error
+
+    def _start(self) -> list[int]:
+        """Start the processes, a second time if one dies of the first: on a loaded machine Ray may lose one."""
+        for attempt in range(STARTS):
+            try:
+                return self._begin(attempt)
+            except ClusterError as error:
+                self.close()
+                if attempt == STARTS - 1:
+                    raise
+                log.warning("%s. Starting it again", error)
+                self._end = None
+            except BaseException:
+                self.close()
+                raise
+        raise AssertionError("unreachable")
+
+    def _begin(self, attempt: int) -> list[int]:
+        """Start a process at each place; return their ids."""
+        environment = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON) and not SECRET.search(k)}
+        self._handles = [
             ray.remote(max_restarts=0, num_cpus=0)(type(place.name, (Host,), {}))
             .options(
-                name=place.name,
+                name=place.name + "-again" * attempt,  # Ray frees the name of a dead actor only after a while
                 scheduling_strategy=NodeAffinitySchedulingStrategy(place.node.id, soft=False),
-                max_concurrency=calls,
+                max_concurrency=self._calls,
             )
             .remote()
             for place in self.places
         ]
         starts = zip(self._handles, self.places, strict=True)
         begun = [one.begin.remote(place, os.getcwd(), environment) for one, place in starts]
-        try:
-            self.pids: list[int] = self._collect(begun, "start", STARTING)
-        except OSError as error:
-            self.close()
-            where = f"{os.getcwd()}, where the command was typed, and {self.places[0].log.parent}"
-            told = "; ".join([str(error), *getattr(error, "__notes__", ())])
-            raise ClusterError(f"every machine must see {where}: {told}") from error
-        except BaseException:
-            self.close()
-            raise
+        return self._collect(begun, "start", STARTING)
 
     def warm(self, *modules: str) -> None:
         """Let each import what it will need while nobody waits for it; returns at once."""
@@ -234,7 +260,8 @@ class Actors:
         answers: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
         while waiting and not any(isinstance(error, RayActorError) for error in errors.values()):
-            done, _ = wait(waiting, SETTLING if errors else timeout, FIRST_COMPLETED)
+            hung = self._patience if answers else timeout
+            done, _ = wait(waiting, SETTLING if errors else hung, FIRST_COMPLETED)
             if not done:
                 break
             for future in done:
@@ -254,7 +281,7 @@ class Actors:
     def _explain(self, verb: str, errors: Mapping[int, BaseException], silent: Sequence[str]) -> BaseException:
         """Return the error to raise: a death before all others, which it may have caused; else the first."""
         if not errors:
-            return ClusterError(f"{', '.join(silent)} did not {verb} in time; see {self.places[0].log.parent}")
+            return self._explain_silence(verb, silent)
         deaths = {index: error for index, error in errors.items() if isinstance(error, RayActorError)}
         found = deaths or errors
         index = next(iter(found)) if silent else min(found)  # one that all have met is the first one's
@@ -264,10 +291,21 @@ class Actors:
             return ClusterError(
                 f"{place} died in {verb}: {reason_of(error)}\n  its log, {place.log}, ends with\n{last}"
             )
-        cause = error.cause if isinstance(error, RayTaskError) else error
         others = f"; it ended {', '.join(silent)}" if silent else ""
-        cause.add_note(f"raised by {place} in {verb}, see its log {place.log}{others}")
-        return cause
+        if not isinstance(error, RayTaskError):  # of Ray itself, so the log does not have it
+            return ClusterError(f"{place} failed in {verb}: {type(error).__name__}: {error}{others}")
+        error.cause.add_note(f"raised by {place} in {verb}, see its log {place.log}{others}")
+        return error.cause
+
+    def _explain_silence(self, verb: str, silent: Sequence[str]) -> ClusterError:
+        """Return the error for actors that have not answered: all of them, or some long after the others."""
+        names = ", ".join(silent)
+        if len(silent) == len(self.places):
+            return ClusterError(f"{names} did not {verb} in time; see {self.places[0].log.parent}")
+        return ClusterError(
+            f"{names} did not answer {verb} within {self._patience:g} seconds of the others: hung or stopped. Its log "
+            f"is in {self.places[0].log.parent}; trainer.collective_timeout sets how long to wait"
+        )
 
 
 @dataclass(frozen=True, slots=True)

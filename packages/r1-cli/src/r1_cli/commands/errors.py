@@ -24,7 +24,8 @@ def told_plainly(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        raise UserError("\n".join([str(error), *getattr(error, "__notes__", ())])) from error
+        message = str(error) or type(error).__name__
+        raise UserError("\n".join([message, *getattr(error, "__notes__", ())])) from error
 
 
 def visible(text: str) -> str:

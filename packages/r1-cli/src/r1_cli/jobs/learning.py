@@ -99,7 +99,8 @@ def start_ranks(config: RunConfig, hardware: Hardware, seats: Sequence[Seat], st
                 trainer.n_gpus_per_node,
             )
             for seat in seats
-        ]
+        ],
+        patience=trainer.collective_timeout,
     )
     stack.callback(ranks.close)
     require_sight(config, ranks, seats)
