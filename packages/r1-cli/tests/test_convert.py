@@ -1,21 +1,17 @@
 """Other trainers' commands and configurations come out as what a run takes, and what is lost is named."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from cli_convert import dry_run, run
 
-from r1_cli.config import load_config, lookup, require_available
+from r1_cli.config import lookup
 from r1_cli.convert.lmm_r1 import convert_lmm_r1
 from r1_cli.convert.lmm_r1_keys import DEFAULTS, KEYS, NO_COUNTERPART
 from r1_cli.convert.shell import command_words, read_flags
-from r1_cli.convert.trl import convert_trl
 from r1_cli.convert.verl import convert_verl
-from r1_cli.main import main
-from r1_cli.plan.batches import count
 
 VL = "--pretrain Qwen/Qwen2.5-VL-3B-Instruct --prompt_data owner/rows --input_key message --label_key answer"
 SERVER = "--remote_rm_url http://127.0.0.1:5000/get_reward"
@@ -113,21 +109,6 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def run(*words: str, code: int = 0) -> tuple[str, str]:
-    result = CliRunner().invoke(main, list(words))
-    assert result.exit_code == code, (result.output, result.exception)
-    return result.stdout, result.stderr
-
-
-def dry_run(text: str) -> Any:
-    """What a dry run takes a printed configuration for; it must refuse nothing."""
-    Path("converted.yaml").write_text(text)
-    config, provenance = load_config(["converted.yaml"])
-    require_available(config, provenance)
-    assert count(config)[0] is None  # rows of the hub
-    return config
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -355,73 +336,16 @@ trainer: {critic_warmup: 3, n_gpus_per_node: 2, nnodes: 1}
     assert "this one it has not" not in told
 
 
-TRL = {
-    "model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",
-    "dataset_name": "owner/rows",
-    "dataset_config": "main",
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 4,
-    "steps_per_generation": 8,
-    "num_generations": 8,
-    "num_iterations": 2,
-    "max_steps": 400,
-    "save_steps": 40,
-    "beta": 0.04,
-    "use_vllm": True,
-    "vllm_mode": "colocate",
-    "report_to": ["tensorboard", "trackio"],
-    "use_peft": True,
-    "reward_funcs": ["accuracy_reward", "think_format_reward"],
-    "reward_weights": [1.0, 0.5],
-    "lr_scheduler_type": "cosine_with_min_lr",
-    "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
-    "optim": "paged_adamw_8bit",
-    "fancy_new": 3,
-}
-
-
-@pytest.mark.parametrize("write", [json.dumps, yaml.safe_dump])
-def test_a_dry_run_takes_what_a_grpo_config_of_trl_comes_to(folder: Path, write: Any) -> None:
-    (folder / "grpo.yaml").write_text(write(TRL))
-    printed, told = run("convert", "trl", "grpo.yaml", "--devices", "2")
-    assert told == ""
-    assert "#   fancy_new=3" in printed
-    assert "optim=paged_adamw_8bit: worker.actor.optim.strategy" in printed
-    config = dry_run(printed)
-    # 4 sequences × 2 processes × 8 micro-steps sampled, × 4 accumulated updated, of 8 answers to a prompt
-    assert (config.data.rollout_batch_size, config.worker.actor.global_batch_size) == (8, 4)
-    assert config.trainer.max_steps == 100  # 400 optimizer steps, 2 × 2 of them a step
-    assert config.trainer.save_freq == 10
-    assert config.data.train_files == "owner/rows:main@train"
-    assert (config.algorithm.kl_coef, config.algorithm.disable_kl) == (0.04, False)
-    assert lookup(config, "algorithm.adv_eps") == 1e-4
-    assert config.algorithm.rollout_correction.rollout_is == "sequence"
-    assert config.worker.actor.model.lora.rank == 16
-    assert config.worker.actor.optim.min_lr_ratio == 0.1
-    parts = config.worker.reward.reward_function_kwargs["parts"]
-    assert parts == {"math": {"weight": 1.0}, "format": {"weight": 0.5, "mode": "think"}}
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"loss_type": "grpo"}, {"worker.actor.loss_type": "default", "worker.actor.loss_avg_mode": "seq"}),
-        ({"loss_type": "dr_grpo", "scale_rewards": False}, {"algorithm.adv_estimator": "dr_grpo"}),
-        ({"scale_rewards": "batch"}, {"algorithm.adv_estimator": "lite_ppo"}),
-        ({"multi_objective_aggregation": "normalize_then_sum"}, {"algorithm.adv_estimator": "gdpo"}),
-        ({"importance_sampling_level": "sequence", "epsilon": 3e-4}, {"worker.actor.loss_type": "gspo"}),
-        ({"loss_type": "cispo", "epsilon_high": 5.0}, {"worker.actor.clip_ratio_high": 4.0}),
-        ({"loss_type": "sapo", "sapo_temperature_neg": 1.1}, {"worker.actor.tau_negative": 1.1}),
-        ({"delta": 4.0}, {"worker.actor.clip_ratio_dual": 4.0}),
-        ({"warmup_steps": 0.1}, {"worker.actor.optim.lr_warmup_ratio": 0.1}),
-        ({"eval_strategy": "steps", "eval_steps": 5, "dataset_name": "a/b"}, {"data.val_files": "a/b@test"}),
-    ],
-)
-def test_trls_losses_and_scalings_have_their_counterparts(given: dict[str, Any], expected: dict[str, Any]) -> None:
-    rest = {"model_name_or_path": "a/b", "dataset_name": "a/b", "reward_funcs": "accuracy_reward"}
-    made = convert_trl(yaml.safe_dump(rest | given), 1)
-    assert expected.items() <= made.settings.items()
-    dry_run(made.text())
+def test_a_script_of_verl_has_the_environments_variables_but_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("WANDB_API_KEY", "SECRETSECRET")
+    monkeypatch.delenv("UNSET_HERE", raising=False)
+    line = "python3 -m verl.trainer.main_ppo data.train_files=$HOME/a.parquet data.val_files=${HOME}/b.parquet "
+    made = convert_verl(line + "trainer.project_name=$WANDB_API_KEY trainer.experiment_name=$UNSET_HERE", [])
+    assert made.settings["data.train_files"] == "/home/someone/a.parquet"
+    assert made.settings["data.val_files"] == "/home/someone/b.parquet"
+    assert made.settings["trainer.project_name"] == "$WANDB_API_KEY"
+    assert made.settings["trainer.experiment_name"] == "$UNSET_HERE"
 
 
 def test_words_of_a_command_end_where_the_shell_goes_on() -> None:

@@ -66,7 +66,11 @@ def verl(file: Path, settings: tuple[str, ...]) -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--devices", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that trained.")
 def trl(file: Path, devices: int) -> None:
-    """Convert TRL's FILE: a GRPOConfig as YAML or JSON, with the model's and the script's own keys if it has them."""
+    """Convert TRL's FILE: a GRPOConfig as YAML or JSON, or the Python script that makes it, which is not executed.
+
+    A YAML file may have the model's and the script's own keys, too. Of a script the literal arguments of GRPOConfig,
+    LoraConfig and GRPOTrainer are read; comments on top name those that are not literal.
+    """
     from r1_cli.convert.trl import convert_trl
 
     _print(lambda: convert_trl(_read(file), devices))

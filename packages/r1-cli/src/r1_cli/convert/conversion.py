@@ -1,13 +1,28 @@
 """What every conversion does: settings of another trainer become ours, and what is lost or changes is told."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
-from r1_cli.config.root import MASK, SECRET, RunConfig, lookup
+from r1_cli.config.root import MASK, SECRET
 from r1_cli.config.schema import schema
+from r1_cli.config.settings import Loader
+
+
+class OthersLoader(Loader):
+    """YAML as other trainers read it: `none` is text, as in TRL's `scale_rewards: none`; `null` and `None` are null."""
+
+
+OthersLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":null")]
+    for first, found in Loader.yaml_implicit_resolvers.items()
+}
+OthersLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:null", re.compile(r"^(?:~|[Nn]ull|NULL|None|)$"), ["~", *"nN", ""]
+)
 
 
 @dataclass
@@ -77,11 +92,11 @@ class Conversion:
             self.remarks[-1] += f" {self.settings[key]}"
 
     def text(self) -> str:
-        """Return the configuration as YAML, what is to be known above it as comments; our own defaults are left out."""
+        """Return the configuration as YAML, what is to be known above it as comments; what is unknown in one line."""
         lines = [f"# Converted from {self.trainer} by r1 convert. Keys that are not here have r1's defaults."]
         for title, told in (
             ("No counterpart", self.lost),
-            ("Unknown, and left out", self.unknown()),
+            ("Unknown, and left out", [", ".join(self.unknown())] if self.unknown() else []),
             ("To be known", self.remarks),
         ):
             lines += [f"# {title}:", *(f"#   {' '.join(line.split())}" for line in told)] if told else []
@@ -92,19 +107,12 @@ class Conversion:
         order = [*schema().values, *schema().open_mappings]
         tree: dict[str, Any] = {}
         for key in sorted(self.settings, key=lambda key: order.index(schema().open_mapping_above(key) or key)):
-            if key in order and self.settings[key] == _default(key):
-                continue
             *path, last = key.split(".")
             section = tree
             for name in path:
                 section = section.setdefault(name, {})
             section[last] = self.settings[key]
         return tree
-
-
-def _default(key: str) -> Any:
-    value = lookup(RunConfig(), key)
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _shown(name: str, value: Any) -> str:

@@ -1,11 +1,13 @@
 """The words of a trainer's command: as typed, or inside the script that starts it."""
 
+import os
 import re
 import shlex
 from typing import Any
 
 import yaml
 
+from r1_cli.config.root import SECRET
 from r1_cli.config.settings import Loader
 
 ENDS = re.compile(r"^(?:[;|&]+|\d?>.*|<.*|2>&1)$")  # of a command, within a line of shell
@@ -16,7 +18,8 @@ def command_words(text: str, program: str) -> list[str]:
     """Return the words behind the program in a command or a script of shell.
 
     Lines that end in a backslash are joined, and `NAME=value` lines before the command are filled in where it says
-    `$NAME`; variables that are set elsewhere stay as they are typed.
+    `$NAME`. Other variables, such as `$HOME`, have the values of this process's environment, but for keys and tokens;
+    those that are not set there stay as they are typed.
 
     Args:
         text: a command line, with or without the program, or a whole script.
@@ -25,7 +28,7 @@ def command_words(text: str, program: str) -> list[str]:
     Raises:
         ValueError: quotes that do not close.
     """
-    variables: dict[str, str] = {}
+    variables = {name: value for name, value in os.environ.items() if not SECRET.search(name)}
     words: list[str] = []
     lines = re.sub(r"\\\r?\n", " ", text).splitlines()
     for line in lines:

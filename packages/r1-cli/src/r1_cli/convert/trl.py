@@ -1,28 +1,24 @@
-"""From a GRPOConfig of TRL, as its scripts read it from YAML or JSON, to a configuration."""
+"""From a GRPOConfig of TRL, in YAML or JSON or in a training script, to a configuration."""
 
 from math import ceil
 from typing import Any
 
 import yaml
 
-from r1_cli.config.settings import Loader
-from r1_cli.convert.conversion import Conversion
-from r1_cli.convert.trl_keys import DEFAULTS, KEYS, LOSSES, NO_COUNTERPART, REWARDS, SCALES, SERVED
+from r1_cli.convert.conversion import Conversion, OthersLoader
+from r1_cli.convert.trl_keys import DEFAULTS, HARMLESS, KEYS, LOSSES, NO_COUNTERPART, REWARDS, SCALES, SERVED
+from r1_cli.convert.trl_script import read_script
 
 
 def convert_trl(text: str, devices: int) -> Conversion:
     """Return what a GRPOConfig comes to that was trained by as many processes.
 
     Raises:
-        ValueError: the text is no mapping in YAML or JSON.
+        ValueError: the text is no mapping in YAML or JSON, and no script that makes a GRPOConfig or a GRPOTrainer.
     """
-    try:
-        given = yaml.load(text, Loader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"the file is not YAML or JSON: {' '.join(str(error).split())}") from error
-    if not isinstance(given, dict):
-        raise ValueError("the file must hold the keys of a GRPOConfig, such as num_generations")
+    given, unread = read_script(text) or (_read(text), [])
     made = Conversion("TRL's GRPOConfig", given, DEFAULTS)
+    made.remarks += [f"not a literal in the script, set it by hand: {code}" for code in unread]
     made.rename(KEYS)
     made.settings |= {"trainer.n_gpus_per_node": devices, "worker.rollout.tensor_parallel_size": 1}
     made.settings.setdefault("trainer.experiment_name", "trl")
@@ -38,7 +34,23 @@ def convert_trl(text: str, devices: int) -> Conversion:
     _reward(made)
     _reports(made)
     made.lose(NO_COUNTERPART)
+    for name, default in HARMLESS.items():
+        if name in given and given[name] == default:
+            made.take(name)
     return made
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        given = yaml.load(text, OthersLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(
+            "the file is not YAML or JSON, and no Python that calls GRPOConfig or GRPOTrainer: "
+            + " ".join(str(error).split())
+        ) from error
+    if not isinstance(given, dict):
+        raise ValueError("the file must hold the keys of a GRPOConfig, such as num_generations")
+    return {name: "no" if name.endswith("_strategy") and value is False else value for name, value in given.items()}
 
 
 def _data(made: Conversion) -> None:
@@ -74,6 +86,7 @@ def _batches(made: Conversion, devices: int) -> None:
     limit, strategy = made.take("save_total_limit"), made.take("save_strategy")
     settings["trainer.save_limit"] = -1 if limit is None else limit
     settings["trainer.save_freq"] = _steps(made, "save_steps", updates) if strategy == "steps" else -1
+    made.take("eval_steps")
     evaluated = made.take("eval_strategy") == "steps"
     settings["trainer.val_freq"] = _steps(made, "eval_steps", updates) if evaluated else -1
     settings["trainer.val_before_train"] = bool(made.take("eval_on_start"))
@@ -156,7 +169,7 @@ def _optimizer(made: Conversion) -> None:
         else:
             made.lost.append(f"lr_scheduler_kwargs {name}={value}: no such setting")
     halves, fp16 = made.take("bf16"), made.take("fp16")
-    settings["worker.actor.fsdp.mp_param_dtype"] = "bf16" if halves and not fp16 else "fp32"
+    settings["worker.actor.fsdp.mp_param_dtype"] = "bf16" if halves is not False and not fp16 else "fp32"
     if fp16:
         made.lost.append("fp16=true: losses are not scaled; float32 is set, bf16 is quicker")
     kept = made.take("dtype") or made.take("torch_dtype")

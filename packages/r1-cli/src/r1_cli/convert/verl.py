@@ -7,8 +7,8 @@ import yaml
 
 from r1_cli.config.legacy import Translated, translate
 from r1_cli.config.schema import schema
-from r1_cli.config.settings import COMMAND_LINE, Loader, Setting
-from r1_cli.convert.conversion import Conversion
+from r1_cli.config.settings import COMMAND_LINE, Setting
+from r1_cli.convert.conversion import Conversion, OthersLoader
 from r1_cli.convert.shell import command_words, read_value
 from r1_cli.convert.verl_keys import ACTOR, DEFAULTS, KEYS, LOSSES, MODEL, NO_COUNTERPART, ROLLOUT, VERDICTS
 
@@ -36,7 +36,7 @@ def convert_verl(text: str, overrides: list[str]) -> Conversion:
 
 def _read(text: str) -> dict[str, Any]:
     try:
-        found = yaml.load(text, Loader)
+        found = yaml.load(text, OthersLoader)
     except yaml.YAMLError:
         found = None  # a script, then
     if isinstance(found, dict) and not re.search(r"(?m)^[^#]*\bmain_ppo", text):

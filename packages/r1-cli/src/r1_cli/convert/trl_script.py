@@ -1,0 +1,111 @@
+"""A training script of TRL, read as text: the literal arguments of its GRPOConfig, LoraConfig and GRPOTrainer.
+
+Nothing of the script is executed. A name counts as its value if the script assigns it once, and to a literal.
+"""
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_MISSING = object()
+_LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "task_type": "lora_task_type"}
+_LORA |= {"modules_to_save": "lora_modules_to_save"}
+_TRAINER = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")  # its positional parameters
+_HERE = ("args", "peft_config", "processing_class")  # of GRPOTrainer: read by themselves, or not needed
+
+
+def read_script(text: str) -> tuple[dict[str, Any], list[str]] | None:
+    """Return the arguments as a GRPOConfig file has them, and `call(name=code)` of each that is no literal.
+
+    None: the text is not Python, or calls neither GRPOConfig nor GRPOTrainer.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+    calls = [(name, node) for node in ast.walk(tree) if isinstance(node, ast.Call) and (name := _name(node.func))]
+    if not {"GRPOConfig", "GRPOTrainer"} & {name for name, _ in calls}:
+        return None
+    value = _evaluator(tree)
+    given: dict[str, Any] = {}
+    unread: list[str] = []
+    for name, call in calls:
+        if name == "GRPOConfig":
+            found = dict(_arguments(call, ("output_dir",)))
+        elif name == "LoraConfig":
+            found = {_lora_name(key): node for key, node in _arguments(call, ("task_type", "r"))}
+            given["use_peft"] = True
+        elif name == "GRPOTrainer":
+            found = {key: node for key, node in _arguments(call, _TRAINER) if key not in _HERE}
+            for key, ours in (("train_dataset", "dataset_train_split"), ("eval_dataset", "dataset_test_split")):
+                if key in found and (rows := _rows(tree, found[key], value)):
+                    given |= {"dataset_name": rows[0], ours: rows[1]}
+                    del found[key]
+            found = {"model_name_or_path" if key == "model" else key: node for key, node in found.items()}
+        else:
+            continue
+        for key, node in found.items():
+            literal = _functions(node) if key == "reward_funcs" else value(node)
+            if literal is _MISSING:
+                unread.append(f"{name}({'**' if key == '**' else f'{key}='}{ast.unparse(node)})")
+            else:
+                given[key] = literal
+    return given, unread
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _lora_name(key: str) -> str:
+    return _LORA.get(key, key)
+
+
+def _arguments(call: ast.Call, positional: tuple[str, ...]) -> Iterator[tuple[str, ast.expr]]:
+    yield from zip(positional, call.args, strict=False)
+    yield from ((keyword.arg or "**", keyword.value) for keyword in call.keywords)
+
+
+def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
+    """Return what names are assigned to that the script assigns once."""
+    found = {
+        node.targets[0].id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+    }
+    stores = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    return {name: node for name, node in found.items() if stores.count(name) == 1}
+
+
+def _evaluator(tree: ast.Module) -> Callable[[ast.expr], Any]:
+    """Return a function from an expression to its value, `_MISSING` if it is no literal."""
+    assigned = _assigned(tree)
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Name) and node.id in assigned:
+            node = assigned[node.id]
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return _MISSING
+
+    return value
+
+
+def _rows(tree: ast.Module, node: ast.expr, value: Callable[[ast.expr], Any]) -> tuple[str, str] | None:
+    """Return the name and the split of rows that come from `load_dataset("name", split="split")`."""
+    if isinstance(node, ast.Name):
+        node = _assigned(tree).get(node.id, node)
+    if not isinstance(node, ast.Call) or _name(node.func) != "load_dataset":
+        return None
+    parts = {key: value(part) for key, part in _arguments(node, ("path",))}
+    if parts.keys() != {"path", "split"} or not all(isinstance(part, str) for part in parts.values()):
+        return None
+    return parts["path"], parts["split"]
+
+
+def _functions(node: ast.expr) -> Any:
+    """Return the names of reward functions, and of reward models the text."""
+    nodes = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+    names = [one.value if isinstance(one, ast.Constant) else _name(one) for one in nodes]
+    return names if all(isinstance(name, str) and name for name in names) else _MISSING
