@@ -43,7 +43,7 @@ class Target:
         if "swell" in text:
             bytearray(600 * MEGABYTE)
 
-    def measure(self, examples: list[Example]) -> list[int]:
+    def measure(self, examples: list[Example], *limit: int | None) -> list[int]:
         for example in examples:
             self.act(str(example.messages))
         return [len(str(example.messages)) for example in examples]
@@ -59,9 +59,9 @@ def _write_half(descriptor: int, part: memoryview, write=os.write) -> int:
 class Frail(Renderer):
     """A renderer with a decoder that some rows break."""
 
-    def measure(self, examples):
+    def measure(self, examples, *limit):
         Target().measure(examples)
-        return super().measure(examples)
+        return super().measure(examples, *limit)
 
 
 class Stub:
@@ -69,7 +69,7 @@ class Stub:
 
     tokenizer = None
 
-    def measure(self, examples: list[Example]) -> list[int]:
+    def measure(self, examples: list[Example], *limit: int | None) -> list[int]:
         return [10] * len(examples)
 
     def load(self, example: Example) -> None:

@@ -115,10 +115,16 @@ def test_media_that_break_a_worker_are_named_and_the_rest_goes_on(act, reason):
     assert [found[0].tokens, found[8].tokens] == [10, 10]
 
 
+def test_a_huge_prompt_is_overlong_and_its_tokens_are_not_counted(processor):
+    (found,) = examine([{"problem": "x" * 200_000, "answer": "1"}], Renderer(processor))
+    assert (found.kind, found.tokens) == ("overlong", None)
+    assert found.reason.startswith("rows.jsonl:1: the prompt has 200,050 characters and at least ")
+
+
 def test_workers_find_the_same_as_one_process(processor, picture, monkeypatch):
     monkeypatch.setattr("r1_data.check.MANY_TEXTS", 1)
     rows = [{"problem": f"<image>{i}", "answer": "1", "images": [picture(60, 60 + i)]} for i in range(7)]
-    rows += [None, *({"problem": "?" * i, "answer": "1"} for i in range(90))]
+    rows += [None, *({"problem": "?" * i, "answer": "1"} for i in (*range(90), 70_000))]
     rows += [{"problem": "<image>?", "answer": "1", "images": ["missing.png"]}]
     renderer = Renderer(processor)
     with Workers(Inspector(renderer, 80), 1) as workers:

@@ -17,6 +17,7 @@ from r1_data.prompt_memory import PromptMemory
 from r1_data.reader import RowReader
 from r1_data.render import Renderer
 from r1_data.sources import read_rows
+from r1_data.tokens import encode_all
 from r1_data.types import DataError
 
 
@@ -33,6 +34,31 @@ def test_overlong_rows_are_filtered_and_counted(renderer):
     dataset = PromptDataset(text_rows("a", "b" * 500, "cc"), renderer, max_prompt_length=100)
     assert [dataset[i].id for i in range(len(dataset))] == ["t.jsonl:1", "t.jsonl:3"]
     assert dataset.summary == Summary(read=3, kept=2, overlong=1, longest=len(dataset[1].token_ids))
+
+
+def test_of_a_huge_prompt_only_the_beginning_is_tokenized(renderer, monkeypatch):
+    sizes = []
+
+    def spy(tokenizer, texts):
+        sizes.extend(map(len, texts))
+        return encode_all(tokenizer, texts)
+
+    monkeypatch.setattr("r1_data.tokens.encode_all", spy)
+    monkeypatch.setattr("r1_data.render.encode_all", spy)
+    dataset = PromptDataset(text_rows("a", "x" * 1_000_000, "b"), renderer, max_prompt_length=100)
+    assert (len(dataset), dataset.summary.overlong) == (2, 1)
+    (said,) = dataset.left_out()
+    assert said.startswith("t.jsonl:2: the prompt has 1,000,050 characters and at least 65,")
+    assert said.endswith(" tokens, max_prompt_length is 100")
+    assert max(sizes) < 70_000
+
+
+def test_a_huge_prompt_is_refused_by_name_when_overlong_rows_are_not_filtered_or_all_there_is(renderer):
+    rows = text_rows("x" * 200_000)
+    with pytest.raises(DataError, match=r"1 of 1 rows .*\n  t\.jsonl:1: the prompt has 200,050 characters"):
+        PromptDataset(rows, renderer, max_prompt_length=100, filter_overlong=False)
+    with pytest.raises(DataError, match=r"the longest has more than 100\)"):
+        PromptDataset(rows, renderer, max_prompt_length=100)
 
 
 def test_every_added_token_that_structures_a_conversation_is_remarked_on(tokenizer):

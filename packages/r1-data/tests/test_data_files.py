@@ -1,6 +1,7 @@
 """Tests of files and sources: every kind of file and spec, row ids, and what is said about broken ones."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from r1_data.sources import Rows, count_rows, read_rows
 from r1_data.tables.arrow import open_hub
-from r1_data.types import DataError
+from r1_data.types import DataError, Overlong
 
 ROWS = [{"problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(3)]
 
@@ -215,3 +216,23 @@ def test_import_and_count_load_no_heavy_package(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, *spec], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet"])
+def test_a_row_over_the_bound_in_bytes_is_overlong_by_name_and_the_others_are_read(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr("r1_data.tables.runs.MAX_ROW_BYTES", 10_000)
+    monkeypatch.setattr("r1_data.tables.files.MAX_ROW_BYTES", 10_000)
+    monkeypatch.setattr("r1_data.tables.files.BLOCK", 4_000)  # bytes that are unpacked at a time
+    path = tmp_path / f"train.{suffix}"
+    rows = [{"a": "1"}, {"a": "x" * 100_000}, {"a": "y" * 5_000}, {"a": "3"}]
+    plain = write(path if suffix == "parquet" else tmp_path / "rows.jsonl", rows)
+    if plain != path:
+        with pyarrow.output_stream(str(path)) as stream:  # packed as the name says
+            stream.write(plain.read_bytes())
+    rows = read_rows(str(path))
+    assert [rows[i][1]["a"][0] for i in (0, 2, 3)] == ["1", "y", "3"]
+    with pytest.raises(Overlong, match=rf"train\.{suffix}:2: the row has more than 10,000 bytes"):
+        rows[1]
+    assert [row[1]["a"][0] for row in (rows[3], rows[2], rows[0])] == ["3", "y", "1"]
+    if suffix not in ("jsonl", "parquet"):
+        assert os.fstat(rows._tables[0][1]._text.open().fileno()).st_size < 30_000

@@ -24,9 +24,9 @@ class Counting(Renderer):
 
     measured = 0
 
-    def measure(self, examples):
+    def measure(self, examples, *limit):
         self.measured += len(examples)
-        return super().measure(examples)
+        return super().measure(examples, *limit)
 
 
 def text_rows(*prompts: str) -> list[tuple[str, dict]]:
@@ -45,6 +45,14 @@ def test_rows_are_measured_once_and_only_new_ones_again(tokenizer, tmp_path):
     assert measured(text_rows("a", "bb", "a"), Counting(tokenizer), tmp_path) == 0
     assert measured(text_rows("ccc", "a", "bb"), Counting(tokenizer), tmp_path) == 1
     assert measured(text_rows("a"), Counting(tokenizer), tmp_path, system_prompt="Think.") == 1
+
+
+def test_a_prompt_that_is_only_known_to_be_over_the_limit_is_measured_again_under_another_limit(tokenizer, tmp_path):
+    rows = text_rows("x" * 100_000)
+    with pytest.raises(DataError, match="all 1 rows were filtered out"):
+        PromptDataset(rows, Renderer(tokenizer), max_prompt_length=200, known_lengths=tmp_path)
+    dataset = PromptDataset(rows, Renderer(tokenizer), max_prompt_length=200_000, known_lengths=tmp_path)
+    assert dataset.summary.longest == len(dataset[0].token_ids) > 100_000
 
 
 def test_known_lengths_give_the_same_summary(tokenizer, tmp_path):

@@ -9,7 +9,7 @@ from r1_data.lengths import MANY_TEXTS, KnownLengths
 from r1_data.references import digest_content, fetched, is_pil, pictures
 from r1_data.remarks import Remarks
 from r1_data.render import Renderer
-from r1_data.types import DataError, Example, MediaError
+from r1_data.types import DataError, Example, MediaError, Overlong
 from r1_data.vision import Pixels
 from r1_data.workers import WorkerDied, Workers
 from r1_data.workers.spread import spread
@@ -65,7 +65,7 @@ class Inspector:
         """Measure each example from its headers, then decode and resize its media."""
         fetched_examples = [_fetch(example) for example in examples]
         sound = [example for example in fetched_examples if isinstance(example, Example)]
-        lengths = iter(self.renderer.measure(sound))
+        lengths = iter(self.renderer.measure(sound, self.max_prompt_length))
         return [
             Look(None, error=example) if isinstance(example, DataError) else self._look(example, next(lengths))
             for example in fetched_examples
@@ -149,7 +149,8 @@ def _read_all(sources: Sequence[SourceRows]) -> Iterator[tuple[Examined, Example
             try:
                 row_id, row = source.rows[index]
             except DataError as error:
-                yield Examined(number, index, row_id, kind="unreadable", reason=str(error)), None
+                kind = error.kind if isinstance(error, Overlong) else "unreadable"
+                yield Examined(number, index, row_id, kind=kind, reason=str(error)), None
                 continue
             try:
                 example = source.reader(row_id, row)

@@ -16,7 +16,7 @@ from r1_data.references import describe
 from r1_data.remarks import Remarks
 from r1_data.render import Renderer
 from r1_data.sources import as_rows
-from r1_data.types import DataError, Example, MediaError, Prompt
+from r1_data.types import DataError, Example, MediaError, Overlong, Prompt
 from r1_data.vision import Pixels
 from r1_data.workers import WorkerDied, Workers
 from r1_data.workers.ahead import Elsewhere, Job, failed, rendered, start_rendering
@@ -88,7 +88,7 @@ class PromptDataset:
         self.summary = replace(summary, remarks=tuple(self._remarks))
         self.digest = self._digest.hexdigest()  # of what all rows ask and hold right, and of where their media are
         del self._digest
-        self._overlong = [(row, n) for row, n in enumerate(lengths) if isinstance(n, int) and n > max_prompt_length]
+        self._overlong = [(row, found) for row, found in enumerate(lengths) if _is_overlong(found, max_prompt_length)]
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -120,8 +120,8 @@ class PromptDataset:
     def left_out(self) -> Iterator[str]:
         """Every row that is not used, with the reason."""
         yield from self.summary.bad
-        for row, tokens in self._overlong:
-            yield str(self._too_long(row, tokens))
+        for row, found in self._overlong:
+            yield str(self._too_long(row, found) if isinstance(found, int) else found)
 
     def prefetch(self, indices: Iterable[int]) -> None:
         """Let workers render these prompts, in this order, as far ahead as the memory for it goes."""
@@ -176,7 +176,8 @@ class PromptDataset:
             known = open_known(folder, self._renderer)
             if known is not None:
                 stack.enter_context(closing(known))
-            found = measure_all(self._examples(), self._renderer, self._workers, known, many=total >= MANY_TEXTS)
+            many = total >= MANY_TEXTS
+            found = measure_all(self._examples(), self._renderer, self._workers, known, limit=self._limit, many=many)
             for done, (index, length) in enumerate(found, start=1):
                 lengths[index] = length
                 if progress is not None:
@@ -184,6 +185,8 @@ class PromptDataset:
         return lengths
 
     def _within(self, limit: int, row: int, length: int | DataError) -> int | DataError:
+        if isinstance(length, Overlong):
+            return DataError(length)
         if isinstance(length, DataError) or length <= limit:
             return length
         return self._too_long(row, length)
@@ -197,9 +200,10 @@ def _choose(lengths: Sequence[int | DataError], limit: int, bad_rows: BadRows) -
     total = len(lengths)
     skipped = {"refuse": (), "skip_media": (MediaError,), "skip": (DataError,)}[bad_rows]
     kept = [(row, length) for row, length in enumerate(lengths) if isinstance(length, int) and length <= limit]
-    overlong = [length for length in lengths if isinstance(length, int) and length > limit]
-    bad = [str(error) for error in lengths if isinstance(error, skipped)]
-    refused = [str(error) for error in lengths if isinstance(error, DataError) and not isinstance(error, skipped)]
+    overlong = [length for length in lengths if _is_overlong(length, limit)]
+    errors = [length for length in lengths if isinstance(length, DataError) and not isinstance(length, Overlong)]
+    bad = [str(error) for error in errors if isinstance(error, skipped)]
+    refused = [str(error) for error in errors if not isinstance(error, skipped)]
     if refused:
         raise DataError(_list_bad(refused, total))
     if total == 0:
@@ -207,11 +211,17 @@ def _choose(lengths: Sequence[int | DataError], limit: int, bad_rows: BadRows) -
     if not kept and bad:
         raise DataError(f"the dataset is empty: {_list_bad(bad, total)}")
     if not kept:
+        measured = [length for length in overlong if isinstance(length, int)]
+        longest = f"{'' if len(measured) == len(overlong) else 'more than '}{max(measured, default=limit)}"
         raise DataError(
             f"the dataset is empty: all {len(overlong)} rows were filtered out because their prompts are over "
-            f"max_prompt_length={limit} tokens (the longest has {max(overlong)})"
+            f"max_prompt_length={limit} tokens (the longest has {longest})"
         )
     return kept, Summary(total, len(kept), len(overlong), max(length for _, length in kept), tuple(bad))
+
+
+def _is_overlong(length: int | DataError, limit: int) -> bool:
+    return length > limit if isinstance(length, int) else isinstance(length, Overlong)
 
 
 def _list_bad(reasons: list[str], total: int) -> str:

@@ -113,11 +113,13 @@ def measure_all(
     workers: Workers | None,
     known: KnownLengths | None,
     *,
+    limit: int | None = None,
     many: bool = True,
 ) -> Iterator[Length]:
     """Yield the length of every example, in order; examples that could not be made are passed on.
 
-    Unless there are `many`, examples without media are measured here, which takes less time than workers to start.
+    An example over `limit` tokens may be `Overlong` instead, see `Renderer.measure`; that is not remembered. Unless
+    there are `many`, examples without media are measured here, which takes less time than workers to start.
     """
 
     def look_up() -> Iterator[tuple[_Measured, Example | None]]:
@@ -129,7 +131,14 @@ def measure_all(
             length: int | DataError | None = known.get(key) if known and key else None
             yield _Measured(index, length, example.id, key), example if length is None else None
 
-    found = spread(look_up(), workers, "measure", renderer.measure, stays=lambda example: not (many or example.media))
+    found = spread(
+        look_up(),
+        workers,
+        "measure",
+        renderer.measure,
+        stays=lambda example: not (many or example.media),
+        arguments=(limit,),
+    )
     for item, result in found:
         if isinstance(result, WorkerDied):
             result = MediaError(f"{item.id}: {result}")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from r1_data.media_cache import MediaCache
 from r1_data.positions import PositionIds, count_tokens, find_rule
 from r1_data.references import Video
-from r1_data.tokens import encode_all
-from r1_data.types import DataError, Example, MediaError, Prompt
+from r1_data.tokens import count_beyond, encode_all
+from r1_data.types import DataError, Example, MediaError, Overlong, Prompt
 from r1_data.videos import FrameRules
 from r1_data.vision import Pixels, Vision, why_unread
 
@@ -84,12 +84,15 @@ class Renderer:
             raise length
         return length
 
-    def measure(self, examples: Sequence[Example]) -> list[int | DataError]:
-        """The prompt length of each example, or why it has none; texts are tokenized together."""
+    def measure(self, examples: Sequence[Example], limit: int | None = None) -> list[int | DataError]:
+        """The prompt length of each example, or why it has none; texts are tokenized together.
+
+        Of a long text only so much is tokenized as shows that it has more than `limit` tokens: it is `Overlong`.
+        """
         found: list[str | DataError] = []
         for example in examples:
             try:
-                found.append(self._write(example))
+                found.append(self._bounded(example, self._write(example), limit))
             except DataError as error:
                 found.append(error)
         texts = [text for text in found if isinstance(text, str)]
@@ -107,6 +110,17 @@ class Renderer:
             except DataError as error:
                 lengths.append(error)
         return lengths
+
+    def _bounded(self, example: Example, text: str, limit: int | None) -> str:
+        """The text, if it may have at most `limit` tokens. Raises Overlong."""
+        try:
+            least = None if limit is None else count_beyond(self.tokenizer, text, limit)
+        except (TypeError, ValueError, OverflowError):  # said when all of it is tokenized
+            return text
+        if least is not None:
+            found = f"{len(text):,} characters and at least {least:,} tokens"
+            raise Overlong(f"{example.id}: the prompt has {found}, max_prompt_length is {limit}")
+        return text
 
     def _length(self, example: Example, text: str, token_ids: list[int]) -> int:
         """The prompt's length, from the tokens that it has with one placeholder a picture or video."""

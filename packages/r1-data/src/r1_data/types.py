@@ -37,6 +37,12 @@ class Blank(DataError):
     kind = "blank"
 
 
+class Overlong(DataError):
+    """A row that is certainly over the limit of tokens or of bytes; how long it is in tokens was not measured."""
+
+    kind = "overlong"
+
+
 class MarkerMismatch(DataError):
     """A row whose markers and media are not equal in number."""
 

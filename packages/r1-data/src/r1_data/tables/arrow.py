@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from r1_data.tables.runs import Runs, as_dicts
-from r1_data.types import DataError
+from r1_data.types import DataError, Overlong
 
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"  # what `save_to_disk` writes
 
@@ -25,7 +25,10 @@ class ArrowTable:
         return len(self._columns)
 
     def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
-        return index + 1, self._rows[index]
+        try:
+            return index + 1, self._rows[index]
+        except Overlong as error:
+            raise Overlong(f"row {index + 1}: {error}") from error
 
     def _read(self, start: int, most: int) -> list[dict[str, Any]]:
         return as_dicts(self._columns[start : start + most])

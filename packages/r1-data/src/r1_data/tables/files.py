@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from r1_data.tables.arrow import SavedTable
-from r1_data.tables.runs import BLOCK, Runs
-from r1_data.types import DataError
+from r1_data.tables.runs import BLOCK, MAX_ROW_BYTES, Runs, require_row_bytes
+from r1_data.types import DataError, Overlong
 
 KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}  # suffix -> kind
 PACKED = {".gz": "gzip", ".zst": "zstd"}  # suffix of a packed text file -> how
@@ -127,12 +127,12 @@ class JsonLinesFile:
         self._numbers, self._offsets, self._lengths = array("Q"), array("Q"), array("Q")  # of lines that are not blank
         offset = 0
         with text.open() as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
+            for number, (length, blank) in enumerate(_line_lengths(file), start=1):
+                if not blank:
                     self._numbers.append(number)
                     self._offsets.append(offset)
-                    self._lengths.append(len(line))
-                offset += len(line)
+                    self._lengths.append(length)
+                offset += length
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -140,6 +140,10 @@ class JsonLinesFile:
     def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
         number = self._numbers[index]
         self._text.check()
+        try:
+            require_row_bytes(self._lengths[index])
+        except Overlong as error:
+            raise Overlong(f"{self.path}:{number}: {error}") from error
         line = self._lines[index].removeprefix(_BOM)
         try:
             row = _parse(line)
@@ -224,9 +228,14 @@ def _unpack(path: Path) -> BinaryIO:
     import pyarrow
 
     unpacked: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
+    by_lines, length = _is_jsonl(path), 0  # bytes of the line that is being written
     try:
         with pyarrow.input_stream(str(path), compression=PACKED[path.suffix.lower()]) as stream:
             while block := stream.read(BLOCK):
+                end = block.rfind(b"\n")
+                if by_lines and length > MAX_ROW_BYTES and end < 0:
+                    continue  # the line is refused by its length already: a small file can hold one of terabytes
+                length = length + len(block) if end < 0 else len(block) - end - 1
                 unpacked.write(block)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be unpacked, it may be cut off or no {path.suffix} file ({error})") from error
@@ -259,8 +268,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _holds_lines(text: TextFile) -> bool:
     """Whether a json file is a row a line: always for .jsonl, and for .json unless it opens with a bracket."""
-    suffixes = [suffix.lower() for suffix in text.path.suffixes[-2:]]
-    if ".jsonl" in suffixes:
+    if _is_jsonl(text.path):
         return True
     with text.open() as file:
         lines = _full_lines(file)
@@ -273,6 +281,22 @@ def _holds_lines(text: TextFile) -> bool:
         return first.endswith(b"}")  # a broken row; else the first line of one object spread over several
     columns = second is None and bool(row) and all(isinstance(cell, list) for cell in row.values())
     return not columns  # a file of one object whose cells are all lists is a table by columns
+
+
+def _is_jsonl(path: Path) -> bool:
+    return ".jsonl" in [suffix.lower() for suffix in path.suffixes[-2:]]
+
+
+def _line_lengths(file: BinaryIO) -> Iterator[tuple[int, bool]]:
+    """Yield the length of each line in bytes and whether it is blank; of a long line only BLOCK bytes are in memory."""
+    length, blank = 0, True
+    while piece := file.readline(BLOCK):
+        length, blank = length + len(piece), blank and not piece.strip()
+        if piece.endswith(b"\n"):
+            yield length, blank
+            length, blank = 0, True
+    if length:
+        yield length, blank
 
 
 def _full_lines(file: BinaryIO) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from r1_data.tables.runs import Runs, as_dicts
-from r1_data.types import DataError
+from r1_data.types import DataError, Overlong
 
 log = logging.getLogger("r1_data")
 
@@ -57,7 +57,10 @@ class ParquetTable:
             batches = self._groups[which]
         if isinstance(batches, DataError):
             raise DataError(f"{self.path}:{index + 1}: {batches}") from batches
-        return index + 1, batches.rows[index - (self._ends[which - 1] if which else 0)]
+        try:
+            return index + 1, batches.rows[index - (self._ends[which - 1] if which else 0)]
+        except Overlong as error:
+            raise Overlong(f"{self.path}:{index + 1}: {error}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ParquetTable, (self.path,)

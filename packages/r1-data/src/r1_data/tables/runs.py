@@ -3,8 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from r1_data.types import Overlong
+
 BLOCK = 2**22  # bytes of a run, about
 _MOST = 256  # rows of it
+MAX_ROW_BYTES = 2**28  # of one row as it is stored, media included; a longer one is never held in memory
 
 
 class Runs:
@@ -27,6 +30,19 @@ class Runs:
 
 
 def as_dicts(table: Any) -> list[dict[str, Any]]:
-    """The first rows of an Arrow table or batch, as many as are few bytes together, as Python objects."""
-    rows: list[dict[str, Any]] = table.slice(0, max(1, table.num_rows * BLOCK // max(1, table.nbytes))).to_pylist()
+    """The first rows of an Arrow table or batch, as many as are few bytes together, as Python objects.
+
+    Raises Overlong if already the first row has more than MAX_ROW_BYTES.
+    """
+    run = table.slice(0, max(1, table.num_rows * BLOCK // max(1, table.nbytes)))
+    if run.nbytes > MAX_ROW_BYTES:
+        run = table.slice(0, 1)
+        require_row_bytes(run.nbytes)
+    rows: list[dict[str, Any]] = run.to_pylist()
     return rows
+
+
+def require_row_bytes(size: int) -> None:
+    """Raise Overlong for a row of more than MAX_ROW_BYTES."""
+    if size > MAX_ROW_BYTES:
+        raise Overlong(f"the row has more than {MAX_ROW_BYTES:,} bytes")

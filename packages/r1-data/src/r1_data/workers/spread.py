@@ -21,10 +21,11 @@ def spread(
     items: Iterable[tuple[Item, Example | None]],
     workers: Workers | None,
     method: str,
-    here: Callable[[list[Example]], list[Any]],
+    here: Callable[..., list[Any]],
     *,
     stays: Callable[[Example], bool],
     media: int = _MEDIA,
+    arguments: tuple[Any, ...] = (),
 ) -> Iterator[tuple[Item, Any]]:
     """Yield each item with what came back for its example, in order: None where it has none.
 
@@ -35,14 +36,15 @@ def spread(
         here: the same, for examples that this process looks at itself.
         stays: which those are.
         media: pictures and videos of a chunk, from which on it takes no more.
+        arguments: of `method` and `here`, after the list.
 
     A chunk whose worker died is sent again one by one; the result of an example that a worker dies of is WorkerDied.
     """
 
     def ask(examples: list[Example]) -> "Future[list[Any]] | list[Any]":
         if workers is None or all(map(stays, examples)):
-            return here(examples)
-        return workers.submit(method, [example.as_asked() for example in examples])
+            return here(examples, *arguments)
+        return workers.submit(method, [example.as_asked() for example in examples], *arguments)
 
     ahead = _AHEAD * workers.count if workers is not None else 0
     running: deque[tuple[Chunk[Item], Future[list[Any]] | list[Any]]] = deque()
