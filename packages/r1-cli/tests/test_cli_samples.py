@@ -34,7 +34,7 @@ def test_rotary_axes_go_on_from_the_largest_position_of_any() -> None:
 
 def test_a_sample_with_a_misfit_tensor_is_refused() -> None:
     sample = to_samples([group(["a"], [0.0])])[0]
-    with pytest.raises(ValueError, match="old_logprobs has length 2, not 4"):
+    with pytest.raises(ValueError, match=r"old_logprobs has shape \[2\], expected \[L\] = \[4\]"):
         type(sample)(sample.token_ids, sample.loss_mask, sample.position_ids, 0, 0.0, old_logprobs=torch.zeros(2))
 
 
@@ -105,10 +105,10 @@ def test_groups_of_older_weights_are_told_apart_from_those_of_this_step() -> Non
     ]
     record = staleness(7, groups, samples)
     assert record["staleness/mean"] == pytest.approx(1 / 3)
-    assert (record["rollout/logprob_gap_mean"], record["rollout/kept_logprob_gap_mean"]) == (0.0, 0.25)
+    assert (record["rollout/logprob_gap_mean"], record["rollout/stale_logprob_gap_mean"]) == (0.0, 0.25)
     alone = staleness(6, [kept], samples[:1])
     assert alone["staleness/mean"] == 0
-    assert not any(name.startswith("rollout/kept_") for name in alone)
+    assert not any(name.startswith("rollout/stale_") for name in alone)
 
 
 def test_means_are_over_those_that_report() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from r1_cli.assembly.learner import build_batching
 from r1_cli.config import ConfigError, Provenance, RunConfig, load_config
 from r1_cli.plan import disk
-from r1_cli.plan.announce import announce
+from r1_cli.plan.announce import announce, oddities
 from r1_cli.plan.batches import Plan, count, make_plan
 from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, require_room, size_text
 from r1_core.learner.batching import rounds
@@ -120,7 +120,7 @@ def test_micro_batches_of_shared_prompts_are_those_that_full_groups_are_cut_into
     words = [f"data.max_prompt_length={prompt}", f"data.max_response_length={answer}"]
     words += [f"worker.actor.dynamic_batching={dynamic}".lower(), "trainer.n_gpus_per_node=2"]
     config = config_of(*TUTORIAL, *words, f"worker.actor.micro_batch_size_per_device_for_update={micro}")
-    plan, token_ids = make_plan(config, 2100), torch.zeros(prompt + answer)
+    plan, token_ids = make_plan(config, 2100), torch.zeros(prompt + answer, dtype=torch.int64)
     samples = [
         Sample(
             torch.cat([torch.full((prompt,), group), token_ids[prompt:]]), torch.arange(prompt + answer) >= prompt,
@@ -141,6 +141,17 @@ def test_that_padding_leaves_no_prompt_to_share_is_said() -> None:
     plan = make_plan(config, 2100)
     assert not plan.shares_prompts
     assert "worker.actor.share_prompts takes worker.actor.padding_free=true" in text_of(config, plan)
+
+
+def test_the_plan_says_how_stale_samples_are_corrected() -> None:
+    key = "algorithm.rollout_correction.rollout_is"
+    for words, expected in (
+        (["trainer.max_staleness=1"], f"importance weights by token correct for that ({key}=token; null turns it off)"),
+        (["trainer.max_staleness=1", f"{key}=null"], f"nothing corrects for that ({key}=null): set {key}=token"),
+    ):
+        config = config_of(*words)
+        assert any(expected in note for note in oddities(config, make_plan(config, 512)))
+    assert not any("max_staleness" in note for note in oddities(config_of(), make_plan(config_of(), 512)))
 
 
 def test_too_few_rows_for_one_batch_are_refused() -> None:

@@ -141,7 +141,8 @@ def test_bins_hold_each_index_once_and_are_not_empty_without_need(lengths, bins,
 @given(LENGTHS, st.integers(1, 5), st.sampled_from([MicroLimit(1), MicroLimit(3), MicroLimit(tokens=60)]))
 def test_ranks_share_every_sample_once_in_the_same_number_of_micro_batches(lengths, world, limit):
     samples = [
-        Sample(torch.zeros(n), torch.ones(n).bool(), torch.arange(n)[None], group_id=0, reward=0.0) for n in lengths
+        Sample(torch.zeros(n, dtype=torch.int64), torch.ones(n).bool(), torch.arange(n)[None], group_id=0, reward=0.0)
+        for n in lengths
     ]
     cut = rounds(samples, limit, world)
     assert sorted(i for parts in cut for part in parts for i in part) == list(range(len(lengths)))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor
 
-from r1_core.advantages.groups import group_statistics
+from r1_core.advantages.groups import check_group, group_statistics
 
 
 class GroupFilter(Protocol):
@@ -64,6 +64,7 @@ class KeepAll(Unchanging):
     """Keeps every group."""
 
     def keep(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        check_group(rewards, group_ids)
         return torch.ones_like(rewards, dtype=torch.bool)
 
 
@@ -140,6 +141,7 @@ class EMAStd:
 
     def keep(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         """Rewards [N] and group ids [N] generated in this step to bool [N]; a group of one has no std and goes."""
+        check_group(rewards, group_ids)
         if self.threshold is None:
             return torch.ones_like(rewards, dtype=torch.bool)
         group = group_statistics(rewards, group_ids)

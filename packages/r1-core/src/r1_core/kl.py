@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from r1_core.registry import Registry
+from r1_core.types import check_tensors
 
 EXPONENT_LIMIT = 20.0
 FULL = "full"  # the name of `full`, which is not among the estimators: a token's log-probs do not suffice for it
@@ -20,17 +21,17 @@ FULL = "full"  # the name of `full`, which is not among the estimators: a token'
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """log pi − log pi_ref: unbiased, of either sign, with a gradient that carries no KL signal by itself."""
-    return logprobs - ref_logprobs
+    return _gap(logprobs, ref_logprobs)
 
 
 def absolute(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """|log pi − log pi_ref|."""
-    return (logprobs - ref_logprobs).abs()
+    return _gap(logprobs, ref_logprobs).abs()
 
 
 def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """(log pi − log pi_ref)² / 2: biased, low variance, and its gradient is the KL's."""
-    return 0.5 * (logprobs - ref_logprobs).square()
+    return 0.5 * _gap(logprobs, ref_logprobs).square()
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     Where pi_ref / pi passes e^20 the exponential goes on as a straight line. Clamping the estimate instead, as others
     do at 10, would switch the pull towards the reference off on just those tokens that need it most.
     """
-    gap = ref_logprobs - logprobs
+    gap = -_gap(logprobs, ref_logprobs)
     excess = (gap - EXPONENT_LIMIT).clamp(min=0.0)
     return gap.clamp(max=EXPONENT_LIMIT).exp() * (1.0 + excess) - 1.0 - gap
 
@@ -60,7 +61,7 @@ def full(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     Tokens that pi cannot choose (log-prob −inf) count 0.
     """
     possible = logprobs > -torch.inf
-    gap = torch.where(possible, logprobs - ref_logprobs, 0.0)
+    gap = torch.where(possible, _gap(logprobs, ref_logprobs), 0.0)
     return (torch.where(possible, logprobs, 0.0).exp() * gap).sum(-1)
 
 
@@ -70,6 +71,8 @@ def reward_penalties(name: str, logprobs: Tensor, ref_logprobs: Tensor, mask: Te
     arXiv 2203.02155 (InstructGPT). Give them to `AdvantageInputs.token_penalties`. `name` is an estimator
     of this module; `logprobs` and `ref_logprobs` [N, R] are those of the policy that sampled and of the reference.
     """
+    check_tensors("reward_penalties", "[N, R]", mask=mask)
+    check_tensors("reward_penalties", "[N, R]", mask.shape, logprobs=logprobs, ref_logprobs=ref_logprobs)
     mask = mask.bool()
     policy = torch.where(mask, logprobs.detach(), 0.0)
     return coef * get(name)(policy, torch.where(mask, ref_logprobs.detach(), 0.0))
@@ -80,10 +83,17 @@ def sequence_mean(divergence: Tensor, mask: Tensor) -> float:
 
     Sequences without trained tokens do not count.
     """
+    check_tensors("sequence_mean", "[N, R]", mask=mask)
+    check_tensors("sequence_mean", "[N, R]", mask.shape, divergence=divergence)
     mask = mask.bool()
     counts = mask.sum(-1)
     sums = torch.where(mask, divergence, 0.0).double().sum(-1)
     return float((sums / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1))
+
+
+def _gap(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    check_tensors("KL", "[...]", getattr(logprobs, "shape", ()), logprobs=logprobs, ref_logprobs=ref_logprobs)
+    return logprobs - ref_logprobs
 
 
 def _straight_through(value: Tensor, slope: Tensor) -> Tensor:

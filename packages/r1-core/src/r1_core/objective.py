@@ -13,7 +13,7 @@ from r1_core.losses.correction import correct
 from r1_core.losses.off_policy import off_policy_weights
 from r1_core.losses.policy import SelectingLoss, check_not_negative
 from r1_core.rows import known, tokens, with_tokens
-from r1_core.types import LossInputs, LossOutput, Sample
+from r1_core.types import LossInputs, LossOutput, Sample, check_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ class Objective:
         mask = inputs.loss_mask
         totals = inputs.totals if self.length is None else replace(inputs.totals, length=self.length)
         losses, token_metrics = self.policy_loss(inputs)
+        check_tensors(f"result of {type(self.policy_loss).__name__}", "[B, R]", mask.shape, losses=losses)
         if inputs.weights is not None:
             losses = losses * torch.where(mask, inputs.weights, 0.0)
         if self.off_policy_threshold < math.inf:

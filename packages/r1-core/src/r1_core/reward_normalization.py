@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
+from r1_core.types import check_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class RewardNormalizer:
 
     def __call__(self, rewards: Tensor) -> Tensor:
         """Rewards [N] to float64 [N]."""
+        check_tensors("RewardNormalizer", "[N]", rewards=rewards)
         return (rewards.double() - self.mean) / (self.std + self.eps)
 
     @classmethod
@@ -42,6 +44,7 @@ class RewardNormalizer:
 
         Raises ValueError if a reward is not finite.
         """
+        check_tensors("RewardNormalizer", "[N]", rewards=rewards)
         if not rewards.isfinite().all():
             row = int((~rewards.isfinite()).nonzero()[0])
             raise ValueError(f"reward {row} is {float(rewards[row])}; give failed rewards a number first")

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from r1_core.types import Sample
+from r1_core.types import Sample, check_tensors
 
 
 def trained(samples: Sequence[Sample]) -> Tensor:
@@ -77,6 +77,7 @@ def with_tokens(samples: Sequence[Sample], **flat: Tensor) -> list[Sample]:
     if not samples or not flat:
         return list(samples)
     mask = torch.cat([sample.loss_mask for sample in samples])
+    check_tensors("with_tokens", "[T]", (int(mask.sum()),), **flat)
     lengths = [len(sample.token_ids) for sample in samples]
     columns = {name: to_rows(values, mask).split(lengths) for name, values in flat.items()}
     return [

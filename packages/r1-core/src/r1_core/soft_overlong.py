@@ -8,6 +8,8 @@ arXiv 2503.14476 (DAPO). Added to the score of an answer; times `factor`.
 import torch
 from torch import Tensor
 
+from r1_core.types import check_tensors
+
 
 def overlong_punishment(lengths: Tensor, max_length: int, buffer: int, factor: float = 1.0) -> Tensor:
     """Return the punishment, from −factor to 0, of answers of these lengths [N] in tokens: float64 [N].
@@ -16,5 +18,6 @@ def overlong_punishment(lengths: Tensor, max_length: int, buffer: int, factor: f
     """
     if not 0 < buffer <= max_length:
         raise ValueError(f"buffer is {buffer}; it must be above 0 and at most max_length, {max_length}")
+    check_tensors("overlong_punishment", "[N]", lengths=lengths)
     excess = (lengths.double() - (max_length - buffer)) / buffer
     return -factor * torch.clamp(excess, 0.0, 1.0)

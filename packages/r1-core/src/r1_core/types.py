@@ -1,9 +1,10 @@
 """What the learner is given and what a loss sees: `Sample`, `LossInputs`, `LossOutput`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+import torch
 from torch import Tensor
 
 # The optional per-token tensors of a sample.
@@ -20,6 +21,34 @@ PER_TOKEN = (
     "weights",
     "selected",
 )
+# The tensors that every policy loss sees.
+REQUIRED = ("logprobs", "loss_mask", "advantages", "old_logprobs")
+
+
+def check_tensors(owner: str, axes: str, sizes: Sequence[int] | None = None, /, **tensors: object) -> None:
+    """Raise TypeError on an argument that is not a tensor, and ValueError on one of another shape.
+
+    Broadcasting would turn such a mistake into wrong numbers without an error.
+
+    Args:
+        owner: the class or function that takes the arguments, for the message.
+        axes: the expected axes, such as "[N, R]".
+        sizes: their lengths; None checks the number of axes only.
+        tensors: the arguments by name.
+    """
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{owner}: {name} is of type {type(value).__name__}, expected a tensor {axes}")
+        fits = value.ndim == axes.count(",") + 1 if sizes is None else value.shape == tuple(sizes)
+        if not fits:
+            expected = axes if sizes is None else f"{axes} = {list(sizes)}"
+            raise ValueError(f"{owner}: {name} has shape {list(value.shape)}, expected {expected}")
+
+
+def check_mask(owner: str, mask: Tensor) -> None:
+    """Raise ValueError unless a mask is of truth values."""
+    if mask.dtype != torch.bool:
+        raise ValueError(f"{owner}: loss_mask has dtype {mask.dtype}, expected torch.bool; convert it with .bool()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +84,20 @@ class Sample:
     selected: Tensor | None = None  # bool [L], tokens that the policy loss treats apart (`losses.covariance`)
 
     def __post_init__(self) -> None:
+        owner = f"sample of group {self.group_id}"
+        check_tensors(owner, "[L]", token_ids=self.token_ids)
+        if self.token_ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(
+                f"{owner}: token_ids has dtype {self.token_ids.dtype}, expected torch.int64 or torch.int32"
+            )
         length = self.token_ids.shape[0]
+        given = {name: value for name in PER_TOKEN if (value := getattr(self, name)) is not None}
+        check_tensors(owner, "[L]", (length,), loss_mask=self.loss_mask, **given)
+        check_mask(owner, self.loss_mask)
+        check_tensors(owner, "[axes, L]", position_ids=self.position_ids)
+        check_tensors(owner, "[axes, L]", (len(self.position_ids), length), position_ids=self.position_ids)
         if not 0 <= self.prompt_length <= length:
-            found = f"prompt_length is {self.prompt_length}, and it has {length} tokens"
-            raise ValueError(f"sample of group {self.group_id}: {found}")
-        for name in ("loss_mask", "position_ids", *PER_TOKEN):
-            value = getattr(self, name)
-            if value is not None and value.shape[-1] != length:
-                raise ValueError(f"sample of group {self.group_id}: {name} has length {value.shape[-1]}, not {length}")
+            raise ValueError(f"{owner}: prompt_length is {self.prompt_length}, and it has {length} tokens")
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: a field is often a view of the whole step's tensor, and a pickle of it holds all."""
@@ -107,6 +142,13 @@ class LossInputs:
     full_kl: Tensor | None = None  # [B, R], KL of that distribution from the reference's, over the vocabulary
     weights: Tensor | None = None  # [B, R], multiply the policy loss
     selected: Tensor | None = None  # bool [B, R], the tokens that the policy loss treats apart
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in self.__slots__ if name != "totals"}
+        given = {name: value for name, value in given.items() if value is not None or name in REQUIRED}
+        check_tensors("LossInputs", "[B, R]", logprobs=self.logprobs)
+        check_tensors("LossInputs", "[B, R]", self.logprobs.shape, **given)
+        check_mask("LossInputs", self.loss_mask)
 
 
 @dataclass(frozen=True, slots=True)

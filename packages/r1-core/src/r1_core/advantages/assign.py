@@ -12,7 +12,7 @@ from r1_core.advantages.inputs import AdvantageInputs, Estimator, Forecasting
 from r1_core.advantages.scan import discounted_sums
 from r1_core.losses.correction import Correction, correct
 from r1_core.rows import flatten, known, rows, to_rows, trained, with_tokens
-from r1_core.types import Sample
+from r1_core.types import Sample, check_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ def assign(
         },
     )
     found = _estimate(estimator, inputs)
+    check_tensors(f"result of {type(estimator).__name__}", "[N, R]", mask.shape, **found)
     flat = {name: table.masked_select(mask).float() for name, table in found.items()}
     if not flat["advantages"].isfinite().all():
         _warn_of_what_is_not_finite(samples, torch.where(mask, found["advantages"], 0.0), type(estimator).__name__)
@@ -107,7 +108,10 @@ def _warn_of_what_is_not_finite(samples: Sequence[Sample], advantages: Tensor, e
 
 
 def _table(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> Tensor:
-    """The parts of each sample's reward as float64 [N, K]."""
+    """The parts of each sample's reward as float64 [N, K]. Raises ValueError if samples have other parts."""
+    for i, part in enumerate(parts):
+        if set(part) != set(names):
+            raise ValueError(f"sample {i} has the parts {sorted(part)}; sample 0 has {sorted(names)}")
     return torch.tensor([[part[name] for name in names] for part in parts], dtype=torch.float64).reshape(-1, len(names))
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from r1_core.types import check_tensors
+
 
 @dataclass(frozen=True, slots=True)
 class GroupStatistics:
@@ -21,6 +23,12 @@ class GroupStatistics:
         return torch.where(self.constant, 0.0, self.distance / (self.std + eps))
 
 
+def check_group(rewards: Tensor, group_ids: Tensor) -> None:
+    """Raise ValueError, or TypeError, unless rewards are a tensor [N] and group ids one of the same length."""
+    check_tensors("rewards of groups", "[N]", rewards=rewards)
+    check_tensors("rewards of groups", "[N]", rewards.shape, group_ids=group_ids)
+
+
 def group_statistics(rewards: Tensor, group_ids: Tensor) -> GroupStatistics:
     """Mean and unbiased standard deviation of the rewards [N] of each group, spread back to its samples.
 
@@ -28,6 +36,7 @@ def group_statistics(rewards: Tensor, group_ids: Tensor) -> GroupStatistics:
     lose their variance to cancellation. The mean is measured from the group's lowest reward, because the plain mean of
     n equal numbers may differ from them in the last bit.
     """
+    check_group(rewards, group_ids)
     rewards = rewards.double()
     _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
     zeros = rewards.new_zeros(sizes.shape[0])

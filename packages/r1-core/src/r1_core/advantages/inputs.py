@@ -8,6 +8,7 @@ from torch import Tensor
 
 from r1_core.advantages.scan import row_sums
 from r1_core.needs import Needs
+from r1_core.types import check_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,21 @@ class AdvantageInputs:
     parts: Tensor | None = None  # [N, K], several rewards of each answer (GDPO)
     part_names: tuple[str, ...] | None = None  # K names of theirs
     rollout_logprobs: Tensor | None = None  # [N, R], of the sampled tokens, as the engine sampled
+
+    def __post_init__(self) -> None:
+        check_tensors("AdvantageInputs", "[N, R]", token_rewards=self.token_rewards)
+        number, width = self.token_rewards.shape
+        given = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+        names, parts, baselines = (given.pop(name, None) for name in ("part_names", "parts", "baselines"))
+        group_ids, loss_mask = given.pop("group_ids", None), given.pop("loss_mask", None)
+        check_tensors("AdvantageInputs", "[N, R]", (number, width), loss_mask=loss_mask, **given)
+        check_tensors("AdvantageInputs", "[N]", (number,), group_ids=group_ids)
+        if baselines is not None:
+            check_tensors("AdvantageInputs", "[N]", (number,), baselines=baselines)
+        if parts is not None:
+            check_tensors("AdvantageInputs", "[N, K]", parts=parts)
+            kinds = parts.shape[1] if names is None else len(names)
+            check_tensors("AdvantageInputs", "[N, K]", (number, kinds), parts=parts)
 
     @property
     def mask(self) -> Tensor:

@@ -29,11 +29,6 @@ class ReMax(Estimator):
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards. Raises ValueError without `baselines`."""
         baselines = inputs.require("baselines", "ReMax").double()
-        if baselines.shape != inputs.group_ids.shape:
-            raise ValueError(
-                f"baselines have shape {list(baselines.shape)}; ReMax wants one per sample, "
-                f"{list(inputs.group_ids.shape)}"
-            )
         rewards, mask = inputs.shaped_rewards, inputs.mask
         advantages = torch.empty_like(rewards)
         for rows in row_blocks(mask.shape):

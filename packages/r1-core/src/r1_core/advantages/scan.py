@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from r1_core.types import check_tensors
+
 # A chunk of columns is no longer than keeps decay^length above this, so that no weight underflows.
 SMALLEST_WEIGHT = 1e-150
 # Rows go through in blocks of about this many numbers, so that what lies between stays in the processor's cache.
@@ -36,6 +38,8 @@ def discounted_sums(values: Tensor, mask: Tensor, decay: float) -> Tensor:
     them unchanged and undiscounted, so that a turn before an observation is credited with what came after it.
     Raises ValueError if decay is outside [0, 1].
     """
+    check_tensors("discounted_sums", "[N, R]", values=values)
+    check_tensors("discounted_sums", "[N, R]", values.shape, mask=mask)
     sums = torch.empty(values.shape, dtype=torch.float64, device=values.device)
     if sums.numel():
         for rows in row_blocks(values.shape):

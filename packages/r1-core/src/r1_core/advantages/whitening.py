@@ -12,18 +12,21 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.scan import row_blocks, row_sums
+from r1_core.types import check_tensors
 
 Blocks = Callable[[slice], Tensor]  # gives some rows of the values, float64; arbitrary off the mask
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean of values [...] where mask [...] is true: a float64 scalar, 0 if there are none."""
+    _check(values, mask)
     pivot, distances = _distances(values.double(), mask.bool())
     return pivot + distances.sum() / mask.bool().sum().clamp(min=1)
 
 
 def masked_variance(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     """Variance of values [...] where mask [...] is true, over n − 1 or over n: float64, 0 for fewer than two."""
+    _check(values, mask)
     _, distances = _distances(values.double(), mask.bool())
     return _moments(distances.sum(), distances.square().sum(), mask.bool().sum(), unbiased)[1]
 
@@ -41,6 +44,7 @@ def whiten(
     With `unbiased=False` the variance is taken over n and is max(variance, eps), as OpenRLHF and LMM-R1 have it; with
     `norm_by_std=False` the values keep their variance.
     """
+    _check(values, mask)
     row, trained = values.double().reshape(1, -1), mask.bool().reshape(1, -1)
     whitened = whiten_blocks(lambda rows: row[rows], trained, torch.float64, eps, shift_mean, unbiased, norm_by_std)
     return whitened.reshape(values.shape)
@@ -85,6 +89,10 @@ def whiten_rows(
     total, squares = (lengths * distances).sum(), (lengths * distances.square()).sum()
     offset, variance = _moments(total, squares, lengths.sum(), unbiased)
     return (distances - offset) * _scale(variance, eps, unbiased, norm_by_std)
+
+
+def _check(values: Tensor, mask: Tensor) -> None:
+    check_tensors("whitening", "[...]", getattr(values, "shape", ()), values=values, mask=mask)
 
 
 def _distances(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from r1_core.types import check_tensors
+
 
 def token_logprobs(
     logits: Tensor,
@@ -18,7 +20,11 @@ def token_logprobs(
     entropy carries a gradient only with `entropy_gradient`, which keeps another tensor of the logits' size. Raises
     ValueError unless the temperature is above 0.
     """
-    if temperature <= 0:
+    check_tensors("token_logprobs", "[T, V]", logits=logits)
+    check_tensors("token_logprobs", "[T]", logits.shape[:1], targets=targets)
+    if targets.dtype != torch.int64:
+        raise ValueError(f"token_logprobs: targets has dtype {targets.dtype}, expected torch.int64")
+    if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; log-probs need one above 0")
     if logits.dtype != torch.float64:
         logits = logits.float()

@@ -80,7 +80,7 @@ class TokenModel:
         `lazy_logits` of another model, the KL from it is measured, too, and every head is computed as one that is not
         linear. Raises ValueError unless the temperature is above 0.
         """
-        if temperature <= 0:
+        if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; log-probs need one above 0")
         settings = Settings(torch.float32, temperature, entropy_gradient, squared_probs)
         head, stats = self._head(), None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from r1_core.registry import Registry
-from r1_core.types import Totals
+from r1_core.types import Totals, check_mask, check_tensors
 
 # Takes values [B, R], which are 0 outside the mask [B, R], and the step's totals; gives a scalar, linear in values.
 Aggregation = Callable[[Tensor, Tensor, Totals], Tensor]
@@ -60,4 +60,7 @@ def aggregate(values: Tensor, mask: Tensor, mode: str, totals: Totals) -> Tensor
 
     `mode` is a name of AGGREGATIONS. Values outside the mask may be anything. Raises ValueError for another name.
     """
+    check_tensors("aggregate", "[B, R]", values=values)
+    check_tensors("aggregate", "[B, R]", values.shape, mask=mask)
+    check_mask("aggregate", mask)
     return AGGREGATIONS.get(mode)(torch.where(mask, values, 0.0), mask, totals)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from r1_core.losses.policy import LOG_RATIO_LIMIT, row_mean
 from r1_core.rows import rows, trained, with_tokens
-from r1_core.types import Sample
+from r1_core.types import Sample, check_tensors
 
 Level = Literal["token", "sequence", "geometric"]
 Measure = Literal["k1", "k2", "k3"]
@@ -52,6 +52,7 @@ class Rejection:
 
     def keep(self, gap: Tensor, mask: Tensor) -> Tensor:
         """Return `mask` [B, R] without what is rejected, from `log_gap`'s values [B, R]."""
+        check_gap(gap, mask)
         values = self.values(gap, mask)
         if self.measure == "k1":
             values = values.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
@@ -118,11 +119,20 @@ class Correction:
 
 def log_gap(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
     """log(pi_old / mu) of each token [B, R], 0 outside the mask."""
+    check_tensors("log_gap", "[B, R]", mask=mask)
+    check_tensors("log_gap", "[B, R]", mask.shape, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
     return torch.where(mask, old_logprobs - rollout_logprobs, 0.0).detach()
+
+
+def check_gap(gap: Tensor, mask: Tensor) -> None:
+    """Raise ValueError, or TypeError, unless the gap and the mask are tensors [B, R] of one shape."""
+    check_tensors("correction", "[B, R]", mask=mask)
+    check_tensors("correction", "[B, R]", mask.shape, gap=gap)
 
 
 def importance_weights(gap: Tensor, mask: Tensor, level: Level | None) -> Tensor:
     """exp(gap) of each token, of its sequence (sum) or of its sequence's mean, [B, R]; 1 for level None, 0 off mask."""
+    check_gap(gap, mask)
     if level is None:
         gap = torch.zeros_like(gap)
     elif level == "sequence":
@@ -138,6 +148,7 @@ def diagnose(gap: Tensor, mask: Tensor) -> dict[str, Tensor]:
     `rollout_gap_mean` and `rollout_gap_max`: of |log pi_old − log mu|; `rollout_kl`: KL(mu, pi_old) by k1,
     `rollout_kl_k3` by k3; `rollout_chi2`: mean of exp(2·gap) − 1. All 0 without tokens.
     """
+    check_gap(gap, mask)
     count = mask.sum().clamp(min=1)
     bounded = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     k3, chi2 = torch.where(mask, bounded.exp() - 1.0 - bounded, 0.0), torch.where(mask, (2 * bounded).exp() - 1.0, 0.0)
@@ -152,6 +163,7 @@ def diagnose(gap: Tensor, mask: Tensor) -> dict[str, Tensor]:
 
 def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
     """(Σ w)² / (N Σ w²) over the N trained tokens: the share of them that the weights leave (Kish); 1 without any."""
+    check_tensors("effective_sample_size", "[B, R]", mask.shape, weights=weights)
     squares = weights.square().sum() * mask.sum()
     return torch.where(squares == 0, 1.0, weights.sum().square() / squares)
 

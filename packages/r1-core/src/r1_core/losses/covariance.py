@@ -22,7 +22,7 @@ from r1_core.losses.policy import (
     masked_advantages,
 )
 from r1_core.settings import ClipWidth, NonNegative, Share, check_settings
-from r1_core.types import LossInputs
+from r1_core.types import LossInputs, check_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,8 @@ class KLCov(PolicyLoss):
 
 def token_covariance(advantages: Tensor, logprobs: Tensor) -> Tensor:
     """(A − mean A)·(log pi − mean log pi) for each of M tokens, float64 [M]."""
+    check_tensors("token_covariance", "[M]", advantages=advantages)
+    check_tensors("token_covariance", "[M]", advantages.shape, logprobs=logprobs)
     advantages, logprobs = advantages.detach().double(), logprobs.detach().double()
     return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from r1_core.losses.policy import check_not_negative
+from r1_core.types import check_mask, check_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,10 @@ class ValueLoss:
         self, values: Tensor, old_values: Tensor, returns: Tensor, loss_mask: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics `vf_clipfrac` and `vpred_mean` [B, R]; all arguments are [B, R]."""
+        check_tensors("ValueLoss", "[B, R]", values=values)
+        given = {"old_values": old_values, "returns": returns, "loss_mask": loss_mask}
+        check_tensors("ValueLoss", "[B, R]", values.shape, **given)
+        check_mask("ValueLoss", loss_mask)
         values, old_values, returns = (torch.where(loss_mask, x, 0.0) for x in (values, old_values, returns))
         losses = (values - returns).square()
         held = torch.zeros_like(loss_mask)
