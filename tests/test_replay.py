@@ -56,6 +56,13 @@ def test_a_step_that_was_sampled_ahead_is_the_same(r1: R1, tmp_path: Path) -> No
     few = ["trainer.max_steps=4", "trainer.save_freq=2", "trainer.val_freq=-1", "trainer.val_before_train=false"]
     r1("train", QUICKSTART, *SMALL, *few, "trainer.max_staleness=1", f"trainer.save_checkpoint_path={tmp_path}")
     assert "step 4 is the same to the bit: 16 answers" in r1("replay", tmp_path, "--step", "4").output
+    first, *later = read_log(tmp_path)
+    assert first["rollout/effective_sample_size"] > 1 - 1e-6, "the first step is of the learner's own weights"
+    for record in later:
+        assert "rollout/logprob_gap_mean" not in record, "nothing is of the current weights"
+        assert record["rollout/stale_logprob_gap_mean"] > 100 * first["rollout/logprob_gap_mean"]
+        assert record["actor/rollout_ess"] < 1, "the loss is weighted without being asked to"
+        assert record["actor/rollout_weight_max"] > 1
 
 
 def test_what_is_no_run_and_a_step_that_was_never_taken_are_refused(quickstart: Path, r1: R1, tmp_path: Path) -> None:

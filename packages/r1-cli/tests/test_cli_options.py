@@ -220,6 +220,26 @@ def test_a_correction_is_what_its_keys_say(words: str, expected: Correction | No
     assert build_correction(config_of(*(f"{CORRECTION}.{word}" for word in words.split()))) == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("trainer.max_staleness=0", None),
+        ("trainer.max_staleness=1", Correction("token", upper=2.0)),
+        (f"trainer.max_staleness=1 {CORRECTION}.rollout_is_threshold=3", Correction("token", upper=3.0)),
+        (f"trainer.max_staleness=1 {CORRECTION}.rollout_is=null", None),
+        (f"trainer.max_staleness=1 {CORRECTION}.rollout_is=sequence", Correction("sequence", upper=2.0)),
+    ],
+)
+def test_stale_samples_are_corrected_by_token_unless_the_user_says_otherwise(
+    words: str, expected: Correction | None
+) -> None:
+    config = config_of(*words.split())
+    objective = build_objective(config)
+    assert objective.correction == build_estimate(config).correction == expected
+    assert ("old_logprobs" in objective.needs) is (expected is not None)
+    assert printable(config)["algorithm"]["rollout_correction"]["rollout_is"] == (expected and expected.level)
+
+
 def test_an_objective_takes_the_length_and_the_threshold() -> None:
     objective = build_objective(config_of())
     assert (objective.length, objective.off_policy_threshold) == (2048, float("inf"))

@@ -70,14 +70,14 @@ def build_objective(config: RunConfig) -> Objective:
 def build_correction(config: RunConfig) -> Correction | None:
     """How the gap between engine and learner is corrected; None for not at all."""
     settings = config.algorithm.rollout_correction
-    if settings.rollout_is is None and not settings.rollout_rs:
+    if config.importance_weights is None and not settings.rollout_rs:
         return None
     lower, upper = bounds(settings.rollout_is_threshold)
     rules, thresholds = settings.rollout_rs or [], settings.rollout_rs_threshold or []
     if len(thresholds) == 1:
         thresholds = thresholds * len(rules)
     return Correction(
-        settings.rollout_is,
+        config.importance_weights,
         upper=upper,
         lower=lower or 0.0,
         outside="clamp" if lower is None else "zero",

@@ -177,7 +177,7 @@ READ_WHEN: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ),
     (
         "algorithm.rollout_correction.rollout_is_threshold",
-        lambda c: c.algorithm.rollout_correction.rollout_is is not None,
+        lambda c: c.importance_weights is not None,
         "only rollout_is uses it",
     ),
     (

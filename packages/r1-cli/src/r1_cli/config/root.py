@@ -59,6 +59,19 @@ class RunConfig(Section):
         return not rollout.servers.used and not rollout.engines.nnodes
 
     @property
+    def importance_weights(self) -> Literal["token", "sequence", "geometric"] | None:
+        """The level of the importance weights between engine and learner; None: no weights.
+
+        With `auto`, samples that older weights have drawn are corrected token by token: the optimizer step is then
+        relative to the learner's policy before it, and each token's loss is weighted by how far that policy has moved
+        from the one that sampled (decoupled PPO of AReaL, arXiv 2505.24298; truncation as in arXiv 1802.01561).
+        """
+        level = self.algorithm.rollout_correction.rollout_is
+        if level == "auto":
+            return "token" if self.trainer.max_staleness else None
+        return level
+
+    @property
     def shares_devices(self) -> bool:
         """Whether the actor's devices are wanted by others between its verbs: by engines, or by a critic."""
         return self.colocated or self.has_critic
@@ -73,12 +86,14 @@ def lookup(config: RunConfig, key: str) -> Any:
 
 
 def own_values(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """Yield the key and the value of what is left to the chosen estimator and loss, as each has it of its own."""
+    """Yield the key and the value of what is left to the chosen estimator and loss, or to `auto`, as a run uses it."""
     algorithm, actor = config.algorithm, config.worker.actor
     yield from own_defaults(algorithm, ESTIMATOR_OPTIONS, algorithm.adv_estimator)
     yield from own_defaults(actor, LOSS_OPTIONS, actor.loss_type)
     if actor.loss_avg_mode is None and actor.loss_type in catalogue.losses():
         yield "worker.actor.loss_avg_mode", catalogue.losses()[actor.loss_type].aggregation
+    if algorithm.rollout_correction.rollout_is == "auto":
+        yield "algorithm.rollout_correction.rollout_is", config.importance_weights
     if config.has_critic and config.worker.critic.loss_avg_mode is None:
         yield "worker.critic.loss_avg_mode", "token"
 

@@ -151,16 +151,17 @@ def sequence_balance(lengths: Sequence[int], loads: Sequence[int] = ()) -> dict[
 def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, float]:
     """Return how many steps, or weight versions, old the responses are, and how far the policy has gone from old ones.
 
-    Responses of this step tell how well engine and learner agree, under `rollout/`; for those that were kept from an
-    earlier one, under `rollout/kept_`, the same numbers hold what the policy has learned since, too.
+    Responses of the current weights show how well engine and learner agree, under `rollout/`. For those of older
+    weights (sampled ahead, or kept from an earlier step), under `rollout/stale_`, the same numbers include what the
+    policy has learned since.
     """
     ages = [step - completion.weight_version for group in groups for completion in group.completions]
     fresh = [sample for sample, age in zip(samples, ages, strict=True) if age <= 0]
-    kept = [sample for sample, age in zip(samples, ages, strict=True) if age > 0]
+    stale = [sample for sample, age in zip(samples, ages, strict=True) if age > 0]
     return {
         **spread("staleness", ages),
         **agreement(fresh, "rollout/"),
-        **agreement(kept, "rollout/kept_"),
+        **agreement(stale, "rollout/stale_"),
     }
 
 
