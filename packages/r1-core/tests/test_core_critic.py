@@ -52,13 +52,22 @@ def test_a_head_of_half_precision_computes_in_float32():
 
 
 @pytest.mark.parametrize("family", CHANGING)
-def test_a_model_that_changes_what_comes_of_its_head_changes_values_too(family):
+def test_values_are_what_the_head_gives_whatever_the_family_does_to_logits(family):
     model = CHANGING[family]()
-    core_critics.draw_head(give_value_head(model))
+    head = give_value_head(model)
+    core_critics.draw_head(head)
+    head.bias.data.fill_(100.0)  # which Gemma 2 would bound to 29.9
+    given = []
+    head.register_forward_hook(lambda module, inputs, output: given.append(inputs[0]))
     critic = make_critic(model)
-    sample, _ = critic.annotate_values(text_samples(((3, 4), (2, 2))))
-    outputs = model(input_ids=sample.token_ids[None]).logits[0, 2:-1, 0]
-    torch.testing.assert_close(sample.values[3:], outputs, atol=1e-5, rtol=1e-5)
+    annotated = critic.annotate_values(text_samples(((3, 4), (2, 2))))
+    given.clear()
+    logits = model(input_ids=annotated[0].token_ids[None]).logits[0, 2:-1, 0]
+    outputs = torch.nn.functional.linear(given[0], head.weight, head.bias)[0, 2:-1, 0]
+    assert (outputs - logits).abs().min() > 1, "this family changes its logits"
+    torch.testing.assert_close(annotated[0].values[3:], outputs, atol=1e-5, rtol=1e-5)
+    critic.forward_backward([replace(sample, returns=sample.values - 1) for sample in annotated])
+    torch.testing.assert_close(head.bias.grad, torch.ones(1), atol=1e-5, rtol=1e-5)
 
 
 def test_a_head_over_a_vocabulary_is_no_critics():

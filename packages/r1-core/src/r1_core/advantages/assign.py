@@ -72,7 +72,6 @@ def assign(
         },
     )
     found = _estimate(estimator, inputs)
-    check_tensors(f"result of {type(estimator).__name__}", "[N, R]", mask.shape, **found)
     flat = {name: table.masked_select(mask).float() for name, table in found.items()}
     if not flat["advantages"].isfinite().all():
         _warn_of_what_is_not_finite(samples, torch.where(mask, found["advantages"], 0.0), type(estimator).__name__)
@@ -83,10 +82,12 @@ def _estimate(estimator: Estimator, inputs: AdvantageInputs) -> dict[str, Tensor
     """Advantages [N, R], and returns where there is a critic to learn them."""
     if isinstance(estimator, Forecasting):
         advantages, returns = estimator.with_returns(inputs)
-        return {"advantages": advantages, "returns": returns}
-    found = {"advantages": estimator(inputs)}
-    if "values" in estimator.needs:
-        found["returns"] = discounted_sums(inputs.shaped_rewards, inputs.mask, 1.0)
+        found = {"advantages": advantages, "returns": returns}
+    else:
+        found = {"advantages": estimator(inputs)}
+        if "values" in estimator.needs:
+            found["returns"] = discounted_sums(inputs.shaped_rewards, inputs.mask, 1.0)
+    check_tensors(f"result of {type(estimator).__name__}", "[N, R]", inputs.mask.shape, **found)
     return found
 
 

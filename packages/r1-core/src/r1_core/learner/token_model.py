@@ -120,16 +120,28 @@ class TokenModel:
         return LazyLogits(self._logits(batch), lambda logits: logits)
 
     def outputs(self, batch: MicroBatch) -> Tensor:
-        """Return what the head gives where each of the batch's trained tokens is predicted, [T, outputs].
+        """Return the head's own outputs where each of the batch's trained tokens is predicted, [T, outputs].
 
-        That is a value for a head of one output; of a vocabulary all logits would be there at once. A linear head
-        computes in float32 at least, whatever the model does.
+        Whatever the model does to its logits after the head (Cohere scales them, Gemma 2 bounds them) is left out: it
+        is meant for a vocabulary, not for a value. A linear head computes in float32 at least.
         """
         head = self._head()
-        found = None
-        if head is not None:
-            found = self._from_head(head, batch, partial(_wide, head) if _is_linear(head) else head.forward)
-        return batch.gather(self._logits(batch) if found is None else found)
+        if head is None:
+            return batch.gather(self._logits(batch))
+        compute = partial(_wide, head) if _is_linear(head) else head.forward
+        given: list[Tensor] = []
+
+        def forward(hidden: Tensor) -> Tensor:
+            given.append(compute(hidden.flatten(0, -2)[batch.predictors]))
+            return given[-1][None].clone()  # which the model may write into
+
+        with _replaced(head, forward):
+            logits = self._call(batch)
+        if len(given) != 1:
+            name = type(self.model).__name__
+            raise ValueError(f"{name} calls its head {len(given)} times in a forward pass; a critic needs it once")
+        # FSDP2 waits for a gradient of the model's output, so it gets one, of 0.
+        return batch.gather(given[0] + 0.0 * logits.sum() if logits.requires_grad else given[0])
 
     def _head(self) -> nn.Module | None:
         """The module that gives the logits; None if the model does not tell or changes them afterwards."""
