@@ -136,11 +136,18 @@ def test_only_the_newest_and_the_best_checkpoints_stay(r1: R1, tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_3", "global_step_4"]
 
 
-def test_wandb_without_a_key_never_asks(r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_without_a_key_never_asks_and_no_file_of_the_run_holds_a_secret_of_the_environment(
+    r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    for name in ("HF_TOKEN", "R1_SERVERS_TOKEN", "RAY_AUTH_TOKEN", "SWANLAB_API_KEY", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, f"planted-{name}")
     loggers = "trainer.logger=[console,wandb,tensorboard]"
     output = r1("train", QUICKSTART, *TWO_STEPS, f"trainer.save_checkpoint_path={tmp_path}", loggers).output
     assert output.count("wandb has no API key: logging offline") == 1
     assert list(tmp_path.glob("wandb/offline-run-*"))
     assert list(tmp_path.glob("tensorboard/events.*"))
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"config.json", "manifest.json"} <= {path.name for path in written}
+    assert [path for path in written if b"planted-" in path.read_bytes()] == []
