@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 from data_models import tiny_config
 from PIL import Image
-from transformers import AutoModelForImageTextToText, Gemma3ImageProcessor, Gemma3Processor
+from transformers import AutoModelForImageTextToText, Gemma3ImageProcessor, Gemma3Processor, GotOcr2ImageProcessor
 
 from r1_data.pictures import load_image
-from r1_data.positions import count_tokens
+from r1_data.positions import count_tokens, position_ids_of
+from r1_data.references import Video
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example
 
@@ -256,6 +258,56 @@ def test_pictures_that_attend_in_both_directions_are_refused_by_name(fresh_proce
     (refused,) = renderer.measure([make_example(picture(60, 40))])
     assert isinstance(refused, DataError)
     assert renderer.render(make_example()).token_ids
+
+
+def other_family(name, tokenizer):
+    """A processor of a family whose pictures are not counted within a range of pixels."""
+    tokens = {"image": "<|image_pad|>", "video": "<|video_pad|>", "context_image": "<|image_pad|>"}
+    tokens |= {"start_image": "<|vision_start|>", "end_image": "<|vision_end|>"}
+    tokens |= {"fake_image": "<|vision_start|>", "global_image": "<|vision_end|>", "end_of_utterance": "<|im_end|>"}
+    for kind, token in tokens.items():
+        setattr(tokenizer, f"{kind}_token", token)
+        setattr(tokenizer, f"{kind}_token_id", tokenizer.convert_tokens_to_ids(token))
+    template = {"chat_template": tokenizer.chat_template}
+    tiles = GotOcr2ImageProcessor(size={"height": 56, "width": 56})
+    return {
+        "Glm4v": lambda: hf.Glm4vProcessor(hf.Glm4vImageProcessor(), tokenizer, hf.Glm4vVideoProcessor(), **template),
+        "Glm46V": lambda: hf.Glm46VProcessor(
+            hf.Glm46VImageProcessor(), tokenizer, hf.Glm46VVideoProcessor(), **template
+        ),
+        "InternVL": lambda: hf.InternVLProcessor(
+            tiles, tokenizer, hf.InternVLVideoProcessor(), image_seq_length=4, **template
+        ),
+        "Idefics3": lambda: hf.Idefics3Processor(hf.Idefics3ImageProcessor(), tokenizer, image_seq_len=4, **template),
+        "AyaVision": lambda: hf.AyaVisionProcessor(
+            tiles, tokenizer, image_token="<|image_pad|>", img_size=56, **template
+        ),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", ["Glm4v", "Glm46V", "InternVL", "Idefics3", "AyaVision"])
+def test_pictures_that_are_not_counted_within_a_range_are_refused_by_name_and_texts_are_rendered(
+    fresh_processor, picture, name
+):
+    renderer = Renderer(other_family(name, fresh_processor("qwen2_vl").tokenizer), position_ids=count_tokens)
+    with pytest.raises(DataError, match=f"^t:1: pictures of {name}Processor cannot be used: it does not count"):
+        renderer.render(make_example(picture(60, 40)))
+    assert renderer.prompt_length(make_example()) == len(renderer.render(make_example()).token_ids)
+
+
+def test_a_family_with_videos_of_another_kind_reads_pictures_and_refuses_its_videos(fresh_processor, picture):
+    processor = fresh_processor("qwen2_vl")
+    processor.video_processor = hf.Glm4vVideoProcessor()
+    renderer = Renderer(processor, position_ids=count_tokens)
+    assert len(renderer.render(make_example(picture(60, 40))).images) == 1
+    with pytest.raises(DataError, match="videos of Qwen2VLProcessor cannot be used, only its pictures"):
+        renderer.load(make_example(Video((picture(60, 40),))))
+
+
+def test_positions_of_a_family_without_a_rule_of_its_own_count_tokens():
+    vision = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vision_output_dim": 8}
+    text = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    assert position_ids_of(hf.Llama4Config(vision_config=vision, text_config={**text, "num_local_experts": 1})) is None
 
 
 def test_an_argument_that_the_chat_template_never_reads_is_refused(tokenizer):

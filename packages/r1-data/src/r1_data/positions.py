@@ -28,7 +28,8 @@ class RotaryPositions:
         config = copy.deepcopy(config)
         config._attn_implementation = "eager"  # it attends to nothing, so what a loaded model attends by is not sought
         with torch.device("meta"):
-            self.model = AutoModelForImageTextToText.from_config(config).model
+            whole = AutoModelForImageTextToText.from_config(config)
+        self.model = getattr(whole, "model", whole)  # Llama 4 has its parts in the whole
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RotaryPositions, (self.config,)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_OF_VIDEOS = ("get_num_of_video_patches", "min_frames", "max_frames", "temporal_patch_size", "merge_size")
 _RULES = "2"  # goes up when the same content gives other pixels than before
 
 
@@ -49,7 +50,21 @@ def why_unread(processor: Any) -> str | None:
     for owner, name in ((processor, "image_token_id"), (processor.image_processor, "get_number_of_image_patches")):
         if not hasattr(owner, name):
             return f"pictures of {family} cannot be used: it has no {name}; {known}"
+    if not _counts_within(processor.image_processor):
+        counts = "it does not count a picture's patches within min_pixels and max_pixels as those of"
+        return f"pictures of {family} cannot be used: {counts} Qwen2-VL, Qwen2.5-VL and Qwen3-VL do"
     return None
+
+
+def _counts_within(image_processor: Any) -> bool:
+    """Whether an image processor resizes into a range of pixels and counts patches by it: one token, if told so."""
+    try:
+        size, side = image_processor.size, image_processor.patch_size * image_processor.merge_size
+        one = {"min_pixels": side**2, "max_pixels": side**2}
+        patches = image_processor.get_number_of_image_patches(8 * side, 8 * side, one)
+        return bool(size["shortest_edge"] and size["longest_edge"] and patches == image_processor.merge_size**2)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
 
 
 class Vision:
@@ -76,7 +91,8 @@ class Vision:
         if why := why_unread(processor):
             raise DataError(why)
         self._image: Any = processor.image_processor
-        self._video: Any = getattr(processor, "video_processor", None)
+        video: Any = getattr(processor, "video_processor", None)
+        self._video: Any = video if all(hasattr(video, name) for name in _OF_VIDEOS) else None
         self.budget = picture_range(self._image, min_pixels, max_pixels)
         if self._video is not None:
             self.frame_range = frame_range(self._video, min_pixels, max_pixels, video_min_pixels, video_max_pixels)
@@ -124,7 +140,7 @@ class Vision:
     def probe(self, video: Video) -> Clip:
         """The frames of a video that the model sees. Raises MediaError."""
         if self._video is None:
-            raise MediaError(f"{type(self._processor).__name__} reads pictures but no videos")
+            raise MediaError(f"videos of {type(self._processor).__name__} cannot be used, only its pictures")
         return probe_video(video, self.frames)
 
     def load(self, media: Sequence[Any]) -> Pixels:
