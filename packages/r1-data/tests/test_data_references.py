@@ -55,6 +55,42 @@ def test_paths_out_of_the_folder_are_refused(resolve, path):
         resolve(path, "/pictures")
 
 
+@pytest.mark.parametrize("resolve", [resolve_picture, resolve_video])
+def test_a_link_out_of_the_folder_is_refused_and_one_within_it_is_followed(resolve, tmp_path):
+    folder, secret = tmp_path / "pictures", tmp_path / "secret"
+    (folder / "a").mkdir(parents=True)
+    secret.mkdir()
+    (secret / "x.png").touch()
+    (folder / "a" / "real.png").touch()
+    (folder / "file.png").symlink_to(secret / "x.png")
+    (folder / "outside").symlink_to(secret)
+    (folder / "inside.png").symlink_to("a/real.png")
+    (tmp_path / "named").symlink_to(folder)
+    for path in ("file.png", "outside/x.png", str(folder / "outside" / "x.png")):
+        with pytest.raises(MediaError, match=r"leads out of the picture folder '.*' by a link to '.*secret/x\.png'"):
+            resolve(path, str(folder))
+    assert resolve("inside.png", str(folder)) == resolve(str(folder / "inside.png"), str(folder))
+    assert resolve("a/real.png", str(tmp_path / "named")) == resolve("a/real.png", str(tmp_path / "named") + "/")
+
+
+def test_links_of_the_hub_s_cache_are_followed_into_its_blobs_alone(tmp_path):
+    snapshot = tmp_path / "datasets--a--b" / "snapshots" / "0a1b" / "images"
+    snapshot.mkdir(parents=True)
+    (snapshot / "x.png").symlink_to("../../../blobs/7f")
+    (snapshot / "y.png").symlink_to("../../../../secret.png")
+    for folder in (snapshot, snapshot.parent):
+        assert resolve_picture(str(snapshot / "x.png"), str(folder)) == snapshot / "x.png"
+        with pytest.raises(MediaError, match="leads out of the picture folder"):
+            resolve_picture(str(snapshot / "y.png"), str(folder))
+
+
+@pytest.mark.parametrize("space", ["\n", "\r\n", " ", "\t"])
+def test_white_space_in_a_data_url_is_no_data(picture, space):
+    data = picture(40, 40)
+    broken = space.join(base64.encodebytes(data).decode().split("\n"))
+    assert resolve_picture(f"data:image/png;base64,{broken}", None) == data
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

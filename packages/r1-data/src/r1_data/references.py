@@ -89,9 +89,9 @@ class Video:
 def resolve_picture(value: Any, image_dir: str | None, downloads: Downloads | None = None) -> Any:
     """Turn a cell into a picture reference: bytes, a Path, a Url, or the PIL image itself.
 
-    Relative paths begin in `image_dir`, out of which no path leads; without `downloads` nothing is fetched.
-    Takes bytes, a path, a `data:`, `file://` or (where allowed) http URL, a PIL image, or a dict with "bytes" and
-    "path" as `datasets` stores pictures. Raises MediaError otherwise.
+    Relative paths begin in `image_dir`, out of which no path leads, not by a link either; without `downloads`
+    nothing is fetched. Takes bytes, a path, a `data:`, `file://` or (where allowed) http URL, a PIL image, or a dict
+    with "bytes" and "path" as `datasets` stores pictures. Raises MediaError otherwise.
     """
     if isinstance(value, Mapping):
         value = next((value[name] for name in ("bytes", "path", "image", "url") if value.get(name)), None)
@@ -214,7 +214,7 @@ def _decode_data_url(text: str) -> bytes:
     if not comma or not header.lower().endswith(";base64"):
         raise MediaError(f"{text[:40]!r}: a data URL must read data:<type>;base64,<data>")
     try:
-        return base64.b64decode(body, validate=True)
+        return base64.b64decode("".join(body.split()), validate=True)  # some writers break it into lines
     except (binascii.Error, ValueError) as error:
         raise MediaError(f"{text[:40]!r}: a data URL with broken base64 ({error})") from error
 
@@ -233,12 +233,27 @@ def _resolve_path(path: str, image_dir: str | None) -> Path:
         raise MediaError(f"{path[:80]!r}: half of a surrogate pair, which names no file") from error
     if image_dir is None:
         return Path(path)
-    # Compared as written, not through links: a link that the owner of the folder put there may lead elsewhere.
     folder = os.path.abspath(image_dir)
     full = os.path.normpath(os.path.join(folder, path))
     if os.path.commonpath([folder, full]) != folder:
         raise MediaError(f"{path!r} leads out of the picture folder {image_dir!r}")
+    if _is_outside(full, folder):
+        raise MediaError(
+            f"{path!r} leads out of the picture folder {image_dir!r} by a link to {os.path.realpath(full)!r}; copy the "
+            "files there, or let the picture folder be one that holds the target, too"
+        )
     return Path(full)
+
+
+def _is_outside(path: str, folder: str) -> bool:
+    """Whether a path leads out of a folder when links are followed.
+
+    A snapshot in the hub's cache consists of links into the `blobs` beside it, which belong to it.
+    """
+    target, home = os.path.realpath(path), os.path.realpath(folder)
+    repository, snapshots, _ = home.rpartition(f"{os.sep}snapshots{os.sep}")
+    homes = [home, os.path.join(repository, "blobs")] if snapshots else [home]
+    return not any(os.path.commonpath([one, target]) == one for one in homes)
 
 
 def is_pil(value: Any) -> bool:
