@@ -1,5 +1,6 @@
 """The critic: values where log-probs are predicted, one gradient however a step is cut, and returns that GAE gives."""
 
+import math
 from dataclasses import replace
 
 import core_critics
@@ -193,6 +194,18 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(caplog):
     assert metrics["skipped_steps"] == 2
     assert caplog.text.count("optimizer step 0 of the critic skipped") == 1
     assert "of the critic skipped" in caplog.text
+    assert all(torch.equal(p, old) for p, old in zip(critic.model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_old_values_that_are_not_finite_skip_the_step(bad, caplog):
+    critic = exact_critic()
+    given = forecast(critic, step_samples("text"))
+    given[1] = replace(given[1], values=torch.where(given[1].loss_mask, bad, 0.0))
+    before = [p.detach().clone() for p in critic.model.parameters()]
+    critic.forward_backward(given)
+    assert critic.optim_step()["skipped_steps"] == 1
+    assert f"1 of {len(given)} samples have values that are not finite, first sample 1" in caplog.text
     assert all(torch.equal(p, old) for p, old in zip(critic.model.parameters(), before, strict=True))
 
 

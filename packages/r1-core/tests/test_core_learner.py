@@ -19,7 +19,7 @@ from r1_core.learner.learner import Loss
 from r1_core.learner.logprobs import token_logprobs
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
 from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model
-from r1_core.losses import POLICY_LOSSES
+from r1_core.losses import POLICY_LOSSES, Correction, Rejection
 from r1_core.objective import Objective
 from r1_core.own import as_estimator
 from r1_core.types import LossOutput
@@ -284,14 +284,52 @@ def test_wrong_optimizer_settings_are_refused():
         build_optimizer(model.named_parameters(), lr=1)
 
 
-@pytest.mark.parametrize("loss", ["default", "gspo", "gmpo", "cispo"])
-def test_old_logprobs_that_are_not_finite_are_said_by_sample(loss, caplog):
-    learner = learner_for(qwen2())
+REJECTIONS = (Rejection("k1", "sum", 2.0),)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("field", "said", "objective"),
+    [
+        *(
+            ("old_logprobs", "old_logprobs", Objective(POLICY_LOSSES.get(name)()))
+            for name in ("default", "gspo", "gpg")
+        ),
+        ("ref_logprobs", "ref_logprobs", Objective(kl_penalty="low_var_kl", kl_coef=0.1)),
+        ("rollout_logprobs", "weights", Objective(correction=Correction())),
+        ("rollout_logprobs", "weights", Objective(correction=Correction(None, rejections=REJECTIONS))),
+    ],
+)
+def test_log_probs_that_are_not_finite_are_said_by_sample_and_skip_the_step(field, said, objective, bad, caplog):
+    learner = learner_for(qwen2(), reference=qwen2(1))
     samples = assign(learner.annotate(text_samples()), GRPO())
-    samples[1] = replace(samples[1], old_logprobs=torch.full_like(samples[1].old_logprobs, math.nan))
-    with caplog.at_level(logging.WARNING):
-        learner.forward_backward(samples, Objective(POLICY_LOSSES.get(loss)()))
-        learner.optim_step()
-    said = f"1 of {len(samples)} samples have old log-probs that are not finite, first sample 1 (group "
-    assert said + f"{samples[1].group_id})" in caplog.text
-    assert all(tensor.isfinite().all() for _, tensor in learner.weights())
+    samples = [replace(s, rollout_logprobs=s.old_logprobs) for s in samples]
+    samples[1] = replace(samples[1], **{field: torch.where(samples[1].loss_mask, bad, 0.0)})
+    before = snapshot(learner)
+    learner.forward_backward(samples, objective)
+    metrics = learner.optim_step()
+    assert not math.isfinite(metrics["grad_norm"])
+    assert metrics["skipped_steps"] == 1
+    found = f"1 of {len(samples)} samples have {said} that are not finite, first sample 1 (group {samples[1].group_id})"
+    assert f"{found}: the step will be skipped" in caplog.text
+    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.weights())
+
+
+def test_log_probs_that_nobody_reads_may_be_anything():
+    learner = learner_for(qwen2(), reference=qwen2(1))
+    samples = assign(learner.annotate(text_samples()), GRPO())
+    for name in ("ref_logprobs", "rollout_logprobs"):
+        samples[1] = replace(samples[1], **{name: torch.full(samples[1].token_ids.shape, math.nan)})
+    learner.forward_backward(samples, Objective())
+    assert learner.optim_step()["skipped_steps"] == 0
+
+
+def test_the_first_gradient_after_a_load_is_to_the_bit_the_one_that_would_have_come(tmp_path):
+    learner, twin = learner_for(qwen2()), learner_for(qwen2(1))
+    samples = assign(learner.annotate(text_samples()), GRPO())
+    learner.save(tmp_path)
+    twin.load(tmp_path)
+    metrics = [one.forward_backward(samples, Objective()) for one in (learner, twin)]
+    assert metrics[0] == metrics[1]
+    for own, other in zip(learner.model.parameters(), twin.model.parameters(), strict=True):
+        assert torch.equal(own.grad, other.grad)

@@ -17,7 +17,7 @@ from r1_core.learner.microbatch import MicroBatch
 from r1_core.learner.offload import Offload, Residence
 from r1_core.learner.optim import clip_and_step
 from r1_core.learner.parallel import Parallel, reshard
-from r1_core.learner.passes import Trained
+from r1_core.learner.passes import Trained, spoil_if_not_finite
 from r1_core.learner.rehearsal import Trial
 from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.learner.value_scorer import ValueScorer
@@ -100,6 +100,7 @@ class Critic(Trained):
         for name, giver in (("values", "annotate_values"), ("returns", "advantages.assign")):
             if any(getattr(sample, name) is None for sample in samples):
                 raise ValueError(f"a sample has no {name}; call {giver} first")
+        samples = spoil_if_not_finite(samples, FIELDS, "returns", self.step)
         self._residence.fetch(self.model)
         self.model.train()
         totals = count(samples)

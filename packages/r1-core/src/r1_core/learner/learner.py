@@ -17,16 +17,16 @@ from r1_core.learner.ablation import ablate, restore
 from r1_core.learner.adaptation import Adaptation
 from r1_core.learner.batching import Batching, MicroLimit, count
 from r1_core.learner.facts import Facts, describe
-from r1_core.learner.microbatch import MicroBatch, collate
+from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
 from r1_core.learner.offload import Offload, Residence
 from r1_core.learner.optim import clip_and_step, group_norms
 from r1_core.learner.parallel import Parallel, reshard, whole
-from r1_core.learner.passes import Trained
+from r1_core.learner.passes import Trained, spoil_if_not_finite
 from r1_core.learner.rehearsal import Trial
 from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
-from r1_core.rows import TokenTable, not_finite, with_tokens
+from r1_core.rows import TokenTable, with_tokens
 from r1_core.types import LossInputs, LossOutput, Sample, Totals
 
 logger = logging.getLogger(__name__)
@@ -189,12 +189,6 @@ class Learner(Trained):
         """
         if any(sample.old_logprobs is None for sample in samples):
             raise ValueError("a sample has no old_logprobs; call annotate first")
-        if samples and (wrong := not_finite(samples, "old_logprobs")):
-            logger.warning(
-                "optimizer step %d: %d of %d samples have old log-probs that are not finite, first sample %d (group "
-                "%d): the loss is not finite either, and the step is skipped if its gradient is not",
-                self.step, len(wrong), len(samples), wrong[0], samples[wrong[0]].group_id,
-            )  # fmt: skip
         return self._forward_backward(samples, objective, None)
 
     def forward_backward_on_policy(
@@ -215,9 +209,6 @@ class Learner(Trained):
         self, samples: Sequence[Sample], objective: Loss
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Do what `forward_backward_on_policy` does, and return old log-probs and entropies as `measure` would."""
-        if samples and not self._policy_tokens.seen:
-            # How the head is computed must not depend on where a run was begun.
-            self.measure(samples[:1], ["old_logprobs"])
         table = TokenTable(samples, ("old_logprobs", "entropies"), self.device)
         metrics = self._forward_backward(samples, objective, table)
         return table.columns(self.parallel.sum_data), metrics
@@ -230,7 +221,12 @@ class Learner(Trained):
             raise ValueError("forward_backward was given no samples")
         if any(sample.advantages is None for sample in samples):
             raise ValueError("a sample has no advantages; call advantages.assign first")
+        if not self._policy_tokens.seen:
+            # How the head is computed must not depend on where a run was begun, or a checkpoint loaded.
+            self.measure(samples[:1], ["old_logprobs"])
         samples, prepared = objective.prepare(samples)
+        reads = {"old_logprobs", "weights", *getattr(objective, "needs", LOSS_FIELDS)} & {*LOSS_FIELDS} - {"advantages"}
+        samples = spoil_if_not_finite(samples, sorted(reads), "advantages", self.step)
         self._residence.fetch(self.model)
         self.model.train()
         totals = count(samples)
@@ -305,8 +301,6 @@ class Learner(Trained):
         """
 
         def run() -> None:
-            if not self._policy_tokens.seen:
-                self.measure(samples[:1], ["old_logprobs"])  # the first pass of all takes another way
             if objective is None:
                 self.measure(samples, ["old_logprobs", "ref_logprobs"])
             else:

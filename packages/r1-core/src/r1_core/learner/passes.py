@@ -1,5 +1,6 @@
 """Passes over a step's samples, micro-batch by micro-batch on every rank: what a policy and a critic have in common."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,8 +14,10 @@ from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
 from r1_core.learner.parallel import Parallel
 from r1_core.learner.prefetch import prefetch
 from r1_core.learner.rehearsal import Trial, rehearse
-from r1_core.rows import TokenTable
+from r1_core.rows import TokenTable, known, not_finite, tokens, with_tokens
 from r1_core.types import LossOutput, Sample
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,26 @@ class Passes:
         gradients.deliver()
         values = self.parallel.sum_data(torch.stack([*sums.values()])).tolist() if sums else []
         return dict(zip(sums, values, strict=True))
+
+
+def spoil_if_not_finite(samples: Sequence[Sample], names: Sequence[str], target: str, step: int) -> list[Sample]:
+    """Return the samples; with NaN for the field `target` of all if a value of the fields `names` is not finite.
+
+    Their gradient is then not finite either, so `optim_step` skips and counts the step. Without this a loss may hide
+    such a value from its gradient (a clamp does), and the step would be taken. Logs the first sample of each field.
+    """
+    spoiled = False
+    for name in names:
+        if not known(samples, name) or not (wrong := not_finite(samples, name)):
+            continue
+        spoiled = True
+        logger.warning(
+            "optimizer step %d: %d of %d samples have %s that are not finite, first sample %d (group %d): the step "
+            "will be skipped", step, len(wrong), len(samples), name, wrong[0], samples[wrong[0]].group_id,
+        )  # fmt: skip
+    if not spoiled:
+        return list(samples)
+    return with_tokens(samples, **{target: torch.full_like(tokens(samples, target), torch.nan)})
 
 
 class Trained:

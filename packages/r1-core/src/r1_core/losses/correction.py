@@ -178,7 +178,10 @@ def correct(samples: Sequence[Sample], correction: Correction) -> tuple[list[Sam
         return [], {}
     mask = trained(samples)
     gap = log_gap(rows(samples, "old_logprobs").double(), rows(samples, "rollout_logprobs").double(), mask)
-    weights, kept = correction.weights(gap, mask), correction.keep(gap, mask)
+    # A gap that is not finite is no wide gap: it is kept, with a weight that lets the learner skip the step.
+    broken = ~gap.isfinite()
+    weights = torch.where(broken, torch.nan, correction.weights(gap, mask))
+    kept = correction.keep(gap, mask) | broken
     count = mask.sum().clamp(min=1)
     metrics = {
         **diagnose(gap, mask),
