@@ -72,6 +72,8 @@ def test_curves_of_two_runs_grow_while_they_are_shown(tmp_path: Path, browser: A
     chart = page.locator("figure", has_text="reward/overall")
     chart.wait_for()
     assert chart.locator("path.curve").count() == 2
+    assert re.search(r"last:\s*one [\d.]+\s*two [\d.]+", chart.locator(".readout").inner_text())
+    assert "live" in page.locator("header").inner_text()
     with (one / "experiment_log.jsonl").open("a") as file:
         file.write(json.dumps({"step": 4, "reward/overall": 7.5}) + "\n")
     chart.get_by_text("7.5", exact=False).first.wait_for(timeout=10_000)
@@ -156,6 +158,44 @@ def test_narrow_screens_scroll_only_downwards(tmp_path: Path, browser: Any, serv
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert back == ("rgb(251, 251, 250)" if colours == "light" else "rgb(21, 23, 26)")
     assert not wrong
+
+
+def test_each_of_nine_runs_has_a_line_of_its_own_and_labels_lie_inside(
+    tmp_path: Path, browser: Any, serve: Any
+) -> None:
+    runs = [write_run(tmp_path / f"run_{number}", steps=3, offset=-1.2345e-5) for number in range(9)]
+    page, wrong = open_page(browser, serve(*runs))
+    chart = page.locator("figure", has_text="reward/overall")
+    chart.wait_for()
+    look = "lines => lines.map(l => getComputedStyle(l).stroke + getComputedStyle(l).strokeDasharray)"
+    assert len(set(chart.locator("path.curve").evaluate_all(look))) == 9
+    left = "labels => labels.map(l => l.getBoundingClientRect().left - l.parentNode.getBoundingClientRect().left)"
+    assert min(chart.locator("text").evaluate_all(left)) >= 0
+    assert not wrong
+
+
+def test_an_opened_group_is_in_sight_on_a_phone_and_controls_leave_room(
+    tmp_path: Path, browser: Any, serve: Any
+) -> None:
+    page, wrong = open_page(browser, serve(write_run(tmp_path / "one")), viewport={"width": 360, "height": 740})
+    page.keyboard.press("s")
+    row = page.locator(".row", has_text="says").first
+    row.wait_for()
+    assert page.locator(".head").bounding_box()["y"] < 740 / 4
+    assert page.locator(".head").inner_text().split() == ["step", "score", "tokens", "answer"]
+    row.click()
+    page.locator("article").first.wait_for()
+    page.wait_for_function("() => document.querySelector('section h2').getBoundingClientRect().top < 370")
+    assert not wrong
+
+
+def test_nothing_is_said_of_steps_before_the_log_is_there(tmp_path: Path, browser: Any, serve: Any) -> None:
+    page = browser.new_context().new_page()
+    page.route("**/api/curves*", lambda route: page.wait_for_timeout(1500) or route.continue_())
+    page.goto(serve(write_run(tmp_path / "one")))
+    page.get_by_text("Loading").wait_for()
+    assert page.get_by_text("No step is logged yet").count() == 0
+    page.locator("figure").first.wait_for()
 
 
 def test_an_empty_run_says_so(tmp_path: Path, browser: Any, serve: Any) -> None:

@@ -1,6 +1,9 @@
 """What `r1 view` serves: curves and samples as JSON, to those who may ask, and nothing else of the disk."""
 
 import json
+import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +113,8 @@ def test_steps_that_are_written_replaced_or_dropped_while_it_serves_are_seen(tmp
 
 def test_an_empty_folder_is_a_run_without_steps(tmp_path: Path) -> None:
     client = client_of(tmp_path)
-    assert client.get("/api/runs").json() == [{"name": tmp_path.name, "train": [], "validation": []}]
+    nothing = {"state": "waiting", "told": "nothing is written there yet", "train": [], "validation": []}
+    assert client.get("/api/runs").json() == [{"name": tmp_path.name, **nothing}]
     assert client.get("/api/curves?run=0").json() == {"rows": [], "next": 0, "times": 0}
     assert client.get("/api/samples?run=0").json() == {"total": 0, "rows": []}
     assert client.get("/api/same?prompt_id=x").json() == []
@@ -198,11 +202,66 @@ def test_runs_are_named_apart(tmp_path: Path) -> None:
 def test_the_command_prints_an_address_with_a_token_where_others_can_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[dict[str, Any]] = []
-    monkeypatch.setattr("uvicorn.run", lambda app, **how: started.append(how))
-    alone = CliRunner().invoke(main, ["view", str(tmp_path)])
-    assert alone.output == "http://127.0.0.1:6010/\n"
-    shared = CliRunner().invoke(main, ["view", str(tmp_path), "--host", "0.0.0.0", "--port", "7000"])
-    assert shared.output.startswith("http://0.0.0.0:7000/?token=")
+    started: list[str] = []
+
+    def run(server: Any, sockets: list[socket.socket]) -> None:
+        started.append(sockets[0].getsockname()[0])
+        sockets[0].close()
+
+    monkeypatch.setattr("uvicorn.Server.run", run)
+    port = str(free_port())
+    alone = CliRunner().invoke(main, ["view", str(tmp_path), "--port", port])
+    assert alone.output == f"http://127.0.0.1:{port}/\n"
+    shared = CliRunner().invoke(main, ["view", str(tmp_path), "--host", "0.0.0.0", "--port", port])
+    assert shared.output.startswith(f"http://0.0.0.0:{port}/?token=")
     assert len(shared.output.split("token=")[1].strip()) >= 32
-    assert [one["host"] for one in started] == ["127.0.0.1", "0.0.0.0"]
+    assert started == ["127.0.0.1", "0.0.0.0"]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def test_a_port_in_use_is_named_before_any_address_is_printed(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = CliRunner().invoke(main, ["view", str(tmp_path), "--port", str(port)])
+    assert told.exit_code == 2
+    assert "http://" not in told.output
+    assert f"--host 127.0.0.1 --port {port} (" in told.output
+    assert "in use" in told.output
+
+
+def test_a_run_that_has_not_written_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: sockets[0].close())
+    told = CliRunner().invoke(main, ["view", str(tmp_path / "later"), "--port", str(free_port())])
+    assert told.exit_code == 0
+    assert f"{tmp_path / 'later'} does not exist yet" in told.stderr
+    client = client_of(tmp_path / "later")
+    assert client.get("/api/runs").json()[0]["state"] == "waiting"
+    write_run(tmp_path / "later", steps=2)
+    assert [row["step"] for row in client.get("/api/curves?run=0").json()["rows"]] == [1, 2]
+    assert client.get("/api/runs").json()[0]["train"] == [1, 2]
+
+
+def test_a_run_is_live_finished_stopped_or_silent(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    client = client_of(run)
+
+    def state(ended: str | None, end: str) -> tuple[str, str]:
+        (run / "manifest.json").write_text(json.dumps({"starts": [{"ended": ended, "end": end}]}))
+        if ended is None and end == "killed":
+            for path in (run / "manifest.json", run / "experiment_log.jsonl", run / "samples"):
+                os.utime(path, (time.time() - 3600,) * 2)
+        found = client.get("/api/runs").json()[0]
+        return found["state"], found["told"]
+
+    assert state(None, "is running, or was killed") == ("live", "")
+    assert state("2026-01-01T00:00:00+00:00", "complete") == ("finished", "")
+    assert state("2026-01-01T00:00:00+00:00", "ValueError: x") == ("stopped", "ValueError: x")
+    assert state(None, "killed") == ("silent", "nothing written for 60 minutes; it may have been killed")
+    with (run / "experiment_log.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, "timing_s/step": 3000.0}) + "\n")
+    os.utime(run / "experiment_log.jsonl", (time.time() - 3600,) * 2)
+    assert client.get("/api/runs").json()[0]["state"] == "live"  # a step takes 50 minutes

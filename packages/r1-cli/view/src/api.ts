@@ -1,6 +1,8 @@
 export type Phase = "train" | "validation";
 export interface Run {
   name: string;
+  state: "waiting" | "live" | "finished" | "stopped" | "silent";
+  told: string;
   train: number[];
   validation: number[];
 }
@@ -59,6 +61,9 @@ export async function ask<T>(name: string, asked: Record<string, string | number
   }
   throw new Error(await response.text());
 }
+
+/** The class of a run's colour: eight colours, the same ones dashed for the next eight runs. */
+export const colour = (run: number): string => `run${run % 8}${run % 16 >= 8 ? " dashed" : ""}`;
 
 export function short(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";

@@ -3,17 +3,21 @@
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from r1_cli.view.curves import Curves
+from r1_cli.record.manifest import MANIFEST_FILE, read_manifest
+from r1_cli.view.curves import LOG, Curves
 from r1_cli.view.guard import Guard
 from r1_cli.view.samples import FILTERS, SORTS, Samples
+from r1_cli.view.samples import FOLDER as SAMPLES
 
 STATIC = Path(__file__).parent / "static"
 PHASES = ("train", "validation")
 MOST_ROWS = 500  # in a response
+QUIET = 600.0  # seconds without a write after which a run without an end may have been killed
 MEDIA = re.compile(r"[0-9a-f]{32}\.(png|webp)")
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".png": "image/png", ".webp": "image/webp"}
 
@@ -24,6 +28,31 @@ class Run:
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name, self.curves = folder, name, Curves(folder)
         self.samples = {phase: Samples(folder, phase) for phase in PHASES}
+
+    def status(self) -> dict[str, str]:
+        """Return {"state", "told"}: `waiting`, `live`, `finished`, `stopped` or `silent`, and the reason or "".
+
+        A run that was killed cannot say so. It counts as silent if it has written nothing for `QUIET` seconds and for
+        three of its longest recent steps.
+        """
+        starts, written = read_manifest(self.folder), self._written()
+        if written is None:
+            return {"state": "waiting", "told": "nothing is written there yet"}
+        if starts and starts[-1].get("ended"):
+            end = str(starts[-1].get("end"))
+            return {"state": "finished", "told": ""} if end == "complete" else {"state": "stopped", "told": end}
+        steps = [row.get("timing_s/step") or 0.0 for row in self.curves.read()["rows"][-20:]]
+        if (quiet := time.time() - written) > max([QUIET, *(3 * seconds for seconds in steps)]):
+            return {
+                "state": "silent",
+                "told": f"nothing written for {quiet / 60:,.0f} minutes; it may have been killed",
+            }
+        return {"state": "live", "told": ""}
+
+    def _written(self) -> float | None:
+        """Return when the run last wrote a step, samples or its manifest, in seconds since 1970; None if never."""
+        files = (LOG, MANIFEST_FILE, SAMPLES)
+        return max((path.stat().st_mtime for name in files if (path := self.folder / name).exists()), default=None)
 
 
 class AskError(ValueError):
@@ -84,7 +113,9 @@ def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] 
 
 
 def _runs(runs: list[Run], asked: Any) -> Any:
-    return [{"name": run.name, **{phase: run.samples[phase].steps() for phase in PHASES}} for run in runs]
+    return [
+        {"name": run.name, **run.status(), **{phase: run.samples[phase].steps() for phase in PHASES}} for run in runs
+    ]
 
 
 def _curves(runs: list[Run], asked: Any) -> Any:
