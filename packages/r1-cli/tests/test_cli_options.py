@@ -22,7 +22,15 @@ from r1_cli.assembly.algorithm import (
     try_algorithm,
 )
 from r1_cli.config import ConfigError, RunConfig, load_config, printable
-from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option, find_options, refuse_clashes, settings_of
+from r1_cli.config.options import (
+    ESTIMATOR_OPTIONS,
+    LOSS_OPTIONS,
+    SHARED,
+    Option,
+    find_options,
+    refuse_clashes,
+    settings_of,
+)
 from r1_cli.config.worker import ActorConfig
 from r1_core import catalogue
 from r1_core.catalogue import Setting
@@ -33,6 +41,7 @@ BASE = [
     "worker.actor.model.model_path=owner/model",
     "worker.reward.reward_function=math",
 ]
+ROOT = Path(__file__).parents[3]
 PAIRS = [(option, owner) for option in (*ESTIMATOR_OPTIONS, *LOSS_OPTIONS) for owner in option.owners]
 
 
@@ -283,3 +292,12 @@ def test_the_one_estimator_that_clips_after_its_baseline_is_given_unclipped_rewa
 def test_the_readme_and_the_example_say_nothing_of_settings_that_the_code_does_not() -> None:
     assert wrong_rows(README.read_text(encoding="utf-8")) == [], "run python tests/write_tables.py"
     assert wrong_lines(EXAMPLE.read_text(encoding="utf-8")) == [], "run python tests/write_tables.py"
+
+
+@pytest.mark.parametrize("section", SHARED)
+def test_a_setting_that_shares_a_key_leads_to_it_and_is_documented(section: str) -> None:
+    for setting, (leaf, _) in SHARED[section].items():
+        with pytest.raises(ConfigError, match=rf"did you mean {section}\.{leaf}\?"):
+            config_of(f"{section}.half_{setting}=1")
+        for page in ("CONTRIBUTING.md", "docs/own-loss-or-estimator.md"):
+            assert f"`{setting}`" in (ROOT / page).read_text("utf-8"), page

@@ -43,10 +43,18 @@ def table(title: str, key: str, registry: Registry[Any]) -> Iterator[str]:
 
 
 def formula(entry: Callable[..., Any]) -> str:
-    """The first sentence of a docstring as far as a colon; an estimator's is the second paragraph of its module's."""
+    """The first sentence of a docstring as far as a colon; an estimator's is the second paragraph of its module's.
+
+    Raises ValueError, with the file's name, if that module's docstring has one paragraph only.
+    """
     code = entry
     if code.__module__.startswith("r1_core.advantages."):
-        text = module_text(code).split("\n\n")[1]
+        _, blank, text = module_text(code).partition("\n\n")
+        if not blank:
+            raise ValueError(
+                f"{inspect.getfile(entry)}: the module's docstring has one paragraph; the README's table takes the "
+                "formula from a second one, after an empty line"
+            )
     else:
         text = inspect.getdoc(code) or ""
     sentence = re.sub(r"\s*\([^()]*arXiv[^()]*\)", "", " ".join(text.split("\n\n")[0].split()))

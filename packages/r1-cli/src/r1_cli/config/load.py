@@ -14,6 +14,7 @@ from r1_cli.config.critic import follow_actor
 from r1_cli.config.data import SourceConfig
 from r1_cli.config.errors import ConfigError, Problem
 from r1_cli.config.legacy import translate
+from r1_cli.config.options import shared_key
 from r1_cli.config.provenance import Provenance
 from r1_cli.config.root import RunConfig
 from r1_cli.config.schema import choices, nearest_key, schema
@@ -121,7 +122,7 @@ def _key_problem(setting: Setting) -> Problem | None:
     elif parent := next((name for name in flat.values if key.startswith(f"{name}.")), None):
         message = f"{parent} is a single value and has no keys inside"
     else:
-        near = nearest_key(key)
+        near = shared_key(key) or nearest_key(key)
         message = "unknown key" + (f"; did you mean {near}?" if near else "; see examples/config.yaml for all keys")
     return Problem(key, message, setting.raw, setting.origin)
 

@@ -83,6 +83,14 @@ def find_options(section: str, entries: Mapping[str, Entry]) -> tuple[Option, ..
     return tuple(found.values())
 
 
+def shared_key(key: str) -> str | None:
+    """Return the key that a setting shares with others, from one by the rule: `adv_eps` from `algorithm.grpo_eps`."""
+    section, _, leaf = key.rpartition(".")
+    endings = {setting: shared for setting, (shared, _) in SHARED.get(section, {}).items()}
+    found = next((setting for setting in sorted(endings, key=len, reverse=True) if leaf.endswith(f"_{setting}")), None)
+    return None if found is None else f"{section}.{endings[found]}"
+
+
 def section_of(name: str, options: Iterable[Option]) -> type[Section]:
     """Return a section of the options' keys, to be inherited from. Ranges are held against the owner that is chosen."""
     fields: dict[str, Any] = {option.leaf: (_type(option), option.default) for option in options}
