@@ -15,6 +15,8 @@ from r1_core.advantages.scan import discounted_sums
 from r1_core.advantages.whitening import masked_mean, masked_variance, whiten
 from r1_core.filtering import EMAStd, KeepAll, MeanRange, NonzeroVariance
 from r1_core.kl_control import AdaptiveKL, FixedKL
+from r1_core.losses import Correction
+from r1_core.own import as_estimator
 from r1_core.soft_overlong import overlong_punishment
 from r1_core.types import Sample
 
@@ -213,6 +215,27 @@ def test_maxrl_averages_successes_alone():
 def test_gpg_makes_up_for_groups_that_teach_nothing():
     advantages = ESTIMATORS.get("gpg")()(make_inputs(0, [1.0, 0.0, 1.0, 1.0], groups=[0, 0, 1, 1]))
     assert advantages[:, 0].tolist() == [1.0, -1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "rewards", "groups", "expected"),
+    [
+        ("rloo", [1.0, 0.0, 0.0, 0.0], [0] * 4, 1.0),  # 3/4 · 4/3
+        ("gpg", [1.0, 0.0, 0.0, 1.0, 1.0], [0, 0, 0, 1, 1], 10 / 9),  # 5/3 · 2/3
+    ],
+)
+def test_ratios_of_counts_are_exact_in_float64(name, rewards, groups, expected):
+    advantages = ESTIMATORS.get(name)()(make_inputs(0, rewards, groups=groups))
+    assert float(advantages[0, 0]) == pytest.approx(expected, abs=1e-15)
+
+
+def test_weights_of_a_correction_reach_the_optimal_token_baseline_in_float64():
+    seen = []
+    estimator = as_estimator(lambda inputs: seen.append(inputs.correction_weights) or inputs.spread(inputs.rewards))
+    one = sample(1.0, 0, [0, 1, 1, 1])
+    assign([replace(one, rollout_logprobs=torch.full((4,), -0.7))], estimator, correction=Correction())
+    gap = -1.0 - float(torch.tensor(-0.7))
+    assert seen[0].tolist() == [[pytest.approx(math.exp(gap), abs=1e-15)] * 3]
 
 
 def test_whitened_values_have_mean_zero_and_variance_one():

@@ -1,7 +1,7 @@
 """What holds for every loss, KL estimate, correction and filter, whatever the batch."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -66,6 +66,38 @@ def test_two_micro_batches_add_up_to_the_step(name, aggregation, seed, cut):
     parts = [loss_and_gradient(name, aggregation, take(inputs, rows)) for rows in (slice(0, cut), slice(cut, 5))]
     close(sum(part[0] for part in parts), loss)
     close(torch.cat([part[1] for part in parts]), gradient)
+
+
+# Thresholds, whose least change has no effect, and bounds that these inputs do not reach.
+NOT_SEEN = {"ratio", "cov_low", "cov_high", "clip_dual"}
+NOT_SEEN |= {"cispo.clip_low", *(f"dppo_{kind}.clip_{side}" for kind in ("tv", "kl") for side in ("low", "high"))}
+
+
+def float_settings(entry):
+    return [field.name for field in fields(entry) if isinstance(getattr(entry, field.name), float)]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        (name, key)
+        for name in sorted(LOSSES)
+        for key in float_settings(LOSSES[name])
+        if not {key, f"{name}.{key}"} & NOT_SEEN
+    ],
+)
+def test_no_setting_of_a_loss_loses_digits_in_float64(name, setting):
+    inputs = loss_inputs(3, rows=20, width=12, spread=1.0)
+
+    def found(factor):
+        loss = replace(LOSSES[name], **{setting: getattr(LOSSES[name], setting) * factor})
+        return loss(select(loss, inputs))[0].detach()
+
+    # A setting that is rounded to float32 does not see a change in its tenth digit.
+    rough, fine = found(1 - 1e-3) - found(1.0), found(1 - 1e-10) - found(1.0)
+    affected = rough.abs() > 1e-5
+    assert affected.any(), "the inputs do not show what this setting does"
+    assert fine[affected].abs().min() > 0
 
 
 FAR = [50.0, -50.0, 1e4, -1e4]

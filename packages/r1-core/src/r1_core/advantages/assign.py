@@ -10,8 +10,8 @@ from torch import Tensor
 from r1_core import kl
 from r1_core.advantages.inputs import AdvantageInputs, Estimator, Forecasting
 from r1_core.advantages.scan import discounted_sums
-from r1_core.losses.correction import Correction, correct
-from r1_core.rows import flatten, known, rows, to_rows, trained, with_tokens
+from r1_core.losses.correction import Correction, log_gap
+from r1_core.rows import known, rows, trained, with_tokens
 from r1_core.types import Sample, check_tensors
 
 logger = logging.getLogger(__name__)
@@ -117,10 +117,9 @@ def _table(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> Tensor
 
 
 def _weights(samples: Sequence[Sample], correction: Correction, mask: Tensor) -> Tensor:
-    """The correction's weights over all samples [N, R]."""
-    corrected, _ = correct(samples, correction)
-    weights = [sample.weights for sample in corrected if sample.weights is not None]
-    return to_rows(flatten(weights, samples).double(), mask)
+    """The correction's weights over all samples, float64 [N, R]."""
+    gap = log_gap(rows(samples, "old_logprobs").double(), rows(samples, "rollout_logprobs").double(), mask)
+    return correction.weights(gap, mask)
 
 
 def _penalties(samples: Sequence[Sample], mask: Tensor, name: str, coef: float) -> Tensor:

@@ -32,4 +32,4 @@ class RLOO(Estimator):
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """Return each reward less the mean of the others of its group, float64 [N]."""
     group = group_statistics(rewards, group_ids)
-    return group.distance * (group.size / (group.size - 1).clamp(min=1))
+    return group.distance * group.size / (group.size - 1).clamp(min=1)

@@ -188,7 +188,7 @@ def correct(samples: Sequence[Sample], correction: Correction) -> tuple[list[Sam
         "rollout_ess": effective_sample_size(weights, mask),
         "rollout_weight_mean": weights.sum() / count,
         "rollout_weight_max": weights.max() if weights.numel() else weights.sum(),
-        "rollout_rejected": (mask & ~kept).sum() / count,
+        "rollout_rejected": (mask & ~kept).sum().double() / count,
     }
     corrected = with_tokens(samples, weights=weights.float()[mask], loss_mask=kept[mask])
     return corrected, {name: float(value) for name, value in metrics.items()}

@@ -59,6 +59,11 @@ def masked_logprobs(inputs: LossInputs) -> Tensor:
     return torch.where(inputs.loss_mask, inputs.logprobs, 0.0)
 
 
+def choose(where: Tensor, value: float, other: float, dtype: torch.dtype) -> Tensor:
+    """One of two settings for each element, [B, R] in `dtype`; `torch.where` of two numbers would give float32."""
+    return torch.full(where.shape, other, dtype=dtype, device=where.device).masked_fill_(where, value)
+
+
 def row_mean(values: Tensor, mask: Tensor) -> Tensor:
     """The mean of each row's trained tokens [B, 1]; 0 for a row that has none. `values` is 0 outside `mask`."""
     return values.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from r1_core.losses.policy import PolicyLoss, log_ratio, masked_advantages
+from r1_core.losses.policy import PolicyLoss, choose, log_ratio, masked_advantages
 from r1_core.settings import Positive, check_settings
 from r1_core.types import LossInputs
 
@@ -34,6 +34,6 @@ class SAPO(PolicyLoss):
         """Return losses [B, R] and the metric `ppo_kl`."""
         change = log_ratio(inputs)
         advantages = masked_advantages(inputs)
-        tau = torch.where(advantages > 0, self.tau_pos, self.tau_neg).to(change.dtype)
+        tau = choose(advantages > 0, self.tau_pos, self.tau_neg, change.dtype)
         gate = torch.sigmoid(tau * (change.exp() - 1.0)) * (4.0 / tau)
         return -advantages * gate, {"ppo_kl": -change.detach()}

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from r1_core.losses.policy import (
     LOG_RATIO_LIMIT,
     PolicyLoss,
+    choose,
     log_ratio,
     masked_advantages,
     masked_logprobs,
@@ -43,7 +43,7 @@ class VESPO(PolicyLoss):
         change, advantages = log_ratio(inputs).detach(), masked_advantages(inputs)
         log_weight = change.sum(-1, keepdim=True).clamp(LOG_WEIGHT_FLOOR, LOG_RATIO_LIMIT)
         good = advantages >= 0
-        k = torch.where(good, self.k_pos, self.k_neg).to(change.dtype)
-        lam = torch.where(good, self.lam_pos, self.lam_neg).to(change.dtype)
+        k = choose(good, self.k_pos, self.k_neg, change.dtype)
+        lam = choose(good, self.lam_pos, self.lam_neg, change.dtype)
         phi = (k * log_weight + lam * (1.0 - log_weight.exp())).exp()
         return -phi * advantages * masked_logprobs(inputs), {"ppo_kl": -change, "vespo_phi": phi}
