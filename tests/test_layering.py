@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import measure
@@ -89,6 +90,16 @@ def test_rooms_stand_on_floors_above_all_that_they_import(tmp_path: Path) -> Non
 def test_what_users_import_from_a_package_stays_there(package: str) -> None:
     module = import_module(package)
     assert not [name for name in PUBLIC[package].split() if not hasattr(module, name)]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_lists_its_public_names_and_says_its_version(package: str) -> None:
+    module = import_module(package)
+    assert all(hasattr(module, name) for name in module.__all__)
+    assert {*module.__all__, "__version__"} <= {*dir(module)}
+    assert {*PUBLIC.get(package, "").split()} <= {*dir(module)}
+    assert module.__version__ == version(package.replace("_", "-"))
+    assert package == "r1_cli" or {"load", "Learner", "Prompt"} & {*module.__all__}
 
 
 @pytest.mark.parametrize("package", ["r1_core", "r1_rollout"])

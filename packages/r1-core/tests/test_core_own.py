@@ -2,17 +2,18 @@
 
 import logging
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 
 import pytest
 import torch
 
-from r1_core.advantages import GRPO, OptimalTokenBaseline, assign
+from r1_core.advantages import GRPO, Estimator, OptimalTokenBaseline, assign
 from r1_core.learner.microbatch import collate
-from r1_core.losses import Correction, PPOClip
+from r1_core.losses import Correction, PolicyLoss, PPOClip
 from r1_core.objective import Objective
 from r1_core.own import OwnCodeError, as_estimator, as_loss, try_own_estimator, try_own_loss
+from r1_core.settings import Share
 from r1_core.types import Sample, Totals
 
 
@@ -127,6 +128,83 @@ def test_a_class_that_needs_arguments_and_an_average_that_there_is_not_are_named
     sequence.aggregation = "sequence"
     with pytest.raises(ValueError, match="no aggregation is called 'sequence'"):
         try_own_loss(sequence, "m.py:f")
+
+
+def write_into_advantages(inputs):
+    inputs.advantages.mul_(0)
+    return gradient(inputs)
+
+
+def write_into_logprobs(inputs):
+    inputs.logprobs[~inputs.loss_mask] = 0.0
+    return gradient(inputs)
+
+
+def write_past_the_gradient(inputs):
+    inputs.logprobs.data.zero_()
+    return gradient(inputs)
+
+
+@pytest.mark.parametrize(
+    ("function", "field"),
+    [
+        (write_into_advantages, "advantages"),
+        (write_into_logprobs, "logprobs"),
+        (write_past_the_gradient, "logprobs"),
+    ],
+)
+def test_a_loss_that_writes_into_its_inputs_is_refused_by_field(function, field):
+    with pytest.raises(ValueError, match=rf"m.py:f writes into inputs.{field}; make a new tensor, as torch.where does"):
+        try_own_loss(function, "m.py:f")
+
+
+@pytest.mark.parametrize(
+    ("function", "field"), [(write_into_advantages, "advantages"), (write_into_logprobs, "logprobs")]
+)
+def test_a_loss_that_writes_into_its_inputs_in_a_step_ends_it(function, field):
+    given = [replace(one, advantages=torch.ones(3)) for one in samples([1.0, 0.0])]
+    logprobs = torch.full((4,), -1.0, requires_grad=True)
+    inputs = collate(given, padding_free=True).loss_inputs(logprobs, None, Totals(4, 2))
+    with pytest.raises(OwnCodeError, match=f"m.py:f writes into inputs.{field}"):
+        as_loss(function, "m.py:f")(inputs)
+
+
+def test_an_estimator_that_writes_into_its_inputs_is_refused_by_field():
+    def f(inputs):
+        inputs.token_rewards.sub_(0.5)
+        return inputs.token_rewards
+
+    with pytest.raises(ValueError, match=r"m.py:f writes into inputs.token_rewards"):
+        try_own_estimator(f, "m.py:f")
+    with pytest.raises(OwnCodeError, match=r"m.py:f writes into inputs.token_rewards"):
+        assign(samples([1.0, 0.0]), as_estimator(f, "m.py:f"))
+
+
+@dataclass(frozen=True)
+class Asymmetric(PolicyLoss):
+    """As CONTRIBUTING.md tells to add a loss."""
+
+    negative: Share = 0.5
+
+    def __call__(self, inputs):
+        return gradient(inputs)
+
+
+@dataclass(frozen=True)
+class Shrunk(Estimator):
+    factor: "Share" = 0.5  # as of a module with postponed annotations
+
+    def __call__(self, inputs):
+        return inputs.spread(inputs.rewards * self.factor)
+
+
+def test_ranges_of_settings_are_held_to_without_a_word_of_the_class():
+    for build in (lambda: Asymmetric(negative=7), lambda: replace(Asymmetric(), negative=7)):
+        with pytest.raises(ValueError, match="negative is 7; it must be at most 1"):
+            build()
+    with pytest.raises(ValueError, match="factor is -1; it must be at least 0"):
+        Shrunk(factor=-1)
+    assert (Asymmetric().negative, Shrunk(0.25).factor) == (0.5, 0.25)
 
 
 def samples(rewards, gaps=(0.0, 0.0)):

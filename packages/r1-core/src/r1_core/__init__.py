@@ -36,10 +36,17 @@ PUBLIC = {
     "shard_model": "learner.parallel",
     "token_logprobs": "learner.logprobs",
 }
+__all__ = [*PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name. Raises AttributeError for any other."""
+    """Import a public name, or read the installed version. Raises AttributeError for any other."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("r1-core")
     if name in PUBLIC:
         return getattr(import_module(f"r1_core.{PUBLIC[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *PUBLIC, "__version__"])

@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,21 +19,36 @@ T = TypeVar("T")
 
 DECLARED = ("needs", "token_wise", "aggregation")  # what a function may say of itself, as an attribute of its own
 
+WRITES = "writes into inputs.{0}; make a new tensor, as torch.where does, or write into inputs.{0}.clone()"
+
 
 class OwnCodeError(RuntimeError):
     """A user's own estimator or loss failed in a step; the message names its file, function and line."""
 
 
-def _run(function: Callable[[T], Any], inputs: T, name: str) -> Any:
-    """Call a user's function. Raises OwnCodeError, with the last line of the user's that was being run."""
+def _run(function: Callable[[Any], Any], inputs: Any, name: str) -> Any:
+    """Call a user's function. Raises OwnCodeError, with the last line of the user's that was being run.
+
+    It raises it, too, if the function has written into a tensor of the inputs, which the gradient and others read.
+    """
+    versions = {field: tensor._version for field, tensor in _tensors(inputs).items()}
     try:
-        return function(inputs)
+        found = function(inputs)
     except Exception as error:
         file = name.rpartition(":")[0]
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if Path(frame.filename).name == Path(file).name]
         where = f" in line {own[-1].lineno} ({own[-1].line})" if own else ""
         raise OwnCodeError(f"{name} fails{where}: {type(error).__name__}: {error}") from error
+    for field, tensor in _tensors(inputs).items():
+        if tensor._version != versions[field]:
+            raise OwnCodeError(f"{name} {WRITES.format(field)}")
+    return found
+
+
+def _tensors(inputs: Any) -> dict[str, Tensor]:
+    found = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 
 def _is_table(found: Any, mask: Tensor) -> bool:
@@ -151,7 +166,7 @@ def try_own_loss(mine: Any, name: str) -> None:
     mask = torch.tensor([[True, True, True], [True, False, False]])
     old = torch.where(mask, -0.5, 0.0)
     inputs = LossInputs(
-        logprobs=(old + torch.where(mask, 0.1, 0.0)).requires_grad_(),
+        logprobs=(old + torch.where(mask, 0.1, 0.0)).requires_grad_().clone(),  # no leaf, as in a step
         loss_mask=mask,
         advantages=torch.where(mask, torch.tensor([[1.0], [-1.0]]), 0.0),
         old_logprobs=old,
@@ -182,13 +197,19 @@ def try_own_loss(mine: Any, name: str) -> None:
 
 
 def _called(entry: Any, inputs: Any, name: str) -> Any:
+    before = {field: (tensor._version, tensor.detach().clone()) for field, tensor in _tensors(inputs).items()}
     try:
-        return entry.function(inputs)
+        found = entry.function(inputs)
     except Exception as error:
         raise ValueError(
             f"{name} fails on a made-up batch: {type(error).__name__}: {error}; what it looks at beyond rewards must "
             "stand in its `needs`"
         ) from error
+    for field, tensor in _tensors(inputs).items():
+        version, values = before[field]
+        if tensor._version != version or not torch.equal(tensor, values):  # `.data` has a version of its own
+            raise ValueError(f"{name} {WRITES.format(field)}")
+    return found
 
 
 def _check_tensor(found: Any, mask: Tensor, gave: str, wanted: str) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ def fault(kind: Any, value: Any) -> str | None:
 def check_settings(owner: Any) -> None:
     """Hold a dataclass's settings to their types' ranges. Raises ValueError, naming the setting and its value."""
     for field in fields(owner):
-        value = getattr(owner, field.name)
-        if wrong := fault(field.type, value):
+        value, kind = getattr(owner, field.name), field.type
+        if isinstance(kind, str):  # of a module with `from __future__ import annotations`
+            kind = get_type_hints(type(owner), include_extras=True)[field.name]
+        if wrong := fault(kind, value):
             raise ValueError(f"{field.name} is {value}; it {wrong}")

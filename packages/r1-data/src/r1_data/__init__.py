@@ -1,5 +1,7 @@
 """Prompts for language and vision-language models from any dataset."""
 
+from importlib.metadata import version
+
 from r1_data.batch import collate
 from r1_data.dataset import PromptDataset, Summary
 from r1_data.formats import Columns, Detected, detect, detect_columns
@@ -43,3 +45,14 @@ __all__ = [
     "read_sources",
     "to_example",
 ]
+
+
+def __getattr__(name: str) -> str:
+    """Read the installed version. Raises AttributeError for any other name."""
+    if name == "__version__":
+        return version("r1-data")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), "__version__"])

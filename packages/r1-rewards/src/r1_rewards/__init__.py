@@ -47,4 +47,4 @@ def __getattr__(name: str) -> ModuleType | str:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted([*globals(), *_MODULES, "__version__"])

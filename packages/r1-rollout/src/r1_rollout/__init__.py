@@ -40,10 +40,17 @@ PUBLIC = {
     "text_probes": "probes",
     "vllm_command": "vllm.servers.server",
 }
+__all__ = [*PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name. Raises AttributeError for any other."""
+    """Import a public name, or read the installed version. Raises AttributeError for any other."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("r1-rollout")
     if name in PUBLIC:
         return getattr(import_module(f"r1_rollout.{PUBLIC[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *PUBLIC, "__version__"])

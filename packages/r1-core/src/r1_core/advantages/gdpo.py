@@ -15,7 +15,7 @@ from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
-from r1_core.settings import NonNegative, check_settings
+from r1_core.settings import NonNegative
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,6 @@ class GDPO(Estimator):
     reward_keys: tuple[str, ...] | None = None  # parts of the scores; null: all
     reward_weights: tuple[float, ...] | None = None  # w_k of each of them; null: 1 each
     eps: NonNegative = 1e-6
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
-from r1_core.settings import Positive, check_settings
+from r1_core.settings import Positive
 
 Counted = Literal["informative", "nonzero"]
 
@@ -32,9 +32,6 @@ class GPG(Estimator):
 
     f_norm: Positive = 1.0
     counted: Counted = "informative"
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards."""

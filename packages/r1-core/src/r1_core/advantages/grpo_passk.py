@@ -13,7 +13,7 @@ from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
-from r1_core.settings import NonNegative, check_settings
+from r1_core.settings import NonNegative
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,6 @@ class GRPOPassK(Estimator):
 
     norm_by_std: bool = True
     eps: NonNegative = 1e-6
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards."""

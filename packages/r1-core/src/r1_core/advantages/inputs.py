@@ -8,6 +8,7 @@ from torch import Tensor
 
 from r1_core.advantages.scan import row_sums
 from r1_core.needs import Needs
+from r1_core.settings import check_settings
 from r1_core.types import check_tensors
 
 
@@ -99,10 +100,14 @@ class Estimator(Protocol):
     """Turns rewards into advantages [N, R], which are 0 where `loss_mask` is false.
 
     It says of itself its `names` in a configuration and what it `needs`, which is then filled in `AdvantageInputs`.
+    A dataclass that inherits from this class refuses settings outside the ranges of their types.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[Needs] = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor: ...
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.advantages.scan import discounted_sums
-from r1_core.settings import Positive, check_settings
+from r1_core.settings import Positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,6 @@ class OptimalTokenBaseline(Estimator):
     free_tail: bool = False  # no baseline where one answer alone goes on
     by_column: bool = False  # compare by column, observations counted
     eps: Positive = 1e-8
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return float64 advantages [N, R]. Raises ValueError without `old_logprobs` or `squared_probs`."""

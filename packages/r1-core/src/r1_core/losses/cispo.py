@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from r1_core.losses.policy import PolicyLoss, log_ratio, masked_advantages, masked_logprobs
-from r1_core.settings import NonNegative, check_settings
+from r1_core.settings import NonNegative
 from r1_core.types import LossInputs
 
 
@@ -23,9 +23,6 @@ class CISPO(PolicyLoss):
 
     clip_low: NonNegative = 1.0  # 1 or more: no lower bound
     clip_high: NonNegative = 4.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics `ppo_kl` and `pg_clipfrac_higher` (tokens of clipped weight)."""

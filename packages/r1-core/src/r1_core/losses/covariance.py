@@ -21,7 +21,7 @@ from r1_core.losses.policy import (
     log_ratio,
     masked_advantages,
 )
-from r1_core.settings import ClipWidth, NonNegative, Share, check_settings
+from r1_core.settings import ClipWidth, NonNegative, Share
 from r1_core.types import LossInputs, check_tensors
 
 
@@ -43,9 +43,6 @@ class ClipCov(PolicyLoss):
     ratio: Share = 2e-4  # the share of tokens that it takes out
     cov_low: float = 1.0  # from those with covariances above
     cov_high: float = 5.0  # and below
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def select(self, advantages: Tensor, logprobs: Tensor) -> Tensor:
         """Return which of the M tokens leave the gradient, bool [M]; at least one if any lies in the band."""
@@ -85,9 +82,6 @@ class KLCov(PolicyLoss):
 
     ratio: Share = 2e-4  # the share of tokens that it penalises
     kl_coef: NonNegative = 1.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def select(self, advantages: Tensor, logprobs: Tensor) -> Tensor:
         """Return which of the M tokens are penalised, bool [M]; at least one unless `ratio` is 0."""

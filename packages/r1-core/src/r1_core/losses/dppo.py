@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from r1_core.losses.policy import PolicyLoss, log_ratio, masked_advantages, masked_logprobs, token_gap
-from r1_core.settings import DualClip, NonNegative, check_settings
+from r1_core.settings import DualClip, NonNegative
 from r1_core.types import LossInputs
 
 # Keeps the logarithm of 1 − pi finite where pi is 1.
@@ -38,9 +38,6 @@ class DPPOTV(PolicyLoss):
     clip_high: NonNegative = 0.15
     clip_dual: DualClip = 20.0
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics of `held_gradient`."""
         new, old = _logprobs(inputs)
@@ -61,9 +58,6 @@ class DPPOKL(PolicyLoss):
     clip_low: NonNegative = 0.05
     clip_high: NonNegative = 0.05
     clip_dual: DualClip = 20.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics of `held_gradient`."""

@@ -12,7 +12,7 @@ from r1_core.losses.policy import (
     row_mean,
     token_gap,
 )
-from r1_core.settings import NonNegative, check_settings
+from r1_core.settings import NonNegative
 from r1_core.types import LossInputs
 
 
@@ -32,9 +32,6 @@ class GMPO(PolicyLoss):
 
     clip_low: NonNegative = 0.4  # in log space
     clip_high: NonNegative = 0.4  # in log space
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics `ppo_kl`, `pg_clipfrac_higher` (A > 0) and `pg_clipfrac_lower` (A < 0).

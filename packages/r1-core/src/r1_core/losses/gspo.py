@@ -25,7 +25,7 @@ from r1_core.losses.policy import (
     row_mean,
     token_gap,
 )
-from r1_core.settings import ClipWidth, DualClip, NonNegative, check_settings
+from r1_core.settings import ClipWidth, DualClip, NonNegative
 from r1_core.types import LossInputs
 
 
@@ -43,9 +43,6 @@ class GSPO(PolicyLoss):
     clip_low: ClipWidth = 3e-4
     clip_high: NonNegative = 4e-4
     clip_dual: DualClip = math.inf
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics of `clipped_surrogate`, whose ratio is the sequence's."""
@@ -66,9 +63,6 @@ class LUSPO(PolicyLoss):
     clip_high: NonNegative = 2.5e-3
     clip_dual: DualClip = math.inf
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics of `clipped_surrogate`, whose ratio is the sequence's."""
         losses, metrics = _by_sequence(inputs, self.clip_low, self.clip_high, self.clip_dual)
@@ -88,9 +82,6 @@ class GSPOToken(PolicyLoss):
     clip_low: ClipWidth = 3e-4
     clip_high: NonNegative = 4e-4
     clip_dual: DualClip = math.inf
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics of `clipped_surrogate`, whose ratio is the sequence's."""

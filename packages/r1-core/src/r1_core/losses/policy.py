@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from r1_core.needs import Needs
+from r1_core.settings import check_settings
 from r1_core.types import LossInputs
 
 LOG_RATIO_LIMIT = 20.0
@@ -19,13 +20,17 @@ class PolicyLoss(Protocol):
 
     A loss says of itself, beside its `names` in a configuration: what it `needs` before any gradient; `token_wise`,
     that a token's loss depends on no other token's log-prob or entropy (`selected` is given), so that its gradient can
-    be taken while the token's logits are there; and the `aggregation` that it is meant for.
+    be taken while the token's logits are there; and the `aggregation` that it is meant for. A dataclass that inherits
+    from this class refuses settings outside the ranges of their types.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[Needs] = ()
     token_wise: ClassVar[bool] = False
     aggregation: ClassVar[str] = "token"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]: ...
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from r1_core.losses.policy import PolicyLoss, clipped_surrogate, log_ratio, masked_advantages
-from r1_core.settings import ClipWidth, DualClip, NonNegative, check_settings
+from r1_core.settings import ClipWidth, DualClip, NonNegative
 from r1_core.types import LossInputs
 
 
@@ -27,9 +27,6 @@ class PPOClip(PolicyLoss):
     clip_low: ClipWidth = 0.2
     clip_high: NonNegative = 0.3
     clip_dual: DualClip = 3.0  # infinity: none
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics of `clipped_surrogate`."""

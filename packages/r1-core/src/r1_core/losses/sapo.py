@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from r1_core.losses.policy import PolicyLoss, choose, log_ratio, masked_advantages
-from r1_core.settings import Positive, check_settings
+from r1_core.settings import Positive
 from r1_core.types import LossInputs
 
 
@@ -26,9 +26,6 @@ class SAPO(PolicyLoss):
 
     tau_pos: Positive = 1.0  # where A > 0
     tau_neg: Positive = 1.05  # elsewhere
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metric `ppo_kl`."""

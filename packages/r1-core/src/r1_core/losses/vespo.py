@@ -12,7 +12,7 @@ from r1_core.losses.policy import (
     masked_advantages,
     masked_logprobs,
 )
-from r1_core.settings import NonNegative, check_settings
+from r1_core.settings import NonNegative
 from r1_core.types import LossInputs
 
 LOG_WEIGHT_FLOOR = -18.420680743952367  # log 1e-8
@@ -34,9 +34,6 @@ class VESPO(PolicyLoss):
     lam_pos: NonNegative = 3.0
     k_neg: NonNegative = 3.0
     lam_neg: NonNegative = 2.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics `ppo_kl` and `vespo_phi` (the weight), each [B, R]."""
