@@ -145,7 +145,6 @@ def videos(movie) -> dict[str, tuple[dict, str]]:
     }
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_each_broken_row_is_refused_by_its_own_name_and_the_sound_ones_are_kept(processor, movie, picture, tmp_path):
     faults = columns_and_prompts() | references(tmp_path) | pictures() | videos(movie)
     assert len(faults) >= 60
@@ -160,7 +159,6 @@ def test_each_broken_row_is_refused_by_its_own_name_and_the_sound_ones_are_kept(
         assert re.search(f"^t:{name}: .*({message})", reasons[f"t:{name}"]), reasons[f"t:{name}"]
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_only_rows_with_unreadable_media_are_skipped_as_such(processor, tmp_path, picture):
     sound = ("t:sound", with_image(picture(60, 40)))
     settings = {"max_prompt_length": 4000, "bad_rows": "skip_media", "reader": RowReader(image_dir=str(tmp_path))}

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import warnings
 import zlib
 
 import PIL.Image
@@ -76,11 +77,16 @@ def png_header(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("side", [10_000, 60_000])  # just over PIL's limit (where it only warns), and far over
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_decompression_bombs_are_errors_not_warnings(side):
     for read in (image_size, load_image):
-        with pytest.raises(DataError, match=r"limit|decompression bomb"):
-            read(png_header(side, side))
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.resetwarnings()
+            with pytest.raises(DataError, match=r"limit|decompression bomb"):
+                read(png_header(side, side))
+        assert not warned
+    with warnings.catch_warnings(), pytest.raises(DataError, match="decompression bomb"):
+        warnings.simplefilter("error")  # as a user may have it
+        image_size(png_header(side, side))
 
 
 @pytest.mark.parametrize("read", [image_size, load_image])

@@ -21,7 +21,6 @@ def renderer(processor):
     return Renderer(processor, min_pixels=28 * 28, max_pixels=56 * 56 * 4)
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_read_named_or_refused_as_stated(renderer, tmp_path, name):
     folder = tmp_path / "data"

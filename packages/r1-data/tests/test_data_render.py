@@ -13,7 +13,7 @@ from r1_data.pictures import load_image
 from r1_data.positions import count_tokens, position_ids_of
 from r1_data.references import Video
 from r1_data.render import Renderer
-from r1_data.types import DataError, Example
+from r1_data.types import DataError, Example, MediaError
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
@@ -209,6 +209,14 @@ def test_placeholders_that_do_not_match_the_features_are_refused(fresh_processor
 def test_pictures_that_cannot_be_used_name_the_row(processor, use, data, message):
     with pytest.raises(DataError, match=f"^t:1: .*{message}"):
         getattr(Renderer(processor), use)(make_example(data))
+
+
+def test_a_picture_too_wide_for_the_processor_is_named(processor, tmp_path):
+    Image.new("RGB", (900, 3)).save(tmp_path / "wide.png")
+    example = make_example(tmp_path / "wide.png")
+    for use in (Renderer(processor).prompt_length, Renderer(processor).load):
+        with pytest.raises(MediaError, match=r"^t:1: picture .*wide\.png: absolute aspect ratio"):
+            use(example)
 
 
 def test_template_that_refuses_messages_names_the_row(tokenizer):

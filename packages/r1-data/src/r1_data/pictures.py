@@ -6,6 +6,7 @@ Data is not trusted: only common formats are opened, and the pixel limit of PIL 
 import io
 import os
 import struct
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -87,6 +88,9 @@ def _opened(reference: Any) -> "Iterator[tuple[Image, BinaryIO | None]]":
     import PIL.Image
 
     name, data = describe(reference), reference
+    if ("ignore", None, PIL.Image.DecompressionBombWarning, None, 0) not in warnings.filters:
+        # What it warns of is an error here, see `_check_pixels`. A filter of the user's comes before this one.
+        warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning, append=True)
     try:
         if is_pil(reference):
             _check_pixels(reference)
@@ -103,7 +107,7 @@ def _opened(reference: Any) -> "Iterator[tuple[Image, BinaryIO | None]]":
         raise MediaError(str(error) if str(reference) in str(error) else f"{name}: {error}") from error
     except _BROKEN as error:
         raise MediaError(f"{name}: the picture cannot be read ({_why(data, error)})") from error
-    except PIL.Image.DecompressionBombError as error:
+    except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
         raise MediaError(f"{name}: {error}") from error
 
 

@@ -5,14 +5,15 @@ Nothing here names a model family. Asked are the processor's own public parts: `
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from r1_data.media_cache import MediaCache
 from r1_data.pictures import image_size, load_image
 from r1_data.pixel_ranges import frame_range, picture_range
-from r1_data.references import Video, digest_content, fetched
+from r1_data.references import Video, describe, digest_content, fetched
 from r1_data.types import DataError, MediaError
 from r1_data.videos import Clip, FrameRules, load_frames, probe_video
 
@@ -107,9 +108,11 @@ class Vision:
         return {kind: (token, getattr(self._processor, f"{name}_id")) for kind, (token, name) in named.items() if token}
 
     def picture_tokens(self, reference: Any) -> int:
-        """Tokens that a picture takes, from its header. Raises MediaError, or ValueError as the processor does."""
+        """Tokens that a picture takes, from its header. Raises MediaError."""
         limits = {"min_pixels": self.budget["shortest_edge"], "max_pixels": self.budget["longest_edge"]}
-        return int(self._image.get_number_of_image_patches(*image_size(reference), limits)) // self._image.merge_size**2
+        with _named(reference):
+            patches = int(self._image.get_number_of_image_patches(*image_size(reference), limits))
+        return patches // self._image.merge_size**2
 
     def video_text(self, video: Video) -> str:
         """The placeholders, and whatever text the family puts between them, that stand for a video."""
@@ -117,7 +120,8 @@ class Vision:
 
         clip = self.probe(video)
         count, size = len(clip.indices), (clip.height, clip.width)
-        patches = self._video.get_num_of_video_patches(count, *size, {"size": self.frame_range.of(count)})
+        with _named(video):
+            patches = self._video.get_num_of_video_patches(count, *size, {"size": self.frame_range.of(count)})
         moments = -(-count // self._video.temporal_patch_size)
         # Families read of a grid its first number and the product of the others, which are not known apart.
         grid = torch.tensor([[moments, 1, patches // moments]])
@@ -144,7 +148,7 @@ class Vision:
         return probe_video(video, self.frames)
 
     def load(self, media: Sequence[Any]) -> Pixels:
-        """Decode and resize, or take from the cache. Raises MediaError, or ValueError as the processor does."""
+        """Decode and resize, or take from the cache. Raises MediaError."""
         pixels = Pixels([], [], [])
         for reference in map(fetched, media):
             if isinstance(reference, Video):
@@ -233,7 +237,8 @@ class Vision:
         return torch.from_numpy(array).movedim(-1, -3)
 
     def _resize(self, reference: Any, clip: Clip | None) -> "Tensor":
-        return self._resize_picture(reference) if clip is None else self._resize_video(reference, clip)
+        with _named(reference):
+            return self._resize_picture(reference) if clip is None else self._resize_video(reference, clip)
 
     def _resize_picture(self, reference: Any) -> "Tensor":
         import numpy
@@ -270,6 +275,19 @@ class Vision:
         digest = hashlib.blake2b(repr(how).encode(), digest_size=16)
         digest.update(digest_content(reference))
         return digest.hexdigest()
+
+
+@contextmanager
+def _named(reference: Any) -> Iterator[None]:
+    """Turn a ValueError of the processor into a MediaError that names the picture or video."""
+    try:
+        yield
+    except MediaError:
+        raise
+    except ValueError as error:
+        is_video = isinstance(reference, Video)
+        name = describe(reference.source, "video") if is_video else describe(reference)
+        raise MediaError(f"{name}: {error}") from error
 
 
 def _metadata(clip: Clip) -> Any:
