@@ -84,9 +84,10 @@ def test_decompression_bombs_are_errors_not_warnings(side):
             with pytest.raises(DataError, match=r"limit|decompression bomb"):
                 read(png_header(side, side))
         assert not warned
-    with warnings.catch_warnings(), pytest.raises(DataError, match="decompression bomb"):
+    with warnings.catch_warnings():
         warnings.simplefilter("error")  # as a user may have it
-        image_size(png_header(side, side))
+        with pytest.raises(DataError, match="decompression bomb"):
+            image_size(png_header(side, side))
 
 
 @pytest.mark.parametrize("read", [image_size, load_image])
