@@ -35,6 +35,20 @@ def test_a_configuration_that_is_not_text_is_named(tmp_path: Path) -> None:
         assert str(tmp_path / "run.yaml") in text
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv.gz", "lines.json", "list.json"])
+def test_rows_in_the_place_of_a_configuration_are_called_data(tmp_path: Path, name: str) -> None:
+    rows = {"lines.json": '{"problem": "x", "answer": "3"}\n' * 2, "list.json": '[{"problem": "x", "answer": "3"}]'}
+    (tmp_path / name).write_text(rows.get(name, "PAR1"))
+    text = problems(str(tmp_path / name))
+    assert "this is data, not a configuration" in text
+    assert f"data.train_files={tmp_path / name}" in text
+
+
+def test_a_configuration_written_as_json_is_read(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"data": {"seed": 7}}')
+    assert load_config([*BASE, model(tmp_path / "model"), str(tmp_path / "run.json")])[0].data.seed == 7
+
+
 def test_a_folder_that_cannot_be_made_is_named_before_anything_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     text = problems(model(tmp_path / "model"), f"trainer.save_checkpoint_path={tmp_path / 'file' / 'run'}")

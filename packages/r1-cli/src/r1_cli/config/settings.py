@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from r1_cli.config.errors import ConfigError, Problem
+from r1_data.tables.files import kind_of
 
 COMMAND_LINE = "command line"
 
@@ -55,6 +56,8 @@ def read_file(path: Path) -> list[Setting]:
         near = get_close_matches(str(path), [str(p) for p in path.parent.glob("*.y*ml")], n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else f" (working directory: {Path.cwd()})"
         raise ConfigError([Problem("config", f"no such file{hint}", str(path), COMMAND_LINE)])
+    if kind_of(path) and path.suffix.lower() != ".json":
+        raise ConfigError([_is_data(path)])
     try:
         loader = Loader(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
@@ -67,12 +70,19 @@ def read_file(path: Path) -> list[Setting]:
         if root is None:
             return []
         if not isinstance(root, yaml.MappingNode):
-            raise ConfigError([Problem(str(path), "the file must hold sections: data, algorithm, worker, trainer")])
+            sections = Problem(str(path), "the file must hold sections: data, algorithm, worker, trainer")
+            raise ConfigError([_is_data(path) if kind_of(path) else sections])
         return list(_flatten(loader, root, "", str(path)))
     except yaml.YAMLError as error:
-        raise ConfigError([Problem(_place(path, error), _reason(error))]) from error
+        rows = kind_of(path) and "document start" in _reason(error)  # a row a line
+        raise ConfigError([_is_data(path) if rows else Problem(_place(path, error), _reason(error))]) from error
     finally:
         loader.dispose()
+
+
+def _is_data(path: Path) -> Problem:
+    message = f"this is data, not a configuration; name it in one: r1 … CONFIG.yaml data.train_files={path}"
+    return Problem("config", message, str(path), COMMAND_LINE)
 
 
 def read_words(words: Sequence[str]) -> list[Setting]:
