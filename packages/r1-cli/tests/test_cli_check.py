@@ -3,6 +3,7 @@
 import json
 import re
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from r1_cli.assembly.rows import OpenSource, open_sources
 from r1_cli.check.findings import Report
 from r1_cli.check.page import write_page
-from r1_cli.config import load_config
+from r1_cli.config import ConfigError, load_config
 from r1_cli.config.sources import training_sources, validation_sources
+from r1_cli.plan.batches import count_steps
 from r1_data.check import Examined
 from r1_data.formats import Columns, Detected
 from r1_data.types import DataError
@@ -98,6 +100,26 @@ def test_a_source_of_which_no_row_would_be_left_is_an_error() -> None:
     assert report.findings["no rows"].examples[0][0].endswith("every row of it would be left out")
 
 
+def test_usable_rows_too_few_for_one_batch_are_the_error_that_they_are_in_a_run() -> None:
+    report = report_of("data.train_files=owner/a")
+    for number in range(3):
+        report.take(row(0, number))
+    report.take(row(1, 0))  # of validation
+    report.take(Examined(0, 9, "s0:9", 9000, kind="overlong", reason="s0:9: too long"))
+    report.close(whole=False)  # rows that stand for many more
+    assert "batch" not in report.findings
+    report.close()
+    assert told(report)["batch"] == ("error", 1)
+    with pytest.raises(ConfigError) as caught:
+        count_steps(report.config, [3])
+    assert report.findings["batch"].examples[0][0] == str(caught.value.problems[0])
+    enough = report_of("data.train_files=owner/a")
+    for number in range(4):
+        enough.take(row(0, number))
+    enough.close()
+    assert "batch" not in enough.findings
+
+
 def test_errors_come_first_and_only_some_rows_are_named() -> None:
     report = report_of()
     for number in range(9):
@@ -169,3 +191,24 @@ def test_keys_that_no_row_has_are_refused_from_the_first_rows(tmp_path, row, wor
     config = load_config([*WORDS, f"data.train_files={tmp_path / 'train.jsonl'}", *words], command="data")[0]
     with pytest.raises(DataError, match=re.escape(message)):
         open_sources(training_sources(config.data))
+
+
+@pytest.mark.parametrize("named", ["ok.png", "pictures/ok.png"])
+def test_pictures_that_lie_where_their_rows_are_lead_to_the_folder_to_set(tmp_path: Path, named: str) -> None:
+    rows, wrong = tmp_path / "data" / "rows" / "train.jsonl", tmp_path / "wrong"
+    rows.parent.mkdir(parents=True)
+    wrong.mkdir()
+    rows.write_text(f"{json.dumps({'problem': '<image>?', 'answer': '1', 'images': [named]})}\n" * 3)
+    words = [*WORDS, f"data.train_files={rows}", "data.val_files=null"]
+
+    def sources(*more: str) -> list[OpenSource]:
+        return open_sources(training_sources(load_config([*words, *more], command="data")[0].data))
+
+    sources()  # no such picture anywhere: its row is named when all are checked
+    folder = rows.parent if "/" not in named else rows.parent.parent  # as data sets are laid out
+    (folder / named).parent.mkdir(exist_ok=True)
+    (folder / named).touch()
+    for more in ((), (f"data.image_dir={wrong}",)):
+        with pytest.raises(DataError, match=re.escape(f"there is {folder / named}: set data.image_dir={folder}")):
+            sources(*more)
+    assert sources(f"data.image_dir={folder}")

@@ -159,6 +159,17 @@ def test_too_few_rows_for_one_batch_are_refused() -> None:
         make_plan(config_of(), 100)
 
 
+def test_a_broken_row_of_too_few_is_named_by_file_and_line(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1", "answer": "1"}\n{"prompt": "x", "ans', encoding="utf-8")
+    config = config_of(f"data.train_files={rows}")
+    with pytest.raises(ConfigError) as caught:
+        make_plan(config, *count(config))
+    first, second = caught.value.problems
+    assert str(first).startswith(f"data.train_files: {rows}:2: not a JSON row (Unterminated string")
+    assert "more than the 2 rows" in second.message
+
+
 def test_local_rows_are_counted_and_hub_rows_are_not(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1", "answer": "1"}\n' * 7, encoding="utf-8")

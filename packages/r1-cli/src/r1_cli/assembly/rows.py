@@ -1,5 +1,6 @@
 """The sources that a configuration names, opened: their rows, and the row format found in them."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -10,7 +11,7 @@ from typing import Any
 from r1_cli.config.sources import Source, count_rows
 from r1_data.formats import Columns, Detected, detect
 from r1_data.reader import RowReader
-from r1_data.references import Downloads
+from r1_data.references import Downloads, Video
 from r1_data.sources import Rows, read_sources
 from r1_data.types import DataError
 
@@ -65,6 +66,7 @@ def open_sources(sources: Sequence[Source]) -> list[OpenSource]:
         except DataError as error:
             raise DataError(f"{source.label}: {error}") from error
         opened.append(OpenSource(source, rows, detected))
+        _require_media(opened[-1])
     return opened
 
 
@@ -86,6 +88,39 @@ def _require_columns(columns: Columns, seen: Sequence[Mapping[str, Any]], keys: 
         if not {name, other} & keys and 2 * sum(marker in prompt for prompt in prompts) > len(seen):
             where = f"data.{key}={name}{near(name, keys)}"
             raise DataError(f"most prompts hold {marker}, but no row has the column {where}; {found}")
+
+
+def _require_media(opened: OpenSource) -> None:
+    """Refuse a source whose first rows' media are all missing, where its own folder or the one above holds them.
+
+    Raises:
+        DataError: names the `image_dir` to set.
+    """
+    source = opened.source
+    home = source.image_dir or "."
+    names = [os.path.relpath(path, home) for path in _media_paths(opened) if source.image_dir or not path.is_absolute()]
+    if not names or any(Path(home, name).exists() for name in names):
+        return
+    for spec in source.files:
+        rows = Path(spec).expanduser()
+        for folder in (rows if rows.is_dir() else rows.parent, rows.parent.parent):
+            if (folder / names[0]).is_file():
+                key = f"{source.key}.image_dir" if source.key.startswith("data.sources") else "data.image_dir"
+                where = f"is in {Path(home).absolute()}, but there is {folder / names[0]}: set {key}={folder}"
+                raise DataError(f"{source.label}: none of the {len(names)} files that its first rows name {where}")
+
+
+def _media_paths(opened: OpenSource) -> Iterator[Path]:
+    """Yield the files of pictures and videos that the first rows name, without those of broken rows."""
+    for index in range(min(len(opened.rows), SEEN)):
+        try:
+            media = opened.reader(*opened.rows[index]).media
+        except DataError:
+            continue
+        for reference in media:
+            path = reference.source if isinstance(reference, Video) else reference
+            if isinstance(path, Path):
+                yield path
 
 
 def near(name: str, keys: set[str]) -> str:

@@ -78,7 +78,7 @@ def check(
             stack.enter_context(closing(known))
         for row in progress(examine_all(sources, inspector, workers, known), "rows", total):
             report.take(row)
-    report.close()
+    report.close(whole=most is None)
     check_answers(config, opened, report, progress)
     return report
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from r1_cli.assembly.rows import OpenSource
-from r1_cli.config import RunConfig
+from r1_cli.config import ConfigError, RunConfig
+from r1_cli.plan.batches import count_steps
 from r1_data.check import Examined
 
 Level = Literal["error", "warning"]
@@ -34,6 +35,7 @@ TITLES = {
     "leak": "validation rows that are training rows, too",
     "reward": "answers that their own reward gives no credit",
     "no rows": "sources without rows",
+    "batch": "usable rows too few for one batch",
 }
 REMARKS = {"blank answer", "markup", "unread"}  # what is odd about rows that are usable
 WARNINGS = {"duplicate", "contradiction", "leak", *REMARKS}
@@ -128,14 +130,23 @@ class Report:
         if kind == "damage":  # not seen when a run starts
             return "left out of the steps that they come in"
         left_out = data.bad_rows == "skip" or (data.bad_rows == "skip_media" and kind in OF_MEDIA)
-        return f"left out (data.bad_rows={data.bad_rows})" if left_out and kind != "no rows" else REFUSED
+        return f"left out (data.bad_rows={data.bad_rows})" if left_out and kind not in ("no rows", "batch") else REFUSED
 
-    def close(self) -> None:
-        """Add what only all rows show: sources of which a run would have no row."""
+    def close(self, *, whole: bool = True) -> None:
+        """Add what only all rows show: sources of which a run has no row and, if they are `whole`, too few for a batch.
+
+        The latter is the check of a run, see `count_steps`.
+        """
         for tally in self.sources:
             if tally.left_out == len(tally.opened.rows):
                 reason = "every row of it would be left out" if tally.left_out else "holds no rows"
                 self.add("no rows", f"{tally.opened.source.label}: {reason}")
+        usable = [tally.usable for tally in self.sources if not tally.validation]
+        if whole and usable and all(usable):
+            try:
+                count_steps(self.config, usable)
+            except ConfigError as error:
+                self.add("batch", str(error.problems[-1]))
 
     def take(self, row: Examined) -> None:
         """Count a row in."""

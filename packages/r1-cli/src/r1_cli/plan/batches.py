@@ -1,15 +1,19 @@
 """How a configuration cuts a run into steps, optimizer steps and forward passes: numbers only, nothing loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.section import SizeOrAuto
-from r1_cli.config.sources import count_rows, training_sources, validation_sources
+from r1_cli.config.sources import Source, count_rows, training_sources, validation_sources
 from r1_cli.plan.cuts import count_micro_batch_tokens, count_micro_batches, count_tokens
 from r1_cli.plan.memory import Memory, estimate
 from r1_data.mixture import WeightedStream
+from r1_data.sources import read_rows
+from r1_data.types import DataError
+
+LOOKED_AT = 1000  # rows of a source too small for a batch, in which broken ones are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int
     """
     data, actor, n = config.data, config.worker.actor, config.worker.rollout.n
     sizes = [rows] if isinstance(rows, int) else rows
-    steps_per_epoch = None if sizes is None else _steps_per_epoch(config, sizes)
+    steps_per_epoch = None if sizes is None else count_steps(config, sizes)
     replicas = config.data_ranks()
     step = data.rollout_batch_size * n
     update = actor.global_batch_size * n
@@ -98,7 +102,12 @@ def count(config: RunConfig) -> tuple[list[int] | None, int | None]:
     return (count_rows(train) if train else None), None if val_rows is None else sum(val_rows)
 
 
-def _steps_per_epoch(config: RunConfig, sizes: Sequence[int]) -> int:
+def count_steps(config: RunConfig, sizes: Sequence[int]) -> int:
+    """Return the steps of an epoch on training sources of so many rows.
+
+    Raises:
+        ConfigError: the rows do not fill one batch. Rows that cannot be read are named beside.
+    """
     data, sources = config.data, training_sources(config.data)
     weights = [source.weight for source in sources if source.weight]
     if weights:
@@ -108,8 +117,21 @@ def _steps_per_epoch(config: RunConfig, sizes: Sequence[int]) -> int:
     if sum(sizes) < data.rollout_batch_size:
         named = ", ".join(source.label for source in sources)
         message = f"is more than the {sum(sizes)} rows of {named}, so no batch is ever full"
-        raise ConfigError([Problem("data.rollout_batch_size", message, str(data.rollout_batch_size))])
+        broken = [Problem(source.key, str(error)) for source in sources for error in _unreadable(source)]
+        raise ConfigError([*broken[:3], Problem("data.rollout_batch_size", message, str(data.rollout_batch_size))])
     return sum(sizes) // data.rollout_batch_size
+
+
+def _unreadable(source: Source) -> Iterator[DataError]:
+    """Yield what is wrong with each of the first rows of a local source that cannot be read."""
+    if count_rows([source]) is None:
+        return
+    rows = read_rows(list(source.files))
+    for index in range(min(len(rows), LOOKED_AT)):
+        try:
+            rows[index]
+        except DataError as error:
+            yield error
 
 
 def _total_steps(config: RunConfig, steps_per_epoch: int | None) -> int | None:
