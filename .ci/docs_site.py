@@ -14,6 +14,11 @@ DOCS = ROOT / "docs"
 BESIDE = "repository"  # the folder of the site for what lies outside docs/
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)((?:#[^)]*)?\))")
 ITEM = re.compile(r"^- \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
+ASSETS = ("site.css", "iframe-worker.js")  # beside this file
+BOOST = {"configuration.md": 6.0, "my-run-does-not-learn.md": 2.0, "troubleshooting.md": 2.0}  # of these in the search
+FURTHER = 0.3  # of what lies outside docs/, which says the same at more length, and of variants of algorithms
+CODE = re.compile(r"(?<=<code>)[\w.\[\]]+(?=</code>)")
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 ELSEWHERE = re.compile(
     r"<(?:script|img|link|iframe)\b[^>]*?\b(?:src|href)=[\"']?(?:https?:)?//[^\"'>\s]+", re.IGNORECASE
 )
@@ -63,6 +68,8 @@ def on_files(files: Any, config: Any) -> Any:
     """Add what pages link to outside docs/, and what those pages link to."""
     from mkdocs.structure.files import File, InclusionLevel
 
+    for name in ASSETS:
+        files.append(File.generated(config, f"assets/{name}", abs_src_path=str(Path(__file__).with_name(name))))
     waiting, known = sorted(DOCS.rglob("*.md")), set(DOCS.rglob("*"))
     while waiting:
         for target in links(waiting.pop()):
@@ -93,6 +100,11 @@ def listing(folder: Path) -> str:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn links to files of the repository into links to where those lie in the site."""
     source = page.file.src_uri
+    further = source.startswith(BESIDE) or "_" in Path(source).name  # of algorithms: variants, such as gspo_token
+    page.meta["search"] = {
+        "boost": BOOST.get(source, FURTHER if further else 1.0),
+        "exclude": source.startswith(f"{BESIDE}/benchmarks/"),  # measurements, not explanations
+    }
     inside = source.removeprefix(f"{BESIDE}/")
     folder = (DOCS / source if inside == source else ROOT / inside).parent
 
@@ -107,8 +119,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Refuse a page that would load something from a network."""
+    """Let keys in tables break at their dots and underscores; refuse a page that would load from a network."""
     found = [one[0] for one in ELSEWHERE.finditer(output) if 'rel="canonical"' not in one[0]]
     if found:
         raise ValueError(f"{page.file.src_uri} loads from a network: {found[0]}")
-    return output
+    return TABLE.sub(lambda table: CODE.sub(lambda code: re.sub(r"([._])", r"\1<wbr>", code[0]), table[0]), output)

@@ -298,6 +298,6 @@ def test_the_readme_and_the_example_say_nothing_of_settings_that_the_code_does_n
 def test_a_setting_that_shares_a_key_leads_to_it_and_is_documented(section: str) -> None:
     for setting, (leaf, _) in SHARED[section].items():
         with pytest.raises(ConfigError, match=rf"did you mean {section}\.{leaf}\?"):
-            config_of(f"{section}.half_{setting}=1")
+            config_of(f"{section}.leave_two_out_{setting}=1")
         for page in ("CONTRIBUTING.md", "docs/own-loss-or-estimator.md"):
             assert f"`{setting}`" in (ROOT / page).read_text("utf-8"), page

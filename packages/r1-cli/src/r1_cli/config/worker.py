@@ -61,7 +61,7 @@ class RateConfig(Section):
 
 
 class OptimConfig(Section):
-    lr: NonNegative = 1e-6  # after the warm-up
+    lr: NonNegative = 1e-6  # the learning rate, after the warm-up
     betas: Annotated[tuple[Ratio, Ratio], Field(strict=False)] = (0.9, 0.999)  # of AdamW
     weight_decay: NonNegative = 1e-2  # of AdamW
     strategy: Literal["adamw", "adamw_bf16"] = "adamw"  # adamw_bf16 keeps weights and states in bfloat16

@@ -1,0 +1,85 @@
+"""The site, opened from a folder in headless Chromium: its search works and brings the right page first."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from endtoend import ROOT
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
+    pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv to build the site with"),
+]
+pytest.importorskip("playwright", reason="playwright is not installed")
+BUILD = ("uv", "run", "--isolated", "--only-group", "docs", "mkdocs", "build", "--strict", "-q", "-f", ".ci/mkdocs.yml")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run([*BUILD, "-d", str(folder)], cwd=ROOT, env=environment, text=True, capture_output=True)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(site: Path) -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_context(offline=True, viewport={"width": 1300, "height": 900}).new_page()
+        page.goto((site / "index.html").as_uri())
+        yield page
+        browser.close()
+
+
+def search(page: Any, words: str) -> list[str]:
+    """The pages that the search lists, the best first."""
+    field = page.locator("input.md-search__input")
+    field.click()
+    field.fill("")
+    field.press_sequentially(words)
+    page.locator(".md-search-result__meta", has_text="matching").wait_for(timeout=20_000)
+    page.wait_for_timeout(500)
+    return [str(link) for link in page.locator(".md-search-result__link").evaluate_all("a => a.map(e => e.href)")]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("worker.actor.optim.lr", "configuration.html"),
+        ("rollout_batch_size", "configuration.html"),
+        ("max_response_length", "configuration.html"),
+        ("learning rate", "configuration.html"),
+        ("grpo", "algorithms/grpo.html"),
+        ("gspo", "algorithms/gspo.html"),
+        ("reward is zero", "my-run-does-not-learn.html"),
+    ],
+)
+def test_the_search_of_a_site_opened_from_a_folder_brings_the_right_page_first(
+    page: Any, words: str, expected: str
+) -> None:
+    found = search(page, words)
+    assert f"/{expected}" in found[0], found[:3]
+
+
+def test_pages_lead_on_and_keys_break_at_their_dots_only(page: Any, site: Path) -> None:
+    page.goto((site / "configuration.html").as_uri())
+    assert page.locator(".md-footer__link--next").count() == page.locator(".md-footer__link--prev").count() == 1
+    broken = """cells => cells.map(cell => {
+        const rows = {}, text = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), range = document.createRange();
+        for (let node = text.nextNode(); node; node = text.nextNode()) {
+            range.selectNodeContents(node);
+            if (range.getClientRects().length > 1) return node.data;
+        }
+    }).filter(Boolean)"""
+    page.set_viewport_size({"width": 420, "height": 900})
+    assert page.locator("td:first-child code").evaluate_all(broken) == []
