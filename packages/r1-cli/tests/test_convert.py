@@ -341,9 +341,11 @@ def test_a_script_of_verl_has_the_environments_variables_but_no_secrets(monkeypa
     monkeypatch.setenv("WANDB_API_KEY", "SECRETSECRET")
     monkeypatch.delenv("UNSET_HERE", raising=False)
     line = "python3 -m verl.trainer.main_ppo data.train_files=$HOME/a.parquet data.val_files=${HOME}/b.parquet "
+    line += "actor_rollout_ref.model.path=~/models/a "
     made = convert_verl(line + "trainer.project_name=$WANDB_API_KEY trainer.experiment_name=$UNSET_HERE", [])
     assert made.settings["data.train_files"] == "/home/someone/a.parquet"
     assert made.settings["data.val_files"] == "/home/someone/b.parquet"
+    assert made.settings["worker.actor.model.model_path"] == "/home/someone/models/a"
     assert made.settings["trainer.project_name"] == "$WANDB_API_KEY"
     assert made.settings["trainer.experiment_name"] == "$UNSET_HERE"
 

@@ -1,6 +1,7 @@
 """From veRL's configuration, a YAML file or overrides of Hydra in a script, to a configuration."""
 
 import re
+from os.path import expanduser
 from typing import Any
 
 import yaml
@@ -24,6 +25,7 @@ def convert_verl(text: str, overrides: list[str]) -> Conversion:
     given = _read(text) | dict(_override(word) for word in overrides)
     given = {key: value for key, value in given.items() if key.rpartition(".")[2] != "_target_" and value != "???"}
     given = {key: _resolved(value, given) for key, value in given.items()}
+    given = {key: expanduser(value) if isinstance(value, str) else value for key, value in given.items()}
     made = Conversion("veRL's configuration", given, DEFAULTS)
     _algorithm(made)
     _reward(made)
