@@ -166,7 +166,7 @@ def test_the_command_writes_beside_the_run_or_where_it_is_told(tmp_path: Path) -
     assert str(tmp_path / "here.html") in told.output
     full: Any = CliRunner().invoke(main, ["report", str(run), "--output", "/dev/full"])
     assert full.exit_code == 2
-    assert "/dev/full cannot be written: No space left on device; --output names another place" in full.output
+    assert "/dev/full cannot be written: No space left on device; name another place" in full.output
     wrong: Any = CliRunner().invoke(main, ["report", str(tmp_path)])
     assert wrong.exit_code == 2
     assert "is no run" in wrong.output

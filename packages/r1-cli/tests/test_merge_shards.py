@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import cli_shards
 import pytest
 import ranks
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch.serialization import get_safe_globals
 
 from r1_cli.jobs.merge import merge
+from r1_cli.main import main
 from r1_cli.models.load import ModelError
 from r1_cli.models.sharded import ShardError, read_shards
 
@@ -130,3 +133,15 @@ def test_tensors_that_are_no_shards_must_be_equal_on_all_ranks(tmp_path: Path) -
 def test_a_folder_without_any_model_says_what_is_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"neither config\.json nor model_world_size_\*_rank_\*\.pt"):
         merge(tmp_path)
+
+
+def test_a_disk_that_is_full_is_said_with_the_folder(copied: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, before[1]))
+    try:
+        told = CliRunner().invoke(main, ["merge", str(copied), "--output", str(tmp_path / "merged")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert told.exit_code == 2, (told.output, told.exception)
+    assert f"{tmp_path / 'merged'} cannot be written" in told.output
+    assert [path.name for path in tmp_path.iterdir()] == ["global_step_3"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, told_plainly
+from r1_cli.commands.errors import ANY_WORDS, told_plainly, writing
 from r1_cli.commands.threads import share_processors
 
 
@@ -62,7 +62,8 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
             report = check_rows(config, inspector, workers, reporter.progress, strict=strict, write=write)
             show_tables(console, report)
             if html:
-                html.write_text(write_page(report, inspector.renderer, workers), encoding="utf-8")
+                with writing(html):
+                    html.write_text(write_page(report, inspector.renderer, workers), encoding="utf-8")
     if report.failed:
         raise SystemExit(1)
 

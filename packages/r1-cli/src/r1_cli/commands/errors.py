@@ -1,11 +1,14 @@
 """How a command ends when the user has something to correct: one block on stderr, exit code 2, no traceback."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ANY_WORDS = {"ignore_unknown_options": True}  # what looks like an option but is none is explained by load_config
 
 
@@ -26,6 +29,20 @@ def told_plainly(*kinds: type[Exception]) -> Iterator[None]:
     except kinds as error:
         message = str(error) or type(error).__name__
         raise UserError("\n".join([message, *getattr(error, "__notes__", ())])) from error
+
+
+@contextmanager
+def writing(path: Path | None) -> Iterator[None]:
+    """Turn an OSError into a `UserError` that names `path`, if the disk is full or `path` cannot be written.
+
+    The operating system names no file where a write fails, only where opening one does.
+    """
+    try:
+        yield
+    except OSError as error:
+        if path is None or (error.errno not in FULL and str(error.filename) != str(path)):
+            raise
+        raise UserError(f"{path} cannot be written: {error.strerror}; name another place") from error
 
 
 def visible(text: str) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, told_plainly
+from r1_cli.commands.errors import ANY_WORDS, told_plainly, writing
 from r1_cli.commands.threads import share_processors
 
 
@@ -40,7 +40,7 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
         from r1_rewards.types import RewardFailure
         from r1_rollout.errors import RolloutError
 
-        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError):
+        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError), writing(json_path):
             evaluate_model(model, config, json_path)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import UserError, told_plainly
+from r1_cli.commands.errors import told_plainly, writing
 
 
 @click.command(short_help="Write a run's curves, validation and samples into one HTML file.")
@@ -25,8 +25,6 @@ def report(run: Path, output: Path | None) -> None:
     file = output or (run if run.is_dir() else run.parent) / "report.html"
     with told_plainly(NoHistoryError, OSError):
         page = write_report(run)
-    try:
+    with writing(file):
         file.write_text(page, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror}; --output names another place") from error
     click.echo(f"{file} ({file.stat().st_size / 1e6:.2f} MB)")

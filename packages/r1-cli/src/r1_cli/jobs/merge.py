@@ -1,11 +1,14 @@
 """From a checkpoint of r1, EasyR1 or veRL to a Hugging Face folder that every tool can load."""
 
+import errno
 import shutil
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -37,6 +40,7 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
         ShardError: shards that are missing, damaged, or hold anything but tensors.
         AdapterError: an adapter beside shards that is no plain LoRA of their model.
         FileExistsError: `output` exists and is not a folder that an earlier merge wrote.
+        OSError: it cannot be written.
     """
     if checkpoint.name == "critic" and (checkpoint.parent / "actor").is_dir():
         raise ModelError(f"{checkpoint} forecasts returns and writes no text: name {checkpoint.parent}, for its actor")
@@ -78,7 +82,8 @@ def _join_shards(actor: Path, shards: list[Path], folder: Path) -> torch.dtype:
     if any(name.startswith("base_model.model.") for name in tensors):
         tensors = _base_of(actor, tensors)
     _copy_assets(assets, folder)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with _saving():
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     kinds = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     return kinds.pop() if len(kinds) == 1 else torch.float32
 
@@ -95,10 +100,23 @@ def _write(model: PreTrainedModel, assets: Path, output: Path) -> None:
     """Write a model with the files that it needs; `output` is complete or not there at all."""
     draft = output.with_name(f".draft_{output.name}")
     shutil.rmtree(draft, ignore_errors=True)
-    _copy_assets(assets, draft)
-    model.save_pretrained(draft)
-    shutil.rmtree(output, ignore_errors=True)
-    draft.rename(output)
+    try:
+        _copy_assets(assets, draft)
+        with _saving():
+            model.save_pretrained(draft)
+        shutil.rmtree(output, ignore_errors=True)
+        draft.rename(output)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def _saving() -> Iterator[None]:
+    """Turn the error of its own that safetensors has for a failed write into an OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(errno.ENOSPC, str(error)) from error
 
 
 def _copy_assets(source: Path, target: Path) -> None:
