@@ -308,7 +308,7 @@ def go_through(learner: Any, samples: list[Sample], objective: Objective, *, pad
     learner.restore()
     seen.append(learner.logprobs_together(samples[::-1], padding_free=True))
     if pads:
-        learner.pad()
+        learner.set_layout("padded")
     note(learner.annotate(samples, ["old_logprobs"]))
     seen.append([learner.describe().parameters, learner.describe().flops_per_token])
     seen.append({name: tensor.clone() for name, tensor in learner.weights()})

@@ -119,7 +119,7 @@ def learn_together(actors: int | None = None, own: int = 1) -> Course:
     critic = make_critic(AttendingCritic().double(), parallel)
     if own > 1:
         with pytest.raises(ValueError, match="padded micro-batches cannot be cut over the ranks that share sequences"):
-            critic.pad()
+            critic.set_layout("padded")
     return take_steps(critic, [replace(sample, reward=float(i)) for i, sample in enumerate(samples())])
 
 

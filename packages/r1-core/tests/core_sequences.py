@@ -109,7 +109,7 @@ def refusals() -> list[str]:
     parallel = Parallel.join("cpu", sequence_size=2)
     said = []
     for refused in (
-        lambda: build(parallel).pad(),
+        lambda: build(parallel).set_layout("padded"),
         lambda: build(parallel, padding_free=False).annotate(samples()),
         lambda: Parallel.join("cpu", sequence_size=3),
     ):

@@ -225,7 +225,7 @@ def test_samples_without_values_or_returns_and_a_step_of_none_are_refused():
 def test_a_critic_that_pads_has_the_values_of_one_that_packs():
     critic = exact_critic()
     packed = critic.annotate_values(step_samples("text"))
-    critic.pad()
+    critic.set_layout("padded")
     padded = critic.annotate_values(step_samples("text"))
     torch.testing.assert_close(tokens(padded, "values"), tokens(packed, "values"), atol=1e-6, rtol=0)
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from r1_cli.groups.estimate import Estimate
@@ -13,7 +14,7 @@ from r1_cli.groups.supply import Supply, resume_supply
 from r1_cli.track.stopwatch import Stopwatch
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
-from r1_core.learner.batching import MicroLimit
+from r1_core.learner.batching import Layout, MicroLimit
 from r1_core.learner.facts import Facts
 from r1_core.learner.rehearsal import Trial
 from r1_core.needs import Needs
@@ -26,6 +27,9 @@ from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.types import Generator
 
 Item = TypeVar("Item")
+
+# What a model's own code may raise at a micro-batch that it was not written for: the same on all ranks, so none waits.
+REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 
 
 class Snapshot(Protocol):
@@ -47,11 +51,14 @@ class Learner(Protocol):
         Packed, the micro-batch shares the prompts that samples tell of.
         """
 
-    def pad(self) -> None:
-        """Pad micro-batches to their longest sample from now on."""
+    def own_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
+        """Return what `logprobs_together` should: by the policy's own eager forward of each sample alone.
 
-    def repeat_prompts(self) -> None:
-        """Compute a prompt with every sample of it from now on."""
+        With `noise` every layer's output is disturbed by a unit in the last place of that precision.
+        """
+
+    def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
+        """Lay micro-batches out so, whatever the configuration says; see `r1_core.learner.passes`."""
 
     def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
         """Hold so much in a micro-batch from now on, with a gradient and without."""
@@ -96,11 +103,8 @@ class Critic(Protocol):
     def annotate_values(self, samples: Sequence[Sample]) -> list[Sample]:
         """Add the forecast before each trained token."""
 
-    def pad(self) -> None:
-        """Pad micro-batches to their longest sample from now on."""
-
-    def repeat_prompts(self) -> None:
-        """Compute a prompt with every sample of it from now on."""
+    def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
+        """Lay micro-batches out so, whatever the configuration says; see `r1_core.learner.passes`."""
 
     def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
         """Hold so much in a micro-batch from now on, with a gradient and without."""

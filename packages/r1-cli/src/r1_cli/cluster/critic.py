@@ -5,7 +5,7 @@ from pathlib import Path
 
 from r1_cli.cluster.crossing import Crossing
 from r1_cli.cluster.saving import RankedSnapshot
-from r1_core.learner.batching import MicroLimit
+from r1_core.learner.batching import Layout, MicroLimit
 from r1_core.learner.rehearsal import Trial, worst
 from r1_core.types import Sample
 
@@ -23,13 +23,9 @@ class RankedCritic:
         rows, changes = self._crossing.show(samples)
         return self._crossing.attach(rows, samples, self._crossing.ask("annotate_values", rows, changes))
 
-    def pad(self) -> None:
-        """Pad micro-batches to their longest sample from now on."""
-        self._crossing.ask("critic_pad")
-
-    def repeat_prompts(self) -> None:
-        """Compute a prompt with every sample of it from now on."""
-        self._crossing.ask("critic_repeat_prompts")
+    def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
+        """Lay micro-batches out so, whatever the configuration says."""
+        self._crossing.ask("critic_set_layout", layout, own_attention)
 
     def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
         """Hold so much in a micro-batch from now on, with a gradient and without."""

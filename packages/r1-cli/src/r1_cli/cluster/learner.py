@@ -12,7 +12,7 @@ from r1_cli.cluster.crossing import Crossing
 from r1_cli.cluster.ranks import Ranks
 from r1_cli.cluster.saving import RankedSnapshot
 from r1_cli.cluster.weights import RankedWeights
-from r1_core.learner.batching import MicroLimit
+from r1_core.learner.batching import Layout, MicroLimit
 from r1_core.learner.facts import Facts
 from r1_core.learner.rehearsal import Trial, worst
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
@@ -64,13 +64,16 @@ class RankedLearner:
             raise found
         return found
 
-    def pad(self) -> None:
-        """Pad micro-batches to their longest sample from now on."""
-        self._ask("pad")
+    def own_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
+        """Return what `logprobs_together` should: by the policy's own eager forward of each sample alone."""
+        found: list[list[float]] | Exception = self._ask("own_logprobs", *self.crossing.show(samples), noise)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
-    def repeat_prompts(self) -> None:
-        """Compute a prompt with every sample of it from now on."""
-        self._ask("repeat_prompts")
+    def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
+        """Lay micro-batches out so, whatever the configuration says."""
+        self._ask("set_layout", layout, own_attention)
 
     def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
         """Hold so much in a micro-batch from now on, with a gradient and without."""

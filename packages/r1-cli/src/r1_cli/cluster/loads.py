@@ -23,7 +23,8 @@ class Loads:
         """Note an update of these samples: a prompt that a micro-batch shares counts once."""
         padded, share = not batching.padding_free, batching.share_prompts
         work = Work.of(samples, share and not padded)
-        for parts in rounds(samples, batching.update, len(self.tokens), padded=padded, share_prompts=share):
+        limit = batching.cap(batching.update)
+        for parts in rounds(samples, limit, len(self.tokens), padded=padded, share_prompts=share):
             loads = [work.tokens(part) for part in parts]
             self.tokens = [total + load for total, load in zip(self.tokens, loads, strict=True)]
             self._fullest += max(loads)

@@ -31,9 +31,9 @@ from r1_cli.cluster.spreading import spread
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
-from r1_cli.roles import Schedule
+from r1_cli.roles import REFUSALS, Schedule
 from r1_core.learner import Learner
-from r1_core.learner.batching import MicroLimit
+from r1_core.learner.batching import Layout, MicroLimit
 from r1_core.learner.checkpoint import handed_over
 from r1_core.learner.critic import Critic
 from r1_core.learner.facts import Facts
@@ -54,8 +54,6 @@ Build = Callable[[Parallel], tuple[Learner, Objective]]  # a user's own loss doe
 Result = TypeVar("Result")
 
 BUCKET = 256 * 2**20  # bytes of weights that are under way at once
-# What a model says that cannot read a packed row (`assembly.packing`): the same on all ranks, so that none waits.
-REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)
 
 
 def build_policy(
@@ -177,13 +175,18 @@ class Rank:
         except REFUSALS as refusal:
             return refusal
 
-    def pad(self) -> None:
-        """Do what the learner's does."""
-        self.learner.pad()
+    def own_logprobs(
+        self, rows: Rows, changes: Reference | None, noise: torch.dtype | None
+    ) -> list[list[float]] | Exception:
+        """Do what the learner's does. What the model refuses is returned, as no rank has to end for it."""
+        try:
+            return self.learner.own_logprobs(self._shown(rows, changes), noise)
+        except REFUSALS as refusal:
+            return refusal
 
-    def repeat_prompts(self) -> None:
+    def set_layout(self, layout: Layout, own_attention: bool) -> None:
         """Do what the learner's does."""
-        self.learner.repeat_prompts()
+        self.learner.set_layout(layout, own_attention=own_attention)
 
     def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
         """Do what the learner's does."""
@@ -265,13 +268,9 @@ class Rank:
         samples = self._shown(rows, changes)
         return self._keep(rows, samples, self.critic.measure(samples))
 
-    def critic_pad(self) -> None:
+    def critic_set_layout(self, layout: Layout, own_attention: bool) -> None:
         """Do what the critic's does."""
-        self.critic.pad()
-
-    def critic_repeat_prompts(self) -> None:
-        """Do what the critic's does."""
-        self.critic.repeat_prompts()
+        self.critic.set_layout(layout, own_attention=own_attention)
 
     def critic_cut(self, update: MicroLimit, experience: MicroLimit) -> None:
         """Do what the critic's does."""

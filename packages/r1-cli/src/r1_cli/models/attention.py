@@ -30,6 +30,8 @@ from r1_core.learner.decoder import cut_shared_rows
 from r1_core.learner.pack import NOTHING, Pack
 
 PACKED_ATTENTION = "r1_packed"
+# Keywords of layers' attention that no kernel here knows: bounds of the scores, and sinks.
+CHANGES_SCORES = ("softcap", "s_aux", "sinks", "alibi", "head_mask")
 # Hugging Face tells towers where pictures end if "flash" is in the name, and else loops over them by itself.
 VISION_ATTENTION = "r1_packed_flash"
 
@@ -37,8 +39,13 @@ VISION_ATTENTION = "r1_packed_flash"
 def attend_packed(model: PreTrainedModel) -> None:
     """Let a model attend by what is here, and, if its layers hand arguments on, be told where sequences end.
 
-    Then ranks may share its rows, too.
+    Then ranks may share its rows, too. A model whose attention cannot be chosen (BLOOM, GPT-J) keeps its own, with the
+    masks that go with it.
     """
+    if not model._can_set_attn_implementation():
+        model.config._attn_implementation = "eager"
+        model.reads_pack = False
+        return
     vision = getattr(model.config, "vision_config", None)
     tower = model.get_encoder(modality="image") if vision is not None else model
     cuts = any("cu_seqlens" in inspect.signature(module.forward).parameters for module in tower.modules())
@@ -76,7 +83,10 @@ def packed_attention(
     Returns:
         [1, T, heads, head size] and None for the attention weights.
     """
-    if attention_mask is not None or position_ids is None or position_ids.numel() != query.shape[2]:
+    _require_known(module, kwargs)
+    if attention_mask is None and pack is None and position_ids is not None and position_ids.numel() == query.shape[2]:
+        pack = _find_pack(position_ids, _starts)
+    if attention_mask is not None or pack is None or not _belongs(pack, module, query):
         if attention_mask is None and sliding_window is not None and sliding_window < query.shape[2]:
             attention_mask = _mask(query.shape[2], 0, sliding_window, query.device)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -124,6 +134,18 @@ def vision_attention(
         return kernel(query, key, value, pieces, kwargs.get("scaling"), EVERYTHING), None
     lengths = _find_pack(cu_seq_lens_q, methodcaller("tolist")).lengths
     return _attend_by_pieces(module, query, key, value, lengths, kwargs), None
+
+
+def _belongs(pack: Pack, module: nn.Module, query: Tensor) -> bool:
+    """Whether a pack is of the row that attends, and not of the text beside a tower that hands it on."""
+    ranks = 1 if pack.sequence is None else pack.sequence.size
+    return sum(pack.lengths) == query.shape[2] * ranks and getattr(module, "is_causal", True) is not False
+
+
+def _require_known(module: nn.Module, options: dict[str, Any]) -> None:
+    """Raise ValueError on what changes attention scores and torch's attention would leave out without a word."""
+    if unknown := sorted(name for name in CHANGES_SCORES if options.get(name) is not None):
+        raise ValueError(f"{type(module).__name__} changes its attention scores by {', '.join(unknown)}")
 
 
 # --- the ways --------------------------------------------------------------------------------------------------------

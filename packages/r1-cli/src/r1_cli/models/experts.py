@@ -1,5 +1,6 @@
 """Mixtures of experts: how the experts are computed, and what their router is not trained by."""
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -32,9 +33,12 @@ def settle_experts(model: PreTrainedModel, dtype: torch.dtype, device: torch.dev
     Args:
         dtype: of the products.
     """
-    if count_experts(model.config):
+    if not count_experts(model.config):
+        return
+    # Families with experts of their own (Llama 4, JetMoe, Doge, Kimi) cannot be told how to compute them.
+    with suppress(ValueError):
         model.set_experts_implementation("grouped_mm" if has_grouped_product(dtype, device) else "eager")
-        model.config.get_text_config().output_router_logits = False
+    model.config.get_text_config().output_router_logits = False
 
 
 def has_grouped_product(dtype: torch.dtype, device: torch.device) -> bool:

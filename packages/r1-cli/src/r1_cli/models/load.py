@@ -164,17 +164,36 @@ def _read(
         "ignore_mismatched_sizes": True,  # else Hugging Face raises, and names them in the log alone
     }
     with quiet() if value_head else nullcontext():
-        if parallel is not None and parallel.mesh is not None:
-            model, info = load_in_parts(family, path, parallel, shard, choices, adapters)
-        else:
-            model, info = family.from_pretrained(path, **choices)
-            if adapters is not None:
-                adapters.put_on(model)
+        try:
+            model, info = _read_weights(family, path, choices, parallel, shard, adapters)
+        except KeyError as error:
+            if error.args != (PACKED_ATTENTION,):
+                raise
+            # Falcon, GPT-J and GPT-Neo choose among attention classes of their own, by a name that they must know.
+            own = {**choices, "attn_implementation": "eager"}
+            model, info = _read_weights(family, path, own, parallel, shard, adapters)
     info = start_head(model, info) if value_head else info
     if info["missing_keys"] or info["mismatched_keys"]:
         missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")
     return model
+
+
+def _read_weights(
+    family: Any,
+    path: str,
+    choices: Mapping[str, Any],
+    parallel: Parallel | None,
+    shard: Shard,
+    adapters: Adapters | None,
+) -> tuple[Any, Any]:
+    """Return the model, whole or this rank's share of it, and what Hugging Face tells of its loading."""
+    if parallel is not None and parallel.mesh is not None:
+        return load_in_parts(family, path, parallel, shard, choices, adapters)
+    model, info = family.from_pretrained(path, **choices)
+    if adapters is not None:
+        adapters.put_on(model)
+    return model, info
 
 
 def without_dropout(config: Any) -> Any:

@@ -5,7 +5,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -14,6 +14,9 @@ from r1_core.types import PER_TOKEN, Sample, Totals
 
 # What `balance` fills: the load, an index that is in no other bin (it breaks ties), and all indices.
 Bin = tuple[int, int, list[int]]
+
+
+Layout = Literal["packed", "padded", "single"]  # of a micro-batch's samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,11 @@ class Batching:
     update: MicroLimit = MicroLimit(1)  # forward passes with a gradient
     experience: MicroLimit = MicroLimit(2)  # forward passes without
     share_prompts: bool = False  # of a model that reads a `Pack`
+    single: bool = False  # a micro-batch holds one sample, whatever the limits say
+
+    def cap(self, limit: MicroLimit) -> MicroLimit:
+        """Return what a micro-batch may hold where `limit` is asked for."""
+        return MicroLimit(1) if self.single else limit
 
 
 def count(samples: Sequence[Sample]) -> Totals:

@@ -56,7 +56,7 @@ class Critic(Trained):
         offload: Offload | None = None,
     ) -> None:
         AGGREGATIONS.get(aggregation)
-        self.model = model
+        self.model, self._models = model, [model]
         self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.loss = loss or ValueLoss()

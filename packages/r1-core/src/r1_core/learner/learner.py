@@ -17,6 +17,7 @@ from r1_core.learner.ablation import ablate, restore
 from r1_core.learner.adaptation import Adaptation
 from r1_core.learner.batching import Batching, MicroLimit, count
 from r1_core.learner.facts import Facts, describe
+from r1_core.learner.logprobs import own_logprobs
 from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
 from r1_core.learner.offload import Offload, Residence
 from r1_core.learner.optim import clip_and_step, group_norms
@@ -114,8 +115,9 @@ class Learner(Trained):
         self._reference_tokens = None if reference is None else TokenModel(reference, inside)
         self._base_lrs = [group["lr"] for group in optimizer.param_groups]
         self._apart = None if reference is model else reference  # a model of its own
+        self._models = [model]
         if self._apart is not None:
-            self._apart.requires_grad_(False).eval()
+            self._models.append(self._apart.requires_grad_(False).eval())
         self._residence = Residence(offload or Offload(), model, self._apart, optimizer)
 
     # --- log-probs -------------------------------------------------------------------------------------------------
@@ -166,8 +168,8 @@ class Learner(Trained):
     def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
         """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
 
-        So it can be seen whether they are what each sample gets alone. Packed, they share the prompts that they tell
-        of, whatever the batching says. Every rank computes all of it, or a packed row's part if ranks share sequences.
+        Packed, they share the prompts that they tell of, whatever the batching says. Every rank computes all of it, or
+        a packed row's part if ranks share sequences.
         """
         self._residence.fetch(self.model)
         self.model.eval()
@@ -175,8 +177,15 @@ class Learner(Trained):
         batch = collate(samples, padding_free=padding_free, share_prompts=True, device=self.device, sequence=sequence)
         found = self._policy_tokens(batch, self.temperature).logprobs
         reshard(self.model)
-        lengths = [sample.response_length for sample in samples]
-        return [own.tolist() for own in found.float().cpu().split(lengths)]
+        return [own.tolist() for own in found.float().cpu().split([sample.response_length for sample in samples])]
+
+    def own_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
+        """Return what `logprobs_together` should, by the policy's own forward; see `logprobs.own_logprobs`."""
+        self._residence.fetch(self.model)
+        self.model.eval()
+        found = own_logprobs(self.model, samples, self.temperature, noise)
+        reshard(self.model)
+        return found
 
     # --- one optimizer step ----------------------------------------------------------------------------------------
 
@@ -286,11 +295,10 @@ class Learner(Trained):
 
     def _report_skip(self, grad_norm: float) -> None:
         if self.skipped_steps == 0 and self.parallel.rank == 0:
-            logger.warning(
-                "optimizer step %d skipped: the gradient's norm is %s. Later skips are only counted (skipped_steps).",
-                self.step,
-                grad_norm,
+            message = (
+                "optimizer step %d skipped: the gradient's norm is %s. Later skips are only counted (skipped_steps)."
             )
+            logger.warning(message, self.step, grad_norm)
         self.skipped_steps += 1
 
     def rehearse(self, samples: Sequence[Sample], objective: Loss | None, limit: MicroLimit) -> Trial:
@@ -307,8 +315,7 @@ class Learner(Trained):
                 self.forward_backward(samples, objective)
 
         self._residence.fetch(self.model)
-        models = [self.model] if self._apart is None else [self.model, self._apart]
-        return self._rehearse(run, limit, models, away=self._residence.moves(self.optimizer))
+        return self._rehearse(run, limit, self._models, away=self._residence.moves(self.optimizer))
 
     # --- weights and state -----------------------------------------------------------------------------------------
 
@@ -354,9 +361,8 @@ class Learner(Trained):
 
     def describe(self) -> Facts:
         """Return what a driver asks about model and device."""
-        batching = self.batching
-        facts = describe(self.model, self.device)
-        return replace(facts, share_prompts=batching.share_prompts, micro_batch=batching.update.samples)
+        facts, batching = describe(self.model, self.device), self.batching
+        return replace(facts, share_prompts=batching.share_prompts, micro_batch=batching.cap(batching.update).samples)
 
     def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
         """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.

@@ -1,9 +1,14 @@
-"""Log-probs of chosen tokens, and the entropy of the distributions they were drawn from."""
+"""Log-probs of chosen tokens: under given logits, with the entropy, and by a model's own forward of one sample."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from r1_core.types import check_tensors
+from r1_core.learner.parallel import find_blocks
+from r1_core.types import Sample, check_tensors
 
 
 def token_logprobs(
@@ -42,3 +47,72 @@ def token_logprobs(
         # entr(p) = −p log p with entr(0) = 0, so a banned token (logit −inf) adds nothing.
         entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
     return logprobs, entropy
+
+
+# --- a model's own computation, to compare with -----------------------------------------------------------------------
+
+
+def own_logprobs(
+    model: Any, samples: Sequence[Sample], temperature: float = 1.0, noise: torch.dtype | None = None
+) -> list[list[float]]:
+    """Return the log-probs of each sample's trained tokens by the model's own eager forward of that sample alone.
+
+    Nothing of r1 takes part: no batch, no mask, no attention function, no head, and no positions unless the model has
+    several position axes, which belong to the sample. With `noise` each layer's output is disturbed by up to a unit in
+    the last place of that precision.
+    """
+    with eager_attention(model), nullcontext() if noise is None else rounding_noise(model, noise):
+        return [_logprobs_alone(model, sample, temperature) for sample in samples]
+
+
+@torch.no_grad()
+def _logprobs_alone(model: Any, sample: Sample, temperature: float) -> list[float]:
+    device = next(model.parameters()).device
+    inputs = {name: value.to(device) for name, value in sample.model_inputs.items()}
+    if sample.position_ids.shape[0] > 1:
+        inputs["position_ids"] = sample.position_ids[1:, None].to(device)
+    logits = model(input_ids=sample.token_ids[None].long().to(device), **inputs, use_cache=False).logits[0]
+    predictors = sample.loss_mask[1:].nonzero().squeeze(-1).to(device)
+    targets = sample.token_ids[sample.loss_mask].long().to(device)
+    found: list[float] = token_logprobs(logits[predictors], targets, temperature)[0].tolist()
+    return found
+
+
+@contextmanager
+def eager_attention(model: Any) -> Iterator[None]:
+    """Let a Hugging Face model attend by its own `eager` attention inside; another model stays as it is."""
+    if not hasattr(model, "set_attn_implementation"):
+        yield
+        return
+    parts = {name: getattr(model.config, name, None) for name in model.config.sub_configs}
+    before = {name: part._attn_implementation for name, part in {"": model.config, **parts}.items() if part is not None}
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def rounding_noise(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Change what each layer returns by up to one unit in the last place of `dtype`, at random but always the same.
+
+    What that does to a log-prob shows how far apart two right ways to compute it may be.
+    """
+    generator = torch.Generator().manual_seed(0)
+    unit = torch.finfo(dtype).eps
+
+    def disturb(module: nn.Module, args: Any, output: Any) -> Any:
+        hidden = output[0] if isinstance(output, tuple) else output
+        if not isinstance(hidden, Tensor) or not hidden.is_floating_point():
+            return None
+        noise = 2 * torch.rand(hidden.shape, generator=generator, dtype=torch.float64) - 1
+        changed = (hidden.double() * (1 + unit * noise.to(hidden.device))).to(hidden.dtype)
+        return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+    hooks = [block.register_forward_hook(disturb) for block in find_blocks(model)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

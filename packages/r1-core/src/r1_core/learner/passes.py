@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from r1_core.learner.batching import Batching, MicroLimit, fillers, rounds
+from r1_core.learner.batching import Batching, Layout, MicroLimit, fillers, rounds
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
 from r1_core.learner.parallel import Parallel
@@ -38,7 +38,8 @@ class Passes:
         """Yield this rank's micro-batches with the indices of their samples; as many on every rank."""
         padded = not self.batching.padding_free
         rank, world = self.parallel.data_rank, self.parallel.data_world
-        cut = rounds(samples, limit, world, padded=padded, share_prompts=self.batching.share_prompts)
+        limit, share = self.batching.cap(limit), self.batching.share_prompts
+        cut = rounds(samples, limit, world, padded=padded, share_prompts=share)
         for parts, own in zip(cut, prefetch([samples[i] for i in parts[rank]] for parts in cut), strict=True):
             if world > 1:
                 own = own + fillers(own, [samples[i] for part in parts for i in part], self.fillers)
@@ -47,7 +48,7 @@ class Passes:
                 collate(
                     own,
                     padding_free=not padded,
-                    share_prompts=self.batching.share_prompts,
+                    share_prompts=share,
                     device=self.device,
                     fields=fields,
                     sequence=self.parallel.sequence,
@@ -121,6 +122,7 @@ class Trained:
     """What a policy and a critic have in common: a model that is trained micro-batch by micro-batch."""
 
     model: nn.Module
+    _models: Sequence[nn.Module]  # that micro-batches go through
     optimizer: Optimizer
     batching: Batching
     parallel: Parallel
@@ -131,18 +133,26 @@ class Trained:
     def _passes(self) -> Passes:
         return Passes(self.batching, self.parallel, self.fillers, self.device)
 
-    def pad(self) -> None:
-        """Pad micro-batches to their longest sample from now on, whatever the batching has said.
+    def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
+        """Lay micro-batches out so, whatever the batching has said.
 
-        Raises ValueError if ranks share sequences, which are cut in packed rows only.
+        Args:
+            layout: `packed`: one row without padding, in which every sample has its prompt; `padded`: a row for each
+                sample; `single`: one sample.
+            own_attention: Hugging Face models attend by their own `eager` attention, which reads no packed rows.
+
+        Raises:
+            ValueError: ranks share sequences, which only packed rows allow, or own attention is to read packed rows.
         """
-        if self.parallel.sequence is not None:
-            raise ValueError("padded micro-batches cannot be cut over the ranks that share sequences")
-        self.batching = replace(self.batching, padding_free=False, share_prompts=False)
-
-    def repeat_prompts(self) -> None:
-        """Compute a prompt with every sample of it from now on, whatever the batching has said."""
-        self.batching = replace(self.batching, share_prompts=False)
+        if layout != "packed" and self.parallel.sequence is not None:
+            raise ValueError(f"{layout} micro-batches cannot be cut over the ranks that share sequences")
+        if own_attention:
+            if layout == "packed":
+                raise ValueError("a model's own attention reads no packed rows")
+            for model in self._models:
+                model.set_attn_implementation("eager")  # type: ignore[operator]
+        packed, single = layout == "packed", layout == "single"
+        self.batching = replace(self.batching, padding_free=packed, share_prompts=False, single=single)
 
     def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
         """Hold so much in a micro-batch from now on, with a gradient and without, whatever the batching has said."""
