@@ -34,23 +34,24 @@ class Remarks:
         """Yield (kind, what is said) for each oddity of an example."""
         if not is_visible(example.ground_truth):
             yield "blank answer", f"{example.id}: the answer is empty"
-        if spelled := next(self._spelled(example), None):
+        if spelled := self._spelled(example):
             yield "markup", f"{example.id}: the row's text spells {spelled}, which the model reads as a control token"
         for one, many in _PLURALS.items():
             cell = example.metadata.get(one)
             if cell is not None and cell not in ("", []) and many not in example.metadata:
                 yield "unread", f"{example.id}: column {one!r} is not read, because there is {many!r}, too"
 
-    def _spelled(self, example: Example) -> Iterator[str]:
-        """Yield the control tokens in the messages, without those of the user's own prompts."""
-        if self._control is None:
-            return
+    def _spelled(self, example: Example) -> str | None:
+        """Return the first control token in the messages that is none of the user's own prompts' tokens."""
+        found = self._control.findall("\n".join(_texts(example.messages))) if self._control else ()
+        if not found:
+            return None
         own = self._own.copy()
-        for text in _texts(example.messages):
-            for token in self._control.findall(text):
-                own[token] -= 1
-                if own[token] < 0:
-                    yield token
+        for token in found:
+            own[token] -= 1
+            if own[token] < 0:
+                return str(token)
+        return None
 
 
 def control_tokens(tokenizer: Any) -> set[str]:
@@ -81,14 +82,16 @@ def _one_of(words: set[str]) -> "re.Pattern[str] | None":
     return re.compile("|".join(f"{re.escape(head)}(?:{tail})" for head, tail in tails.items()))
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(messages: Any) -> Iterator[str]:
     """Yield every text in messages, names of fields included: a chat template may write any of them."""
-    if isinstance(value, Mapping):
-        for name, part in value.items():
-            yield from _texts(name)
-            yield from _texts(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _texts(part)
-    else:
-        yield str(value)
+    waiting = [messages]  # a stack, because what a row nests may be deeper than Python recurses
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list | tuple):
+            waiting += reversed(value)
+        elif isinstance(value, Mapping):
+            waiting += [part for pair in reversed([*value.items()]) for part in reversed(pair)]
+        else:
+            yield str(value)
