@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from r1_cli.commands.check import _is_model
 from r1_cli.main import main
 from r1_cli.preflight import configuration, environment
 from r1_cli.preflight.checks import PARTS, run_checks
@@ -332,3 +333,18 @@ def test_what_a_check_raises_without_words_is_told_by_its_kind() -> None:
         yield
 
     assert [one.message for one in examine("x", crash, None)] == ["KeyError"]  # type: ignore[arg-type]
+
+
+def test_a_model_alone_is_asked_four_questions() -> None:
+    result = CliRunner().invoke(main, ["check", str(ROOT / "examples/quickstart/model"), "--precision", "bf16"])
+    assert result.exit_code == 0, result.output
+    answers = [line.split("  ")[-1].strip() for line in result.stdout.splitlines()[-5:]]
+    assert answers == ["right"] * 4 + ["packed micro-batches that share prompts"]
+
+
+def test_a_model_is_told_from_a_configuration_and_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["check", str(tmp_path)])
+    assert result.exit_code == 2
+    assert f"{tmp_path}: the folder has no config.json" in result.output
+    assert _is_model("owner/model")
+    assert not any(map(_is_model, ["run.yaml", "missing.yml", "trainer.max_steps=3"]))

@@ -5,7 +5,7 @@ sequence alone, a padded batch, a packed row, and prompts that answers share in 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -185,30 +185,74 @@ def settle_packing(
         ModelError: no way to compute the model is right.
         ConfigError: ranks are to share packed rows, and these are wrong.
     """
-    actor, name = config.worker.actor, model.config.model_type
-    dtype = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
-    probes, fresh = (build_probes(config, model, renderer, variant=variant) for variant in (0, 1))
     trained: dict[Owner, Learner | Critic] = {"actor": learner}
     if critic is not None:
         trained["critic"] = critic
-    faults = find_faults(learner, probes, fresh, dtype)
-    if faults.single is not None:
-        _require_unshared(config, trained, f"{name} {faults.single}")
-        log.warning("%s %s: it attends by its own eager attention", name, faults.single)
+    name = model.config.model_type
+
+    def attend_by_itself(fault: str) -> None:
+        _require_unshared(config, trained, f"{name} {fault}")
+        log.warning("%s %s: it attends by its own eager attention", name, fault)
         for one in trained.values():
             one.set_layout("padded", own_attention=True)
-        faults = replace(find_faults(learner, probes, fresh, dtype), packed="reads no packed rows by its own attention")
+
+    faults = examine_model(config, hardware, model, renderer, learner, attend_by_itself)
+    for owner, one in trained.items():
+        _lay_out(config, owner, one, faults, name)
+
+
+def examine_model(
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    renderer: Renderer,
+    learner: Learner,
+    attend_by_itself: Callable[[str], None],
+) -> Faults:
+    """Ask the four questions, and once more after `attend_by_itself(fault)` if r1's attention is wrong.
+
+    What lengths beyond those of the probes would do is known of the model's configuration.
+
+    Raises:
+        ModelError: no way to compute the model is right.
+    """
+    actor, name = config.worker.actor, model.config.model_type
+    dtype = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
+    probes, fresh = (build_probes(config, model, renderer, variant=variant) for variant in (0, 1))
+    faults = find_faults(learner, probes, fresh, dtype)
+    if faults.single is not None:
+        attend_by_itself(faults.single)
+        own = "reads no packed rows by its own attention"
+        faults = replace(find_faults(learner, probes, fresh, dtype), packed=own, shared=own)
         if faults.single is not None:
             raise ModelError(
                 f"{model.path}: r1 cannot train {name}: with its own eager attention, too, it {faults.single}"
             )
-    longest = config.data.max_prompt_length + config.data.max_response_length
     if faults.packed is None and getattr(model.config.get_text_config(), "attention_chunk_size", None):
-        faults = replace(faults, packed="cuts attention into chunks of a row, wherever a sequence begins")
-    if (rope := _find_rope_fault(model, longest)) is not None:
-        faults = replace(faults, padded=rope, packed=rope)
-    for owner, one in trained.items():
-        _lay_out(config, owner, one, faults, name)
+        chunks = "cuts attention into chunks of a row, wherever a sequence begins"
+        faults = replace(faults, packed=chunks, shared=chunks)
+    rope = _find_rope_fault(model, config.data.max_prompt_length + config.data.max_response_length)
+    return faults if rope is None else replace(faults, padded=rope, packed=rope, shared=rope)
+
+
+def _lay_out(config: RunConfig, owner: Owner, trained: Learner | Critic, faults: Faults, name: str) -> None:
+    """Let one model be computed by what is right and nearest to what its configuration asks for."""
+    settings, key = getattr(config.worker, owner), f"worker.{owner}"
+    if settings.padding_free and faults.packed is None:
+        if settings.share_prompts and faults.shared is not None:
+            same = f"as with {key}.share_prompts=false"
+            log.warning("%s %s: a prompt is computed with every answer, %s", name, faults.shared, same)
+            trained.set_layout("packed")
+        return
+    if settings.padding_free:
+        _require_unshared(config, [owner], f"{name} {faults.packed}")
+    if faults.padded is not None:
+        log.warning("%s %s: a micro-batch holds one sample", name, faults.padded)
+        trained.set_layout("single")
+    elif settings.padding_free:
+        same = f"as with {key}.padding_free=false"
+        log.warning("%s %s: micro-batches are padded, %s", name, faults.packed, same)
+        trained.set_layout("padded")
 
 
 def _find_rope_fault(model: ModelFiles, longest: int) -> str | None:
@@ -233,26 +277,6 @@ def _find_rope_fault(model: ModelFiles, longest: int) -> str | None:
                 f"data.max_response_length to {known} together, or set another rope_type"
             )
     return None
-
-
-def _lay_out(config: RunConfig, owner: Owner, trained: Learner | Critic, faults: Faults, name: str) -> None:
-    """Let one model be computed by what is right and nearest to what its configuration asks for."""
-    settings, key = getattr(config.worker, owner), f"worker.{owner}"
-    if settings.padding_free and faults.packed is None:
-        if settings.share_prompts and faults.shared is not None:
-            same = f"as with {key}.share_prompts=false"
-            log.warning("%s %s: a prompt is computed with every answer, %s", name, faults.shared, same)
-            trained.set_layout("packed")
-        return
-    if settings.padding_free:
-        _require_unshared(config, [owner], f"{name} {faults.packed}")
-    if faults.padded is not None:
-        log.warning("%s %s: a micro-batch holds one sample", name, faults.padded)
-        trained.set_layout("single")
-    elif settings.padding_free:
-        same = f"as with {key}.padding_free=false"
-        log.warning("%s %s: micro-batches are padded, %s", name, faults.packed, same)
-        trained.set_layout("padded")
 
 
 def _require_unshared(config: RunConfig, owners: Sequence[Owner] | dict[Owner, Learner | Critic], fault: str) -> None:

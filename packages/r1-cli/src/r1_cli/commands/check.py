@@ -1,29 +1,39 @@
 """`r1 check`: everything that can be known to be wrong before a run begins."""
 
 import json
+from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, visible
+from r1_cli.commands.errors import ANY_WORDS, told_plainly, visible
 from r1_cli.commands.threads import share_processors
 
 STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 
 
 @click.command(short_help="Check configuration, machine, model, data, reward before a run.", context_settings=ANY_WORDS)
-@click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[MODEL | CONFIG.yaml] [KEY=VALUE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--no-step", is_flag=True, help="Make no tiny step, which takes some seconds.")
-def check(settings: tuple[str, ...], as_json: bool, no_step: bool) -> None:
+@click.option(
+    "--precision", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", help="Of MODEL.", show_default=True
+)
+def check(settings: tuple[str, ...], as_json: bool, no_step: bool, precision: str) -> None:
     """Check a run before it begins: configuration, machine, model, some rows, reward, one tiny step.
+
+    Or check a MODEL, a folder or a name of the hub: whether r1 computes it rightly, and how.
 
     Exit code 1 if there is an error. `r1 data check` looks at all rows, `r1 reward test` at a reward more closely.
 
     \b
       r1 check run.yaml
       r1 check run.yaml trainer.max_steps=100 --no-step --json
+      r1 check my-model --precision bf16
     """
     share_processors()
+    if len(settings) == 1 and _is_model(settings[0]):
+        _check_model(settings[0], precision, as_json=as_json)
+        return
     from rich.console import Console
 
     from r1_cli.preflight.checks import PARTS, run_checks
@@ -43,3 +53,24 @@ def check(settings: tuple[str, ...], as_json: bool, no_step: bool) -> None:
         click.echo(f"{errors} {'error' if errors == 1 else 'errors'}" if errors else "nothing stands in the way")
     if errors:
         raise SystemExit(1)
+
+
+def _is_model(word: str) -> bool:
+    """Whether a word is a model's folder or a name of the hub, and no file or setting of a configuration."""
+    path = Path(word)
+    return path.is_dir() or not (path.exists() or "=" in word or path.suffix in (".yaml", ".yml", ".json"))
+
+
+def _check_model(path: str, precision: str, *, as_json: bool) -> None:
+    """Print the four questions and the answers."""
+    from r1_cli.models.load import ModelError
+    from r1_cli.preflight.model import ask_about
+
+    with told_plainly(ModelError):
+        answers = dict(ask_about(path, precision))
+    if as_json:
+        click.echo(json.dumps({"model": path, "precision": precision, **answers}, indent=2))
+        return
+    click.echo(f"{visible(path)} in {precision}, against its own eager attention on each sequence alone:")
+    for question, answer in answers.items():
+        click.echo(f"  {question:<17} {visible(answer)}")

@@ -82,3 +82,42 @@ def check_dtype(subject: Subject) -> Iterator[Finding]:
     actor = subject.config.worker.actor
     if "fp16" in (actor.fsdp.torch_dtype, actor.fsdp.mp_param_dtype):
         yield Finding("model.dtype", "warning", "fp16 overflows in training where nothing scales the loss", "take bf16")
+
+
+def ask_about(path: str, precision: str = "fp32") -> Iterator[tuple[str, str]]:
+    """Yield the four questions of `assembly.packing` with the answers for a model, and what a run would do.
+
+    Args:
+        path: a folder or a name of the hub.
+        precision: `fp32`, `bf16` or `fp16`.
+
+    Raises:
+        ModelError: there is no such model, or no way to compute it is right.
+    """
+    import torch
+
+    from r1_cli.assembly.packing import examine_model
+    from r1_cli.assembly.rendering import build_renderer
+    from r1_cli.config import RunConfig
+    from r1_cli.hardware import dtype, find_hardware
+    from r1_cli.models.files import load_weights, open_model
+    from r1_core.learner import Learner
+
+    fsdp = {"torch_dtype": precision, "mp_param_dtype": precision}
+    config = RunConfig.model_validate({"worker": {"actor": {"model": {"model_path": path}, "fsdp": fsdp}}})
+    model, hardware, own = open_model(config), find_hardware(), list[str]()
+    weights = load_weights(config, model, dtype(precision), hardware.device)
+    learner = Learner(weights, torch.optim.SGD(weights.parameters(), lr=0.0), lambda step: 0.0)
+
+    def attend_by_itself(fault: str) -> None:
+        own.append(fault)
+        learner.set_layout("padded", own_attention=True)
+
+    faults = examine_model(config, hardware, model, build_renderer(config, model), learner, attend_by_itself)
+    yield "a sequence alone", f"{own[0]}; right by its own eager attention" if own else "right"
+    yield "a padded batch", faults.padded or "right"
+    yield "a packed row", faults.packed or "right"
+    yield "shared prompts", faults.shared or "right"
+    single = "one sample a micro-batch" if faults.padded else "padded micro-batches"
+    packed = "packed micro-batches" + ("" if faults.shared else " that share prompts")
+    yield "a run takes", single if faults.packed else packed
