@@ -4,22 +4,28 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from rich.console import Console
 from safetensors.torch import save_file
 
 from r1_cli.assembly.learner import build_batching
 from r1_cli.config import ConfigError, Provenance, RunConfig, load_config
+from r1_cli.main import main
 from r1_cli.plan import disk
 from r1_cli.plan.announce import announce, oddities
 from r1_cli.plan.batches import Plan, count, make_plan
 from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, require_room, size_text
+from r1_cli.plan.start import find_start, require_same_shape
+from r1_cli.state.checkpoints import CheckpointStore
 from r1_core.learner.batching import rounds
 from r1_core.prompts import Work
 from r1_core.types import Sample
 
+ROOT = Path(__file__).parents[3]
 BASE = [
     "data.train_files=owner/rows@train",
     "worker.actor.model.model_path=owner/model",
@@ -295,3 +301,68 @@ def test_the_announcement_names_limits_and_notices() -> None:
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (7_600_000_000, "7.6 GB")])
 def test_sizes_read_easily(size: int, text: str) -> None:
     assert size_text(size) == text
+
+
+def make_run(folder: Path, model: str, **shape: Any) -> Path:
+    """A folder as a run leaves it that was started from a model."""
+    actor = folder / "global_step_3/actor"
+    actor.mkdir(parents=True)
+    (folder / "global_step_3/trainer.json").write_text("{}")
+    (folder / "experiment_config.json").write_text(json.dumps({"worker": {"actor": {"model": {"model_path": model}}}}))
+    (actor / "config.json").write_text(json.dumps({"model_type": "qwen2", "hidden_size": 64, **shape}))
+    return folder
+
+
+def starting(folder: Path, model: str, *more: str) -> RunConfig:
+    return config_of(f"worker.actor.model.model_path={model}", f"trainer.save_checkpoint_path={folder}", *more)
+
+
+def test_a_folder_of_another_models_run_is_refused_with_what_to_set(tmp_path: Path) -> None:
+    old, new, copied = (tmp_path / name for name in ("old", "new", "copied"))
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    run = make_run(tmp_path / "run", str(old))
+    store = CheckpointStore(run)
+    assert find_start(starting(run, str(old)), store) == run / "global_step_3"
+    for model in (str(new), "owner/model"):
+        with pytest.raises(
+            ConfigError, match=r"not the model of the run in .*run, which was started from .*old"
+        ) as error:
+            find_start(starting(run, model), store)
+        for key in ("trainer.experiment_name", f"trainer.load_checkpoint_path={run}/global_step_3"):
+            assert key in str(error.value)
+        assert find_start(starting(run, model, f"trainer.load_checkpoint_path={run}/global_step_3"), store)
+        assert find_start(starting(run, model), CheckpointStore(tmp_path / "another")) is None
+    copied.symlink_to(old)
+    assert find_start(starting(run, str(copied)), store)
+    copied.unlink()
+    old.rename(copied)  # the model has moved: nothing tells that it is another one
+    assert find_start(starting(run, str(copied)), store)
+
+
+def test_a_checkpoint_of_another_architecture_is_named_before_weights_are_loaded(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "owner/model")
+    config, start = starting(run, "owner/model"), run / "global_step_3"
+    same = {"model_type": "qwen2", "hidden_size": 64, "vocab_size": 7}
+    require_same_shape(config, start, same)
+    require_same_shape(config, None, {**same, "hidden_size": 128})
+    with pytest.raises(ConfigError, match=r"experiment_name .*\(hidden_size 64 there, 128 here\)"):
+        require_same_shape(config, start, {**same, "hidden_size": 128})
+    with pytest.raises(ConfigError, match=r"model_type qwen2 there, qwen2_vl here"):
+        require_same_shape(config, start, {"model_type": "qwen2_vl", "text_config": {"hidden_size": 64}})
+
+
+def test_a_dry_run_says_last_what_would_be_resumed(tmp_path: Path) -> None:
+    model = ROOT / "examples/quickstart/model"
+    words = ["train", str(ROOT / "examples/quickstart/config.yaml"), "--dry-run"]
+    words += [f"worker.actor.model.model_path={model}"]
+    run, new = make_run(tmp_path / "run", str(model)), tmp_path / "new"
+    for folder, last in ((run, f"resumes from {run}/global_step_3"), (new, f"starts anew in {new}")):
+        result = CliRunner().invoke(main, [*words, f"trainer.save_checkpoint_path={folder}"])
+        assert result.exit_code == 0, result.output
+        assert result.stdout.splitlines()[-1] == last
+    other = make_run(tmp_path / "other", "owner/another")
+    refused = CliRunner().invoke(main, [*words, f"trainer.save_checkpoint_path={other}"])
+    assert refused.exit_code == 2
+    assert "trainer.experiment_name" in refused.stderr

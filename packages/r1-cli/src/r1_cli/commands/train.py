@@ -75,7 +75,10 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
     from r1_cli.plan.batches import count, make_plan
     from r1_cli.plan.disk import require_room
+    from r1_cli.plan.start import find_start
+    from r1_cli.state.checkpoints import CheckpointStore
 
+    start = find_start(config, CheckpointStore(config.trainer.checkpoint_folder))
     plan = make_plan(config, *count(config))
     sources, val_sources = training_sources(config.data), validation_sources(config.data)
     opened = open_local(sources) + open_local(val_sources)
@@ -92,3 +95,5 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     show_table(console, render_sources([*sources, *val_sources], opened))
     for line in first_problems(TruthReader(config, [*sources, *val_sources]), opened):
         console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
+    begins = f"resumes from {start}" if start else f"starts anew in {config.trainer.checkpoint_folder}"
+    console.print(begins, markup=False, highlight=False, soft_wrap=True)

@@ -21,7 +21,7 @@ from r1_cli.assembly.rendering import build_renderer, open_rendering
 from r1_cli.assembly.rows import open_sources
 from r1_cli.assembly.truths import TruthReader, first_problems
 from r1_cli.assembly.verifiers import open_verifier, require_columns
-from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
+from r1_cli.config import Provenance, RunConfig, printable
 from r1_cli.config.base import shares_base
 from r1_cli.config.sequences import require_shareable
 from r1_cli.config.sources import training_sources, validation_sources
@@ -42,6 +42,7 @@ from r1_cli.models.files import open_critic_config, open_model, read_assets
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.disk import require_room
+from r1_cli.plan.start import find_start, require_same_shape
 from r1_cli.record.manifest import describe as describe_start
 from r1_cli.record.writer import Recorder
 from r1_cli.roles import Critic, Dataset, Learner, Position, Schedule
@@ -80,6 +81,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     start = find_start(config, store)
     model, hardware = open_model(config), find_hardware()
+    require_same_shape(config, start, model.config.to_dict())
     config = settle_devices(config, provenance, hardware)
     require_shareable(config, model.config.get_text_config())
     critic_config = open_critic_config(config, model) if config.has_critic else None
@@ -227,28 +229,6 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
     if until is None:
         say_what_comes_next(console, store, last.step, schedule.total_steps)
     return run.stop.exit_code
-
-
-def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
-    """Return the checkpoint to go on from, or None for a new run.
-
-    Raises:
-        ConfigError: the checkpoint that is named is none, or a new run would mix with an older one's checkpoints.
-    """
-    trainer = config.trainer
-    if trainer.load_checkpoint_path:
-        path = Path(trainer.load_checkpoint_path)
-        try:
-            read_state(path)
-        except FileNotFoundError as error:
-            raise ConfigError([Problem("trainer.load_checkpoint_path", str(error), str(path))]) from error
-        return path
-    latest = store.latest()
-    if latest and not trainer.find_last_checkpoint:
-        message = f"would start anew in {store.root}, which holds checkpoints up to {latest.name}; choose another "
-        message += "trainer.experiment_name or trainer.save_checkpoint_path, or set true to go on"
-        raise ConfigError([Problem("trainer.find_last_checkpoint", message, "false")])
-    return latest
 
 
 def load_start(
