@@ -1,11 +1,15 @@
-"""What a user's function may ask for by its parameters' names, TRL's functions, and async ones."""
+"""What a user's function may ask for by its parameters' names, functions of texts, TRL's and veRL's, and async ones."""
 
+import dataclasses
 import io
+import sys
 
 import pytest
 
 from r1_rewards import RewardInput, RewardSpecError, load
+from r1_rewards.spec import parse_spec
 from r1_rewards.workers.arguments import check_columns
+from r1_rewards.workers.functions import load_function, score_samples
 
 INPUTS = [
     RewardInput(
@@ -33,6 +37,21 @@ def values(spec, kwargs=None, inputs=INPUTS):
         scores = verifier(inputs)
     assert [score.error for score in scores] == [None] * len(inputs)
     return [score.value for score in scores]
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """The same in this process, which is faster than starting another."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def call(spec, kwargs=None):
+        function = load_function(parse_spec(spec), kwargs or {})
+        samples = [dataclasses.asdict(item) for item in INPUTS]
+        calls = [[sample] for sample in samples] if not function.batch else [samples]
+        outcomes = [outcome for one in calls for outcome in score_samples(function, one)]
+        return [outcome.value for outcome in outcomes]
+
+    return call
 
 
 def test_a_batch_function_gets_what_its_parameters_name_as_lists(write):
@@ -180,3 +199,101 @@ def test_an_async_function_is_waited_for(write):
     assert values(spec) == [1.0, 2.0]
     with pytest.raises(RewardSpecError, match="does not accept"):
         load(spec, {"weight": 2})
+
+
+TEXT = "return float(ground_truth == {0}) + 0.5 * ({0} == '55')"
+TEXTS = "return [float(t == r) + 0.5 * (r == '55') for r, t in zip({0}, ground_truths)]"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(response, ground_truth): " + TEXT.format("response"),
+        "REWARD_TYPE = 'sequential'\ndef f(response, ground_truth): " + TEXT.format("response"),
+        "def f(ground_truth, response): " + TEXT.format("response"),
+        "def f(*, response, ground_truth): " + TEXT.format("response"),
+        "def f(response, ground_truth=None): " + TEXT.format("response"),
+        "def f(response: str, gt=None, ground_truth: str = ''): " + TEXT.format("response"),
+        "def f(response: 'str', answer=None):\n ground_truth = answer\n " + TEXT.format("response"),
+        "def f(level, response, ground_truth): " + TEXT.format("response"),
+        "async def f(response, ground_truth): " + TEXT.format("response"),
+        "class C:\n async def __call__(self, response, ground_truth): " + TEXT.format("response") + "\nf = C()",
+        "import functools\ndef g(response, ground_truth, x): " + TEXT.format("response") + "\n"
+        "f = functools.partial(g, x=1)",
+        "f = lambda response, ground_truth: float(ground_truth == response) + 0.5 * (response == '55')",
+        "def f(predict: str, ground_truth: str, weight: float = 1.0): " + TEXT.format("predict"),
+        "def f(responses, ground_truths): " + TEXTS.format("responses"),
+        "def f(predicts: list[str], ground_truths: list[str]): " + TEXTS.format("predicts"),
+        "from typing import List\ndef f(response: List[str], ground_truths): " + TEXTS.format("response"),
+    ],
+)
+def test_a_function_of_texts_is_given_texts(write, here, source):
+    assert here(write(source + "\n")) == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    assert (data_source, extra_info) in [('a', {'index': 1}), ('here', {})]\n"
+        "    return {'score': float(solution_str == ground_truth), 'acc': True, 'pred': solution_str}\n",
+        "def f(solution_str, **kwargs):\n"
+        "    assert kwargs['extra_info'] in ({'index': 1}, {}) and kwargs['data_source'] in ('a', 'here')\n"
+        "    return float(solution_str == kwargs['ground_truth'])\n",
+        "def f(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):\n"
+        "    assert data_sources == ['a', 'here'] and extra_infos == [{'index': 1}, {}]\n"
+        "    return [{'score': float(s == t)} for s, t in zip(solution_strs, ground_truths)]\n",
+    ],
+)
+def test_a_function_of_verls_is_taken_as_it_is(write, source):
+    given = [
+        RewardInput("3", "3", metadata={"data_source": "a", "extra_info": {"index": 1}}),
+        RewardInput("55", "5", source="here"),
+    ]
+    spec = write(source)
+    assert values(spec, inputs=given) == [1.0, 0.0]
+    with load(spec) as verifier:
+        check_columns(verifier.reward.wants, ["x"])  # the columns may be missing
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(response): return [float(r['response'] == '3') for r in response]",
+        "def f(responses): return [g(r) for r in responses]\ndef g(r): return float(r.get('response') == '3')",
+        "def f(predicts: 'list[dict[str, str]]', step=0): return [1.0 * (r['response'] == '3') for r in predicts]",
+        "def f(x): return [float(len(r) == 5 and r['response'] == '3') for r in x]",
+        "def f(x, level): return [float(r['response'] == '3') for r in x]",
+        "def f(*args): return [float(r['response'] == '3') for r in args[0]]",
+        "def f(x, /, weight=1): return [weight * float(r['response'] == '3') for r in x]",
+    ],
+)
+def test_a_function_of_easyr1s_gets_mappings_whatever_its_parameter_is_called(write, here, source):
+    assert here(write(source + "\n"), {"weight": 1} if "weight" in source else None) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def f(response): return float('3' in response)", r"f\(response\) does not tell whether 'response'"),
+        ("def f(output, ground_truth): return 1.0", r"f\(output, ground_truth\) does not tell .*'reward_inputs'"),
+        ("def f(output: str, reference: str): return 1.0", "does not tell whether 'output'"),
+        ("def f(answer, ground_truth): return 1.0", "does not tell whether 'answer'"),
+        ("def f(a, b, c): return {'response': 1.0}", "does not tell whether 'a'"),
+        ("def f(response, gt_text=None): return 1.0", "does not tell whether 'response'"),
+        (
+            "REWARD_TYPE = 'batch'\ndef f(response, ground_truth): ...",
+            "REWARD_TYPE is 'batch', but response is one text",
+        ),
+        ("REWARD_TYPE = 'sequential'\ndef f(solution_strs, ground_truths): ...", "'sequential', but .* is a list"),
+        (
+            "def f(response, ground_truth, /): ...",
+            r"f\(response, ground_truth, /\) cannot be called with keywords only",
+        ),
+        ("def f(): ...", r"f\(\) cannot be called .* r1 calls f\(reward_inputs\)"),
+        ("f = type", "write a function with `def`"),
+    ],
+)
+def test_a_signature_that_fits_no_shape_or_two_is_refused_with_the_shapes(write, here, source, message):
+    with pytest.raises(RewardSpecError, match=message):
+        here(write(source + "\n"))

@@ -114,8 +114,6 @@ def _reward(made: Conversion) -> None:
     options = made.take_under("custom_reward_function.reward_kwargs")
     if path:
         made.settings["worker.reward.reward_function"] = f"{path}:{name}"
-        made.remarks.append("a reward of veRL's shape takes (data_source, solution_str, ground_truth): let a function")
-        made.remarks[-1] += " of the row's reward_input call it, with REWARD_TYPE = 'sequential' in its file"
         if options:
             made.settings["worker.reward.reward_function_kwargs"] = options
     else:

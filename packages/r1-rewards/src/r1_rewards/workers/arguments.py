@@ -1,12 +1,14 @@
 """What a user's function is called with, decided by its shape and its parameters' names. Used in a worker only.
 
-Shapes: `batch` and `sequential` take reward inputs first, `columns` is `f(prompts, responses, answers)` or OpenRLHF's
-`f(queries, prompts, labels)`, `completions` is TRL's `f(completions, **columns)`. In all of them further parameters are
-filled by name:
+Shapes, told apart in `shapes`: `batch` and `sequential` take reward inputs first, `text` and `texts` are
+`f(response, ground_truth)` and `f(responses, ground_truths)` under r1's, veRL's or older EasyR1's names, `columns` is
+`f(prompts, responses, answers)` or OpenRLHF's `f(queries, prompts, labels)`, `completions` is TRL's
+`f(completions, **columns)`. In all of them further parameters are filled by name:
 
 - `prompt(s)`, `response(s)`, `ground_truth(s)`, `response_length(s)` (tokens), `messages`, `images` (PIL), `metadata`
   (the row's other columns as a mapping), `queries` (prompt and response), `step`: a list with one entry per
-  response, one value where `sequential`; `step` is one number always;
+  response, one value where `sequential` or `text`; `step` is one number always;
+- veRL's `data_source` (the column, or else the source's name) and `extra_info` (the column, or else {});
 - any other parameter without a default is a column of the data row of that name.
 
 What `reward_function_kwargs` names comes from there.
@@ -15,13 +17,24 @@ What `reward_function_kwargs` names comes from there.
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType
-from typing import Any, Literal
+from typing import Any
 
 from r1_rewards.spec import RewardSpecError, describe
 from r1_rewards.workers.pictures import decode
+from r1_rewards.workers.shapes import (
+    ACCEPTED,
+    PLURAL,
+    SINGULAR,
+    TRUTHS,
+    VERL_ARGUMENTS,
+    VERL_RESPONSES,
+    Shape,
+    code_of,
+    constants,
+    function_signature,
+    read_shape,
+)
 
-Shape = Literal["batch", "sequential", "columns", "completions"]
 Sample = Mapping[str, Any]  # as it comes over the wire
 
 FIELDS: dict[str, Callable[[Sample], Any]] = {
@@ -38,8 +51,14 @@ FIELDS: dict[str, Callable[[Sample], Any]] = {
 PLURALS = {f"{name}s": name for name in ("prompt", "response", "ground_truth", "response_length")} | {
     "queries": "query"
 }
-# Names that functions of other libraries give the ground truth; a column of that name comes first.
-TRUTHS = ("answer", "answers", "solution", "label", "labels", "target")
+# What a column's parameter is given where the row has no such column.
+FALLBACKS: dict[str, Callable[[Sample], Any]] = {
+    **dict.fromkeys(TRUTHS, FIELDS["ground_truth"]),
+    **dict.fromkeys((*SINGULAR, *PLURAL), FIELDS["response"]),
+    "data_source": lambda sample: sample["source"],
+    "extra_info": lambda sample: {},
+}
+VERL_COLUMNS = {"data_sources": "data_source", "extra_infos": "extra_info"}
 NOT_SERVED = {
     "completion_ids": "r1 passes text; response_lengths has the token counts",
     "prompt_ids": "r1 passes text, in prompts",
@@ -60,44 +79,65 @@ class Signature:
     open_ended: bool  # takes any keyword
     as_messages: bool = False  # TRL: a completion is [{"role": "assistant", "content": …}], not a str
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each response is scored in a call of its own."""
+        return self.shape in ("sequential", "text")
+
+    @property
+    def is_verl(self) -> bool:
+        """Whether the response comes under veRL's name."""
+        return any(name in self.wants for names in VERL_RESPONSES.items() for name in names)
+
 
 def read_signature(
     function: Callable[..., Any],
     kwargs: Mapping[str, Any],
     *,
-    sequential: bool,
+    reward_type: str | None,
     completions: str | None = None,
     where: str,
 ) -> Signature:
-    """Find out how to call `function`; `completions` is the module's COMPLETIONS ("text" or "messages"), if it has one.
+    """Find out how to call `function`, of a module with these REWARD_TYPE and COMPLETIONS, None where it has none.
 
-    Raises RewardSpecError for keywords that it does not take, and for parameters that nothing can fill.
+    Raises RewardSpecError for keywords that it does not take, for parameters that nothing can fill, and for a function
+    that may be meant for mappings or for texts.
     """
-    parameters = inspect.signature(function).parameters
-    shape = _shape(parameters, sequential)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise RewardSpecError(f"{where}: {error}; write a function with `def`") from error
+    shape = read_shape(function, parameters, kwargs, reward_type, where)
     named = [p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    rest = named if shape in ("columns", "completions") else named[1:]
+    takes_input = shape in ("batch", "sequential")
+    if takes_input and named and next(iter(parameters)) == named[0].name:
+        del named[0]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    accepted = [p.name for p in rest if p.name not in ("prompts", "responses", "answers", "completions", "queries")]
+    accepted = [p.name for p in named if p.name not in ("prompts", "responses", "answers", "completions", "queries")]
     for key in kwargs:
         if key not in accepted and not open_ended:
             raise RewardSpecError(f"{where} does not accept reward_function_kwargs.{key}" + describe(key, accepted))
-    wants = [p.name for p in rest if p.name not in kwargs and (p.default is p.empty or _is_known(p.name))]
+    wants = [p.name for p in named if p.name not in kwargs and (p.default is p.empty or _is_known(p.name))]
+    if shape in ("text", "texts"):
+        wants = _wants_of_texts(named, shape, open_ended, kwargs)
     for name in wants:
         if name in NOT_SERVED:
             raise RewardSpecError(f"{where} asks for {name!r}, which there is not: {NOT_SERVED[name]}")
     _check_call(function, shape, {**dict.fromkeys(wants), **kwargs}, where)
     if completions not in (None, "text", "messages"):
         raise RewardSpecError(f"{where}: COMPLETIONS is {completions!r}; it must be 'text' or 'messages'")
-    as_messages = _reads_content(function) if completions is None else completions == "messages"
+    code = code_of(function)  # functions for TRL's message lists name the key "content"
+    as_messages = (
+        code is not None and "content" in constants(code) if completions is None else completions == "messages"
+    )
     return Signature(shape, tuple(wants), open_ended, as_messages and shape == "completions")
 
 
 def check_columns(wants: Iterable[str], columns: Iterable[str]) -> None:
     """Raise RewardSpecError, with the nearest name, if a function wants what rows with these columns do not have."""
     columns = list(columns)
-    for name in wants:
-        if not (_is_known(name) or name in TRUTHS or name == "completions" or name in columns):
+    for name in (VERL_COLUMNS.get(name, name) for name in wants):
+        if not (_is_known(name) or name in FALLBACKS or name == "completions" or name in columns):
             raise RewardSpecError(
                 f"the reward function has a parameter {name!r}, which is no column of the data and not in "
                 "reward_function_kwargs" + describe(name, [*columns, *FIELDS, *PLURALS])
@@ -120,7 +160,13 @@ def make_call(
 
     def _call_one(sample: Sample) -> Any:
         single = {name: value if name == "step" else value[0] for name, value in named([sample]).items()}
-        return function(_reward_input(sample), **single, **kwargs)
+        first = [_reward_input(sample)] if signature.shape == "sequential" else []
+        score = function(*first, **single, **kwargs)
+        return _read_verl(score) if signature.is_verl else score
+
+    def call_texts(samples: Sequence[Sample]) -> Any:
+        scores = function(**named(samples), **kwargs)
+        return [_read_verl(score) for score in scores] if signature.is_verl and isinstance(scores, list) else scores
 
     def call_columns(samples: Sequence[Sample]) -> Any:
         return function(**named(samples), **kwargs)
@@ -131,15 +177,33 @@ def make_call(
         return [0.0 if score is None else score for score in scores] if isinstance(scores, list) else scores
 
     calls = {"batch": call_batch, "sequential": call_each, "columns": call_columns, "completions": call_completions}
-    return calls[signature.shape]
+    return {**calls, "text": call_each, "texts": call_texts}[signature.shape]
 
 
-def _shape(parameters: Mapping[str, inspect.Parameter], sequential: bool) -> Shape:
-    if "completions" in parameters:
-        return "completions"
-    if "queries" in parameters or all(name in parameters for name in ("prompts", "responses", "answers")):
-        return "columns"
-    return "sequential" if sequential else "batch"
+def _wants_of_texts(
+    named: Sequence[inspect.Parameter], shape: Shape, open_ended: bool, kwargs: Mapping[str, Any]
+) -> list[str]:
+    """Return what a function of texts is given; all that veRL passes, if the response has veRL's name.
+
+    A truth under another library's name is passed although it has a default, where that is None or "" and there is no
+    `ground_truth`: without it no answer would be right.
+    """
+    names = {p.name for p in named}
+    has_truth = not names.isdisjoint(("ground_truth", "ground_truths"))
+    verl = {name if shape == "text" else f"{name}s" for name in VERL_ARGUMENTS}
+    passed = {*SINGULAR, *PLURAL, *verl}
+    if open_ended and not names.isdisjoint((*VERL_RESPONSES, *VERL_RESPONSES.values())):
+        names |= verl
+    defaults = {p.name: p.default for p in named}
+    wants = [
+        name
+        for name, default in defaults.items()
+        if default is inspect.Parameter.empty
+        or _is_known(name)
+        or name in passed
+        or (name in TRUTHS and default in (None, "") and not has_truth)
+    ]
+    return [name for name in (*wants, *sorted(names - set(defaults))) if name not in kwargs]
 
 
 def _is_known(name: str) -> bool:
@@ -163,10 +227,11 @@ def _values(name: str, samples: Sequence[Sample], signature: Signature) -> Any:
 
 def _column(name: str, sample: Sample) -> Any:
     columns = sample["metadata"]
+    name = VERL_COLUMNS.get(name, name)
     if name in columns:
         return columns[name]
-    if name in TRUTHS:
-        return sample["ground_truth"]
+    if name in FALLBACKS:
+        return FALLBACKS[name](sample)
     raise LookupError(f"the parameter {name!r} asks for a column that the data row lacks" + describe(name, columns))
 
 
@@ -187,15 +252,15 @@ def _check_call(function: Callable[..., Any], shape: Shape, keywords: Mapping[st
         inspect.signature(function).bind(*first, **keywords)
     except TypeError as error:
         called = "one list or mapping first" if first else "keywords only"
-        raise RewardSpecError(f"{where}: {error}; it is called with {called} and {sorted(keywords)}") from error
+        raise RewardSpecError(
+            f"{where}: {function_signature(function)} cannot be called with {called} and {sorted(keywords)}: {error}. "
+            + ACCEPTED
+        ) from error
 
 
-def _reads_content(function: Callable[..., Any]) -> bool:
-    """Whether the function's code names the key "content", as functions for TRL's message lists do."""
-
-    def constants(code: CodeType) -> Iterable[Any]:
-        for constant in code.co_consts:
-            yield from constants(constant) if isinstance(constant, CodeType) else (constant,)
-
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return code is not None and "content" in constants(code)
+def _read_verl(score: Any) -> Any:
+    """Return a score of veRL's, which calls the reward `score` and reports more than numbers, as r1 reads it."""
+    if not isinstance(score, Mapping) or "overall" in score or "score" not in score:
+        return score
+    numbers = {key: value for key, value in score.items() if hasattr(value, "__float__")}
+    return {**numbers, "overall": score["score"]}

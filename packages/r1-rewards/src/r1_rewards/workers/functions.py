@@ -67,21 +67,21 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction
         )
     with contextlib.suppress(ImportError):
         _warm_algebra()
-    reward_type = getattr(module, "REWARD_TYPE", "batch")
-    if reward_type not in ("batch", "sequential"):
+    reward_type = getattr(module, "REWARD_TYPE", None)
+    if reward_type not in (None, "batch", "sequential"):
         raise RewardSpecError(f"{spec.path}: REWARD_TYPE is {reward_type!r}; it must be 'batch' or 'sequential'")
     name = str(getattr(module, "REWARD_NAME", spec.path.stem))
     signature = read_signature(
         function,
         kwargs,
-        sequential=reward_type == "sequential",
+        reward_type=reward_type,
         completions=getattr(module, "COMPLETIONS", None),
         where=f"reward function {spec.function} in {spec.path}",
     )
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         function = _to_plain(function)
     call = make_call(function, signature, kwargs)
-    return RewardFunction(name, signature.shape != "sequential", call, str(spec.path), signature.shape, signature.wants)
+    return RewardFunction(name, not signature.one_by_one, call, str(spec.path), signature.shape, signature.wants)
 
 
 def score_samples(function: RewardFunction, samples: Sequence[Mapping[str, Any]]) -> list[Outcome] | Failure:

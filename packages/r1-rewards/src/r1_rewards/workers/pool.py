@@ -212,6 +212,7 @@ def _wire(index: int, item: RewardInput, pictures: dict[int, dict[str, str]] | N
         "messages": list(item.messages),
         "images": [] if pictures is None else [encode(picture, pictures) for picture in item.images],
         "step": item.step,
+        "source": item.source,
     }
 
 
