@@ -260,12 +260,16 @@ def test_near_files_are_named(tmp_path: Path) -> None:
 
 def test_a_reward_file_is_read_but_never_run(tmp_path: Path) -> None:
     reward, flag = tmp_path / "reward.py", tmp_path / "was_run"
-    reward.write_text(f"open({str(flag)!r}, 'w')\nNAME = 1\ndef compute_score(x): ...\n", encoding="utf-8")
+    imports = "import json\nfrom re import match\n"
+    reward.write_text(f"{imports}open({str(flag)!r}, 'w')\nNAME = 1\ndef compute_score(x): ...\n", encoding="utf-8")
     load_config([*BASE, f"worker.reward.reward_function={reward}:compute_score"])
     assert "did you mean 'compute_score'?" in message_of(f"worker.reward.reward_function={reward}:compute_scores")
+    assert "(there are: compute_score)" in message_of(f"worker.reward.reward_function={reward}:compute_scores")
     assert f"write {reward}:NAME; it defines compute_score" in message_of(f"worker.reward.reward_function={reward}")
     reward.write_text("def broken(:\n", encoding="utf-8")
-    assert "invalid syntax" in message_of(f"worker.reward.reward_function={reward}:broken")
+    message = message_of(f"worker.reward.reward_function={reward}:broken")
+    assert f"{reward}, line 1: invalid syntax; correct the file" in message
+    assert "unknown" not in message
     assert not flag.exists()
 
 

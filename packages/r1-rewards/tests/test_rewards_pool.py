@@ -327,7 +327,7 @@ def hang_in(spec, pid):
         ("import no_such_module\ndef f(rs): ...\n", {}, r"cannot be imported: ModuleNotFoundError: .* \(line 1 of"),
         ("import sys\nsys.exit(1)\n", {}, "cannot be imported: SystemExit: 1"),
         ("def f(rs:\n", {}, "line 1"),
-        ("def g(rs): ...\n", {}, r"has no function 'f' \(there are: g\)"),
+        ("import json\nfrom textwrap import dedent\ndef g(rs): ...\n", {}, r"has no function 'f' \(there are: g\)"),
         ("f = 3\n", {}, "has no function 'f'"),
         ("REWARD_TYPE = 'both'\ndef f(rs): ...\n", {}, "REWARD_TYPE is 'both'"),
         (
@@ -335,7 +335,7 @@ def hang_in(spec, pid):
             {"wieght": 2},
             r"does not accept reward_function_kwargs.wieght; did you mean 'weight'",
         ),
-        ("def f(rs, weight, /): ...\n", {}, "missing a required .*'weight'"),
+        ("def f(items, weight, /): ...\n", {}, "missing a required .*'weight'"),
         ("def f(): ...\n", {}, "too many positional arguments"),
         ("import os\nos._exit(4)\n", {}, "exited with code 4"),
     ],

@@ -48,6 +48,22 @@ def test_nothing_else_is_public():
         r1_rewards.maths  # noqa: B018
 
 
+@pytest.mark.parametrize("reward", ["text", "http://127.0.0.1:9/score"])
+def test_a_verifier_says_what_it_takes_when_it_is_given_something_else(reward):
+    right = r1_rewards.RewardInput("a", "a")
+    cases = {
+        "input 1 is a tuple, .*RewardInput\\(response=": [right, ("a", "a")],
+        "input 0 is a dict, .*RewardInput\\(response=": [{"response": "a", "ground_truth": "a"}],
+        "a list of RewardInput, got one RewardInput: write \\[RewardInput": right,
+        "a list of RewardInput, got one str": "a",
+        "the response of input 0 is a NoneType; it must be a str": [r1_rewards.RewardInput(None, "a")],
+    }
+    with r1_rewards.load(reward) as verifier:
+        for message, inputs in cases.items():
+            with pytest.raises(TypeError, match=message):
+                verifier(inputs)
+
+
 @pytest.mark.parametrize("path", DOTTED)
 def test_a_dotted_path_that_users_write_is_importable(path):
     assert importlib.import_module(path)

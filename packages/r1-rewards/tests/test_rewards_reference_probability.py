@@ -195,6 +195,15 @@ def test_one_call_scores_a_batch_in_order_and_skips_what_cannot_be_scored():
     assert verifier.base_scores(["a", "b"], ["42", " "]) == pytest.approx([0.5, 0.0])
 
 
+@pytest.mark.parametrize("base", [math.nan, math.inf, "0.5", "no", True])
+def test_a_base_score_that_is_no_finite_number_is_refused_with_its_input(base):
+    inputs = [RewardInput(RESPONSE, "42"), RewardInput(RESPONSE, "42", metadata={"scoreA": base})]
+    with pytest.raises(ValueError, match=rf"the column 'scoreA' of input 1 is '?{base}'?, not a finite number"):
+        ReferenceProbability(policy, tokenizer, Settings())(inputs)
+    inputs[1] = RewardInput(RESPONSE, "42", metadata={"scoreA": None})
+    assert len({score.value for score in ReferenceProbability(policy, tokenizer, Settings())(inputs)}) == 1
+
+
 def test_a_log_prob_that_is_no_number_is_worth_nothing_and_counted():
     score = reference_probability.score(
         RESPONSE, "42", logprobs=lambda prompts, rows: [[math.nan] * len(rows[0])], tokenizer=tokenizer

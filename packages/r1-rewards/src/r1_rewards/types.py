@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, Self
 
 Cause = Literal["timeout", "exception", "crash", "out_of_memory", "non_finite", "wrong_shape", "too_long", "remote"]
 FailurePolicy = Literal["score", "drop", "stop"]
+EXPECTED = 'RewardInput(response="…", ground_truth="…")'
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,17 @@ Outcome = Score | Failure  # of one response; a Score here is one that the verif
 
 class RewardFailure(RuntimeError):
     """A sample could not be scored, and the failure policy is "stop"."""
+
+
+def check_inputs(inputs: Sequence[RewardInput]) -> None:
+    """Raise TypeError, with the number of the input, for what a verifier is given in place of `RewardInput`s."""
+    if isinstance(inputs, RewardInput | str | bytes | Mapping):
+        raise TypeError(f"a verifier takes a list of RewardInput, got one {type(inputs).__name__}: write [{EXPECTED}]")
+    for number, item in enumerate(inputs):
+        if not isinstance(item, RewardInput):
+            raise TypeError(f"input {number} is a {type(item).__name__}, {str(item)[:80]!r}; write {EXPECTED}")
+        if not isinstance(item.response, str):
+            raise TypeError(f"the response of input {number} is a {type(item.response).__name__}; it must be a str")
 
 
 class Verifier(Protocol):

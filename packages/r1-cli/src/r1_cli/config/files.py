@@ -99,12 +99,13 @@ def _function(key: str, name: str) -> Iterator[tuple[str, str]]:
         yield key, f"no such file{_hint(path)}"
         return
     try:
-        names, is_complete = _top_level_names(ast.parse(Path(path).read_bytes()))
-    except (SyntaxError, ValueError) as error:
-        yield key, f"{path} cannot be read as Python ({error})"
+        tree = _parse(Path(path))
+    except ValueError as error:
+        yield key, str(error)
         return
+    names, is_complete = _top_level_names(tree)
     if function not in names and is_complete:
-        yield key, f"{path} defines no {function}" + describe(function, [n for n in names if not n.startswith("_")])
+        yield key, f"{path} defines no {function}" + describe(function, _functions(tree))
     try:
         own_needs(Path(path), function)
     except ValueError as error:
@@ -152,8 +153,8 @@ def _reward(keys: tuple[str, str], name: str | None, kwargs: Mapping[str, Any]) 
         return
     try:
         spec = parse_spec(name)
-        tree = ast.parse(spec.path.read_bytes()) if spec.path else None
-    except (RewardSpecError, SyntaxError, ValueError) as error:
+        tree = _parse(spec.path) if spec.path else None
+    except ValueError as error:  # RewardSpecError is one
         yield keys[0], str(error)
         return
     if tree is None:
@@ -161,9 +162,9 @@ def _reward(keys: tuple[str, str], name: str | None, kwargs: Mapping[str, Any]) 
         return
     names, is_complete = _top_level_names(tree)
     if spec.function not in names and is_complete:
-        functions = [name for name in names if not name.startswith("_") and not name.isupper()]
+        functions = _functions(tree)
         if spec.function == "main":
-            there = f"; it defines {', '.join(sorted(functions))}" if functions else ""
+            there = f"; it defines {', '.join(functions)}" if functions else ""
             yield keys[0], f"names no function of {spec.path}, which has no main: write {spec.path}:NAME{there}"
             return
         yield keys[0], f"{spec.path} defines no {spec.function}" + describe(spec.function, functions)
@@ -171,6 +172,23 @@ def _reward(keys: tuple[str, str], name: str | None, kwargs: Mapping[str, Any]) 
     for word in kwargs:
         if takes is not None and word not in takes:
             yield keys[1], f"{spec.path}:{spec.function} takes no {word!r}" + describe(word, takes)
+
+
+def _parse(path: Path) -> ast.Module:
+    """Return a Python file's syntax. Raises ValueError, with path and line, for a file that is not Python."""
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        where = f"{path}, line {error.lineno}" if error.lineno else str(path)
+        raise ValueError(f"{where}: {error.msg}; correct the file") from error
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as Python: {error}") from error
+
+
+def _functions(tree: ast.Module) -> list[str]:
+    """Return the names of the functions that a file itself defines, private ones left out."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return sorted({node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")})
 
 
 def _keywords(tree: ast.Module, function: str) -> list[str] | None:
@@ -186,8 +204,8 @@ def _sequential(name: str) -> Iterator[tuple[str, str]]:
     """An older configuration calls the reward sequential; today its file says so."""
     try:
         path = parse_spec(name).path
-        names = _top_level_names(ast.parse(path.read_bytes()))[0] if path else {"REWARD_TYPE"}
-    except (RewardSpecError, SyntaxError, ValueError):
+        names = _top_level_names(_parse(path))[0] if path else {"REWARD_TYPE"}
+    except ValueError:
         return  # said where the reward itself is checked
     if "REWARD_TYPE" not in names:
         yield "worker.reward.reward_type", f'add the line REWARD_TYPE = "sequential" to {path}'

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from r1_rewards.reference.shaping import aggregate, bins, shaping
 from r1_rewards.reference.splice import Context, Mode, Rule, Splice, Tokenizer, splice, splice_alone
-from r1_rewards.types import RewardInput, Score
+from r1_rewards.types import RewardInput, Score, check_inputs
 from r1_rewards.verifiers import format as response_format
 
 # From (prompts [N], ids that follow each prompt [N][R]) to the log-probs of these ids [N][R], at the temperature of
@@ -82,8 +82,13 @@ class ReferenceProbability:
     settings: Settings = field(default_factory=Settings)
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
-        """Return one score per input, in order. Raises what `logprobs` raises."""
-        settings = self.settings
+        """Return one score per input, in order.
+
+        Raises TypeError for anything but `RewardInput`s, ValueError for a base score that is no finite number, and what
+        `logprobs` raises.
+        """
+        check_inputs(inputs)
+        settings, bases = self.settings, [_base_score(*numbered) for numbered in enumerate(inputs)]
         splices = [
             splice(
                 item.response, item.ground_truth, self.tokenizer,
@@ -93,8 +98,8 @@ class ReferenceProbability:
         ]  # fmt: skip
         found = self._reference_logprobs([item.prompt for item in inputs], splices, settings.one_more_token)
         return [
-            combine(logprobs, item.response, float(item.metadata.get(BASE_COLUMN) or 0.0), settings)
-            for item, logprobs in zip(inputs, found, strict=True)
+            combine(logprobs, item.response, base, settings)
+            for item, logprobs, base in zip(inputs, found, bases, strict=True)
         ]
 
     def base_scores(
@@ -132,6 +137,19 @@ class ReferenceProbability:
                 picked.append(min(float(row[item.scored[-1] + 1]), LOG_HALF))
             found.append(picked)
         return found
+
+
+def _base_score(number: int, item: RewardInput) -> float:
+    """Return the base score of input `number`, 0 without one. Raises ValueError for what is no finite number."""
+    found = item.metadata.get(BASE_COLUMN)
+    if found is None:
+        return 0.0
+    if isinstance(found, bool | str) or not hasattr(found, "__float__") or not math.isfinite(found):
+        raise ValueError(
+            f"the column {BASE_COLUMN!r} of input {number} is {found!r:.80}, not a finite number; write null where "
+            "there is no base score"
+        )
+    return float(found)
 
 
 def combine(logprobs: Sequence[float], response: str, base_score: float, settings: Settings) -> Score:

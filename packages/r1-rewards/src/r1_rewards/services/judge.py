@@ -20,7 +20,7 @@ from r1_rewards.service import Service
 from r1_rewards.services.endpoint import Endpoint, Patience, Post, RequestFailed, Unusable
 from r1_rewards.services.protocols import printable
 from r1_rewards.spec import RewardSpecError, describe
-from r1_rewards.types import Failure, FailurePolicy, Outcome, RewardInput, Score
+from r1_rewards.types import Failure, FailurePolicy, Outcome, RewardInput, Score, check_inputs
 from r1_rewards.workers.failures import FailureRule
 from r1_rewards.workers.functions import read_score
 
@@ -108,6 +108,7 @@ class JudgeVerifier(Service):
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
         """Return one score per input, in order. Raises RuntimeError if `close` is called meanwhile."""
+        check_inputs(inputs)
         keys = [_fingerprint(item) for item in inputs]
         with self._lock:
             known = {key: self._marks[key] for key in keys if key in self._marks}

@@ -8,7 +8,7 @@ from r1_rewards.service import Service
 from r1_rewards.services.endpoint import Endpoint, Patience, Post, RequestFailed
 from r1_rewards.services.protocols import PROTOCOLS
 from r1_rewards.spec import RewardSpecError, describe
-from r1_rewards.types import Failure, FailurePolicy, Outcome, RewardInput, Score
+from r1_rewards.types import Failure, FailurePolicy, Outcome, RewardInput, Score, check_inputs
 from r1_rewards.workers.failures import FailureRule
 
 TOKEN_VARIABLE = "R1_REWARDS_TOKEN"
@@ -63,6 +63,7 @@ class RemoteVerifier(Service):
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
         """Return one score per input, in order. Raises RuntimeError if `close` is called meanwhile."""
+        check_inputs(inputs)
         if not inputs:
             return []
         size = self._batch_size

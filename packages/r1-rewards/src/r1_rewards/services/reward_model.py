@@ -12,7 +12,7 @@ from typing import Any, Literal
 from r1_rewards.service import Service
 from r1_rewards.services.protocols import printable
 from r1_rewards.spec import RewardSpecError
-from r1_rewards.types import Failure, FailurePolicy, Outcome, RewardInput, Score
+from r1_rewards.types import Failure, FailurePolicy, Outcome, RewardInput, Score, check_inputs
 from r1_rewards.workers.failures import FailureRule
 from r1_rewards.workers.functions import read_score
 
@@ -76,6 +76,7 @@ class RewardModelVerifier(Service):
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
         """Return one score per input, in order."""
+        check_inputs(inputs)
         with self._lock:
             outcomes = self._outcomes([self._tokenize(item) for item in inputs])
         return [self._rule.apply("reward_model", i, outcome) for i, outcome in enumerate(outcomes)]

@@ -61,7 +61,8 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction
     module = _import_file(spec.path)
     function = getattr(module, spec.function, None)
     if not callable(function):
-        functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        found = {name: value for name, value in vars(module).items() if inspect.isfunction(value)}
+        functions = [name for name, value in found.items() if value.__module__ == module.__name__]
         raise RewardSpecError(
             f"reward file {spec.path} has no function {spec.function!r}" + describe(spec.function, functions)
         )

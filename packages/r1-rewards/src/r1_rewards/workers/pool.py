@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from r1_rewards.spec import RewardSpecError, parse_spec
-from r1_rewards.types import Cause, Failure, FailurePolicy, Outcome, RewardInput, Score
+from r1_rewards.types import Cause, Failure, FailurePolicy, Outcome, RewardInput, Score, check_inputs
 from r1_rewards.workers.batch import Batch, Durations, score_whole
 from r1_rewards.workers.failures import FailureRule
 from r1_rewards.workers.pictures import encode
@@ -98,20 +98,22 @@ class PooledVerifier:
     ) -> list[Score]:
         """Return one score per input, in order; `progress` is told how many are done, and of how many, as they come.
 
-        Raises RuntimeError if closed, TypeError for metadata that is not JSON, RewardFailure under the policy "stop".
+        Raises RuntimeError if closed, TypeError for metadata that is not JSON and for anything but `RewardInput`s,
+        RewardFailure under the policy "stop".
         """
-        scores: list[Score | None] = [None] * len(inputs)
+        scores: dict[int, Score] = {}
         for done, (index, score) in enumerate(self.stream(inputs), 1):
             scores[index] = score
             if progress is not None:
                 progress(done, len(inputs))
-        return [score for score in scores if score is not None]
+        return [scores[index] for index in range(len(scores))]
 
     def stream(self, inputs: Sequence[RewardInput]) -> Iterator[tuple[int, Score]]:
         """Yield each input's index and score as they come, in no order. Raises as a call does.
 
         Until it is used up or closed, other calls wait.
         """
+        check_inputs(inputs)
         pictures: dict[int, dict[str, str]] | None = {} if "images" in self.reward.wants else None
         samples = {index: _wire(index, item, pictures) for index, item in enumerate(inputs)}
         with self._lock:
