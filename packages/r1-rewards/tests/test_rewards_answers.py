@@ -36,7 +36,7 @@ def test_text_never_rewards_an_answer_that_says_nothing(truth, response):
 
 @pytest.mark.parametrize(
     ("response", "truth"),
-    [("15", "1.5"), ("5", "-5"), ("−5", "5"), ("C#", "C++"), ("C", "C#"), ("12", "1/2"), ("330", "3:30"), ("1,2", "12"),
+    [("15", "1.5"), ("5", "-5"), ("−5", "5"), ("C#", "C++"), ("NET", ".NET"), ("C", "C#"), ("12", "1/2"), ("330", "3:30"), ("1,2", "12"),
      ("x > 5", "x < 5"), ("x+5", "x-5"), (".5", "5"), ("2^3", "23"), ("-.5", ".5")],
 )  # fmt: skip
 def test_text_keeps_the_signs_that_make_a_difference(response, truth):
@@ -187,6 +187,32 @@ def test_choice_takes_no_letter_that_is_denied(response):
 def test_choice_takes_what_is_left_when_others_are_denied():
     assert choice.score("It is not B. So option A is right.", "A").value == 1.0
     assert choice.score("Not B, not C.\nAnswer: A", "A").value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "letter"),
+    [
+        ("The answer is (A). Wait, B.", "B"),
+        ("(A) no, (B)", "B"),
+        ("A. Wait, B. Wait, C", "C"),
+        ("\\boxed{A} Wait, actually it should be (B).", "B"),
+        ("\\boxed{A. Wait, B}", "B"),
+        ("<answer>A. No, the correct answer is B.</answer>", "B"),
+        ("Answer: A\nSorry, I meant C.", "C"),
+        ("Answer: A. Wait, B.\nAnswer: C", "C"),
+        ("答案是A。不对，应该是B", "B"),
+        ("Wait, A is wrong. The answer is B.", "B"),
+        ("The answer is B. No, wait: A is not possible.", "B"),
+        ("There is no A. The answer is B.", "B"),
+        ("答案不是A，而是B", "B"),
+        ("No, a cat is no dog. The answer is B.", "B"),
+        ("Actually, A cat sat. Answer: B", "B"),
+        ("Wait, the answer is A because it fits. So, \\boxed{B}", "B"),
+    ],
+)
+def test_a_letter_behind_a_retraction_replaces_what_was_said(response, letter):
+    right = [one for one in "ABCD" if choice.score(response, one).value == 1.0]
+    assert right == [letter]
 
 
 THOUGHT = [(numeric, "5"), (choice, "B"), (text, "Paris"), (gsm8k, "5")]

@@ -18,6 +18,15 @@ _LETTER_WITH_TEXT = re.compile(r"\(?([A-Z])(?:\)|[.:])\s{0,8}(\S.*)?", re.DOTALL
 _NAMED = re.compile(r"\b(?:option|choice|answer)s?\s{1,4}(?:is\s{1,4})?\(?([A-Z])\b\)?", re.IGNORECASE)
 _DENIED = re.compile(r"\b(?:not|isn't|isnt|never|neither|nor|except|wrong|incorrect|cannot|can't)\b", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.;!?\n]|,?\s(?:so|but|hence|thus|therefore)\s|,\s(?:it|then)\s", re.IGNORECASE)
+# A word that takes back what was said, and the letter that replaces it: "Wait, B.", "no, it should be (C)".
+_RETRACTION = re.compile(
+    r"(?i:\b(?:wait|(?:no|nope)(?=\s?[,.:;!?–—-])|actually|sorry|correction|oops|rather|scratch\s+that|on\s+second\s+thoughts?|i\s+meant?"
+    r"|my\s+mistake|let\s+me\s+correct\s+(?:that|myself|it))\b[\s,.:;!?–—-]{1,6}|(?:不对|等等|更正|而是)[\s,，。：:;；]{0,4})"
+    r"(?i:(?:no|actually|it|it's|is|that's|that|the|correct|right|final|best|my|answer|option|choice|should|must|be|i|mean"
+    r"|choose|pick|go|with)[\s,:]{1,4}|应该|是|选|答案){0,8}"
+    r"[(*\[{]{0,3}([A-Z])[)*\]}]{0,3}"
+    r"(?=\s{0,4}(?:[.,;:!?，。；\n]|$|(?:is|was|it|because|since|as|instead|seems|must|should|fits|works)\b))"
+)
 _ALONE = re.compile(r"(?<![0-9A-Za-zÀ-ɏ_'])\(?([A-Z])(?:\)|[.:]|(?=\s*$))")
 
 
@@ -29,7 +38,8 @@ def score(
     The truth is "B", "(B)", "B. Paris", "A, C" or "AC", or the text of one of the `choices` (a list, A first, or a
     mapping from letters). The response is read from its last `\boxed{…}`, `<answer>…</answer>` or "Answer: x", where
     it may also be the text of a choice; else from "option B" and from a last letter that stands alone. Letters there
-    must be capital, and "A" is none in "A cat sat". With `partial`, several right letters are worth their share,
+    must be capital, and "A" is none in "A cat sat". A letter that follows a retraction ("(A). Wait, B.") replaces what
+    was said before. With `partial`, several right letters are worth their share,
     unless a wrong one is among them.
 
     Example: `score("The answer is (B) Paris.", "B").value` is 1.0.
@@ -62,6 +72,15 @@ def _options(choices: Sequence[str] | Mapping[str, str] | None) -> dict[str, str
 def chosen_letters(response: str, options: Mapping[str, str]) -> set[str]:
     """Return the letters that a response chooses, or none."""
     response = characters.plain(extract.after_thought(response)[-extract.TAIL :])
+    retractions = [match for match in _RETRACTION.finditer(response) if not _denies(response[match.end() :])]
+    if retractions:
+        last = retractions[-1]
+        return _read_response(response[last.end() :], options) or {last[1]}
+    return _read_response(response, options)
+
+
+def _read_response(response: str, options: Mapping[str, str]) -> set[str]:
+    """Return the letters that a response without retractions chooses, or none."""
     for find in (extract.boxed_list, extract.boxed, extract.tagged, extract.stated):
         extracted = find(response)
         if extracted is not None and _DENIED.search(extracted[:200]):
@@ -72,6 +91,11 @@ def chosen_letters(response: str, options: Mapping[str, str]) -> set[str]:
     named = [match[1] for match in _NAMED.finditer(response) if not _is_denied(response, match.start())]
     standing = [match[1] for match in _ALONE.finditer(response) if not _is_denied(response, match.start())]
     return whole or set(named[-1:]) & set(ascii_uppercase) or set(standing[-1:])
+
+
+def _denies(following: str) -> bool:
+    """Whether what follows a letter says that it is wrong, shortly after."""
+    return _DENIED.search(_SENTENCE_END.split(following[:40])[0]) is not None
 
 
 def _is_denied(text: str, place: int) -> bool:

@@ -16,10 +16,10 @@ _LEADING_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?=\s+\w)")  # "vitamin A" is n
 _HYPHEN = re.compile(r"(?<=[^\W\d_])[-‐‑](?=[^\W\d_])")
 _PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
-# Signs that say which number, name or formula it is: 1.5, -5, 1/2, 3:30, C#, C++, x<5, 5%.
+# Signs that say which number, name or formula it is: 1.5, -5, 1/2, 3:30, C#, C++, .NET, x<5, 5%.
 _MEANT = re.compile(
     r"(?<=[0-9])[.,/:^*%](?=[0-9])|(?<![0-9.])\.(?=[0-9])|(?<![\w)])[-−](?=\.?[0-9])|(?<=[a-z])[+#]{1,2}(?![\w+#])"
-    r"|[<>=]|(?<=[0-9a-z])[-+*/^](?=[0-9])|(?<=[0-9])[-+*/^](?=[a-z])|(?<=[a-z])[+*^](?=[a-z])"
+    r"|(?<![\w.])\.(?=[a-z])|[<>=]|(?<=[0-9a-z])[-+*/^](?=[0-9])|(?<=[0-9])[-+*/^](?=[a-z])|(?<=[a-z])[+*^](?=[a-z])"
 )
 _ODD = re.compile(r"[^\w\s]")
 
