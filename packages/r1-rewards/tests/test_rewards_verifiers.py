@@ -96,6 +96,17 @@ HOSTILE = [
     r"\sin(x)^{100}\cos(x)^{100}",
     "(a+b+c+d+e+f)^{200}",
     "(x+y+z+w)^{50}",
+    "(x+y+z)^{20}(x-y+z)^{20}",
+    r"\Gamma(10^9)",
+    r"\gamma\left(10^{7}\right)",
+    r"\Gamma(99999999)",
+    r"\Gamma(\Gamma(20))",
+    r"\left(\Gamma(12)\right)!",
+    r"{10^9 \choose 10^8}",
+    "|{-10^{9}}|!",
+    r"\lfloor 10^9 \rfloor!",
+    r"\int \frac{1}{x^{50}+1} dx",
+    r"\left|\begin{matrix}a&b&c&d\\e&f&g&h\\i&j&k&l\\m&n&o&p\end{matrix}\right|^{20}",
     "1" * 1_000_000,
     "{" * 20_000 + "1" + "}" * 20_000,
     "(" * 500 + "1" + ")" * 500,
@@ -126,7 +137,23 @@ def test_a_hostile_answer_is_wrong_and_is_never_computed(answer):
 
 
 @pytest.mark.parametrize(
-    "answer", ["10^6", "2^{100}", "5!", "(n+1)!", "e^{i\\pi}", "x^{2023}", r"\binom{10}{3}", "1.5e-3"]
+    "answer",
+    [
+        "10^6",
+        "2^{100}",
+        "5!",
+        "(n+1)!",
+        "e^{i\\pi}",
+        "x^{2023}",
+        r"\binom{10}{3}",
+        "1.5e-3",
+        r"\Gamma(\frac{1}{2})",
+        r"{10 \choose 3}",
+        r"\gamma = 2000",
+        "|x|!",
+        r"\int_0^1 x^2 dx",
+        "(x+1)^{10}(y-1)^{10}",
+    ],
 )
 def test_ordinary_mathematics_passes_the_guards(answer):
     assert refusal(answer) is None

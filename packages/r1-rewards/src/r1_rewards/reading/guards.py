@@ -11,6 +11,8 @@ MAX_NESTED_EXPONENT = 3  # of what is no plain number, within an exponent
 MAX_STACKED_EXPONENT = 100_000  # product of the exponents that stand on brackets
 MAX_SYMBOLIC_EXPONENT = 50  # of a bracket with one variable, where expanding is the trouble
 MAX_HARD_EXPONENT = 20  # of a bracket with several, and beside trigonometric functions
+MAX_MATRIX_EXPONENT = 4  # of a matrix or determinant with variables
+MAX_INTEGRATED = 6  # exponent in an integral
 MAX_ROOT_EXPONENT = 1_000  # of a bracket with a root, which is multiplied out
 MAX_FACTORIAL = 1_000
 
@@ -23,14 +25,21 @@ _NESTED = re.compile(r"([0-9]+|[A-Za-z]|[^\s0-9A-Za-z])?[\s{(|]*(?:\^|\*\*)[\s{(
 _GROWING = re.compile(r"!|\\(?:int|sum|prod|lim|[dt]?binom|left\s?\|)(?![A-Za-z])")
 _ROOT_INDEX = re.compile(r"\\sqrt\s?\[\s?(?![0-9]{1,3}\s?\]|[A-Za-z]\s?\])")
 _PLAIN_EXPONENT = re.compile(r"(?<![)}\]\s])\s{0,8}(?:\^|\*\*)[\s{(]{0,8}-?([0-9]{1,6})")
-_ON_BRACKET = re.compile(r"[)}\]]\s{0,8}(?:\^|\*\*)[\s{(]{0,8}-?([0-9]{1,6})")
+_ON_BRACKET = re.compile(r"[)}\]|]\s{0,8}(?:\^|\*\*)[\s{(]{0,8}-?([0-9]{1,6})")
 _POWER_NUMBER = re.compile(r"(?:\^|\*\*)[\s{(]{0,8}-?([0-9]{1,6})")
 _POWER_OF_NUMBER = re.compile(r"([0-9]{1,200})[\s})]{0,8}(?:\^|\*\*)[\s{(]{0,8}([0-9]{1,6})")
+_NUMBER = re.compile(r"[0-9]{1,200}")
 _FACTORIAL = re.compile(r"([0-9]+)\s{0,8}!")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _FUNCTION = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp)\b")
 _TRIGONOMETRIC = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)")
-_BIG_ARGUMENT = re.compile(r"\\(?:prod|sum|[dt]?binom)\b|(?<![A-Za-z\\])(?:prod|sum|binomial|factorial)\s?\(", re.I)
+_FACTORIAL_OF_GROUP = re.compile(r"(?:[)}\]|.]|\\[A-Za-z]{1,12})\s{0,8}!")
+_GAMMA = re.compile(r"\\(?:operatorname\s?\{\s?)?[Gg]amma\b[\s}]{0,4}(?:\\left)?\s{0,4}[({\[|]")
+_MATRIX = re.compile(r"\\begin\s?\{[bpvBV]?(?:small)?matrix|\\begin\s?\{array")
+_INTEGRAL = re.compile(r"\\i{1,3}nt(?![A-Za-z])|\\oint")
+_BIG_ARGUMENT = re.compile(
+    r"\\(?:prod|sum|[dt]?binom|choose)\b|(?<![A-Za-z\\])(?:prod|sum|binomial|factorial)\s?\(", re.I
+)
 
 
 def refusal(text: str) -> str | None:
@@ -78,11 +87,13 @@ def _power_refusal(text: str) -> str | None:
             return f"a function with a power above {allowed}"
     variables = {character for character in _COMMAND.sub("", text) if character.isalpha()}
     allowed = MAX_SYMBOLIC_EXPONENT if len(variables) == 1 else MAX_HARD_EXPONENT
-    stacked = 1
-    for exponent in _ON_BRACKET.findall(text):
-        stacked *= max(int(exponent), 1)
-        if variables and int(exponent) > allowed:
-            return f"a bracket to a power above {allowed}"
+    allowed = MAX_MATRIX_EXPONENT if _MATRIX.search(text) else allowed
+    on_brackets = [int(exponent) for exponent in _ON_BRACKET.findall(text)]
+    stacked = math.prod(max(exponent, 1) for exponent in on_brackets)
+    if variables and max([*on_brackets, sum(on_brackets) if len(variables) > 1 else 0], default=0) > allowed:
+        return f"brackets to powers above {allowed}"
+    if _INTEGRAL.search(text) and any(int(power) > MAX_INTEGRATED for power in _POWER_NUMBER.findall(text)):
+        return f"an integral of a power above {MAX_INTEGRATED}"
     inner = max((int(exponent) for exponent in _PLAIN_EXPONENT.findall(text)), default=1)
     if stacked > 1 and stacked * max(inner, 1) > MAX_STACKED_EXPONENT:
         return "exponents on brackets multiply to a huge one"
@@ -118,7 +129,10 @@ def _factorial_refusal(text: str) -> str | None:
     marks = text.count("!")
     if any(len(number) > 4 or int(number) > MAX_FACTORIAL for number in _FACTORIAL.findall(text)):
         return f"a factorial of more than {MAX_FACTORIAL}"
-    of_bracket = re.search(r"[)}\]]\s{0,8}!", text) is not None
+    of_bracket = _FACTORIAL_OF_GROUP.search(text) is not None
+    gammas = len(_GAMMA.findall(text))
+    if gammas and (gammas + marks > 1 or _large(text) or any(int(n) > MAX_FACTORIAL for n in _NUMBER.findall(text))):
+        return f"a gamma function of more than {MAX_FACTORIAL}"
     if marks and any(int(number) > MAX_SYMBOLIC_EXPONENT for number in _POWER_NUMBER.findall(text)):
         return "a factorial beside a large power"
     if marks > 8 or re.search(r"!\s{0,8}!", text) or (of_bracket and (marks > 1 or "^" in text or "**" in text)):
