@@ -189,6 +189,32 @@ def test_choice_takes_what_is_left_when_others_are_denied():
     assert choice.score("Not B, not C.\nAnswer: A", "A").value == 1.0
 
 
+DENIED = [
+    "Answer: anything but 7",
+    "#### every number except 7",
+    "<answer>other than 7</answer>",
+    r"\boxed{\text{anything other than }7}",
+    "It can be any value but 7",
+    "After all these steps I am sure that it is not 7",
+]
+
+
+@pytest.mark.parametrize("verifier", [gsm8k, numeric], ids=["gsm8k", "numeric"])
+@pytest.mark.parametrize("response", DENIED)
+def test_an_answer_that_excludes_the_truth_is_wrong(verifier, response):
+    assert verifier.score(response, "7").value == 0.0
+
+
+@pytest.mark.parametrize("answer", ["7+k", "7 - k", r"7 \pm k", "7±1", "7*x"])
+def test_a_number_with_a_variable_beside_it_is_no_number(answer):
+    assert numeric.score(rf"\boxed{{{answer}}}", "7").value == 0.0
+
+
+@pytest.mark.parametrize(("answer", "truth"), [("7-day", "7"), ("7 m/s", "7 m/s"), ("7 s^{-1}", "7"), ("7/s", "7")])
+def test_a_unit_or_a_word_beside_a_number_leaves_it(answer, truth):
+    assert numeric.score(rf"\boxed{{{answer}}}", truth).value == 1.0
+
+
 @pytest.mark.parametrize(
     ("response", "letter"),
     [

@@ -5,7 +5,9 @@ import re
 NEAR = 60  # characters on either side that can change an answer
 
 _DENIED_BEFORE = re.compile(
-    r"(?:\b(?:not|isn['’]?t|never|neither|nor)(?:\s(?:equal(?:\sto)?|simply|just|really|be))?"
+    r"(?:\b(?:(?:any|every|some)(?:thing|\s(?:number|value))?\s(?:but|except(?:\sfor)?|other\sthan|besides)|other\sthan"
+    r"|except(?:\sfor)?|excluding)"
+    r"|\b(?:not|isn['’]?t|never|neither|nor)(?:\s(?:equal(?:\sto)?|simply|just|really|be))?"
     r"|\b(?:wrong|incorrect|false)(?:\s(?:answer|result|value|option|one))?\s?(?:is|was|would\sbe|:)"
     r"|\\(?:not\s?=|neq?(?![A-Za-z]))|≠|!=|不是|不等于|不为|并非)[\s$*:{}]*(?:\\[(\[])?\s*$",
     re.IGNORECASE,

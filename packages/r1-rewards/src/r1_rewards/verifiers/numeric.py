@@ -9,6 +9,7 @@ from r1_rewards.reading.amounts import parse_exact
 from r1_rewards.reading.hedges import hedge
 from r1_rewards.reading.notation import SCALE
 from r1_rewards.reading.number import parse_number
+from r1_rewards.reading.surroundings import in_context
 from r1_rewards.reading.units import UNITS, Unit
 from r1_rewards.types import Score
 
@@ -26,10 +27,10 @@ _START = re.compile(
 )
 _FRACTION_AND_REST = re.compile(r"[\s$]*(-?\\[dt]?frac\s?(?:\{-?[0-9]+\}|[0-9])\s?(?:\{[0-9]+\}|[0-9]))(.*)", re.DOTALL)
 _SCALED = re.compile(rf"({'|'.join(SCALE)})s?\b", re.IGNORECASE)
-# What makes the number in front of it another one: 2\pi, 5!, 3x, 2^5, 4 + 1.
+# What makes the number in front of it another one: 2\pi, 5!, 3x, 2^5, 4 + 1, 7+k.
 _FACTOR = re.compile(
     r"\\?(?:pi|sqrt|e)(?![A-Za-z])|\\(?:cdot|times|frac|ln|log|sin|cos|tan)(?![A-Za-z])|[!^√π²³]|[-+*/]\s?(?=[0-9(\\])"
-    r"|\((?=[0-9])|[xyzn](?![A-Za-z])"
+    r"|\((?=[0-9])|[xyzn](?![A-Za-z])|[-+*±∓]\s?[a-z](?![A-Za-z])|\\(?:pm|mp)(?![A-Za-z])"
 )
 _TIMES_TEN = re.compile(r"\s?(?:\\times|\\cdot|×|\*|x)\s?10\s?\^?\s?\{?([-+]?[0-9]{1,3})\}?")
 _SEVERAL = re.compile(r"^[-+]?[0-9.]+(?:,?\s+[-+]?[0-9.]+)+$|[0-9]\s*(?:\bor\b|±|\\pm\b|\\text\s?\{\s?or\b)\s*\W*[0-9]")
@@ -103,7 +104,9 @@ def _final_answer(response: str) -> tuple[str | None, tuple[Fraction, str] | Non
             return extracted, _said(extracted)
     if len(response) <= MAX_SHORT and len(response.split()) <= MAX_WORDS:
         return response.strip(), _said(response.strip())
-    return extract.last_number(response), _last_quantity(response)
+    last = extract.last_number(response)
+    denied = last is not None and in_context(last, *response.rpartition(last)[::2]).startswith("not ")
+    return last, None if denied else _last_quantity(response)
 
 
 def _said(text: str) -> tuple[Fraction, str] | None:
