@@ -76,7 +76,7 @@ class Recorded:
     made: ClassVar = []
     warmed: ClassVar = ()
 
-    def __init__(self, places):
+    def __init__(self, places, patience=None):
         self.places = places
 
     def warm(self, *modules):
