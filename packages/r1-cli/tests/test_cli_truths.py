@@ -21,6 +21,7 @@ from r1_cli.measure.validate import generations_of
 from r1_cli.sampling.generate import sample_groups
 from r1_cli.track.stopwatch import Stopwatch
 from r1_data.check import Examined
+from r1_rewards.sandbox.jail import kernel
 from r1_rewards.types import RewardInput, Score
 from r1_rollout.types import SamplingParams
 
@@ -61,6 +62,20 @@ def test_the_check_refuses_no_truth_that_can_be_met(tmp_path, reward, sound, uns
         report.take(Examined(0, index, f"rows.jsonl:{index + 1}", 8, 0, row["answer"], str(index).encode()))
     check_answers(config, sources, report, silent)
     assert [row.id for _, row in report.findings["reward"].examples if row] == ["rows.jsonl:2"]
+
+
+@pytest.mark.skipif(not kernel.SUPPORTED, reason="judged code is confined on Linux, x86_64 or aarch64")
+def test_the_check_names_rows_whose_tests_assert_nothing(tmp_path: Path) -> None:
+    tests = ["assert f(1) == 2", "def test_f():\n    f(1)\n", TESTS]
+    config, sources = opened(tmp_path, "code", *({"answer": one} for one in tests))
+    report = Report(config, sources, 1)
+    for index, one in enumerate(tests):
+        report.take(Examined(0, index, f"rows.jsonl:{index + 1}", 8, 0, one, str(index).encode()))
+    check_answers(config, sources, report, silent)
+    ((reason, row),) = report.findings["reward"].examples
+    assert row is not None
+    assert (row.id, report.findings["reward"].level) == ("rows.jsonl:2", "error")
+    assert "the tests assert nothing about what the solution returns" in reason
 
 
 def test_a_users_own_reward_is_not_guessed_about(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import pytest
 from patience import growing
 
 from r1_rewards import RewardInput, RewardSpecError, code, load
-from r1_rewards.sandbox.code_grading import same_output, same_value
+from r1_rewards.sandbox.code_grading import assertion_problem, same_output, same_value
 from r1_rewards.sandbox.code_tests import AssertTests, CallTests, StdinTests, TestsError, read_tests
+from r1_rewards.sandbox.execution import Sandbox
 from r1_rewards.sandbox.jail import kernel, values
 
 pytestmark = pytest.mark.skipif(not kernel.SUPPORTED, reason="judged code is confined on Linux, x86_64 or aarch64")
@@ -422,18 +423,92 @@ def test_every_way_to_write_a_test_is_run(tests):
 @pytest.mark.parametrize(
     ("tests", "message"),
     [
-        ("assert True", "ask nothing of the solution"),
+        ("assert True", "assert nothing about what the solution returns"),
         ("def check(f):\n    assert f(1) == 2\nassert add(1, 2) == 3", "'check' has asserts, and nothing calls it"),
         ("if __name__ == '__main__':\n    assert add(1, 2) == 3", "neither an assert at top level"),
         ("def test_add(fixture):\n    assert add(1, 2) == 3", "'test_add' takes arguments"),
         (json.dumps({"test": "x = 1", "entry_point": "add"}), "no function 'check'"),
-        (json.dumps({"test": "def check(candidate): pass", "entry_point": "add"}), "ask nothing of the solution"),
-        (json.dumps(["add"]), "ask nothing of the solution"),
+        (
+            json.dumps({"test": "def check(candidate): pass", "entry_point": "add"}),
+            "assert nothing about what the solution returns",
+        ),
+        (
+            "class Checker:\n    def check(self): assert add(1, 2) == 3\nassert callable(add)",
+            "the class 'Checker' has asserts",
+        ),
+        (json.dumps(["add"]), "assert nothing about what the solution returns"),
     ],
 )
 def test_tests_that_run_nothing_are_an_error_of_the_data(tests, message):
     with pytest.raises(TestsError, match=message):
         score("def add(a, b): return a + b\ndef check(f): pass", tests)
+
+
+NO_ASSERTIONS = [
+    "def test_add(): pass",
+    "def test_add(): add(1, 2)",
+    "def test_add():\n    x = add(1, 2) == 3",
+    "def helper(): return 1\ndef test_add():\n    assert helper() == 1",
+    "class Case: pass\ndef test_add():\n    Case().x = add(1, 2)",
+    "def test_add():\n    undefined = 1\n    try: assert add(1, missing) == 3\n    except Exception: pass",
+    "def check():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n    check()\nassert True",
+    "try:\n    assert add(1, 2) == 3\nexcept AssertionError:\n    pass",
+    "for n in []:\n    assert add(n, 2) == n + 2",
+    "def test_add():\n    for part in add(1, 2): print(part)",
+    "def test_add():\n    assert add(1, 2) == 3 or True",
+    "def test_add():\n    stack = Stack()\n    stack.push(1)",
+]
+
+
+@pytest.mark.parametrize("tests", NO_ASSERTIONS)
+def test_tests_that_pass_whatever_the_solution_answers_are_refused_by_name(tests):
+    lenient = "class Stack:\n    def push(self, x): pass\ndef add(a, b): return []"
+    with pytest.raises(TestsError, match="assert nothing about what the solution returns"):
+        score(lenient, tests)
+
+
+ASSERTIONS = [
+    "assert not f(1)", "assert f(1) is None", "assert f(1) is not None", "assert not isinstance(f(1), str)",
+    "import math\nassert math.isnan(f(1))", "assert sorted(f(1)) == [1]", "assert len(f(1)) == 3", "assert f(1) in {1}",
+    "assert ''.join(f(1)) == 'a'", "a, b, c = f(1)\nassert a", "assert f(1)[0]['x'].y == 3", "assert f(f(3)) == 3",
+    "import json\nassert json.loads(f(1)) == {}", "try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass",
+    "xs = [2, 1]\nf(xs)\nassert xs == [1, 2]", "s = Stack()\ns.push(1)\nassert s.pop() is not None",
+    "import sys\nif f(1) != 2: sys.exit(1)", "r = f(1)\nif isinstance(r, list): assert r == [1]",
+    "x = 0\nwhile f(x): x += 1\nassert x == 3", "from solution import f\nassert f(2) == 4",
+    "assert abs(f(1) - 2) < 1e-6",
+    "assert f'{f(1):.2f}' == '1.00'", "import copy\nassert copy.deepcopy(f([1])) == [1]",
+]  # fmt: skip
+
+
+def test_tests_that_some_answer_fails_are_taken_for_tests():
+    with Sandbox() as sandbox:
+        refused = [tests for tests in ASSERTIONS if assertion_problem(AssertTests("", [tests]), sandbox)]
+    assert refused == []
+
+
+def test_no_solution_has_a_say_in_whether_tests_assert_something():
+    """Not by what it defines, answers, raises or says for names that the tests lack."""
+    hostile = "def __getattr__(name): return 3\nclass add:\n    def __new__(cls, *a): raise NameError('asked')"
+    tests = "def test_add():\n    try: add(1, 2)\n    except NameError: pass\nassert True"
+    with pytest.raises(TestsError, match="assert nothing about what the solution returns"):
+        score(hostile, tests)
+
+
+INDIRECT = "import unittest\nclass Base(unittest.TestCase): pass\n"
+METHOD = "    def test_add(self): self.assertEqual(add(1, 2), 3)\n"
+INHERITED = [
+    INDIRECT + "class Check(Base):\n" + METHOD + "assert True",
+    "import unittest\nclass Mixin:\n" + METHOD + "class Check(Mixin, unittest.TestCase): pass\nassert True",
+    INDIRECT.replace("pass", "\n" + METHOD) + "class Check(Base):\n    def test_more(self): self.assertTrue(True)\n",
+    "class Shared:\n    def test_add(self): assert add(1, 2) == 3\nclass TestAdd(Shared): pass\nassert True",
+    json.dumps({"test_setup_code": INDIRECT, "test_list": ["class Check(Base):\n" + METHOD]}),
+]
+
+
+@pytest.mark.parametrize("tests", INHERITED)
+def test_inherited_tests_and_classes_that_derive_from_a_test_case_indirectly_are_run(tests):
+    assert score("def add(a, b): return a + b", tests).value == 1.0
+    assert score("def add(a, b): return a - b", tests).value == 0.0
 
 
 @pytest.mark.parametrize("name", ["select", "array", "copy", "queue", "token"])

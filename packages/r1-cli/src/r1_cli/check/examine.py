@@ -1,6 +1,7 @@
 """Checking all rows: their media in worker processes, then the answers by the rewards that will judge them."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
@@ -17,8 +18,13 @@ from r1_data.check import Examined, Inspector, SourceRows, examine_all
 from r1_data.lengths import MANY, open_known
 from r1_data.workers import Workers
 from r1_rewards.forms import FORMS, write
+from r1_rewards.sandbox.code_grading import assertion_problem
+from r1_rewards.sandbox.code_tests import read_tests
+from r1_rewards.sandbox.execution import Sandbox, SandboxError
 from r1_rewards.spec import BUILTINS, truth_is_answer
 from r1_rewards.types import RewardInput, Verifier
+
+logger = logging.getLogger("r1")
 
 BATCH = 256  # answers that a reward is given at a time
 
@@ -96,12 +102,18 @@ def check_answers(config: RunConfig, opened: Sequence[OpenSource], report: Repor
     rows = [row for (index, _), row in report.ground_truths.items() if rewards[index]]
     if not judged or not rows:
         return
-    readable = []
+    readable: list[Examined] = []
+    unclear: list[Examined] = []
     for row in rows:
-        if problem := truths.problem_of_row(opened[row.source], row.index, row.ground_truth or ""):
+        problem = truths.problem_of_row(opened[row.source], row.index, row.ground_truth or "")
+        if problem is None and rewards[row.source] == "code":
+            unclear.append(row)
+        elif problem:
             report.add("reward", f"{row.id}: {problem}", row, "error")
         elif rewards[row.source] not in BUILTINS or truth_is_answer(rewards[row.source]):
             readable.append(row)
+    for row, problem in _tests_without_assertions(unclear, progress):
+        report.add("reward", f"{row.id}: code can judge no response: {problem}", row, "error")
     batches = [readable[start : start + BATCH] for start in range(0, len(readable), BATCH)]
     with ExitStack() as stack:
         verifier = open_verifier(config, judged, stack)
@@ -110,6 +122,19 @@ def check_answers(config: RunConfig, opened: Sequence[OpenSource], report: Repor
                 reward = rewards[row.source]
                 reason = f"{row.id}: {reward} gives the ground truth {str(row.ground_truth)[:60]!r} itself no credit"
                 report.add("reward", reason, row, "error" if reward in BUILTINS else "warning")
+
+
+def _tests_without_assertions(rows: Sequence[Examined], progress: Progress) -> Iterator[tuple[Examined, str]]:
+    """Yield the rows whose tests pass whatever a program answers, and what is wrong; none where nothing can be run."""
+    if not rows:
+        return
+    try:
+        with Sandbox() as sandbox:
+            for row in progress(rows, "tests", len(rows)):
+                if problem := assertion_problem(read_tests(row.ground_truth or ""), sandbox):
+                    yield row, problem
+    except SandboxError as error:
+        logger.warning("whether tests assert something was not checked: %s", error)
 
 
 def _refused(

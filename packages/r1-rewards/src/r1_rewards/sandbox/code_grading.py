@@ -18,6 +18,13 @@ from r1_rewards.sandbox.pipes import Conversation, OutputError
 Verdict = Literal["passed", "wrong", "exception", "timeout", "memory", "output"]
 
 _FLOAT_CHARACTERS = 400  # of a printed number
+_DECOY_SECONDS = 4.0  # to find out whether tests can fail
+_MOST_REMEMBERED = 4096
+_ASSERTING: set[tuple[str, ...]] = set()  # tests that are known to fail for some answer
+_NO_ASSERTIONS = (
+    "the tests assert nothing about what the solution returns: they pass whatever it answers; compare its results with "
+    "`assert`, in statements that run"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,19 +181,17 @@ def _grade_asserts(
         tester = own_sandbox.start("assertions", tests.setup, tests.units)
         unit_deadline = min(deadline, time.monotonic() + grading.seconds)
         failed: Verdict | None = None
-        verdicts, passed, asked = 0, 0, False
+        verdicts, passed = 0, 0
         try:
             while verdicts < len(tests.units):
                 message = tester.hear(deadline)
                 if "ask" in message:
-                    asked = asked or message["ask"]["do"] != "get"
                     try:
                         response = solution.ask(message["ask"], unit_deadline)
                     except _Failed as failure:
                         failed = failure.verdict
                         # To a test that looks for names before it begins, a solution that does not load has none.
                         response = {"raised": ["NameError", f"the solution gave no result: {failed}"]}
-                    asked = asked or not _is_handle(response)
                     tester.tell(response, deadline)
                 elif "begin" in message:
                     unit_deadline = min(deadline, time.monotonic() + grading.seconds)
@@ -197,8 +202,10 @@ def _grade_asserts(
                     verdicts += 1
                     verdict = failed or _verdict_from(message)
                     passed += verdict == "passed"
-                    if passed == len(tests.units) and not asked:
-                        raise TestsError("the tests ask nothing of the solution: whatever it is, they pass")
+                    if passed == len(tests.units):
+                        own_sandbox.end()
+                        if problem := assertion_problem(tests, own_sandbox):
+                            raise TestsError(problem)
                     yield verdict
         except (TimeoutError, EOFError, OutputError) as error:
             for _ in range(len(tests.units) - verdicts):
@@ -208,10 +215,27 @@ def _grade_asserts(
             solution.close()
 
 
-def _is_handle(response: dict[str, Any]) -> bool:
-    """Whether the solution gave a function, class or object, whose mere being there is no test."""
-    value = response.get("value")
-    return isinstance(value, dict) and "handle" in value
+def assertion_problem(tests: CodeTests, sandbox: Sandbox) -> str | None:
+    """Return what is wrong with tests that pass whatever a solution answers, or None; nothing else runs in `sandbox`.
+
+    Decoys stand in for the solution, so that none can influence it. Tests that take too long to tell count as good.
+    Raises SandboxError.
+    """
+    if not isinstance(tests, AssertTests) or (key := (tests.setup, *tests.units)) in _ASSERTING:
+        return None
+    decoys = sandbox.start("decoys", tests.setup, tests.units)
+    try:
+        if decoys.hear(time.monotonic() + _DECOY_SECONDS).get("can_fail") is False:
+            return _NO_ASSERTIONS
+    except (TimeoutError, EOFError, OutputError):
+        return None
+    finally:
+        decoys.close()
+        sandbox.end()
+    if len(_ASSERTING) >= _MOST_REMEMBERED:
+        _ASSERTING.clear()
+    _ASSERTING.add(key)
+    return None
 
 
 def _verdict_from(message: dict[str, Any]) -> Verdict:

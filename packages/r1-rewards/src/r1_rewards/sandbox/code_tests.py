@@ -7,8 +7,8 @@
 - `{"test_list": ["assert …", …], "test_setup_code": …}` (MBPP), or the bare list of texts.
 - `{"test": "def check(candidate): …", "entry_point": "f", "prompt": …}` (HumanEval); the prompt's helper functions may
   be used by the tests and by the solution.
-- Python source text: each top-level `assert`, each function `test_…`, `async` or not, and each such method of a class
-  `Test…` or of a `unittest.TestCase` is one test.
+- Python source text: each top-level `assert`, each function `test_…`, `async` or not, and each such method, its own or
+  inherited, of a class `Test…` or of one that derives from `unittest.TestCase` is one test.
 
 Asserts that nothing would run are refused: they are an error of the data, and no pass.
 """
@@ -69,7 +69,8 @@ def read_tests(ground_truth: str) -> CodeTests:
         case {"tests": [*tests]}:
             return _read_records(tests, data.get("fn_name"))
         case {"test_list": [*units]}:
-            return AssertTests(str(data.get("test_setup_code") or ""), _texts(units))
+            setup = str(data.get("test_setup_code") or "")
+            return AssertTests(setup, _texts(units, _parse(setup)))
         case {"test": str(test), "entry_point": str(name)}:
             prefix = str(data.get("prompt") or "")
             if "check" not in _defined(_parse(test)):
@@ -77,7 +78,7 @@ def read_tests(ground_truth: str) -> CodeTests:
             # The prompt defines the function, too, without a body.
             return AssertTests(f"{prefix}\n{test}", [f"from solution import {name}\ncheck({name})"], prefix)
         case [str(), *_]:
-            return AssertTests("", _texts(data))
+            return AssertTests("", _texts(data, []))
         case [{}, *_]:
             return _read_records(data, None)
     raise TestsError(f"tests of no known form: {ground_truth[:80]!r}; see the README for those that are")
@@ -132,31 +133,47 @@ _COMPOUND = (ast.For, ast.While, ast.With, ast.Try)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _calls(statements: Sequence[ast.stmt]) -> list[str]:
-    """Return source that calls each test function and method. Raises TestsError for asserts that nothing would run."""
-    calls = []
+def _calls(statements: Sequence[ast.stmt], setup: Sequence[ast.stmt] = ()) -> list[str]:
+    """Return source that calls each test function and method, inherited ones, too.
+
+    `setup` runs before and may define classes that those here derive from. Raises TestsError for asserts that nothing
+    would run.
+    """
+    calls: list[str] = []
+    idle: list[ast.ClassDef | _Function] = []
+    classes = {node.name: node for node in (*setup, *statements) if isinstance(node, ast.ClassDef)}
     for node in statements:
         if isinstance(node, _Function) and node.name.startswith("test"):
             calls.append(_call(node.name, node, 0))
         elif isinstance(node, ast.ClassDef):
-            methods = [one for one in node.body if isinstance(one, _Function) and one.name.startswith("test")]
-            if any(ast.unparse(base).endswith("TestCase") for base in node.bases):
+            lineage = _lineage(node, classes)
+            found = {one.name: one for kind in reversed(lineage) for one in kind.body if isinstance(one, _Function)}
+            methods = [one for name, one in found.items() if name.startswith("test")]
+            if any(ast.unparse(base).endswith("TestCase") for kind in lineage for base in kind.bases):
                 suite = "unittest.TestSuite([{}({!r})])"
                 calls += [f"import unittest\n{suite.format(node.name, one.name)}.debug()" for one in methods]
             elif node.name.startswith("Test"):
                 calls += [_call(f"{node.name}().{one.name}", one, 1) for one in methods]
+            elif _asserts(node):
+                idle.append(node)
     used = {inner.id for node in statements for inner in ast.walk(node) if isinstance(inner, ast.Name)}
     for node in statements:
-        if (
-            isinstance(node, _Function)
-            and not node.name.startswith("test")
-            and node.name not in used
-            and _asserts(node)
-        ):
-            raise TestsError(
-                f"the function {node.name!r} has asserts, and nothing calls it; call it, or name it test_…"
-            )
+        if isinstance(node, _Function) and not node.name.startswith("test") and _asserts(node):
+            idle.append(node)
+    for node in idle:
+        if node.name not in used:
+            kind, name = ("class", "Test…") if isinstance(node, ast.ClassDef) else ("function", "test_…")
+            raise TestsError(f"the {kind} {node.name!r} has asserts, and nothing calls it; call it, or name it {name}")
     return calls
+
+
+def _lineage(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.ClassDef]:
+    """Return a class and those among `classes` that it derives from, itself first, each once."""
+    found = [node]
+    for kind in found:
+        named = (classes.get(ast.unparse(base)) for base in kind.bases)
+        found += [base for base in named if base is not None and base not in found]
+    return found
 
 
 def _call(target: str, function: _Function, bound: int) -> str:
@@ -193,7 +210,7 @@ def _text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _texts(values: list[Any]) -> list[str]:
+def _texts(values: list[Any], setup: Sequence[ast.stmt]) -> list[str]:
     if not values or not all(isinstance(value, str) for value in values):
         raise TestsError("a list of tests holds source texts, and at least one")
     units = []
@@ -202,5 +219,5 @@ def _texts(values: list[Any]) -> list[str]:
             statements = ast.parse(value).body
         except (SyntaxError, ValueError, RecursionError) as error:
             raise TestsError(f"the test {value[:80]!r} is not Python: {error}") from error
-        units.append("\n".join([value, *_calls(statements)]))
+        units.append("\n".join([value, *_calls(statements, setup)]))
     return units

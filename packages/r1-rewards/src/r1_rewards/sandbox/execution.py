@@ -112,7 +112,9 @@ class Sandbox:
                 ending = "killed" if code is None else exchange.drain()
             return Execution(ending, code, bytes(exchange.stdout), bytes(exchange.stderr))
 
-    def start(self, mode: Literal["solution", "assertions"], source: str, units: Sequence[str] = ()) -> Conversation:
+    def start(
+        self, mode: Literal["solution", "assertions", "decoys"], source: str, units: Sequence[str] = ()
+    ) -> Conversation:
         """Start a process that is talked to line by line; `end` it before the next. Raises SandboxError."""
         nothing = os.open(os.devnull, os.O_RDWR)
         their_requests, writer = os.pipe()

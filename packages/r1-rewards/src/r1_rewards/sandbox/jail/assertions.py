@@ -35,7 +35,7 @@ def run_assertions(request: dict[str, Any]) -> None:
     sys.modules["solution"] = _SolutionModule(wire)
     tests = new_module("tests")
     try:
-        for name, is_module in _foreign_names([request["source"], *request["units"]]).items():
+        for name, is_module in foreign_names([request["source"], *request["units"]]).items():
             _provide(name, is_module, tests, wire)
         execute(request["source"], tests)
     except _TESTS_AT_FAULT as error:
@@ -165,7 +165,7 @@ def _send(value: Any) -> dict[str, Any]:
     )
 
 
-def _foreign_names(sources: list[str]) -> dict[str, bool]:
+def foreign_names(sources: list[str]) -> dict[str, bool]:
     """Return the names that the tests read and Python lacks, and whether they are used as modules are: only with a dot.
 
     Those that the tests define come later, and win.

@@ -21,6 +21,7 @@ from typing import Any
 
 from . import channel, confinement, kernel, namespaces
 from .assertions import run_assertions
+from .decoys import run_decoys
 from .program import run_program
 from .solution import serve_solution
 
@@ -28,6 +29,7 @@ _MODES: dict[str, Callable[[dict[str, Any]], None]] = {
     "program": run_program,
     "solution": serve_solution,
     "assertions": run_assertions,
+    "decoys": run_decoys,
 }
 _FIRST_PASSED = 3  # judged processes find stdin, stdout, stderr and then the request's further pipes here
 _SAFE = 100  # the owner's socket; descriptors above this do not collide with those
