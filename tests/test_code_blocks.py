@@ -30,7 +30,12 @@ SHIM = "tests/test_easyr1_shim.py::test_a_command_of_easyr1_starts_r1_with_the_s
 POOL = "packages/r1-rollout/tests/test_rollout_vllm_servers.py"
 # Who runs the blocks of a page and language, in their order.
 BY: Mapping[str, Mapping[str, list[str]]] = {
-    "docs/check.md": {"console": [f"{DOCS}::test_the_checks_of_the_page_are_made"]},
+    "docs/check.md": {
+        "console": [
+            f"{DOCS}::test_the_checks_of_the_page_are_made",
+            f"{CLI}preflight.py::test_a_model_alone_is_asked_four_questions",
+        ]
+    },
     "docs/estimate.md": {"console": [f"{DOCS}::test_the_estimates_of_the_page_are_made"]},
     "docs/diagnose.md": {"indented": ["packages/r1-cli/tests/test_cli_diagnose.py"]},
     "docs/report.md": {"indented": [f"{CLI}report.py::test_the_command_writes_beside_the_run_or_where_it_is_told"]},
