@@ -92,6 +92,19 @@ def test_what_follows_a_task_computes_on_one_thread_and_nothing_else_does():
         torch.set_num_threads(before)
 
 
+def test_the_pool_never_sets_the_number_of_threads_that_other_threads_take_over(monkeypatch):
+    """The main thread trained with one thread if it first computed meanwhile: 5 of 12 runs had other last bits."""
+    several = torch.get_num_threads()
+
+    def refuse(count):
+        raise AssertionError(f"torch.set_num_threads({count}): another thread that first computes now has that number")
+
+    monkeypatch.setattr(torch, "set_num_threads", refuse)
+    with Workers(Target(), 2) as fresh:
+        assert {fresh.compute(torch.get_num_threads).result() for _ in range(4)} == {1}
+    assert torch.get_num_threads() == several
+
+
 def test_row_that_breaks_its_worker_is_named_and_the_others_are_kept(processor, picture):
     images = [picture(30, 30)]
     texts = ["crash" if number == 40 else "?" for number in range(1, 71)]

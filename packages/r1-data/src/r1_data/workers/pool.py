@@ -5,10 +5,10 @@ and not the run; the worker is started again, and the caller learns which task i
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -183,18 +183,21 @@ class _Process:
 
 
 def _compute_alone() -> None:
-    """Let torch use no further threads for what this thread computes.
+    """Limit OpenMP to one thread for what this thread computes.
 
     Threads that each have a team of their own outnumber the processors. OpenMP's waiting threads then sleep at once
     instead of spinning a little, and a training step of a small model takes twice as long.
+
+    `torch.set_num_threads` would not do: other threads take over the number that it sets when they first compute. The
+    main thread, if it first computed in that moment, trained with one thread, and its numbers had other last bits.
+    OpenMP's own function sets the number of the calling thread alone. Without OpenMP, nothing is limited.
     """
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # of this thread, and of all that start later: those get back what they had
-    restoring = threading.Thread(target=torch.set_num_threads, args=(before,))
-    restoring.start()
-    restoring.join()
+    torch.get_num_threads()  # takes over torch's number now, or it would replace the one that is set here
+    set_threads = getattr(ctypes.CDLL(torch._C.__file__), "omp_set_num_threads", None)  # in what torch is linked to
+    if set_threads is not None:
+        set_threads(1)
 
 
 def _serve(pipe: "connection.Connection[Any, Any]", target: Any, memory_bytes: int) -> None:
