@@ -153,9 +153,46 @@ def test_the_pool_recovers_when_its_forking_process_is_killed(write):
         assert verifier(inputs(1))[0].value == 1.0
         for pid in verifier.pids():
             os.kill(pid, signal.SIGKILL)
-        scores = verifier(inputs(1, 2, 3))
-        assert causes(scores).count(None) >= 2  # the idle worker died with it, and may have cost a sample
-        assert causes(verifier(inputs(4))) == [None]
+        assert causes(verifier(inputs(1, 2, 3))) == [None] * 3
+
+
+KILL_ONCE = "flag = __file__ + '.done'\nimport signal\ndef kill(pid):\n    if not os.path.exists(flag):\n"
+KILL_ONCE += "        open(flag, 'w').close()\n        os.kill(pid, signal.SIGKILL)\n        time.sleep(60)\n"
+
+
+@pytest.mark.parametrize("who", ["os.getpid()", "os.getppid()"], ids=["worker", "server"])
+def test_no_sample_is_lost_to_one_kill_from_outside(write, who):
+    source = (
+        SEQUENTIAL + f"    if text == '20': kill({who})\n    time.sleep(0.002)\n    return float(text)\n" + KILL_ONCE
+    )
+    with load(write(source), workers=3) as verifier:
+        scores = verifier(inputs(*range(60)))
+    assert causes(scores) == [None] * 60
+    assert [score.value for score in scores] == [float(number) for number in range(60)]
+
+
+def test_a_batch_call_is_made_again_as_a_whole_if_its_worker_is_killed_from_outside(write):
+    source = "import os, time\ndef f(rs):\n    kill(os.getpid())\n    return [float(len(rs)) for r in rs]\n" + KILL_ONCE
+    with load(write(source)) as verifier:
+        assert [score.value for score in verifier(inputs(1, 2, 3))] == [3.0] * 3
+
+
+def test_samples_that_kill_their_worker_again_fail_and_few_are_tried_twice(write, tmp_path):
+    source = (
+        SEQUENTIAL + "    open(os.path.dirname(__file__) + '/calls', 'a').write('x')\n    os.kill(os.getpid(), 9)\n"
+    )
+    with load(write(source), workers=2) as verifier:
+        scores = verifier(inputs(*range(20)))
+    assert causes(scores) == ["crash"] * 20
+    assert len((tmp_path / "calls").read_text()) == 20 + batch.SECOND_TRIES_IN_VAIN
+
+
+def test_a_reward_that_ignores_the_end_of_children_loses_the_sample_that_crashes_only(write):
+    source = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n" + SEQUENTIAL
+    with load(write(source + "    if text == '2': os._exit(3)\n    return 1.0\n"), workers=2) as verifier:
+        scores = verifier(inputs(*range(6)))
+    assert causes(scores) == [None, None, "crash", None, None, None]
+    assert scores[2].error.message == "the worker ended, and its exit code is unknown"
 
 
 def test_scoring_works_beside_a_running_event_loop(write):

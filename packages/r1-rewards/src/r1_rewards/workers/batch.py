@@ -28,6 +28,7 @@ from r1_rewards.workers.process import ForkServer, Worker, WorkerCrash
 SUSPECT_AFTER = 3  # timeouts in a row, and at least as many as there are workers
 MAX_HANGING = 128  # samples at a time
 MAX_HANGING_SUSPECTS = 32  # while the batch is suspect; as many timeouts more, and the rest fails untried
+SECOND_TRIES_IN_VAIN = 4  # of samples whose worker was killed from outside, after which there are none in this batch
 RETIREMENT = 10_000  # samples, after which a worker's memory is given back
 _JOB_SECONDS = 0.05  # of work to hand out at a time
 _JOB_SAMPLES = 64
@@ -117,6 +118,10 @@ class Batch:
         indices = list(samples)
         random.Random(0).shuffle(indices)
         self._waiting = deque(indices)
+        # Samples whose worker was killed from outside, to be tried once more, alone, and how they failed.
+        self._killed: deque[tuple[int, Failure]] = deque()
+        self._tried_twice: set[int] = set()
+        self._in_vain = 0
         self._jobs: list[_Job] = []
         self._selector = selectors.DefaultSelector()
         self._timeouts_in_a_row = 0
@@ -127,8 +132,15 @@ class Batch:
     def outcomes(self) -> Iterator[tuple[int, Outcome]]:
         """Yield each sample's index and outcome as they come. Raises WorkerClosed if the pool is closed."""
         try:
-            while self._waiting or self._jobs:
+            while self._waiting or self._jobs or self._killed:
+                if not self._waiting and not self._jobs:
+                    if self._in_vain >= SECOND_TRIES_IN_VAIN:
+                        yield from self._killed
+                        return
+                    self._waiting.append(self._killed.popleft()[0])
                 yield from self._hand_out()
+                if not self._jobs:
+                    continue
                 for key, _ in self._await(self._seconds_to_next_check()):
                     yield from self._receive(key.data)
                 yield from self._check_times()
@@ -211,11 +223,22 @@ class Batch:
             self._idle.append(job.worker)
 
     def _lose(self, job: _Job) -> Iterator[tuple[int, Outcome]]:
-        """Let the first sample of a worker that has died fail, and the others wait again."""
+        """Let the first sample of a worker that has died fail, and the others wait again.
+
+        If the worker was killed from outside, perhaps for another's use of memory, the sample is tried once more, alone
+        at the end of the batch.
+        """
         end = self._end(job)
         self._timeouts_in_a_row = 0
-        yield job.indices.popleft(), Failure(end.cause, f"the worker {end}")
+        index = job.indices.popleft()
         self._waiting.extendleft(reversed(job.indices))
+        self._in_vain += index in self._tried_twice
+        failure = Failure(end.cause, f"the worker {end}")
+        if end.from_outside and index not in self._tried_twice:
+            self._tried_twice.add(index)
+            self._killed.append((index, failure))
+        else:
+            yield index, failure
 
     def _check_times(self) -> Iterator[tuple[int, Outcome]]:
         """Find the samples that are slow, that hang, and whose time is over."""

@@ -41,7 +41,8 @@ class PooledVerifier:
     - timeout: no result in time; the worker was killed and is started again;
     - exception: the function raised (`sys.exit` included); the message has type, text and line;
     - out_of_memory: it needed more than `memory_mib`;
-    - crash: the worker died (`os._exit`, a segmentation fault) or cannot be started again;
+    - crash: the worker died (`os._exit`, a segmentation fault) or cannot be started again; if it may have been killed
+      from outside (SIGKILL, as for lack of memory, or SIGTERM), only after a second try, alone;
     - non_finite: a NaN or infinite score;
     - wrong_shape: not a number, a mapping without `overall`, or not one score;
     - too_long: a response of more than MAX_CHARACTERS, which no worker is sent.
@@ -165,7 +166,24 @@ class PooledVerifier:
             yield index, outcome
 
     def _score_whole(self, samples: list[dict[str, Any]]) -> list[Outcome] | None:
-        """Score all samples in one call; None, with a warning, if the call as a whole failed."""
+        """Score all samples in one call; None, with a warning, if the call as a whole failed.
+
+        If its worker is killed from outside, the call is made once more.
+        """
+        found = self._call_whole(samples) or self._call_whole(samples, last=True)
+        assert found is not None
+        if not isinstance(found, Failure):
+            return found
+        if found.cause not in self._warned:
+            self._warned.add(found.cause)
+            logger.warning(
+                "reward %s: the call for a batch of %d failed (%s: %s); each response is now scored alone. "
+                "Further failures of this kind are not reported.", self.spec, len(samples), found.cause, found.message,
+            )  # fmt: skip
+        return None
+
+    def _call_whole(self, samples: list[dict[str, Any]], *, last: bool = False) -> list[Outcome] | Failure | None:
+        """Return the outcomes, or why the call failed; None, unless it is the `last`, if its worker was killed."""
         timeout = self.timeout + BATCH_SECONDS_PER_SAMPLE * len(samples)
         found: list[Outcome] | Failure
         worker = None
@@ -180,21 +198,17 @@ class PooledVerifier:
             end = self._server.reap(worker)
             if self._closed:
                 raise WorkerClosed from error
-            timed_out = isinstance(error, TimeoutError)
-            found = Failure("timeout", f"no result after {timeout:g} s") if timed_out else Failure(end.cause, str(end))
+            if isinstance(error, TimeoutError):
+                found = Failure("timeout", f"no result after {timeout:g} s")
+            elif end.from_outside and not last:
+                return None
+            else:
+                found = Failure(end.cause, str(end))
         except BaseException:
             if worker is not None:
                 self._server.reap(worker)
             raise
-        if not isinstance(found, Failure):
-            return found
-        if found.cause not in self._warned:
-            self._warned.add(found.cause)
-            logger.warning(
-                "reward %s: the call for a batch of %d failed (%s: %s); each response is now scored alone. "
-                "Further failures of this kind are not reported.", self.spec, len(samples), found.cause, found.message,
-            )  # fmt: skip
-        return None
+        return found
 
     def _score(self, index: int, outcome: Outcome) -> Score:
         if isinstance(outcome, Failure):

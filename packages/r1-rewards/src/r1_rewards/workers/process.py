@@ -22,11 +22,15 @@ SEND_TIMEOUT = 60.0  # seconds for an idle worker to read what it is sent
 
 
 class WorkerCrash(Exception):
-    """The worker process ended by itself; the message says how."""
+    """The worker process ended by itself; the message says how.
 
-    def __init__(self, message: str, cause: Cause = "crash") -> None:
+    `from_outside`: it may have been killed from outside, as by the kernel for lack of memory, or its server was.
+    """
+
+    def __init__(self, message: str, cause: Cause = "crash", *, from_outside: bool = False) -> None:
         super().__init__(message)
         self.cause: Cause = cause
+        self.from_outside = from_outside
 
 
 class WorkerClosed(Exception):
@@ -46,10 +50,17 @@ class Reward:
 class Worker:
     """One process that scores, in a process group of its own. `kill` may be called from any thread."""
 
-    def __init__(self, pid: int, connection: socket.socket, process: "subprocess.Popen[bytes] | None" = None) -> None:
+    def __init__(
+        self,
+        pid: int,
+        connection: socket.socket,
+        process: "subprocess.Popen[bytes] | None" = None,
+        server: socket.socket | None = None,
+    ) -> None:
         self.pid = pid
         self.connection = connection
-        self.process = process  # None if the fork server forked it
+        self.process = process  # None if a fork server forked it
+        self.server = server  # the connection of that fork server, which alone can reap it
         self.inbox = frames.Inbox(connection)
         self.scored = 0  # samples
 
@@ -97,7 +108,9 @@ class ForkServer:
             self._end_server()
             raise WorkerCrash(f"loading the reward took longer than {START_TIMEOUT:g} s") from error
         except (EOFError, OSError) as error:
-            raise WorkerCrash(f"while loading the reward, the worker {self._end_server()}") from error
+            end = self._end_server()
+            message = f"while loading the reward, the worker {end}"
+            raise WorkerCrash(message, end.cause, from_outside=end.from_outside) from error
         if "error" in reply:
             self._end_server()
             raise RewardSpecError(reply["error"])
@@ -116,9 +129,14 @@ class ForkServer:
         with self._lock:
             if self._closed:
                 raise WorkerClosed
-        for _ in range(2):
-            if self._unforked is None and self._connection is None:
-                self.load()
+        for tries_left in (2, 1, 0):
+            try:
+                if self._unforked is None and self._connection is None:
+                    self.load()
+            except WorkerCrash as error:
+                if error.from_outside and tries_left:
+                    continue
+                raise
             if self._unforked is not None:
                 worker, self._unforked = self._unforked, None
                 return worker
@@ -129,8 +147,11 @@ class ForkServer:
 
     def reap(self, worker: Worker) -> WorkerCrash:
         """Kill the worker and all it has started, and return how it ended, as in "exited with code 3"."""
-        worker.kill()
         worker.connection.close()
+        orphaned = WorkerCrash("ended together with the process that had started it", from_outside=True)
+        if worker.process is None and worker.server is not self._connection:
+            return orphaned  # killed in `_end_server`; its number may be another process's by now
+        worker.kill()
         with self._lock:
             self._living.discard(worker)
         if worker.process is not None:
@@ -142,7 +163,7 @@ class ForkServer:
             frames.send(self._connection, worker.pid)
             return _describe(frames.receive(self._connection))
         except (OSError, EOFError, AssertionError):
-            return WorkerCrash("ended together with the process that had started it")
+            return orphaned
 
     def pids(self) -> list[int]:
         """Return the numbers of the living processes."""
@@ -176,7 +197,7 @@ class ForkServer:
         except BaseException:
             ours.close()
             raise
-        worker = Worker(pid, ours)
+        worker = Worker(pid, ours, server=self._connection)
         with self._lock:
             self._living.add(worker)
             if self._closed:
@@ -184,12 +205,16 @@ class ForkServer:
         return worker
 
     def _end_server(self) -> WorkerCrash:
+        """End the process that forks, with the workers that it has forked, and return how it ended."""
         assert self._process is not None
         assert self._connection is not None
         self._connection.close()
         kill_tree(self._process.pid)
         code = self._process.wait()
         with self._lock:
+            for worker in [one for one in self._living if one.server is self._connection]:
+                worker.kill()
+                self._living.discard(worker)
             self._process = self._connection = None
         return _describe(code)
 
@@ -212,10 +237,13 @@ class ForkServer:
         return process, ours
 
 
-def _describe(code: int) -> WorkerCrash:
+def _describe(code: int | None) -> WorkerCrash:
+    if code is None:
+        return WorkerCrash("ended, and its exit code is unknown")
     if code >= 0:
         return WorkerCrash(f"exited with code {code}")
     if -code == signal.SIGXCPU:
         return WorkerCrash("was killed by SIGXCPU: it used too much processor time", "timeout")
     hint = ", perhaps for lack of memory" if -code == signal.SIGKILL else ""
-    return WorkerCrash(f"was killed by {signal.Signals(-code).name}{hint}")
+    from_outside = -code in (signal.SIGKILL, signal.SIGTERM)
+    return WorkerCrash(f"was killed by {signal.Signals(-code).name}{hint}", from_outside=from_outside)

@@ -75,10 +75,12 @@ def _serve_forks(pool: socket.socket) -> socket.socket | None:
             frames.send(pool, child)
         elif word == b"R":
             child = frames.receive(pool)
-            _, status = os.waitpid(child, 0)
+            code = None
+            with contextlib.suppress(ChildProcessError):  # the reward ignores SIGCHLD: the kernel has reaped it
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             workers.discard(child)
             _kill_orphans(own | workers)
-            frames.send(pool, os.waitstatus_to_exitcode(status))
+            frames.send(pool, code)
         else:
             for child in workers:
                 kill_tree(child)
