@@ -99,6 +99,16 @@ def reward(inputs):
     return [1.0] * len(inputs)
 def none():
     return 1.0
+def raises(inputs):
+    raise KeyError("answer")
+def nothing(inputs):
+    return None
+def words(inputs):
+    return ["right"] * len(inputs)
+def one(inputs):
+    return [1.0]
+def unless_empty(inputs):
+    return [1.0 / len(one["response"]) for one in inputs]
 def loss(inputs):
     return inputs.nothing
 """
@@ -116,11 +126,21 @@ def loss(inputs):
         (OWN, "worker.reward.reward_function={}:json", "has no function 'json'"),
         ("import os; os._exit(3)\n" + OWN, "worker.reward.reward_function={}:reward", "exited with code 3"),
         (OWN, "worker.actor.loss_type={}:loss", "fails on a made-up batch: AttributeError"),
+        (OWN, "worker.reward.reward_function={}:raises", "KeyError: 'answer'"),
+        (OWN, "worker.reward.reward_function={}:nothing", "own.py:nothing fails for an empty answer"),
+        (OWN, "worker.reward.reward_function={}:words", "own.py:words fails for an empty answer"),
+        (OWN, "worker.reward.reward_function={}:one", None),
+        (OWN, "worker.reward.reward_function={}:unless_empty", None),
         (OWN, "worker.reward.reward_function={}:reward", None),
     ],
 )
 def test_a_dry_run_tries_what_is_of_the_users_own(
-    repository: Path, tmp_path: Path, text: str, word: str, message: str | None
+    repository: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    text: str,
+    word: str,
+    message: str | None,
 ) -> None:
     (tmp_path / "own.py").write_text(text)
     code, out, err = run("train", "examples/quickstart/config.yaml", word.format(tmp_path / "own.py"), "--dry-run")
@@ -128,6 +148,8 @@ def test_a_dry_run_tries_what_is_of_the_users_own(
     assert (message or "") in err
     assert "Traceback" not in err
     assert ("sequences per device" in out) == (message is None)
+    assert ("fails for an empty answer: " in out) == ("unless_empty" in word)
+    assert ("returned 1 scores for 2 responses" in caplog.text) == word.endswith(":one")
 
 
 def test_a_dry_run_shows_the_row_format_of_each_source(repository: Path, tmp_path: Path) -> None:

@@ -106,3 +106,17 @@ class Prompt:
             raise DataError(
                 f"prompt {self.id}: {len(self.token_ids)} tokens but {self.position_ids.shape[-1]} position ids"
             )
+
+
+def json_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a data row that can be written as JSON; bytes and dates cannot."""
+    return {name: value for name, value in columns.items() if is_json(value)}
+
+
+def is_json(value: Any) -> bool:
+    """Whether a value can be written as JSON."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and is_json(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(is_json, value))
+    return value is None or isinstance(value, str | int | float | bool)

@@ -65,13 +65,13 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     import yaml
     from rich.console import Console
 
-    from r1_cli.assembly.own_rewards import try_rewards
     from r1_cli.assembly.rows import open_local
     from r1_cli.assembly.truths import TruthReader, first_problems
     from r1_cli.cluster.placement import imagine_seating
     from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources
     from r1_cli.hardware import find_card
+    from r1_cli.jobs.try_reward import try_own_rewards
     from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
     from r1_cli.plan.batches import count, make_plan
     from r1_cli.plan.disk import require_room
@@ -83,7 +83,7 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     sources, val_sources = training_sources(config.data), validation_sources(config.data)
     opened = open_local(sources) + open_local(val_sources)
     require_room(config)
-    try_rewards(config, [*sources, *val_sources])
+    warnings = try_own_rewards(config, opened)
     if ":" in config.algorithm.adv_estimator or ":" in config.worker.actor.loss_type:
         from r1_cli.assembly.algorithm import try_algorithm  # loads torch, as the user's own does
 
@@ -93,7 +93,8 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     announce(console, config, provenance, plan, imagine_seating(config))
     show_phases(console, config, plan, find_card())
     show_table(console, render_sources([*sources, *val_sources], opened))
-    for line in first_problems(TruthReader(config, [*sources, *val_sources]), opened):
+    warnings += first_problems(TruthReader(config, [*sources, *val_sources]), opened)
+    for line in warnings:
         console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
     begins = f"resumes from {start}" if start else f"starts anew in {config.trainer.checkpoint_folder}"
     console.print(begins, markup=False, highlight=False, soft_wrap=True)

@@ -1,6 +1,6 @@
 """Where the packages' types meet: a prompt, its completions and their scores become a group, and a group samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from r1_core.filtering import GroupFilter
 from r1_core.types import Sample
-from r1_data.types import Prompt
+from r1_data.types import Prompt, is_json, json_columns
 from r1_rewards.types import RewardInput, Score
 from r1_rollout.types import Completion
 
@@ -128,20 +128,6 @@ def to_group(
         ],
         truth_problem=truth_problem,
     )
-
-
-def json_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a data row that can be written as JSON; bytes and dates cannot."""
-    return {name: value for name, value in columns.items() if is_json(value)}
-
-
-def is_json(value: Any) -> bool:
-    """Whether a value can be written as JSON."""
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and is_json(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(is_json, value))
-    return value is None or isinstance(value, str | int | float | bool)
 
 
 # --- what a filter is given -------------------------------------------------------------------------------------------

@@ -1,26 +1,30 @@
-"""Try a reward before it trains anything: right and wrong answers, hostile ones, repetition, speed."""
+"""Try a reward before it trains anything: right and wrong answers, hostile ones, repetition, speed; or one row."""
 
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from r1_cli.groups.group import json_columns
+from r1_cli.assembly.rows import SEEN, OpenSource
+from r1_cli.config import RunConfig
 from r1_data.formats import Columns
 from r1_data.reader import RowReader
 from r1_data.sources import read_rows
-from r1_data.types import Example
+from r1_data.types import DataError, Example, json_columns
 from r1_rewards.forms import FORMS, write
 from r1_rewards.load import load
+from r1_rewards.spec import RewardSpecError, parse_spec
 from r1_rewards.types import OpenVerifier, RewardInput, Score
 from r1_rewards.workers.pool import PooledVerifier
 
 QUESTIONS = [("What is 2 + 3?", "5"), ("What is 3 · 4?", "12"), ("Half of 5?", "2.5"), ("What is 2 - 9?", "-7")]
 PERCENTILES = (50, 90, 99)
+TRIED = 5.0  # seconds that a reward may take for an answer before a run, at most
 SPEED = "milliseconds per answer, alone"  # the check that no answer is right or wrong in
 
 
@@ -69,6 +73,61 @@ def try_questions(
         yield _check_batch(verifier, right)
         yield from _check_hostile(verifier, questions, threshold=by_form[form])
         yield _time_answers(verifier, right)
+
+
+def try_own_rewards(config: RunConfig, opened: Sequence[OpenSource | None]) -> list[str]:
+    """Score one row of each source with an empty and a right answer, by those rewards that are files of the user's.
+
+    Each is loaded in a process of its own that then ends, without torch.
+
+    Args:
+        opened: the run's sources; None for those that are not here yet.
+
+    Returns:
+        Warnings: rewards that were not called, or that fail for one of the two answers.
+
+    Raises:
+        RewardSpecError: one cannot be loaded, or fails for both answers.
+    """
+    reward, warnings = config.worker.reward, list[str]()
+    rewards: dict[str, tuple[str, Mapping[str, Any], RewardInput | None]] = {}
+    for one in opened:
+        own = one is not None and one.source.reward_function
+        spec = one.source.reward_function if one is not None and own else reward.reward_function
+        kwargs: Mapping[str, Any] = (
+            one.source.reward_function_kwargs if one is not None and own else reward.reward_function_kwargs
+        )
+        if spec and parse_spec(spec).path:
+            known = rewards.get(f"{spec} {kwargs!r}", (spec, kwargs, None))
+            rewards[f"{spec} {kwargs!r}"] = (spec, kwargs, known[2] or (None if one is None else _first_question(one)))
+    for spec, kwargs, question in rewards.values():
+        with load(spec, kwargs, timeout=min(reward.timeout, TRIED)) as verifier:
+            if question is None:
+                warnings.append(f"{spec} was loaded and not called: no row is here")
+            else:
+                warnings += _try_row(spec, verifier, question)
+    return warnings
+
+
+def _try_row(spec: str, verifier: OpenVerifier, question: RewardInput) -> list[str]:
+    """Return a warning if the reward fails for an empty or a right answer to a row. Raises RewardSpecError for both."""
+    answers = {"an empty answer": "", "the ground truth as the answer": question.ground_truth}
+    scores = verifier([replace(question, response=answer) for answer in answers.values()])
+    failed = {what: score.error for what, score in zip(answers, scores, strict=True) if score.error is not None}
+    told = [f"{spec} fails for {what}: {error}" for what, error in failed.items()]
+    if len(failed) < len(answers) or any(error == "timeout" for error in failed.values()):
+        return told
+    raise RewardSpecError(f"{told[0]}. It failed for {' and for '.join(answers)} of one row: no step would learn")
+
+
+def _first_question(opened: OpenSource) -> RewardInput | None:
+    """Return the first row that can be read."""
+    for row_id, row in islice(opened.rows, SEEN):
+        try:
+            return as_question(opened.reader(row_id, row))
+        except DataError:
+            continue  # told by the check of the rows
+    return None
 
 
 def read_questions(data: str, columns: Columns | None, samples: int) -> list[RewardInput]:
