@@ -54,8 +54,9 @@ def pages() -> dict[str, str]:
 def configuration() -> str:
     head = """# Every key of the configuration
 
-A file and `key=value` words set them, words after files; `r1 train FILE key=value --dry-run` shows what a run comes to,
-with the value of each key as it is used. Unknown keys, and values of another type or out of range, are refused by name.
+A file and `key=value` words set them, words after files; `r1 train FILE key=value --dry-run` shows on one screen what
+differs from the defaults and what the run comes to, with `--full` the value of each key as it is used. Unknown keys,
+and values of another type or out of range, are refused by name.
 Keys of `worker.critic` and `worker.ref` that are not listed are those of `worker.actor`, with the same defaults.
 Where a default is *its own*, the chosen estimator or loss has one: [algorithms](algorithms/index.md).
 [examples/config.yaml](../examples/config.yaml) is a file with the usual values."""

@@ -84,7 +84,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 
 
 def test_the_configuration_has_their_keys_with_defaults_ranges_and_needs(copy: Copy) -> None:
-    shown = copy.r1("train", QUICKSTART, *OURS, "worker.actor.tempered_power=0.75", "--dry-run")
+    shown = copy.r1("train", QUICKSTART, *OURS, "worker.actor.tempered_power=0.75", "--dry-run", "--full")
     assert "tempered_power: 0.75" in shown
     assert "certain_sharpness: 0.5" in shown
     wrong = ("worker.actor.tempered_power=2", "algorithm.certain_sharpnes=1", "worker.rollout.n=1")

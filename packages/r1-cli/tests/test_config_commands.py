@@ -1,6 +1,7 @@
 """The commands of EasyR1's users, and the `r1` command itself."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,7 +88,7 @@ def test_a_dry_run_shows_the_plan_and_refuses_what_the_run_would_refuse(reposito
     words = [*COMMANDS["qwen3_4b_math_grpo_lora"], "worker.actor.fsdp.torch_dtype=fp16"]
     code, out, err = run("train", *words, "--dry-run")
     assert code == 2
-    assert "model_path: Qwen/Qwen3-4B" in out
+    assert "model_path=Qwen/Qwen3-4B" in out
     assert "sequences per device" in out
     assert "worker.actor.fsdp.torch_dtype=fp16 (command line): is not available in this version" in err
     assert run("train", *words) == (2, "", err)
@@ -95,6 +96,7 @@ def test_a_dry_run_shows_the_plan_and_refuses_what_the_run_would_refuse(reposito
 
 OWN = """
 import json
+import shutil
 def reward(inputs):
     return [1.0] * len(inputs)
 def none():
@@ -232,3 +234,44 @@ def test_eval_needs_no_training_rows(tmp_path: Path, monkeypatch: pytest.MonkeyP
     code, _, err = run("train", *words)
     assert code == 2
     assert "data.train_files: is missing" in err
+
+
+def test_a_dry_run_is_one_screen_with_what_differs_and_all_of_it_if_asked(repository: Path) -> None:
+    code, out, _ = run("train", "examples/quickstart/config.yaml", "trainer.find_last_checkpoint=true", "--dry-run")
+    assert code == 0
+    assert len(out.splitlines()) <= 55
+    assert "val_freq=20" in out
+    assert "find_last_checkpoint" not in out  # as the default has it
+    assert out.splitlines()[-1].startswith(("starts anew in ", "resumes from "))
+    _, full, _ = run("train", "examples/quickstart/config.yaml", "--dry-run", "--full")
+    assert "find_last_checkpoint: true" in full
+    assert "of which" in full
+    code, _, err = run("train", "examples/quickstart/config.yaml", "--full")
+    assert code == 2
+    assert "--full takes --dry-run" in err
+
+
+def test_a_dry_run_warns_of_a_model_that_is_not_here_and_names_a_near_one(repository: Path) -> None:
+    for name, near in (("examples/quickstart/modle", "examples/quickstart/model"), ("exmples/quickstart/model", "")):
+        _, out, err = run(
+            "train", "examples/quickstart/config.yaml", f"worker.actor.model.model_path={name}", "--dry-run"
+        )
+        told = out + err
+        assert f"worker.actor.model.model_path={name}" in told
+        assert ("did you mean" in told) == bool(near)
+        assert near in told
+    _, out, _ = run(
+        "train", "examples/quickstart/config.yaml", "worker.actor.model.model_path=owner/model", "--dry-run"
+    )
+    assert "the run would ask the hub" in out.splitlines()[-3]
+
+
+def test_a_dry_run_refuses_a_model_without_a_chat_template(repository: Path, tmp_path: Path) -> None:
+    shutil.copytree("examples/quickstart/model", tmp_path / "model")
+    words = ["train", "examples/quickstart/config.yaml", f"worker.actor.model.model_path={tmp_path}/model", "--dry-run"]
+    assert run(*words)[0] == 0
+    (tmp_path / "model/chat_template.jinja").unlink()
+    code, _, err = run(*words)
+    assert code == 2
+    assert "data.override_chat_template" in err
+    assert run(*words, "data.override_chat_template={{ messages }}")[0] == 0

@@ -16,9 +16,10 @@ from r1_cli.assembly.learner import build_batching
 from r1_cli.config import ConfigError, Provenance, RunConfig, load_config
 from r1_cli.main import main
 from r1_cli.plan import disk
-from r1_cli.plan.announce import announce, oddities
+from r1_cli.plan.announce import announce, oddities, warn_of_memory
 from r1_cli.plan.batches import Plan, count, make_plan
 from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, require_room, size_text
+from r1_cli.plan.phases import find_phases
 from r1_cli.plan.start import find_start, require_same_shape
 from r1_cli.state.checkpoints import CheckpointStore
 from r1_core.learner.batching import rounds
@@ -140,6 +141,18 @@ def test_micro_batches_of_shared_prompts_are_those_that_full_groups_are_cut_into
     work = Work.of(samples)
     assert max(work.tokens(part) for parts in cut for part in parts) <= plan.tokens_per_micro_batch
     assert plan.accumulations <= 1.5 * len(cut) + 1
+
+
+def test_a_card_with_too_little_memory_is_warned_of_with_what_to_set(tmp_path: Path) -> None:
+    model = f"worker.actor.model.model_path={ROOT}/examples/quickstart/model"
+    config = config_of(model, "trainer.n_gpus_per_node=1", "data.max_prompt_length=64", "data.max_response_length=20")
+    plan = make_plan(config, 10**4)
+    assert plan.memory is not None
+    phases = find_phases(config, plan.memory, None)
+    needed = max(phase.total for phase in phases)
+    assert warn_of_memory(config, phases, None) == warn_of_memory(config, phases, needed) == []
+    (warning,) = warn_of_memory(config, phases, needed - 1)
+    assert "of this GPU: " in warning
 
 
 def test_that_padding_leaves_no_prompt_to_share_is_said() -> None:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Train a model, or show with --dry-run what would be trained.", context_settings=ANY_WORDS)
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
-@click.option("--dry-run", is_flag=True, help="Show the resolved configuration and the plan, and stop.")
-def train(settings: tuple[str, ...], dry_run: bool) -> None:
+@click.option("--dry-run", is_flag=True, help="Show what the run would be, on one screen, and stop.")
+@click.option("--full", is_flag=True, help="With --dry-run: show every setting and every table.")
+def train(settings: tuple[str, ...], dry_run: bool, full: bool) -> None:
     """Train a model.
 
     Name a configuration file as CONFIG.yaml or config=CONFIG.yaml; any key of it can be set on the command line:
@@ -33,10 +34,12 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
     from r1_data.workers import start_early
     from r1_rewards.spec import RewardSpecError
 
+    if full and not dry_run:
+        raise click.UsageError("--full takes --dry-run")
     with told_plainly(ConfigError, DataError, RewardSpecError):
         config, provenance = load_config(settings)
         if dry_run:
-            _show(config, provenance)
+            _show(config, provenance, full=full)
         require_available(config, provenance)
         if dry_run:
             return
@@ -61,18 +64,16 @@ def train(settings: tuple[str, ...], dry_run: bool) -> None:
         raise SystemExit(code)
 
 
-def _show(config: "RunConfig", provenance: "Provenance") -> None:
-    import yaml
+def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
+    """Print what a run would be, on a screen; all settings and tables if it is to be `full`."""
     from rich.console import Console
 
     from r1_cli.assembly.rows import open_local
     from r1_cli.assembly.truths import TruthReader, first_problems
-    from r1_cli.cluster.placement import imagine_seating
-    from r1_cli.config import printable
     from r1_cli.config.sources import training_sources, validation_sources
-    from r1_cli.hardware import find_card
     from r1_cli.jobs.try_reward import try_own_rewards
-    from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
+    from r1_cli.plan import dry_run
+    from r1_cli.plan.announce import render_sources
     from r1_cli.plan.batches import count, make_plan
     from r1_cli.plan.disk import require_room
     from r1_cli.plan.start import find_start
@@ -83,18 +84,18 @@ def _show(config: "RunConfig", provenance: "Provenance") -> None:
     sources, val_sources = training_sources(config.data), validation_sources(config.data)
     opened = open_local(sources) + open_local(val_sources)
     require_room(config)
+    dry_run.require_template(config)
     warnings = try_own_rewards(config, opened)
     if ":" in config.algorithm.adv_estimator or ":" in config.worker.actor.loss_type:
         from r1_cli.assembly.algorithm import try_algorithm  # loads torch, as the user's own does
 
         try_algorithm(config)
-    click.echo(yaml.safe_dump(printable(config), sort_keys=False, allow_unicode=True))
-    console = Console()
-    announce(console, config, provenance, plan, imagine_seating(config))
-    show_phases(console, config, plan, find_card())
-    show_table(console, render_sources([*sources, *val_sources], opened))
-    warnings += first_problems(TruthReader(config, [*sources, *val_sources]), opened)
-    for line in warnings:
-        console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
+    console, tables = Console(), render_sources([*sources, *val_sources], opened)
+    if full:
+        dry_run.show_all(console, config, provenance, plan, tables)
+    else:
+        warnings += dry_run.show_screen(console, config, provenance, plan, tables)
+    warnings += [*first_problems(TruthReader(config, [*sources, *val_sources]), opened), *dry_run.find_warnings(config)]
     begins = f"resumes from {start}" if start else f"starts anew in {config.trainer.checkpoint_folder}"
-    console.print(begins, markup=False, highlight=False, soft_wrap=True)
+    for line in (*(f"note: {warning}" for warning in warnings), dry_run.UNCHECKED, begins):
+        console.print(line, **dry_run.PLAIN)

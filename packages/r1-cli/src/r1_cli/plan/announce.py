@@ -33,6 +33,11 @@ def announce(
     show_table(console, render(plan))
     if seating and seating.ranks:
         show_table(console, render_placement(seating))
+    show_notes(console, config, provenance, plan)
+
+
+def show_notes(console: Console, config: RunConfig, provenance: Provenance, plan: Plan) -> None:
+    """Print where checkpoints go, what has no effect, what is odd, and notices about older keys."""
     lines = [f"checkpoints go to {plan.checkpoint_folder}" if config.trainer.save_freq > 0 else NOTHING_SAVED]
     if config.trainer.save_freq > 0 and (size := checkpoint_bytes(config)):
         lines.append(f"  each about {size_text(size)}, and as much of the processors' memory while it is written")
@@ -54,12 +59,17 @@ def show_phases(console: Console, config: RunConfig, plan: Plan, card: int | Non
         return
     phases = find_phases(config, plan.memory, card)
     show_table(console, render_phases(phases, card))
+    for warning in warn_of_memory(config, phases, card):
+        console.print(f"note: {warning}", markup=False, highlight=False, soft_wrap=True)
+
+
+def warn_of_memory(config: RunConfig, phases: Sequence[Phase], card: int | None) -> list[str]:
+    """Return what to set if a phase takes more than the `card` bytes of a GPU; nothing if all fit or it is not here."""
     if card is None or all(phase.total <= card for phase in phases):
-        return
+        return []
     settings = find_remedies(config, card)
     advice = "it would with " + " ".join(settings) if settings else "take a smaller model, or more devices"
-    note = f"note: a step takes more than the {size_text(card)} of this GPU: {advice}"
-    console.print(note, markup=False, highlight=False, soft_wrap=True)
+    return [f"a step takes more than the {size_text(card)} of this GPU: {advice}"]
 
 
 def render_phases(phases: Sequence[Phase], card: int | None) -> Table:

@@ -1,0 +1,149 @@
+"""What `--dry-run` prints: a screen with what differs from the defaults, the plan, the sources, and warnings last."""
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from r1_cli.cluster.placement import imagine_seating
+from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
+from r1_cli.hardware import find_card
+from r1_cli.plan.announce import (
+    announce,
+    render,
+    render_placement,
+    show_notes,
+    show_phases,
+    show_table,
+    warn_of_memory,
+)
+from r1_cli.plan.batches import Plan
+from r1_cli.plan.disk import size_text
+from r1_cli.plan.phases import find_phases
+
+PLAIN: Any = {"markup": False, "highlight": False, "soft_wrap": True}  # how text of users is printed
+UNCHECKED = "not checked: the lengths of prompts (r1 data check), and whether the model is computed rightly (r1 check)"
+WIDTH = 118  # characters of a line of settings
+TEMPLATES = ("tokenizer_config.json", "chat_template.jinja", "chat_template.json", "processor_config.json")
+
+
+def show_settings(console: Console, config: RunConfig) -> None:
+    """Print the settings that differ from the defaults, a paragraph for each section."""
+    values, defaults = _flatten(printable(config)), _flatten(printable(RunConfig()))
+    sections: dict[str, list[str]] = {}
+    for key, value in values.items():
+        if key in defaults and defaults[key] == value:
+            continue
+        parts = key.split(".")
+        section = ".".join(parts[: 2 if parts[0] == "worker" else 1])
+        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        sections.setdefault(section, []).append(f"{key.removeprefix(section + '.')}={shown}")
+    console.print(f"settings that differ from the defaults, of {len(values)} (--full shows all)", highlight=False)
+    for section, words in sections.items():
+        lines = textwrap.wrap(" ".join(words), WIDTH, break_long_words=False, break_on_hyphens=False)
+        for number, line in enumerate(lines):
+            head = f"  {section}: " if number == 0 else "    "
+            console.print(head + line, **PLAIN)
+
+
+def show_screen(console: Console, config: RunConfig, provenance: Provenance, plan: Plan, sources: Table) -> list[str]:
+    """Print the settings that differ, the plan without blank lines, and the memory of a GPU by phase in a line.
+
+    Returns:
+        A warning, if a phase takes more than the GPU of this machine has.
+    """
+    show_settings(console, config)
+    seating = imagine_seating(config)
+    for table in (render(plan), *([render_placement(seating)] if seating.ranks else []), sources):
+        _show_densely(console, table)
+    warnings: list[str] = []
+    if plan.memory is not None:
+        card = find_card()
+        phases = find_phases(config, plan.memory, card)
+        told = ", ".join(f"{phase.name} {size_text(phase.total)}" for phase in phases)
+        console.print(f"memory of a GPU, about: {told}", **PLAIN)
+        warnings = warn_of_memory(config, phases, card)
+    show_notes(console, config, provenance, plan)
+    return warnings
+
+
+def show_all(console: Console, config: RunConfig, provenance: Provenance, plan: Plan, sources: Table) -> None:
+    """Print every setting and every table."""
+    console.print(yaml.safe_dump(printable(config), sort_keys=False, allow_unicode=True), **PLAIN)
+    announce(console, config, provenance, plan, imagine_seating(config))
+    show_phases(console, config, plan, find_card())
+    show_table(console, sources)
+
+
+def _show_densely(console: Console, table: Table) -> None:
+    out = StringIO()
+    show_table(Console(file=out, width=console.width), table)
+    for line in out.getvalue().splitlines():
+        if line.strip():
+            console.print(line.rstrip(), **PLAIN)
+
+
+def require_template(config: RunConfig) -> None:
+    """Raise ConfigError if a local model has no chat template and none is set, as the run does."""
+    folder = Path(config.worker.actor.model.tokenizer_path or config.worker.actor.model.model_path or "")
+    if config.data.override_chat_template or not folder.is_dir() or (folder / "chat_templates").is_dir():
+        return
+    if (folder / "adapter_config.json").is_file():  # its base has the template
+        return
+    if not any("chat_template" in _read(folder / name) or (name.endswith(".jinja") and (folder / name).is_file())
+               for name in TEMPLATES):  # fmt: skip
+        message = f"{folder} has no chat template ({', '.join(TEMPLATES)}): give one"
+        raise ConfigError([Problem("data.override_chat_template", message)])
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def find_warnings(config: RunConfig) -> Iterator[str]:
+    """Yield what a dry run cannot know of the model, and what is not checked."""
+    name = config.worker.actor.model.model_path or ""
+    if not Path(name).is_dir() and not _is_cached(name):
+        near = _near_folders(name)
+        said = f"; did you mean {' or '.join(near)}?" if near else ""
+        yield (
+            f"worker.actor.model.model_path={name}: no such folder in {Path.cwd()}, and the hub's cache here does not "
+            f"have it: the run would ask the hub{said}"
+        )
+
+
+def _is_cached(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False
+
+
+def _near_folders(name: str) -> list[str]:
+    """Return folders beside the one that is named whose names are alike, or alike ones in the folder above."""
+    path = Path(name)
+    for parent, wanted in ((path.parent, path.name), (path.parent.parent, path.parent.name)):
+        if parent.is_dir() and wanted:
+            names = [one.name for one in parent.iterdir() if one.is_dir()]
+            if found := get_close_matches(wanted, names, n=2, cutoff=0.7):
+                rest = path.name if wanted == path.parent.name else ""
+                return [str(parent / one / rest) for one in found]
+    return []
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = isinstance(value, Mapping) and value
+        flat |= _flatten(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return flat
