@@ -237,6 +237,9 @@ def test_a_correction_is_what_its_keys_say(words: str, expected: Correction | No
         (f"trainer.max_staleness=1 {CORRECTION}.rollout_is_threshold=3", Correction("token", upper=3.0)),
         (f"trainer.max_staleness=1 {CORRECTION}.rollout_is=null", None),
         (f"trainer.max_staleness=1 {CORRECTION}.rollout_is=sequence", Correction("sequence", upper=2.0)),
+        ("algorithm.online_filtering=true", Correction("token", upper=2.0)),
+        ("algorithm.online_filtering=true algorithm.surplus_max_age=0", None),
+        (f"algorithm.online_filtering=true {CORRECTION}.rollout_is=null", None),
     ],
 )
 def test_stale_samples_are_corrected_by_token_unless_the_user_says_otherwise(

@@ -167,6 +167,10 @@ def test_the_plan_says_how_stale_samples_are_corrected() -> None:
     for words, expected in (
         (["trainer.max_staleness=1"], f"importance weights by token correct for that ({key}=token; null turns it off)"),
         (["trainer.max_staleness=1", f"{key}=null"], f"nothing corrects for that ({key}=null): set {key}=token"),
+        (
+            ["algorithm.online_filtering=true"],
+            "groups that a step did not need are trained on up to 1 step later; importance weights by token",
+        ),
     ):
         config = config_of(*words)
         assert any(expected in note for note in oddities(config, make_plan(config, 512)))

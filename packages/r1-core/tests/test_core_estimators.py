@@ -291,6 +291,13 @@ def test_the_adaptive_controller_moves_towards_its_target_within_bounds():
     assert FixedKL(0.3).update(9.0, 5).coef == 0.3
 
 
+def test_the_adaptive_coefficient_never_falls_to_zero_or_below():
+    controller = AdaptiveKL(0.1, target=0.05, horizon=1000)
+    assert controller.update(0.0, 4999).coef > 0
+    with pytest.raises(ValueError, match="horizon is 1000 samples, and a step has 5000"):
+        controller.update(0.0, 5000)
+
+
 @pytest.mark.parametrize("divergence", [math.nan, math.inf, -math.inf])
 def test_a_divergence_that_is_not_finite_ends_no_run(divergence, caplog):
     controller = AdaptiveKL(0.1, target=0.05, horizon=1000)

@@ -336,6 +336,7 @@ def test_correction_names_the_sample_that_lacks_log_probs(missing):
         (lambda: Rejection("k1", "row", 1.0), "span is 'row'"),
         (lambda: Objective(length=0), "length is 0"),
         (lambda: Objective(entropy_coef=-1.0), "entropy_coef is -1.0"),
+        (lambda: Objective(kl_penalty="k3", kl_coef=-0.1), "kl_coef is -0.1"),
         (lambda: Objective(entropy_coef=1.0)(replace(random_inputs(), entropy=None)), "no entropy was measured"),
     ],
 )

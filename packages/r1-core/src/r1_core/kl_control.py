@@ -60,13 +60,22 @@ class AdaptiveKL:
             raise ValueError(f"horizon is {self.horizon}; it must be above 0 samples")
 
     def update(self, divergence: float, samples: int) -> "AdaptiveKL":
-        """Return the next controller. A divergence that is not finite is said, and leaves the coefficient as it is."""
+        """Return the next controller. A divergence that is not finite is said, and leaves the coefficient as it is.
+
+        Raises:
+            ValueError: so many samples at once that the coefficient could fall to 0.
+        """
         if not math.isfinite(divergence):
             logger.warning(
                 "the mean KL is %s, so its coefficient stays %g; look at the log-probs of policy and reference",
                 divergence, self.coef,
             )  # fmt: skip
             return self
+        if MAX_ERROR * samples >= self.horizon:
+            raise ValueError(
+                f"horizon is {self.horizon} samples, and a step has {samples}: it must be above "
+                f"{MAX_ERROR * samples:g}, or the coefficient would fall to 0"
+            )
         error = min(max(divergence / self.target - 1, -MAX_ERROR), MAX_ERROR)
         return replace(self, coef=self.coef * (1 + error * samples / self.horizon))
 

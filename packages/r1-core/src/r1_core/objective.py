@@ -39,7 +39,9 @@ class Objective:
         if not hasattr(self.policy_loss, "token_wise"):
             raise TypeError(f"policy_loss is {self.policy_loss!r}; make a loss of a function by r1_core.own.as_loss")
         AGGREGATIONS.get(self.aggregation)
-        check_not_negative(entropy_coef=self.entropy_coef, off_policy_threshold=self.off_policy_threshold)
+        check_not_negative(
+            kl_coef=self.kl_coef, entropy_coef=self.entropy_coef, off_policy_threshold=self.off_policy_threshold
+        )
         if self.length is not None and self.length < 1:
             raise ValueError(f"length is {self.length}; a fixed-length average needs at least 1")
         if self.kl_penalty is not None and self.kl_penalty != kl.FULL:

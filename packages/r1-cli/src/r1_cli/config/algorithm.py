@@ -68,7 +68,7 @@ class RolloutCorrectionConfig(Section):
     A threshold is an upper bound such as 2.0, or two such as 0.5_5.0.
     """
 
-    # importance weights of what; null: none; auto: token with trainer.max_staleness above 0, else none
+    # importance weights of what; null: none; auto: token if samples may be of older weights, else none
     rollout_is: Literal["auto", "token", "sequence", "geometric"] | None = "auto"
     rollout_is_threshold: Threshold = 2.0  # one bound: weights are cut to it (TIS); two: 0 outside (IcePop)
     rollout_is_batch_normalize: bool = False  # weights have mean 1 over an optimizer step

@@ -17,6 +17,7 @@ from r1_cli.config.sources import Source, training_sources, validation_sources
 from r1_cli.config.staleness import staleness_problems
 from r1_cli.config.worker import UpdateConfig
 from r1_core import catalogue
+from r1_core.kl_control import MAX_ERROR
 from r1_core.settings import fault
 
 Command = Literal["train", "eval", "data"]
@@ -201,6 +202,10 @@ def _algorithm(config: RunConfig) -> Iterator[Finding]:
         yield "algorithm.reward_clip_range", "must be the lower and then the upper end"
     if config.worker.rollout.temperature == 0:
         yield "worker.rollout.temperature", "must be above 0 in training: greedy answers to one prompt are all the same"
+    samples = config.data.rollout_batch_size * config.worker.rollout.n
+    if config.algorithm.kl_type == "adaptive" and config.algorithm.kl_horizon <= MAX_ERROR * samples:
+        least = f"the {samples} samples of a step take more than {MAX_ERROR * samples:g}"
+        yield "algorithm.kl_horizon", f"is too short: {least}, or the coefficient would fall to 0"
     keys, weights = lookup(config, "algorithm.gdpo_reward_keys"), lookup(config, "algorithm.gdpo_reward_weights")
     if weights is not None and (keys is None or len(keys) != len(weights)):
         yield "algorithm.gdpo_reward_weights", "needs algorithm.gdpo_reward_keys, as many as there are weights"

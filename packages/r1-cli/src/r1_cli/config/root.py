@@ -68,8 +68,13 @@ class RunConfig(Section):
         """
         level = self.algorithm.rollout_correction.rollout_is
         if level == "auto":
-            return "token" if self.trainer.max_staleness else None
+            return "token" if self.trainer.max_staleness or self.keeps_surplus else None
         return level
+
+    @property
+    def keeps_surplus(self) -> bool:
+        """Whether groups that pass the filter and are not needed are trained on in a later step."""
+        return self.algorithm.online_filtering and self.algorithm.surplus_max_age > 0
 
     @property
     def shares_devices(self) -> bool:

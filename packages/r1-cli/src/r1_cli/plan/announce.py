@@ -103,17 +103,24 @@ def oddities(config: RunConfig, plan: Plan) -> list[str]:
                 f"{kept} checkpoints of about {size_text(size)} come to lie in {folder}, which has {size_text(free)} "
                 "free: lower trainer.save_limit, or set trainer.save_model_only"
             )
-    if staleness := config.trainer.max_staleness:
-        notes.append(_correction_note(staleness, config.importance_weights))
+    if config.trainer.max_staleness or config.keeps_surplus:
+        notes.append(_correction_note(config))
     if config.trainer.val_freq > 0 and not validation_sources(config.data):
         notes.append("there is nothing to validate on (data.val_files=null): no checkpoint will be known as the best")
     return notes
 
 
-def _correction_note(staleness: int, level: str | None) -> str:
+def _correction_note(config: RunConfig) -> str:
     """Return the note on how samples of older weights are corrected."""
-    key = "algorithm.rollout_correction.rollout_is"
-    drawn = f"trainer.max_staleness={staleness}: samples are drawn by weights that are {staleness} or more steps old"
+    key, level = "algorithm.rollout_correction.rollout_is", config.importance_weights
+    if staleness := config.trainer.max_staleness:
+        drawn = (
+            f"trainer.max_staleness={staleness}: samples are drawn by weights that are {staleness} or more steps old"
+        )
+    else:
+        age = config.algorithm.surplus_max_age
+        later = f"up to {age} step{'s' * (age > 1)} later"
+        drawn = f"algorithm.surplus_max_age={age}: groups that a step did not need are trained on {later}"
     if level is None:
         return f"{drawn}, and nothing corrects for that ({key}=null): set {key}=token"
     return f"{drawn}; importance weights by {level} correct for that ({key}={level}; null turns it off)"
