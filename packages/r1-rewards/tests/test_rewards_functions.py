@@ -201,6 +201,12 @@ def test_an_async_function_is_waited_for(write):
         load(spec, {"weight": 2})
 
 
+def test_a_syntax_error_in_a_file_that_the_reward_imports_names_that_file(write, here, tmp_path):
+    (tmp_path / "r1_broken_helper.py").write_text("x = 1\ndef g(:\n")
+    with pytest.raises(RewardSpecError, match=r"file \S+/r1_broken_helper.py, which \S+/reward.py imports, line 2: "):
+        here(write("import r1_broken_helper\ndef f(items): ...\n"))
+
+
 TEXT = "return float(ground_truth == {0}) + 0.5 * ({0} == '55')"
 TEXTS = "return [float(t == r) + 0.5 * (r == '55') for r, t in zip({0}, ground_truths)]"
 

@@ -212,7 +212,10 @@ def _import_file(path: Path) -> ModuleType:
     try:
         module_spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise RewardSpecError(f"reward file {path}, line {error.lineno}: {error.msg}") from error
+        where = f", which {path} imports" if error.filename not in (None, str(path)) else ""
+        raise RewardSpecError(
+            f"reward file {error.filename or path}{where}, line {error.lineno}: {error.msg}; correct the file"
+        ) from error
     except BaseException as error:  # a file that calls sys.exit() must say so here, not end the worker
         reason = _describe_exception(error, str(path))
         raise RewardSpecError(f"reward file {path} cannot be imported: {reason}") from error
