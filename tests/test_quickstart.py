@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,8 +110,12 @@ def test_a_rehearsal_leaves_no_trace_and_a_checkpoint_keeps_what_it_chose(
     monkeypatch.setattr(rehearsal, "fastest", lambda *_: Choice(7, None))
     auto, start = [f"{key}=auto" for key in SIZES], f"trainer.load_checkpoint_path={quickstart / 'global_step_2'}"
     assert f"{chosen[SIZES[0]]} for updates" in run(tmp_path / "resumed", *auto, start)
+    # A run that was killed before its first checkpoint leaves a manifest.
+    (tmp_path / "killed").mkdir()
+    shutil.copy(quickstart / "manifest.json", tmp_path / "killed")
+    assert f"{chosen[SIZES[0]]} for updates" in run(tmp_path / "killed", *auto)
     expected = load_file(quickstart / "global_step_3/actor/model.safetensors")
-    for name in ("set", "resumed"):
+    for name in ("set", "resumed", "killed"):
         found = load_file(tmp_path / name / "global_step_3/actor/model.safetensors")
         assert all(torch.equal(found[key], tensor) for key, tensor in expected.items()), name
 

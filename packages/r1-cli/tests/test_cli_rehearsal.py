@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from r1_cli.assembly.longest import Longest
-from r1_cli.assembly.rehearsal import Stage
-from r1_cli.config import ConfigError, load_config
+from r1_cli.assembly.rehearsal import Stage, with_sizes
+from r1_cli.config import ConfigError, load_config, printable
+from r1_cli.jobs.train import sizes_of
 from r1_core.learner.batching import MicroLimit
 from r1_core.learner.rehearsal import Trial
 from r1_core.own import OwnCodeError
@@ -114,3 +115,14 @@ def test_without_dynamic_batching_a_size_divides_what_there_is_to_cut(size: int,
 
     found = stage(room_for, *AUTO, "worker.actor.dynamic_batching=false").settle({})
     assert found["update"] == expected
+
+
+def test_a_run_that_starts_again_without_a_checkpoint_has_the_sizes_it_chose_unless_its_settings_changed() -> None:
+    config, sizes = load_config([*BASE, *AUTO])[0], {UPDATE: 4, EXPERIENCE: 8}
+    settled = printable(with_sizes(config, "actor", {"update": 4, "experience": 8}))
+    start = {"config": settled, "host": {"devices": ["cpu"]}, "numerics": {"threads": 2, "micro_batches": sizes}}
+    assert sizes_of([start], config, ["cpu"]) == sizes
+    assert sizes_of([start], load_config([*BASE, *AUTO, "trainer.max_steps=9"])[0], ["cpu"]) == sizes
+    assert sizes_of([start], load_config([*BASE, *AUTO, "data.max_response_length=9"])[0], ["cpu"]) == {}
+    assert sizes_of([start], config, ["cuda", "0"]) == {}
+    assert sizes_of([], config, ["cpu"]) == sizes_of([start | {"numerics": {}}], config, ["cpu"]) == {}

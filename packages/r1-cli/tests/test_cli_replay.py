@@ -59,10 +59,12 @@ def test_a_step_begins_at_the_last_whole_checkpoint_before_it(step: int, start: 
 
 def test_the_settings_are_those_of_the_start_that_took_the_step(tmp_path: Path) -> None:
     run = make_run(tmp_path, LOG, {})
-    starts = [
+    starts: list[dict[str, Any]] = [
         {"from_step": begin, "config": {"trainer": {"max_steps": most}}} for begin, most in ((0, 9), (4, 20), (4, 30))
     ]
+    starts[0]["numerics"] = {"threads": 2}
     (run / "manifest.json").write_text(json.dumps({"starts": starts}))
+    assert [plan_replay(run, step, tmp_path / "again").threads for step in (4, 5)] == [2, None]
     found = [plan_replay(run, step, tmp_path / "again").config["trainer"]["max_steps"] for step in (1, 4, 5, 9)]
     assert found == [9, 9, 30, 30]
 

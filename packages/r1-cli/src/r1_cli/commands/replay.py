@@ -2,7 +2,8 @@
 
 import json
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,10 +53,27 @@ def replay(run: Path, settings: tuple[str, ...], step: int, debug: bool, group: 
             f"steps {plan.start + 1} to {step}, from {f'checkpoint {plan.start}' if plan.start else 'the start'}"
         )
         share_processors()
-        _take(config, provenance, step)
+        with _threads(plan.threads):
+            _take(config, provenance, step)
         same = _tell(run, folder, step, group if debug else None)
     if not same:
         raise SystemExit(1)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Let torch compute with as many threads as the run did: they decide the order of sums, and so the last bits."""
+    import torch
+
+    before = torch.get_num_threads()
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _take(config: "RunConfig", provenance: "Provenance", step: int) -> None:

@@ -1,12 +1,15 @@
 """`r1 train`, from a checked configuration to a trained checkpoint."""
 
+import json
 import logging
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from r1_cli import loop
@@ -44,6 +47,7 @@ from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.disk import require_room
 from r1_cli.plan.start import find_start, require_same_shape
 from r1_cli.record.manifest import describe as describe_start
+from r1_cli.record.manifest import read_manifest
 from r1_cli.record.writer import Recorder
 from r1_cli.roles import Critic, Dataset, Learner, Position, Schedule
 from r1_cli.sampling.ahead import Ahead, load_ahead
@@ -78,6 +82,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
     configure_logging(console)
     algorithm.try_algorithm(config)
     require_room(config)
+    threads = torch.get_num_threads()  # before an engine in a process of its own gets half of them
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     start = find_start(config, store)
     model, hardware = open_model(config), find_hardware()
@@ -131,7 +136,9 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
                 engine = open_engine(config, hardware, model, seats.engines, engines, stack)
             learner, critic = load_learner()
         settle_packing(config, hardware, model, rendering.renderer, learner, critic)
-        chosen = read_state(start).get("micro_batches", {}) if start else {}
+        devices = [device for seat in seats.ranks for device in seat.devices] or [hardware.kind, *hardware.gpus]
+        starts = read_manifest(Path(store.root))
+        chosen = read_state(start).get("micro_batches", {}) if start else sizes_of(starts, config, devices)
         pictures = any(part.has_media for part in prompts.parts)
         config, chosen = settle_micro_batches(
             config, hardware, model, rendering.renderer, learner, critic, chosen, pictures=pictures
@@ -145,10 +152,13 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
         named += [(f"{one.name} (validation)", part) for one, part in zip(val_sources, val_prompts.parts, strict=True)]
         record_rows(Path(store.root), named, resumed=start is not None)
         rows_known = {name: part.digest for name, part in named}
-        devices = [device for seat in seats.ranks for device in seat.devices] or [hardware.kind, *hardware.gpus]
-        this_start = stack.enter_context(describe_start(store.root, info.config, rows_known, devices, at.step))
+        numerics = {"threads": threads, "micro_batches": chosen}
+        about = describe_start(store.root, info.config, rows_known, devices, at.step, numerics)
+        this_start = stack.enter_context(about)
         if start:
-            report_changes(read_settings(store.root), info.config)
+            used = starts[-1].get("numerics", {}).get("threads", threads) if starts else threads
+            then = {**read_settings(store.root), "OMP_NUM_THREADS": used}
+            report_changes(then, {**info.config, "OMP_NUM_THREADS": threads})
         tracker = Tracker(config.trainer.logger, info, reporter)
         stack.callback(tracker.close)
         recorder = Recorder(store.root, int(config.trainer.record_gb * 1e9), timeline.record)
@@ -247,6 +257,20 @@ def load_start(
     log.info("going on from %s", start)
     at = begin.resume(state)
     return replace(at, supply=replace(at.supply, surplus=load_surplus(start, prompts.__getitem__)))
+
+
+def sizes_of(starts: Sequence[Mapping[str, Any]], config: RunConfig, devices: Sequence[str]) -> dict[str, int]:
+    """Return the sizes of micro-batches that the last of the folder's starts chose, by key.
+
+    A run that was killed before its first checkpoint and is started again is then the same run, to the bit. None if
+    that start had other rows, models or devices: the sizes may be slow now, or not fit into memory.
+    """
+    if not starts or starts[-1]["host"]["devices"] != devices:
+        return {}
+    sizes: dict[str, int] = starts[-1].get("numerics", {}).get("micro_batches", {})
+    before, now = (flatten(json.loads(json.dumps(one))) for one in (starts[-1]["config"], printable(config)))
+    differing = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)} - sizes.keys()
+    return {} if any(key.startswith(("data.", "worker.")) for key in differing) else dict(sizes)
 
 
 def load_critic(critic: Critic, start: Path, *, model_only: bool) -> None:

@@ -33,7 +33,12 @@ SECONDS = 10.0  # that git may take
 
 @contextmanager
 def describe(
-    folder: Path, config: Mapping[str, Any], rows: Mapping[str, str], devices: Sequence[str], step: int
+    folder: Path,
+    config: Mapping[str, Any],
+    rows: Mapping[str, str],
+    devices: Sequence[str],
+    step: int,
+    numerics: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Add a start of the run to its manifest, and when the block ends, when and how it did.
 
@@ -45,6 +50,8 @@ def describe(
         rows: a digest of the rows of each source, by its name.
         devices: what the run computes on.
         step: that it goes on from.
+        numerics: what decides the last bits of the run's numbers and is no setting: `threads` of the process that
+            trains, and the `micro_batches` that chose themselves, by key.
     """
     path = folder / MANIFEST_FILE
     start = {
@@ -55,17 +62,10 @@ def describe(
         "command": hide_secrets(sys.argv),
         "config": config,
         "rows": dict(rows),
+        "numerics": dict(numerics or {}),
         "seeds": {"data": config["data"]["seed"], "rollout": config["worker"]["rollout"]["seed"]},
-        "packages": find_versions(),
-        "python": platform.python_version(),
-        "git": find_commit(Path.cwd()),
-        "host": {
-            "name": platform.node(),
-            "system": platform.platform(),
-            "processors": os.cpu_count(),
-            "devices": list(devices),
-            "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-        },
+        **_software(),
+        "host": _host(devices),
     }
     starts = [*read_manifest(folder), start]
     write_json(path, {"starts": starts})
@@ -81,6 +81,20 @@ def describe(
             write_json(path, {"starts": starts})
         except OSError as error:
             log.warning("%s does not say how the run ended: %s", path, error)
+
+
+def _software() -> dict[str, Any]:
+    return {"packages": find_versions(), "python": platform.python_version(), "git": find_commit(Path.cwd())}
+
+
+def _host(devices: Sequence[str]) -> dict[str, Any]:
+    return {
+        "name": platform.node(),
+        "system": platform.platform(),
+        "processors": os.cpu_count(),
+        "devices": list(devices),
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
 
 
 def read_manifest(folder: Path) -> list[dict[str, Any]]:

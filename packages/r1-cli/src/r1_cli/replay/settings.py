@@ -21,6 +21,7 @@ class Replay:
     step: int
     start: int  # the step of the checkpoint that it goes on from; 0: the model as it came
     config: dict[str, Any]
+    threads: int | None  # of torch in the process that took the step; None: the run does not say
 
 
 def plan_replay(run: Path, step: int, folder: Path) -> Replay:
@@ -29,7 +30,7 @@ def plan_replay(run: Path, step: int, folder: Path) -> Replay:
     Raises:
         NoReplayError: the folder is no run, or the step was not taken in it; says which were.
     """
-    config = _settings_of(run, step)
+    config, threads = _settings_of(run, step)
     taken = max((int(one["step"]) for one in read_records(run)), default=None)
     if taken is not None and step > taken:
         raise NoReplayError(f"step {step} of {run} cannot be taken again: it has taken {taken} steps")
@@ -43,13 +44,14 @@ def plan_replay(run: Path, step: int, folder: Path) -> Replay:
         "find_last_checkpoint": False, "save_freq": -1, "val_freq": -1, "val_before_train": False, "val_only": False,
         "logger": ["file"], "timeline": 0, "record_gb": max(trainer.get("record_gb") or 0, 1),
     }  # fmt: skip
-    return Replay(step, start, config)
+    return Replay(step, start, config, threads)
 
 
-def _settings_of(run: Path, step: int) -> dict[str, Any]:
-    """Return the settings of the last start that was before a step; of a run without a manifest, the last ones."""
+def _settings_of(run: Path, step: int) -> tuple[dict[str, Any], int | None]:
+    """Return settings and threads of the last start before a step; of a run without a manifest, the last settings."""
     starts = [one for one in read_manifest(run) if one["from_step"] < step]
     settings = starts[-1]["config"] if starts else read_settings(run)
     if not settings:
         raise NoReplayError(f"{run} is no run of r1: neither manifest.json nor experiment_config.json is in it")
-    return json.loads(json.dumps(settings))
+    threads = starts[-1].get("numerics", {}).get("threads") if starts else None
+    return json.loads(json.dumps(settings)), threads
