@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -118,6 +119,25 @@ def test_a_rehearsal_leaves_no_trace_and_a_checkpoint_keeps_what_it_chose(
     for name in ("set", "resumed", "killed"):
         found = load_file(tmp_path / name / "global_step_3/actor/model.safetensors")
         assert all(torch.equal(found[key], tensor) for key, tensor in expected.items()), name
+
+
+def test_a_run_whose_newest_checkpoint_is_cut_off_goes_on_from_the_one_before_and_says_so(
+    quickstart: Path, r1: R1, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(quickstart, run)
+    cut = run / "global_step_3/actor/optimizer.safetensors"
+    os.truncate(cut, cut.stat().st_size - 100)
+    words = [*SHORT, "trainer.max_steps=3", "trainer.save_freq=2", "trainer.val_freq=-1", "algorithm.disable_kl=false"]
+    words += ["trainer.val_before_train=false", f"trainer.save_checkpoint_path={run}"]
+    shown = r1("train", QUICKSTART, *words, "--dry-run").output
+    assert "global_step_3 is damaged (actor/optimizer.safetensors: it has " in shown
+    assert shown.splitlines()[-1] == f"resumes from {run}/global_step_2"
+    output = " ".join(r1("train", QUICKSTART, *words).output.split())
+    assert "the run goes on from global_step_2: 1 step is taken again" in output
+    assert (run / "damaged_global_step_3/actor/optimizer.safetensors").is_file()
+    expected, found = (load_file(one / "global_step_3/actor/model.safetensors") for one in (quickstart, run))
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
 
 
 def test_the_run_leaves_its_settings_and_some_answers(quickstart: Path) -> None:

@@ -17,7 +17,7 @@ from r1_cli.main import main
 from r1_cli.preflight import configuration, environment
 from r1_cli.preflight.checks import PARTS, run_checks
 from r1_cli.preflight.findings import Finding, Subject, examine
-from r1_cli.preflight.model import _damage
+from r1_cli.state.checkpoints import find_cut
 
 ROOT = Path(__file__).parents[3]
 GB = 10**9
@@ -305,7 +305,7 @@ def test_a_gpu_that_torch_does_not_see_is_told(working: Path, monkeypatch: pytes
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"[]", b"\x02" + b"\0" * 7 + b"{}x"])
 def test_files_of_no_weights_are_damaged(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(content)
-    assert _damage(tmp_path / "a.safetensors")
+    assert find_cut(tmp_path / "a.safetensors")
 
 
 def test_the_command_answers_in_json_and_by_its_exit_code(working: Path) -> None:

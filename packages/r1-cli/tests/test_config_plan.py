@@ -2,7 +2,10 @@
 
 import io
 import json
+import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,8 @@ from r1_cli.plan.announce import announce, oddities, warn_of_memory
 from r1_cli.plan.batches import Plan, count, make_plan
 from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, require_room, size_text
 from r1_cli.plan.phases import find_phases
-from r1_cli.plan.start import find_start, require_same_shape
-from r1_cli.state.checkpoints import CheckpointStore
+from r1_cli.plan.start import find_start, hold_folder, require_free, require_same_shape, set_damaged_aside
+from r1_cli.state.checkpoints import CheckpointStore, find_damage
 from r1_core.learner.batching import rounds
 from r1_core.prompts import Work
 from r1_core.types import Sample
@@ -368,6 +371,65 @@ def test_a_checkpoint_of_another_architecture_is_named_before_weights_are_loaded
         require_same_shape(config, start, {**same, "hidden_size": 128})
     with pytest.raises(ConfigError, match=r"model_type qwen2 there, qwen2_vl here"):
         require_same_shape(config, start, {"model_type": "qwen2_vl", "text_config": {"hidden_size": 64}})
+
+
+def test_damaged_checkpoints_are_passed_over_by_name_and_never_pruned_for_or_removed(tmp_path: Path) -> None:
+    run, store = make_run(tmp_path / "run", "owner/model"), CheckpointStore(tmp_path / "run", limit=1)
+    config = starting(run, "owner/model")
+    for step in (5, 7):
+        shutil.copytree(run / "global_step_3", run / f"global_step_{step}")
+    save_file({"x": torch.zeros(9)}, run / "global_step_7/actor/model.safetensors")
+    whole = (run / "global_step_7/actor/model.safetensors").read_bytes()
+    (run / "global_step_7/actor/model.safetensors").write_bytes(whole[:-1])
+    (run / "global_step_5/trainer.json").write_text('{"step": ')
+    assert find_start(config, store) == run / "global_step_3"
+    five, seven = set_damaged_aside(store, run / "global_step_3")[::-1]
+    assert "actor/model.safetensors: it has " in seven
+    assert "trainer.json is cut off" in five
+    assert "2 steps are taken again" in five
+    store.publish(store.write(4, lambda folder: None, {}))
+    assert store.steps() == [4]
+    assert (run / "damaged_global_step_7/actor/model.safetensors").read_bytes() == whole[:-1]
+    (run / "global_step_4/trainer.json").write_text("")
+    with pytest.raises(
+        ConfigError, match=r"no checkpoint that is whole \(global_step_4: trainer.json .*experiment_name"
+    ):
+        find_start(config, store)
+    with pytest.raises(ConfigError, match=r"load_checkpoint_path.*is damaged: trainer.json is cut off"):
+        find_start(starting(run, "owner/model", f"trainer.load_checkpoint_path={run}/global_step_4"), store)
+
+
+def test_an_index_of_a_missing_file_is_damage(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "model-2.safetensors"}}')
+    assert find_damage(tmp_path) == "model-2.safetensors is missing"
+    (tmp_path / "model-2.safetensors").write_bytes(b"")
+    assert find_damage(tmp_path) == "model-2.safetensors: its header is cut off"
+
+
+HOLD = "import sys, time; from pathlib import Path; from r1_cli.plan.start import hold_folder\n" + (
+    "with hold_folder(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+)
+
+
+def test_two_runs_never_share_a_folder_and_a_killed_one_leaves_it_free(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", str(ROOT / "examples/quickstart/model"))
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(run)], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        said = rf"save_checkpoint_path={run}.*in use by another run: process {first.pid} on {platform.node()}"
+        with pytest.raises(ConfigError, match=said), hold_folder(run):
+            pass
+        words = ["train", str(ROOT / "examples/quickstart/config.yaml"), f"trainer.save_checkpoint_path={run}"]
+        refused = CliRunner().invoke(main, [*words, "--dry-run"])
+        assert refused.exit_code == 2
+        assert f"process {first.pid} on " in refused.stderr
+        first.kill()
+    require_free(run)
+    with hold_folder(run), pytest.raises(ConfigError, match="in use by another run"):
+        require_free(run)
+    with hold_folder(tmp_path / "refused"):  # a configuration that is refused writes nothing
+        pass
+    assert not (tmp_path / "refused").exists()
 
 
 def test_a_dry_run_says_last_what_would_be_resumed(tmp_path: Path) -> None:

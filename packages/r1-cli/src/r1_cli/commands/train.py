@@ -76,10 +76,12 @@ def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
     from r1_cli.plan.announce import render_sources
     from r1_cli.plan.batches import count, make_plan
     from r1_cli.plan.disk import require_room
-    from r1_cli.plan.start import find_start
+    from r1_cli.plan.start import find_start, require_free
     from r1_cli.state.checkpoints import CheckpointStore
 
-    start = find_start(config, CheckpointStore(config.trainer.checkpoint_folder))
+    store = CheckpointStore(config.trainer.checkpoint_folder)
+    require_free(store.root)
+    start = find_start(config, store)
     plan = make_plan(config, *count(config))
     sources, val_sources = training_sources(config.data), validation_sources(config.data)
     opened = open_local(sources) + open_local(val_sources)
@@ -95,6 +97,7 @@ def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
         dry_run.show_all(console, config, provenance, plan, tables)
     else:
         warnings += dry_run.show_screen(console, config, provenance, plan, tables)
+    warnings += [f"{path} is damaged ({told}); the run would set it aside" for path, told in store.damaged().items()]
     warnings += [*first_problems(TruthReader(config, [*sources, *val_sources]), opened), *dry_run.find_warnings(config)]
     begins = f"resumes from {start}" if start else f"starts anew in {config.trainer.checkpoint_folder}"
     for line in (*(f"note: {warning}" for warning in warnings), dry_run.UNCHECKED, begins):

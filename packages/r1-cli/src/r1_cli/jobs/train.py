@@ -45,7 +45,7 @@ from r1_cli.models.files import open_critic_config, open_model, read_assets
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.disk import require_room
-from r1_cli.plan.start import find_start, require_same_shape
+from r1_cli.plan.start import find_start, hold_folder, require_same_shape, set_damaged_aside
 from r1_cli.record.manifest import describe as describe_start
 from r1_cli.record.manifest import read_manifest
 from r1_cli.record.writer import Recorder
@@ -84,15 +84,18 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
     require_room(config)
     threads = torch.get_num_threads()  # before an engine in a process of its own gets half of them
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
-    start = find_start(config, store)
-    model, hardware = open_model(config), find_hardware()
-    require_same_shape(config, start, model.config.to_dict())
-    config = settle_devices(config, provenance, hardware)
-    require_shareable(config, model.config.get_text_config())
-    critic_config = open_critic_config(config, model) if config.has_critic else None
-    if critic_config is not None:
-        require_shareable(config, critic_config.get_text_config(), "critic")
     with ExitStack() as stack:
+        stack.enter_context(hold_folder(store.root))
+        start = find_start(config, store)
+        for line in set_damaged_aside(store, start):
+            log.warning("%s", line)
+        model, hardware = open_model(config), find_hardware()
+        require_same_shape(config, start, model.config.to_dict())
+        config = settle_devices(config, provenance, hardware)
+        require_shareable(config, model.config.get_text_config())
+        critic_config = open_critic_config(config, model) if config.has_critic else None
+        if critic_config is not None:
+            require_shareable(config, critic_config.get_text_config(), "critic")
         stack.enter_context(libraries.quiet(store.root / libraries.LOG_FILE))
         seats = stack.enter_context(open_seats(config, hardware))
         hardware = seated_hardware(hardware, seats.ranks)

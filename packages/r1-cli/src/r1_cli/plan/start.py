@@ -1,14 +1,23 @@
 """Where a run starts: anew, or from the newest checkpoint of its folder, if that is a run of the same model."""
 
+import fcntl
 import json
-from collections.abc import Mapping
+import logging
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from r1_cli.config import ConfigError, Problem, RunConfig
-from r1_cli.state.checkpoints import CheckpointStore, read_state
+from r1_cli.record.manifest import now
+from r1_cli.state.checkpoints import CheckpointStore, find_damage, read_state
 from r1_cli.track.files import read_settings
 
+log = logging.getLogger(__name__)
+
+LOCK_FILE = ".lock"  # in the folder of a run
 MODEL = "worker.actor.model.model_path"
 # What tells two architectures apart; of the text part, where there are several.
 SHAPE = ("model_type", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size")
@@ -24,12 +33,18 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     trainer = config.trainer
     if trainer.load_checkpoint_path:
         path = Path(trainer.load_checkpoint_path)
+        if told := find_damage(path):
+            raise ConfigError([Problem("trainer.load_checkpoint_path", f"is damaged: {told}", str(path))])
         try:
             read_state(path)
         except FileNotFoundError as error:
             raise ConfigError([Problem("trainer.load_checkpoint_path", str(error), str(path))]) from error
         return path
-    latest = store.latest()
+    damaged = store.damaged()
+    whole = [step for step in store.steps() if store.path(step) not in damaged]
+    latest = store.path(whole[-1]) if whole else None
+    if damaged and latest is None:
+        raise ConfigError([Problem("trainer.save_checkpoint_path", _no_whole(damaged), str(store.root))])
     if latest and not trainer.find_last_checkpoint:
         message = f"would start anew in {store.root}, which holds checkpoints up to {latest.name}; choose another "
         message += "trainer.experiment_name or trainer.save_checkpoint_path, or set true to go on"
@@ -37,6 +52,76 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     if latest:
         _require_same_model(config, latest)
     return latest
+
+
+@contextmanager
+def hold_folder(root: Path) -> Iterator[None]:
+    """Keep other runs out of a run's folder while the block runs, also when this process is killed in it.
+
+    The system locks a file in the folder for this process and forgets the lock with it: what a killed run leaves of it
+    stops nobody. It does so on network disks as far as they know locks; where they know none, a warning says so.
+
+    Raises:
+        ConfigError: another run has the folder; names its process and machine.
+    """
+    path, file = root / LOCK_FILE, None
+    while file is None or os.fstat(file.fileno()).st_nlink == 0:  # removed by a run that ended meanwhile
+        root.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="utf-8")
+        _lock(file, root)
+    with file:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}, which began at {now()}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            if root.is_dir() and not any(root.iterdir()):  # refused before it wrote anything
+                root.rmdir()
+
+
+def require_free(root: Path) -> None:
+    """Raise ConfigError if a run has this folder at the moment; writes nothing."""
+    path = root / LOCK_FILE
+    if path.is_file():
+        with path.open(encoding="utf-8") as file:
+            _lock(file, root, fcntl.LOCK_SH)
+
+
+def _lock(file: IO[str], root: Path, kind: int = fcntl.LOCK_EX) -> None:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = file.read().strip() or "a process that has not said which it is"
+        message = f"is in use by another run: {holder}. Wait for it, or set trainer.experiment_name"
+        raise ConfigError([Problem("trainer.save_checkpoint_path", message, str(root))]) from error
+    except OSError as error:
+        log.warning("%s cannot be locked (%s): start no second run in it", root, error)
+
+
+def set_damaged_aside(store: CheckpointStore, start: Path | None) -> list[str]:
+    """Rename the damaged checkpoints that are newer than the one to resume from, and return a line for each."""
+    if start is None or start.parent != store.root:
+        return []
+    lines = []
+    for path, told in store.damaged().items():
+        lost = int(path.name.rpartition("_")[2]) - int(start.name.rpartition("_")[2])
+        aside = store.set_aside(path)
+        lines.append(
+            f"{path} is damaged ({told}); it is now {aside.name}, and the run goes on from {start.name}: {lost} "
+            f"step{'s are' if lost > 1 else ' is'} taken again"
+        )
+    return lines
+
+
+def _no_whole(damaged: Mapping[Path, str]) -> str:
+    told = "; ".join(f"{path.name}: {why}" for path, why in damaged.items())
+    return (
+        f"has no checkpoint that is whole ({told}): set trainer.experiment_name to begin anew, or name a checkpoint in "
+        "trainer.load_checkpoint_path"
+    )
 
 
 def _require_same_model(config: RunConfig, latest: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from r1_cli.preflight.findings import Finding, Subject
+from r1_cli.state.checkpoints import find_cut
 
 
 def check_files(subject: Subject) -> Iterator[Finding]:
@@ -24,25 +25,8 @@ def check_files(subject: Subject) -> Iterator[Finding]:
     if not files and not (folder / "adapter_config.json").is_file():
         yield Finding("model.files", "error", f"{folder} has no *.safetensors", "copy or convert the weights")
     for path in files:
-        if (told := _damage(path)) is not None:
+        if (told := find_cut(path)) is not None:
             yield Finding("model.files", "error", f"{path}: {told}", "copy it again")
-
-
-def _damage(path: Path) -> str | None:
-    """Return what is wrong with a safetensors file, by its header and its size."""
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > size - 8:
-            return "its header is cut off"
-        try:
-            tensors = json.loads(stream.read(length))
-            end = max(
-                (entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"), default=0
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return "its header cannot be read"
-    return None if size == 8 + length + end else f"it has {size:,} bytes, its header says {8 + length + end:,}"
 
 
 def check_tokenizer(subject: Subject) -> Iterator[Finding]:

@@ -46,6 +46,27 @@ class CheckpointStore:
         found = (STEP_FOLDER.fullmatch(path.name) for path in self.root.glob("global_step_*"))
         return sorted(int(match[1]) for match in found if match and (self.path(int(match[1])) / STATE_FILE).is_file())
 
+    def damaged(self) -> dict[Path, str]:
+        """Return the newest checkpoints that cannot be resumed from, newest first, and what is wrong with each.
+
+        The first whole one ends the search: those before it are not looked at.
+        """
+        found = {}
+        for step in reversed(self.steps()):
+            if (told := find_damage(self.path(step))) is None:
+                break
+            found[self.path(step)] = told
+        return found
+
+    def set_aside(self, checkpoint: Path) -> Path:
+        """Rename a damaged checkpoint, so that it is neither resumed from nor counted nor removed."""
+        aside = checkpoint.with_name(f"damaged_{checkpoint.name}")
+        number = 1
+        while aside.exists():
+            number += 1
+            aside = checkpoint.with_name(f"damaged_{number}_{checkpoint.name}")
+        return checkpoint.rename(aside)
+
     def path(self, step: int) -> Path:
         return self.root / f"global_step_{step}"
 
@@ -107,7 +128,10 @@ class CheckpointStore:
         return max(scored)[1] if scored else None
 
     def _score(self, step: int) -> float | None:
-        score: float | None = read_state(self.path(step)).get("val_reward_score")
+        try:
+            score: float | None = read_state(self.path(step)).get("val_reward_score")
+        except ValueError:  # damaged, and older than what the run goes on from
+            return None
         return score
 
     def _prune(self) -> None:
@@ -135,6 +159,43 @@ class CheckpointStore:
     def _remove_drafts(self) -> None:
         for leftover in self.root.glob(".draft_*"):
             shutil.rmtree(leftover)
+
+
+def find_damage(checkpoint: Path) -> str | None:
+    """Return which file of a checkpoint folder is cut off or missing and how it shows; None if all are whole.
+
+    Reads JSON files, and of safetensors files the header, which says how long the file must be.
+    """
+    for path in sorted(checkpoint.rglob("*.json")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            named = set(content["weight_map"].values()) if path.name.endswith(".index.json") else ()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"{path.relative_to(checkpoint)} is cut off or no JSON of its kind ({error})"
+        for name in sorted(named):
+            if not (path.parent / name).is_file():
+                return f"{(path.parent / name).relative_to(checkpoint)} is missing"
+    for path in sorted(checkpoint.rglob("*.safetensors")):
+        if (told := find_cut(path)) is not None:
+            return f"{path.relative_to(checkpoint)}: {told}"
+    return None
+
+
+def find_cut(path: Path) -> str | None:
+    """Return what is wrong with a safetensors file, by its header and its size; None if nothing is."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > size - 8:
+            return "its header is cut off"
+        try:
+            tensors = json.loads(stream.read(length))
+            end = max(
+                (entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"), default=0
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return "its header cannot be read"
+    return None if size == 8 + length + end else f"it has {size:,} bytes, its header says {8 + length + end:,}"
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
