@@ -171,6 +171,14 @@ def test_no_sample_is_lost_to_one_kill_from_outside(write, who):
     assert [score.value for score in scores] == [float(number) for number in range(60)]
 
 
+def test_no_sample_is_lost_if_the_server_is_killed_again_while_it_loads_the_reward_again(write):
+    source = SEQUENTIAL + "    if text == '5': kill(os.getppid())\n    return float(text)\n" + KILL_ONCE
+    source += "if os.path.exists(flag) and not os.path.exists(flag + '2'):\n"
+    source += "    open(flag + '2', 'w').close()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    with load(write(source), workers=2) as verifier:
+        assert causes(verifier(inputs(*range(12)))) == [None] * 12
+
+
 def test_a_batch_call_is_made_again_as_a_whole_if_its_worker_is_killed_from_outside(write):
     source = "import os, time\ndef f(rs):\n    kill(os.getpid())\n    return [float(len(rs)) for r in rs]\n" + KILL_ONCE
     with load(write(source)) as verifier:
