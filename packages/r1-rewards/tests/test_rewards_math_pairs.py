@@ -50,6 +50,17 @@ def test_no_answer_is_right_for_many_truths(verdicts):
         (r"9^{\frac{9^9}{1}}", "5"), (r"\sqrt[10^{-9}]{9}", "5"), (r"(10^{9999})^{9999}", "5"), (r"\cancel{5}", "5"),
         (r"\binom{10^6}{10^5}", "5"), (r"(1+\sqrt{2})^{9999}", "5"),
         (r"\phantom{6}5?", "5"), ("5 dozen", "5"), ("5 hundred", "5"), ("half of 5", "5"), ("4 = 5", "5"),
+        ("(0,1)", r"\{0,1\}"), (r"\{0,1\}", "(0,1)"), ("(1,0)", r"\{0,1\}"), ("(1,2,3)", r"\{1,2,3\}"),
+        (r"x \in \left(0,1\right)", r"\left\{0,1\right\}"), (r"\{(0,1)\}", "(0,1)"),
+        ("7%8", "78"), ("7{8}", "78"), ("7$8", "78"), (r"7\ 8", "78"), (r"2\ 3/4", "23/4"), (r"2\ 3/4", "1.5"),
+        (r"\frac{3\pm 1}{2}", "1"), (r"\frac{3\pm 1}{2}", "1, 3"), (r"\frac{1\pm\sqrt5}{2}", r"\frac{1\pm\sqrt6}{2}"),
+        (r"\frac{3\pm 1}{2}", "(1, 2)"), (r"\frac{1+\sqrt5}{2}", r"\frac{1\pm\sqrt5}{2}"),
+        ("70k", "70"), ("70k", "7000"), ("2000", "2k"), ("70 K", "70000"), ("3k", "3000k"), ("70kg", "70000"),
+        ("10 hours 30 minutes", "10"), ("10 hours 30 minutes", "30"), ("10 hours 30 minutes", "40"),
+        ("10 minutes 30 seconds", "10.5 hours"), ("5 m 30 s", "5.5"), ("10 hours 30 meters", "10.5"),
+        ("1 hour 20 minutes", "1.2"), ("30 minutes 10 hours 5 minutes", "10.5 hours"),
+        (r"\vec{a}", r"\mathbf{b}"), (r"\vec{a}", "a"), (r"\hat{i}", "i"), (r"|\vec{a}|", r"\mathbf{a}"),
+        (r"3\vec{i}+4\vec{j}", r"4\mathbf{i}+3\mathbf{j}"),
     ],
 )  # fmt: skip
 def test_what_once_passed_or_never_ended_is_wrong_and_says_why(answer, truth):
@@ -63,6 +74,17 @@ def test_what_once_passed_or_never_ended_is_wrong_and_says_why(answer, truth):
     [
         ("5(7)", "35"), ("5 dozen", "60"), ("1800 cents", "$18"), ("$5", "5"), (r"2+2=4", "4"), ("$18$", "$18"),
         (r"x = \frac72 = 3.5", "3.5"),
+        ("(0,1)", "(0,1)"), (r"\{1,0\}", r"\{0,1\}"), (r"1\,000", "1000"), (r"1\ 000", "1000"), ("1{,}000", "1000"),
+        (r"2\ 3/4", r"2\frac{3}{4}"), (r"2\frac34", r"2\ 3/4"), (r"-2\,3/4", "-2.75"), ("2 3/4", r"2\ 3/4"),
+        (r"\frac{1\pm\sqrt{5}}{2}", r"\boxed{\frac{1+\sqrt{5}}{2}} and \boxed{\frac{1-\sqrt{5}}{2}}"),
+        (r"\frac{1+\sqrt5}{2}} or \boxed{\frac{1-\sqrt5}{2}", r"\frac{1\pm\sqrt{5}}{2}"),
+        (r"x = \dfrac{1 \mp \sqrt{5}}{2}", r"\frac{1 \pm \sqrt{5}}{2}"), (r"\frac{3\pm 1}{2}", "2, 1"),
+        ("70k", "70000"), (r"\$1.5k", "1,500"), ("3k", "3k"), ("70 kg", "70"),
+        ("10 hours 30 minutes", "10.5 hours"), ("10 hours 30 minutes", "630 minutes"), ("630", "10 hours 30 minutes"),
+        (r"10\text{ hours and }30\text{ minutes}", "10.5"), ("10 h 30 min", "10 hours, 30 minutes"),
+        ("5 ft 3 in", "63 inches"), ("5 dollars 30 cents", r"\$5.30"),
+        (r"3\vec{i}+4\vec j", r"3\mathbf{i}+4\mathbf{j}"), (r"3\mathbf{i}-\mathbf{j}", r"3\hat{\imath}-\hat{j}"),
+        (r"\overrightarrow{a}", r"\boldsymbol{a}"),
     ],
 )  # fmt: skip
 def test_the_like_that_is_right_is_taken(answer, truth):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from r1_rewards import gsm8k, math, r1v
+from r1_rewards import gsm8k, math, numeric, r1v
 from r1_rewards.reading.guards import refusal
 from r1_rewards.verifiers.format import has_r1v
 
@@ -283,3 +283,9 @@ def test_missing_math_verify_is_an_error_that_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(ImportError, match=r"r1-rewards\[math\]"):
         math.score(r"\boxed{x+1}", "1+x")
+
+
+@pytest.mark.parametrize("verifier", [gsm8k, math, numeric])
+@pytest.mark.parametrize("answer", ["7{8}", "7%8", "$7 $8", r"7\ 8", "7. 8", "7 8"])
+def test_digits_that_something_separates_are_no_one_number(verifier, answer):
+    assert [verifier.score(rf"\boxed{{{answer}}}", truth).value for truth in ("78", "7", "8")] == [0.0, 0.0, 0.0]

@@ -4,13 +4,12 @@ import math
 import re
 from fractions import Fraction
 
-from r1_rewards.reading.notation import quantity, split_words
-from r1_rewards.reading.number import parse_number
+from r1_rewards.reading.notation import parts_of_amount, quantity, split_words
+from r1_rewards.reading.number import parse_number, side_by_side
 from r1_rewards.reading.units import Unit
 
 _SCIENTIFIC = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)\s?(?:\\times|\\cdot)\s?10\s?\^\s?\{?(-?[0-9]{1,3})\}?")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\s?(?:\{(-?[0-9]{1,200})\}|([0-9]))\s?(?:\{([0-9]{1,200})\}|([0-9]))")
-_SEPARATE_NUMBERS = re.compile(r"-?[0-9.]+(?:\s+[0-9.]+)+")
 _SPACED_COMMA = re.compile(r",\s")  # a list, where "32,349" is a number
 _DECIMAL_COMMA = re.compile(r"-?[0-9]+,(?:[0-9]{2}|[0-9]{4,})")
 _DECIMAL_POINT = re.compile(r"-?[0-9]+\.[0-9]+")
@@ -21,9 +20,11 @@ _PROPER_COMMAS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
 def equal_amounts(extracted: str, truth: str, digits: int) -> bool | None:
     """Return whether two numbers with or without units are the same; None where this cannot decide.
 
-    Units are converted. "25%" is both 25 and 0.25, unless the other has a unit. Numbers that are not whole may differ
-    beyond `digits` decimals: see `close`.
+    Units are converted, and "10 hours 30 minutes" added up. "25%" is both 25 and 0.25, unless the other has a unit.
+    Numbers that are not whole may differ beyond `digits` decimals: see `close`.
     """
+    if (decided := _equal_sums(extracted, truth)) is not None:
+        return decided
     extracted_number, extracted_unit = quantity(extracted) or (extracted, "")
     truth_number, truth_unit = quantity(truth) or (truth, "")
     if _SPACED_COMMA.search(extracted_number) or _SPACED_COMMA.search(truth_number):
@@ -42,6 +43,24 @@ def equal_amounts(extracted: str, truth: str, digits: int) -> bool | None:
     if percents[0] == percents[1]:
         return close(left, right, digits)
     return close(left, right, digits) or close(*((left / 100, right) if percents[0] else (left, right / 100)), digits)
+
+
+def _equal_sums(extracted: str, truth: str) -> bool | None:
+    """Compare amounts of which one is in several units, as in "10 hours 30 minutes"; None where neither is.
+
+    A number without unit is in one of the units that the other has.
+    """
+    left, right = parts_of_amount(extracted), parts_of_amount(truth)
+    if len(left) < 2 and len(right) < 2:
+        return None
+    if left and right:
+        return left[0][1].kind == right[0][1].kind and _sum(left) == _sum(right)
+    number = _number(truth if left else extracted, "")
+    return None if number is None else any(_sum(left or right) == number * unit.factor for _, unit in left or right)
+
+
+def _sum(parts: list[tuple[Fraction, Unit]]) -> Fraction:
+    return sum((number * unit.factor for number, unit in parts), Fraction(0))
 
 
 def close(left: Fraction, right: Fraction, digits: int) -> bool:
@@ -86,10 +105,10 @@ def _number(text: str, other: str) -> Fraction | None:
         text = _SCIENTIFIC.sub(r"\1e\2", text)
     elif _DECIMAL_COMMA.fullmatch(text) and (_DECIMAL_POINT.fullmatch(other) or _DECIMAL_COMMA.fullmatch(other)):
         text = text.replace(",", ".")
-    return None if _SEPARATE_NUMBERS.fullmatch(text) else parse_exact(text)
+    return parse_exact(text)
 
 
 def _miswritten_number(text: str) -> bool:
     """Whether a text looks like one number but is not: "12,34" is a list or a mistake, and not 1234."""
     improper = _IMPROPER_COMMAS.fullmatch(text) and not _PROPER_COMMAS.fullmatch(text)
-    return bool(improper or _SEPARATE_NUMBERS.fullmatch(text))
+    return bool(improper) or side_by_side(text)

@@ -3,9 +3,10 @@
 import re
 import unicodedata
 from fractions import Fraction
+from itertools import pairwise
 
 from r1_rewards.reading.characters import plain
-from r1_rewards.reading.solutions import as_tuple, rewrite
+from r1_rewards.reading.solutions import as_tuple, both_signs, rewrite
 from r1_rewards.reading.units import UNITS, Unit
 
 # Longest first; blanks keep a command apart from a following letter.
@@ -27,6 +28,11 @@ _SIZE = re.compile(
 _STYLED = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|underline|mathit)(?![A-Za-z])\s?(?:\{\s?(-?[0-9.]{1,40}|[A-Za-z])\s?\}|([A-Za-z])(?![A-Za-z]))"
 )
+_BOLD_LETTER = re.compile(r"\\(?:mathbf|boldsymbol|bm)(?![A-Za-z])\s?\{?\s?[A-Za-z]\s?(?:\}|(?![A-Za-z]))")
+_ARROW = re.compile(
+    r"\\(?:vec|overrightarrow)(?![A-Za-z])\s?(?:\{\s?([A-Za-z])\s?\}|([A-Za-z])(?![A-Za-z]))"
+    r"|\\(?:wide)?hat(?![A-Za-z])\s?\{?\s?(?:\\([ij])math(?![A-Za-z])|([ijk])(?![A-Za-z]))\s?\}?"
+)
 _DOLLARS = re.compile(r"-?\$[0-9][^$]*$")
 _COLOR = re.compile(r"\\(?:text)?color\s?\{[a-z]{1,20}\}")
 _SAID = re.compile(
@@ -45,8 +51,8 @@ _POWER = re.compile(r"\s{0,4}\*\*\s{0,4}(-?[0-9]+|[A-Za-z])?")
 _REPEATING = re.compile(r"(-?[0-9]*)\.([0-9]*)\\(?:overline|dot)\s?\{([0-9]{1,30})\}")
 _PERIOD = re.compile(r"(-?[0-9]*)\.([0-9]*)\(([0-9]{1,30})\)")  # as a whole: 0.5(3) within a formula is a product
 _GOES_ON = re.compile(r"(-?[0-9]*)\.([0-9]{0,30}?)([0-9]{1,12}?)\3{2,30}\s?(?:\.\.\.|\\[lcd]?dots)")
-_MIXED = re.compile(r"(-?)([0-9]{1,9})\s+([0-9]{1,9})/([0-9]{1,9})")
-_GROUPED_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:[ _'][0-9]{3})+(?:\.[0-9]+)?")
+_MIXED = re.compile(r"(-?)([0-9]{1,9})(?:\s|~|\\[ ,;:])+([0-9]{1,9})/([0-9]{1,9})")
+_GROUPED_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:(?:[ _']|\\[ ,;:!])[0-9]{3})+(?:\.[0-9]+)?")
 _TIMES_TEN = re.compile(r"(?<=[0-9])\s{0,4}[xX*]\s{0,4}(?=10\s?\^)")
 _EXPONENT_MARK = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]{1,3})")
 _DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc))\s?[({]?\s?([0-9]+(?:\.[0-9]+)?)\s?\^\s?\{?\s?\\circ\s?\}?[)}]?")
@@ -64,6 +70,8 @@ _SCALED = re.compile(
     re.IGNORECASE,
 )
 _PERCENT = re.compile(r"(?<=[0-9}])\s{0,4}(?:\\text\s?\{\s{0,4}per\s?cent\s{0,4}\}|per\s?cent\b)")
+_KILO = re.compile(r"(-?(?:\\?\$)?[0-9][0-9,]*(?:\.[0-9]+)?)\s?k")
+_PLAIN_NUMBER = re.compile(r"-?(?:\\?\$)?[0-9][0-9,]*(?:\.[0-9]+)?")
 _COUNTER = re.compile(r"(?<=[0-9])\s?(?:个|元|人|名|只|条|张|本|块|岁|次|种|天|年)$")
 _NO_SOLUTION = re.compile(
     r"(?:there (?:is|are) )?(?:no (?:real )?(?:solutions?|roots?)|(?:the )?empty set)", re.IGNORECASE
@@ -83,7 +91,10 @@ _QUANTITY = re.compile(
     r"\s{0,8}\}?\s?(?P<power>\^?\{?[23]\}?)?\s{0,8}\}?",
     re.IGNORECASE,
 )
-
+_PART = re.compile(
+    rf"([0-9][0-9,]*(?:\.[0-9]+)?)(?:\\[ ,]|[ ~]){{0,4}}(?:{_TEXT})?({'|'.join(sorted(UNITS, key=len, reverse=True))})"
+    r"(?![A-Za-z0-9^])(?:[\s,~}]|\\[ ,;]|\\text\s?\{\s?and\b|\band\b){0,12}"
+)
 _LAST_WORDS = re.compile(
     rf"(?P<rest>.*[0-9a-z)}}\]])(?:\\[ ,;]|[ ~])*"
     rf"(?:{_TEXT}(?P<words>[A-Za-z][A-Za-z /]*)\}}|(?<=[ ~,])(?P<unit>{_UNITS}))"
@@ -115,14 +126,31 @@ def normalise(written: str) -> str:
 
 
 def in_one_notation(left: str, right: str) -> tuple[str, str]:
-    """Write degrees as radians where the other side has these, and a column vector as a tuple where it has one."""
+    """Write `left`, an answer, and `right`, its truth, alike.
+
+    Degrees become radians where the other side has these, a column vector a tuple, one formula with ± two where the
+    other is a list, and 70k is 70000 for a truth that is a number; a truth's k may be a variable.
+    """
     if _DEGREE.search(left) and _RADIAN.search(right) and not _DEGREE.search(right):
         left, right = _DEGREE.sub(_PER_DEGREE, left), _RADIANS.sub("", right)
     elif _DEGREE.search(right) and _RADIAN.search(left) and not _DEGREE.search(left):
         left, right = _RADIANS.sub("", left), _DEGREE.sub(_PER_DEGREE, right)
     if left.startswith("(") != right.startswith("("):
         left, right = as_tuple(left), as_tuple(right)
+    if (thousands := _KILO.fullmatch(left)) and _PLAIN_NUMBER.fullmatch(right):
+        left = _SCALED.sub(_scaled_number, f"{thousands[1]} thousand")
+    return both_signs(left, right), both_signs(right, left)
+
+
+def with_bold_vectors(left: str, right: str) -> tuple[str, str]:
+    r"""Write `\vec{a}` and `\hat{i}` as `\mathbf{a}` and `\mathbf{i}` where the other side writes its vectors so."""
+    if (_ARROW.search(left) and _BOLD_LETTER.search(right)) or (_ARROW.search(right) and _BOLD_LETTER.search(left)):
+        left, right = (_ARROW.sub(_bold_letter, side) for side in (left, right))
     return left, right
+
+
+def _bold_letter(arrow: re.Match[str]) -> str:
+    return rf"\mathbf{{{next(filter(None, arrow.groups()))}}}"
 
 
 def as_shares(left: str, right: str) -> tuple[str, str] | None:
@@ -155,6 +183,19 @@ def quantity(text: str) -> tuple[str, Unit | str] | None:
     name = match["unit"] + re.sub(r"[^23]", "", match["power"] or "")
     unit = UNITS.get(name) or UNITS.get(name.lower())
     return match["number"], unit or name.lower().removesuffix("s")
+
+
+def parts_of_amount(text: str) -> list[tuple[Fraction, Unit]]:
+    """Return numbers and units of "10 hours 30 minutes", of one kind and ever smaller; [] for any other text."""
+    matches, place = [], 0
+    while match := _PART.match(text, place):
+        matches.append(match)
+        place = match.end()
+    parts = [(Fraction(match[1].replace(",", "")), UNITS[match[2]]) for match in matches]
+    falling = all(
+        one.kind == next_one.kind and one.factor > next_one.factor for (_, one), (_, next_one) in pairwise(parts)
+    )
+    return parts if falling and place == len(text) else []
 
 
 def split_words(text: str) -> tuple[str, Unit | str] | None:
@@ -196,7 +237,7 @@ def _whole_number_or_matrix(text: str) -> str | None:
     if match := _PERIOD.fullmatch(text) or _GOES_ON.fullmatch(text):
         return _repeating_fraction(match)
     if _GROUPED_THOUSANDS.fullmatch(text):
-        return re.sub("[ _']", "", text)
+        return re.sub(r"[^-.0-9]", "", text)
     if match := _EXPONENT_MARK.fullmatch(text):
         return rf"{match[1]}\times 10^{{{int(match[2])}}}"
     if match := _MIXED.fullmatch(text):

@@ -9,6 +9,9 @@ _NUMBER = re.compile(
     r"(?P<sign>[+-]?)(?P<whole>[0-9]*|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.(?P<decimals>[0-9]*))?"
     r"(?:[eE](?P<exponent>[+-]?[0-9]{1,3}))?(?:/(?P<denominator>[0-9]+))?"
 )
+_SPACED_THOUSANDS = re.compile(r"(?<![0-9,.])[0-9]{1,3}(?:[ \xa0][0-9]{3})+(?![0-9,])")
+_SIDE_BY_SIDE = re.compile(r"[0-9]\.?[$€£¥%{}\\\s]+\.?[0-9]")
+_OF_NO_NUMBER = re.compile(r"[^-−+0-9.,/eE$€£¥%{}\\\s]")
 _DROPPED = str.maketrans(dict.fromkeys("$€£¥%{}\\ \t\r\n\xa0\u200b\ufeff") | {"−": "-"})
 
 
@@ -16,11 +19,12 @@ def parse_number(text: str) -> Fraction | None:
     r"""Return the exact value of a plain number, or None if `text` is anything else.
 
     Read: an optional sign, digits with or without proper thousands commas, decimals, an exponent of at most three
-    digits, one denominator. Ignored: currency signs, `%`, braces, backslashes, blanks, a final full stop.
+    digits, one denominator. Ignored: currency signs, `%`, braces, backslashes, blanks, a final full stop; but between
+    two digits only one blank before three, as in "1 000".
 
     Example: `parse_number("$1,234.50")` and `parse_number("1234.5")` are equal; `parse_number("12,34")` is None.
     """
-    if len(text) > MAX_DIGITS:
+    if len(text) > MAX_DIGITS or side_by_side(text):
         return None
     plain = text.translate(_DROPPED).rstrip(".")
     match = _NUMBER.fullmatch(plain)
@@ -37,3 +41,8 @@ def parse_number(text: str) -> Fraction | None:
         return None
     value = Fraction(int(whole + decimals), 10 ** len(decimals)) * Fraction(10) ** exponent / denominator
     return -value if match["sign"] == "-" else value
+
+
+def side_by_side(text: str) -> bool:
+    """Return whether `text` is several numbers between which nothing stands but what `parse_number` ignores: "7 8"."""
+    return not _OF_NO_NUMBER.search(text) and bool(_SIDE_BY_SIDE.search(_SPACED_THOUSANDS.sub("1", text)))

@@ -9,6 +9,11 @@ _BOUND = re.compile(r"([A-Za-z])\s?(<|>|\\leq?(?![A-Za-z])|\\geq?(?![A-Za-z])|\\
 _ASSIGNED = re.compile(r"([A-Za-z])\s?=\s?([^=,]{1,60})")
 _SWAPPED = re.compile(r"([^=A-Za-z]{1,80})=\s?([A-Za-z])")
 _RATIO = re.compile(r"([0-9]{1,9})\s(?:to|\\text\s?\{\s?to\s?\})\s([0-9]{1,9})")
+_BRACKETED = re.compile(  # as a whole, with a comma: (0,1), x \in (0,1), \left\{0,1\right\}
+    r"(?:[A-Za-z]\s?(?:=|\\in(?![A-Za-z]))\s?)?(?:\\left\s?)?(?:(\()[^()]{0,300},[^()]{0,300}\)|(\\\{)[^{}]{0,300},.{0,300}\\\})"
+)
+_SIGNS = re.compile(r"(\\pm|\\mp)(?![A-Za-z])")
+_SEVERAL = re.compile(rf",|\band\b|{_SIGNS.pattern}|{_OR.pattern}")
 _COLUMN = re.compile(r"(?:\\left\s?[(\[]\s?)?\\begin\{([pb]?matrix)\}([^&]{1,300})\\end\{\1\}(?:\s?\\right\s?[)\]])?")
 
 
@@ -29,6 +34,25 @@ def as_tuple(text: str) -> str:
     """Return a column vector as a tuple, any other text as it is."""
     column = _COLUMN.fullmatch(text)
     return text if column is None else f"({','.join(part.strip() for part in column[2].split(chr(92) * 2))})"
+
+
+def both_signs(text: str, other: str) -> str:
+    r"""Return `\frac{1 \pm a}{2}` as a list of two where `other` has two values; any other text as it is.
+
+    Math-Verify reads a ± that stands in no braces.
+    """
+    if len(parts := _SIGNS.split(text)) != 3 or r"\{" in text or "," in text or not _SEVERAL.search(other):
+        return text
+    before, sign, behind = parts
+    if before.count("{") <= before.count("}"):
+        return text
+    return ", ".join(f"{before}{one}{behind}" for one in ("+-" if sign == r"\pm" else "-+"))
+
+
+def brackets(text: str) -> str:
+    r"""Return "(" for a tuple or an open interval, "{" for a set by its elements, "" for anything else."""
+    found = _BRACKETED.fullmatch(text)
+    return (found[1] or found[2]).strip("\\") if found else ""
 
 
 def _union(text: str) -> str | None:

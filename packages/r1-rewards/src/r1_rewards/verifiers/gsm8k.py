@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from r1_rewards.reading import characters, extract
 from r1_rewards.reading.notation import SCALE
-from r1_rewards.reading.number import parse_number
+from r1_rewards.reading.number import parse_number, side_by_side
 from r1_rewards.reading.surroundings import in_context
 from r1_rewards.types import Score
 
@@ -41,6 +41,8 @@ def final_number(text: str) -> Fraction | None:
     for find in (extract.boxed, extract.hashed, extract.tagged, extract.stated):
         extracted = find(text)
         if extracted is not None:
+            if side_by_side(extracted):
+                return None
             number = _number_in(extracted)
             if number is not None:
                 return number

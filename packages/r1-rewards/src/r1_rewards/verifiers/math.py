@@ -14,7 +14,8 @@ from r1_rewards.reading import extract
 from r1_rewards.reading.amounts import close, equal_amounts
 from r1_rewards.reading.guards import refusal
 from r1_rewards.reading.hedges import hedge
-from r1_rewards.reading.notation import as_shares, in_one_notation, normalise, without_emphasis
+from r1_rewards.reading.notation import as_shares, in_one_notation, normalise, with_bold_vectors, without_emphasis
+from r1_rewards.reading.solutions import brackets
 from r1_rewards.reading.truths import blank_problem, read_truths
 from r1_rewards.types import Score
 
@@ -92,7 +93,7 @@ def compare(extracted: str, truth: str, *, digits: int = 6, strict: bool = True)
         return False, f"not computed: {reason}"
     if reason := refusal(truth):
         return False, f"the truth is not computed: {reason}"
-    extracted, truth = normalise(extracted), normalise(truth)
+    extracted, truth = map(normalise, with_bold_vectors(extracted, truth))
     if not extracted or not truth:
         return False, "there is nothing to compare"
     if _packed(extracted) == _packed(truth):
@@ -114,6 +115,8 @@ def _compare_plain(extracted: str, truth: str, digits: int, strict: bool) -> tup
         return decided, "as numbers"
     if (decided := _equal_words(extracted, truth)) is not None:
         return decided, "as words"
+    if strict and {brackets(extracted), brackets(truth)} == {"(", "{"}:
+        return False, "a tuple or an interval is no set"
     # What normalising wrote out may be hostile where the original was not ("9²²²" becomes 9^{2}^{2}^{2}).
     if refusal(extracted) or refusal(truth):
         return False, "not computed"

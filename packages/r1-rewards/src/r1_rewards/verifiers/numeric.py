@@ -8,7 +8,7 @@ from r1_rewards.reading import characters, extract
 from r1_rewards.reading.amounts import parse_exact
 from r1_rewards.reading.hedges import hedge
 from r1_rewards.reading.notation import SCALE
-from r1_rewards.reading.number import parse_number
+from r1_rewards.reading.number import parse_number, side_by_side
 from r1_rewards.reading.surroundings import in_context
 from r1_rewards.reading.units import UNITS, Unit
 from r1_rewards.types import Score
@@ -113,7 +113,7 @@ def _said(text: str) -> tuple[Fraction, str] | None:
     """Return the one quantity of a few words that take nothing back, or the last one of a sentence."""
     if len(text.split()) > MAX_WORDS:
         return read_quantity(text) or _last_quantity(text)
-    if hedge(text, "", str.__eq__) or _SEVERAL.search(text) or _BOUND.match(text):
+    if hedge(text, "", str.__eq__) or _SEVERAL.search(text) or _BOUND.match(text) or side_by_side(text):
         return None
     return read_quantity(text) or _last_quantity(text)
 
