@@ -110,6 +110,17 @@ def test_the_exit_code_says_whether_a_check_failed(tmp_path: Path) -> None:
     assert "FAILS" in bad.output
 
 
+def test_the_last_line_is_the_verdict_or_the_command_to_type_again(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(GOOD)
+    good = run(f"{tmp_path}/reward.py:f", "--timeout", "60").output.splitlines()
+    checks = sum(line.rstrip("│ ").endswith(" ok") for line in good)
+    assert good[-1] == f"{checks} checks passed"
+    (tmp_path / "reward.py").write_text("def f(rs):\n    return [float(len(r['response']) > 0) for r in rs]\n")
+    *_, count, command = run(f"{tmp_path}/reward.py:f", "--timeout", "60").output.splitlines()
+    assert count.startswith(f"19 of {checks} checks failed: right beats wrong, ")
+    assert command == f"correct the reward, then: r1 reward test {tmp_path}/reward.py:f --timeout 60.0"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -1,10 +1,14 @@
 """`r1 reward`: what an author of a reward needs before a run does."""
 
+import shlex
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from r1_cli.commands.errors import ANY_WORDS, told_plainly, visible
+
+NAMED = 3  # failed checks
 
 
 @click.group(short_help="Try a reward before training with it.")
@@ -50,16 +54,34 @@ def test(
     columns = Columns(prompt_key or "prompt", answer_key or "answer") if prompt_key or answer_key else None
     marks = {True: "[green]ok[/]", False: "[red]FAILS[/]", None: ""}
     table = Table("check", "result", "", title=f"r1 reward test {escape(spec)}", title_justify="left")
-    failed = 0
+    passed, failed = 0, list[str]()
     with told_plainly(ConfigError, DataError, RewardSpecError):
         kwargs = _keywords(settings)
         for finding in try_reward(spec, kwargs, data=data, columns=columns, samples=samples, timeout=timeout):
             table.add_row(escape(finding.check), escape(visible(finding.result)), marks[finding.passed])
-            failed += finding.passed is False
+            passed += finding.passed is True
+            failed += [finding.check] if finding.passed is False else []
     Console().print(table)
-    if failed:
-        click.echo(f"{failed} {'check fails' if failed == 1 else 'checks fail'}")
-        raise SystemExit(1)
+    if not failed:
+        click.echo(f"{passed} checks passed")
+        return
+    told = ", ".join(failed[:NAMED]) + (", …" if len(failed) > NAMED else "")
+    click.echo(f"{len(failed)} of {passed + len(failed)} checks failed: {told}")
+    click.echo(f"correct the reward, then: {_same_command()}")
+    raise SystemExit(1)
+
+
+def _same_command() -> str:
+    """Return the command that runs now, as it is typed again."""
+    context = click.get_current_context()
+    words = ["r1", "reward", "test", context.params["spec"], *context.params["settings"]]
+    for option in context.command.params:
+        if (
+            context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+            and option.opts[0][:2] == "--"
+        ):
+            words += [option.opts[0], str(context.params[option.name or ""])]
+    return shlex.join(words)
 
 
 def _keywords(settings: tuple[str, ...]) -> dict[str, Any]:
