@@ -61,7 +61,7 @@ def test_a_failing_reward_is_counted_and_the_run_goes_on(
 ) -> None:
     (tmp_path / "reward.py").write_text(code)
     reward = f"worker.reward.reward_function={tmp_path / 'reward.py'}:compute_score"
-    process = train(r1, tmp_path / "run", reward, *settings)
+    process = train(r1, tmp_path / "run", reward, "trainer.max_idle_steps=-1", *settings)  # where all fail, goes on
     record = read_log(tmp_path / "run")[-1]
     counted = {name.removeprefix("reward/failures/") for name in record if name.startswith("reward/failures/")}
     assert counted == causes

@@ -132,8 +132,23 @@ def test_a_run_whose_rewards_all_fail_says_so_at_once_and_ends(
     assert of.store.steps() == [3], "what was there when the run ended must go on from there"
     # The same command, typed again, counts on; a limit of -1 goes on to the end.
     state = json.loads((of.store.path(3) / "trainer.json").read_text())
-    assert start(KeepAll()).resume(state).idle == 3
+    assert (start(KeepAll()).resume(state).idle, start(KeepAll()).resume(state).failed) == (3, 3)
     assert loop.train(run(tmp_path / "other", verifier=Failing(), limit=-1), start(KeepAll())).step == 6
+
+
+def test_a_run_of_failed_rewards_fails_also_if_it_is_shorter_than_the_limit_and_says_why_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    of = run(tmp_path, verifier=Failing(), limit=10, steps=2)
+    with caplog.at_level(logging.WARNING, logger="r1"), pytest.raises(NothingToLearn) as failure:
+        loop.train(of, start(KeepAll()))
+    assert "no step learned anything: the reward failed on every response of all 2 steps" in str(failure.value)
+    assert str(failure.value) not in caplog.text, "the command prints it"
+    assert "leaving after step 2, which is kept in" in caplog.text
+    sound = Failing()
+    sound.sound = 1
+    assert loop.train(run(tmp_path / "one", verifier=sound, limit=10, steps=2), start(KeepAll())).failed == 1
+    assert loop.train(run(tmp_path / "equal", rate=0.0, limit=10, steps=2), start(KeepAll())).idle == 2
 
 
 def test_rewards_that_never_differ_end_a_run_and_one_such_step_does_not(

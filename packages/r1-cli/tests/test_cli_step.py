@@ -103,6 +103,7 @@ def test_a_resumed_run_starts_from_all_that_its_checkpoint_holds() -> None:
         filter=replace(EMAStd(), step=8, average=0.4, steps_seen=2),
         normalizer=RewardNormalizer(1.0, 2.0, 3),
         idle=2,
+        failed=1,
         micro_batches={"worker.actor": 4},
     )
     resumed = begin.resume(late.state())

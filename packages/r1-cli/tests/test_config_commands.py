@@ -266,6 +266,22 @@ def test_a_dry_run_warns_of_a_model_that_is_not_here_and_names_a_near_one(reposi
     assert "the run would ask the hub" in out.splitlines()[-3]
 
 
+def test_a_path_that_is_missing_is_the_only_problem_and_says_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/global_step_20").mkdir(parents=True)
+    for words in (["eval"], ["merge"], ["diagnose"], ["report"], ["diff", "."], ["replay", "--step", "1"]):
+        code, _, err = run(*words, "runs/elsewhere")
+        assert code == 2, words
+        assert f"working directory: {tmp_path}" in err
+        assert "data.val_files" not in err
+        code, _, err = run(*words, "runs/global_step_2")
+        assert "did you mean runs/global_step_20?" in err
+    _, _, err = run("reward", "test", "own.py:f")
+    assert f"there is no file {tmp_path}/own.py" in err
+
+
 def test_a_dry_run_refuses_a_model_without_a_chat_template(repository: Path, tmp_path: Path) -> None:
     shutil.copytree("examples/quickstart/model", tmp_path / "model")
     words = ["train", "examples/quickstart/config.yaml", f"worker.actor.model.model_path={tmp_path}/model", "--dry-run"]

@@ -213,7 +213,11 @@ def message_of(*words: str) -> str:
             "algorithm.use_kl_loss",
             "adv_estimator=gdpo has no place for a KL in the reward",
         ),
-        ("worker.reward.reward_function=./no.py:f", "worker.reward.reward_function", "there is no file ./no.py"),
+        (
+            "worker.reward.reward_function=./no.py:f",
+            "worker.reward.reward_function",
+            f"there is no file {Path.cwd()}/no.py",
+        ),
         ("data.format_prompt=no.jinja", "data.format_prompt", "no such file"),
         ("data.format_prompt={{content}}!", "data.format_prompt", "save it in a file"),
         ("data.override_chat_template=no.jinja", "data.override_chat_template", "no such file"),

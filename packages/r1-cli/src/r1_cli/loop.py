@@ -12,7 +12,7 @@ from r1_cli.groups.group import to_samples
 from r1_cli.groups.supply import save_surplus
 from r1_cli.hardware import free_memory
 from r1_cli.measure.metrics import divergence, penalty_metrics, performance, step_metrics, update_metrics
-from r1_cli.measure.signal import count_idle, require_signal
+from r1_cli.measure.signal import count_idle, require_rewards, require_signal
 from r1_cli.measure.validate import Validation, generations_of
 from r1_cli.record.writer import Recorder
 from r1_cli.roles import Collected, Collector, Critic, Learner, Position, Schedule, Snapshot, Update, weights_of
@@ -84,6 +84,7 @@ def train(run: Run, at: Position) -> Position:
             run.stop.check()
         flush(run)
         run.saver.finish()
+        require_rewards(at.failed, at.step, run.schedule.max_idle_steps)
     except (Stopped, *FAILED) as reason:
         leave(run, at, reason)
         if not isinstance(reason, Stopped):
@@ -96,7 +97,7 @@ def train(run: Run, at: Position) -> Position:
 
 def leave(run: Run, at: Position, reason: Exception) -> None:
     """Keep the last whole step, unless what it was to go on with, sampled ahead by older weights, came to nothing."""
-    lost = False
+    lost, why = False, f"{reason}: " if isinstance(reason, Stopped) else ""  # errors are told by who catches them
     try:
         if run.ahead:
             run.ahead.settle()
@@ -104,9 +105,9 @@ def leave(run: Run, at: Position, reason: Exception) -> None:
         lost = True
     run.saver.settle()
     if lost:
-        log.warning("%s: leaving after step %d; %s (%s)", reason, at.step, LOST, run.store.latest() or "there is none")
+        log.warning("%sleaving after step %d; %s (%s)", why, at.step, LOST, run.store.latest() or "there is none")
         return
-    log.warning("%s: leaving after step %d, which is kept in %s", reason, at.step, run.store.path(at.step))
+    log.warning("%sleaving after step %d, which is kept in %s", why, at.step, run.store.path(at.step))
     if at.step not in run.store.steps():
         write_checkpoint(run, at, {})
         run.saver.publish(partial(flush, run))
@@ -151,10 +152,10 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
         record |= update_metrics("actor", updates) | update_metrics("critic", forecasts)
         record |= penalty_metrics(samples, update.estimate.kl_penalty, at.kl.coef)
         record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
-        idle = count_idle(at.idle, groups, samples)
+        idle, failed = count_idle(at.idle, at.failed, groups, samples)
         shown = generations_of(groups[: run.schedule.train_generations_to_log], "train")
     run.recorder.take(at.step + 1, "train", groups, samples)
-    return replace(after, step=at.step + 1, kl=kl, idle=idle), record, shown
+    return replace(after, step=at.step + 1, kl=kl, idle=idle, failed=failed), record, shown
 
 
 def sample(run: Run, at: Position, watch: Stopwatch) -> Collected:

@@ -230,6 +230,7 @@ class Position:
     filter: GroupFilter
     normalizer: RewardNormalizer  # of rewards
     idle: int = 0  # the latest steps, all in a row, that had nothing to learn from
+    failed: int = 0  # the latest steps, all in a row, all of whose rewards failed
     micro_batches: Mapping[str, int] = field(default_factory=dict)  # by key, the sizes that a rehearsal has chosen
 
     def state(self) -> dict[str, Any]:
@@ -241,6 +242,7 @@ class Position:
             "filter": self.filter.state(),
             "rewards": asdict(self.normalizer),
             "idle": self.idle,
+            "failed": self.failed,
             "micro_batches": dict(self.micro_batches),
         }
 
@@ -253,6 +255,7 @@ class Position:
             filter=self.filter.resume(state.get("filter", {})),
             normalizer=RewardNormalizer(**state.get("rewards", {})),
             idle=state.get("idle", 0),
+            failed=state.get("failed", 0),
             micro_batches=state.get("micro_batches", {}),
         )
 

@@ -54,7 +54,7 @@ def parse_spec(text: str) -> RewardSpec:
     path = Path(path_text).expanduser()
     if not path.is_file():
         neighbours = sorted(entry.name for entry in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise RewardSpecError(f"reward {text!r}: there is no file {path_text}" + describe(path.name, neighbours))
+        raise RewardSpecError(f"reward {text!r}: there is no file {path.absolute()}" + describe(path.name, neighbours))
     return RewardSpec(function, path.resolve())
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from r1_cli.commands.errors import told_plainly
+from r1_cli.commands.errors import Existing, told_plainly
 
 if TYPE_CHECKING:
     from r1_cli.convert.conversion import Conversion
@@ -53,7 +53,7 @@ def _read(file: Path) -> str:
 
 
 @convert.command("verl", context_settings=ANYTHING)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=Existing(file=True))
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]...")
 def verl(file: Path, settings: tuple[str, ...]) -> None:
     """Convert veRL's FILE, a configuration in YAML or a script with overrides of Hydra; later KEY=VALUE win."""
@@ -63,7 +63,7 @@ def verl(file: Path, settings: tuple[str, ...]) -> None:
 
 
 @convert.command("trl")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=Existing(file=True))
 @click.option("--devices", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that trained.")
 def trl(file: Path, devices: int) -> None:
     """Convert TRL's FILE: a GRPOConfig as YAML or JSON, or the Python script that makes it, which is not executed.

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import told_plainly, visible
+from r1_cli.commands.errors import Existing, told_plainly, visible
 
 
 @click.command(short_help="Say what goes wrong in a run, by its numbers and answers.")
-@click.argument("run", type=click.Path(exists=True, path_type=Path))
+@click.argument("run", type=Existing())
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def diagnose(run: Path, as_json: bool) -> None:
     """Say what goes wrong in RUN: a run's folder or log of r1, EasyR1 or veRL, or TRL's trainer_state.json.

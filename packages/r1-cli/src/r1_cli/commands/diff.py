@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import told_plainly
+from r1_cli.commands.errors import Existing, told_plainly
 
-RUN = click.Path(exists=True, path_type=Path)
+RUN = Existing()
 
 
 @click.command(short_help="Say what differs between two runs, and where they part.")

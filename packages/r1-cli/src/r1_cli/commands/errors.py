@@ -21,6 +21,24 @@ class UserError(click.ClickException):
         click.echo(f"r1: {self.message}", err=True, file=file)
 
 
+class Existing(click.Path):
+    """A path that must exist; where it does not, a near name or where it was looked for is said."""
+
+    def __init__(self, *, folder: bool = False, file: bool = False) -> None:
+        super().__init__(exists=True, file_okay=not folder, dir_okay=not file, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            from r1_cli.config.files import where_or_near
+
+            if Path(value).exists():
+                raise
+            told = f"{error.message.rstrip('.')}{where_or_near(str(value))}"
+            raise click.BadParameter(told, ctx=ctx, param=param) from error
+
+
 @contextmanager
 def told_plainly(*kinds: type[Exception]) -> Iterator[None]:
     """Turn exceptions of these kinds, whose messages are written for users, into a `UserError`."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, told_plainly, writing
+from r1_cli.commands.errors import ANY_WORDS, UserError, told_plainly, writing
 from r1_cli.commands.threads import share_processors
 
 
@@ -25,9 +25,12 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
       r1 eval my-model config=run.yaml worker.rollout.val_override_config.n=16 --json result.json
     """
     from r1_cli.config import ConfigError, load_config
+    from r1_cli.config.files import names_folder, where_or_near
     from r1_data.types import DataError
     from r1_rewards.spec import RewardSpecError
 
+    if not Path(model).is_dir() and (names_folder(model) or (Path(model).parent.is_dir() and "/" in model)):
+        raise UserError(f"{model}: no such folder{where_or_near(model)}")
     with told_plainly(ConfigError, DataError, RewardSpecError):
         settings = (*own_configuration(model, settings), *settings)
         trained = Path(model) / "actor"  # of a checkpoint

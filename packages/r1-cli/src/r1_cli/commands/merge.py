@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import told_plainly, writing
+from r1_cli.commands.errors import Existing, told_plainly, writing
 
 
 @click.command(short_help="Write a checkpoint as a Hugging Face folder.")
-@click.argument("checkpoint", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("checkpoint", type=Existing(folder=True))
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),

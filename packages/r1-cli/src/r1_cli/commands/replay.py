@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, told_plainly, visible
+from r1_cli.commands.errors import ANY_WORDS, Existing, told_plainly, visible
 from r1_cli.commands.threads import share_processors
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Take a step of a run again, to the bit, and show its stages.", context_settings=ANY_WORDS)
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("run", type=Existing(folder=True))
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]...")
 @click.option("--step", required=True, type=click.IntRange(min=1), help="The step to take again.")
 @click.option("--debug", is_flag=True, help="Show every stage of one group, from its prompt to the gradient's norm.")

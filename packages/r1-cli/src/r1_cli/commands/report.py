@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import told_plainly, writing
+from r1_cli.commands.errors import Existing, told_plainly, writing
 
 
 @click.command(short_help="Write a run's curves, validation and samples into one HTML file.")
-@click.argument("run", type=click.Path(exists=True, path_type=Path))
+@click.argument("run", type=Existing())
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="The file; default: RUN/report.html.")
 def report(run: Path, output: Path | None) -> None:
     """Write one HTML file about RUN, a run's folder: what ran, curves, validation, time, faults, samples.

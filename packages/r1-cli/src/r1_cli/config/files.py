@@ -31,11 +31,11 @@ def file_problems(config: RunConfig, command: str) -> Iterator[tuple[str, str]]:
         ("worker.actor.model.model_path", model.model_path),
         ("worker.actor.model.tokenizer_path", model.tokenizer_path),
     ):
-        if name and (name.startswith(("/", "./", "../", "~")) or name.count("/") > 1) and not Path(name).is_dir():
-            yield key, f"no such folder{_hint(name)}"
+        if name and names_folder(name) and not Path(name).is_dir():
+            yield key, f"no such folder{where_or_near(name)}"
     checkpoint = config.trainer.load_checkpoint_path
     if checkpoint and not Path(checkpoint).is_dir():
-        yield "trainer.load_checkpoint_path", f"no such folder{_hint(checkpoint)}"
+        yield "trainer.load_checkpoint_path", f"no such folder{where_or_near(checkpoint)}"
     if command == "train":
         yield from _save_path(config.trainer.checkpoint_folder)
     yield from _model(config)
@@ -96,7 +96,7 @@ def _function(key: str, name: str) -> Iterator[tuple[str, str]]:
     if not colon:
         return
     if not Path(path).is_file():
-        yield key, f"no such file{_hint(path)}"
+        yield key, f"no such file{where_or_near(path)}"
         return
     try:
         tree = _parse(Path(path))
@@ -134,7 +134,7 @@ def _rows(key: str, source: Source) -> Iterator[tuple[str, str]]:
 
 def _folder(key: str, name: str | None) -> Iterator[tuple[str, str]]:
     if name and not Path(name).is_dir():
-        yield key, f"no such folder{_hint(name)}"
+        yield key, f"no such folder{where_or_near(name)}"
 
 
 def _is_template(name: str | None) -> bool:
@@ -145,7 +145,7 @@ def _template(key: str, name: str | None) -> Iterator[tuple[str, str]]:
     if _is_template(name):
         yield key, "is the text of a template; save it in a file and name the file"
     elif name and not Path(name).is_file():
-        yield key, f"no such file{_hint(name)}"
+        yield key, f"no such file{where_or_near(name)}"
 
 
 def _reward(keys: tuple[str, str], name: str | None, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -238,11 +238,16 @@ def _top_level_names(tree: ast.Module) -> tuple[set[str], bool]:
     return names, is_complete and "*" not in names
 
 
-def _hint(name: str) -> str:
+def where_or_near(name: str) -> str:
     """Return a near name in the same folder, or where the path was looked for."""
     path = Path(name)
     near = get_close_matches(path.name, _names_in(path.parent), n=1, cutoff=0.6)
     return f"; did you mean {path.parent / near[0]}?" if near else f" (working directory: {Path.cwd()})"
+
+
+def names_folder(name: str) -> bool:
+    """Return whether a model's name can only be a folder's: a hub's has one slash at most."""
+    return name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
 
 
 def _names_in(folder: Path) -> list[str]:

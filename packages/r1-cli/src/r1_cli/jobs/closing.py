@@ -10,20 +10,22 @@ from pathlib import Path
 from rich.console import Console
 
 from r1_cli.plan.announce import NOTHING_SAVED
+from r1_cli.roles import Position
 from r1_cli.state.checkpoints import CheckpointStore, read_state
 
 
-def say_what_comes_next(console: Console, store: CheckpointStore, step: int, total_steps: int) -> None:
+def say_what_comes_next(console: Console, store: CheckpointStore, at: Position, total_steps: int) -> None:
     """Print how far the run is, its checkpoints, and what to do with the best, or the last if none was validated."""
-    for line in closing_lines(store, step, total_steps, typed_command(sys.argv[0], os.environ)):
+    for line in closing_lines(store, at.step, total_steps, typed_command(sys.argv[0], os.environ), at.idle):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def closing_lines(store: CheckpointStore, step: int, total_steps: int, command: str) -> list[str]:
+def closing_lines(store: CheckpointStore, step: int, total_steps: int, command: str, idle: int = 0) -> list[str]:
     """Return what a run that has taken `step` of its steps says at its end.
 
     Args:
         command: how `r1` is called where the user types.
+        idle: how many of the latest steps, all in a row, had nothing to learn from.
     """
     done = f"step {step}/{total_steps}: " + (
         "the run is complete" if step >= total_steps else "the run is not complete"
@@ -40,6 +42,11 @@ def closing_lines(store: CheckpointStore, step: int, total_steps: int, command: 
     folder = shlex.quote(str(chosen))
     run = shlex.quote(str(store.root))
     after = [f"eval {folder}", f"merge {folder} --output my-model", f"view {run}", f"report {run}"]
+    if 0 < step <= idle:
+        lines.append(
+            "no step learned anything: in none did the rewards of a group differ; the weights are as they were"
+        )
+        after = [f"diagnose {run}", f"view {run}"]
     return [*lines, f"next: {command} {after[0]}", *(f"      {command} {words}" for words in after[1:])]
 
 

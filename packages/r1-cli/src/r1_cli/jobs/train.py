@@ -240,7 +240,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
         if run.stop.exit_code:
             this_start["end"] = f"left after step {last.step}, by a signal"
     if until is None:
-        say_what_comes_next(console, store, last.step, schedule.total_steps)
+        say_what_comes_next(console, store, last, schedule.total_steps)
     return run.stop.exit_code
 
 

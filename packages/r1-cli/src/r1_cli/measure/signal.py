@@ -14,19 +14,21 @@ class NothingToLearn(RewardFailure):
     """Step after step the rewards told no response from another."""
 
 
-def count_idle(before: int, groups: Sequence[Group], samples: Sequence[Sample]) -> int:
-    """Return how many steps in a row, `before` and this one, have had nothing to learn from; warn of it.
+def count_idle(idle: int, failed: int, groups: Sequence[Group], samples: Sequence[Sample]) -> tuple[int, int]:
+    """Return how many steps in a row, this one included, had nothing to learn from, and in how many all rewards failed.
 
-    One step whose rewards are equal is common in small batches; one whose rewards all failed is not.
+    Warns of it: one step whose rewards are equal is common in small batches; one whose rewards all failed is not.
+
+    Args:
+        idle, failed: the same before this step.
     """
     failures = say_if_all_failed(groups)
     equal = say_if_all_equal(groups, samples)
     if not failures and not equal:
-        return 0
-    idle = before + 1
-    if failures or idle > 1:
-        log.warning("nothing to learn from, %d step(s) in a row: %s", idle, failures or equal)
-    return idle
+        return 0, 0
+    if failures or idle:
+        log.warning("nothing to learn from, %d step(s) in a row: %s", idle + 1, failures or equal)
+    return idle + 1, failed + 1 if failures else 0
 
 
 def require_signal(idle: int, limit: int) -> None:
@@ -36,6 +38,15 @@ def require_signal(idle: int, limit: int) -> None:
             f"{idle} steps in a row had nothing to learn from, see the warnings above: look at the reward (r1 reward "
             "test) and at generations.jsonl, make the task easier (or harder, if all is right) or the groups larger; "
             "trainer.max_idle_steps=-1 goes on regardless"
+        )
+
+
+def require_rewards(failed: int, steps: int, limit: int) -> None:
+    """Raise NothingToLearn at the end of a run if all rewards of all its steps failed, unless the `limit` is off."""
+    if 0 < steps <= failed and limit > 0:
+        raise NothingToLearn(
+            f"no step learned anything: the reward failed on every response of all {steps} steps, see the warnings "
+            "above; the weights are those that the run began with. Try the reward by itself: r1 reward test"
         )
 
 

@@ -54,7 +54,7 @@ def load_config(
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **(overrides or {}))
     except OSError as error:
         raise ModelError(
-            f"{key}={path}: no such folder here, and the hub did not give it ({str(error).splitlines()[0]})"
+            f"{key}={path}: no such folder in {Path.cwd()}, and the hub did not give it ({str(error).splitlines()[0]})"
         ) from error
     if getattr(config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
         raise ModelError(

@@ -3,7 +3,6 @@
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from r1_cli.cluster.placement import imagine_seating
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
+from r1_cli.config.files import where_or_near
 from r1_cli.hardware import find_card
 from r1_cli.plan.announce import (
     announce,
@@ -111,11 +111,9 @@ def find_warnings(config: RunConfig) -> Iterator[str]:
     """Yield what a dry run cannot know of the model, and what is not checked."""
     name = config.worker.actor.model.model_path or ""
     if not Path(name).is_dir() and not _is_cached(name):
-        near = _near_folders(name)
-        said = f"; did you mean {' or '.join(near)}?" if near else ""
         yield (
-            f"worker.actor.model.model_path={name}: no such folder in {Path.cwd()}, and the hub's cache here does not "
-            f"have it: the run would ask the hub{said}"
+            f"worker.actor.model.model_path={name}: no such folder{where_or_near(name)}, and the hub's cache here does "
+            "not have it: the run would ask the hub"
         )
 
 
@@ -127,18 +125,6 @@ def _is_cached(name: str) -> bool:
         return isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError:
         return False
-
-
-def _near_folders(name: str) -> list[str]:
-    """Return folders beside the one that is named whose names are alike, or alike ones in the folder above."""
-    path = Path(name)
-    for parent, wanted in ((path.parent, path.name), (path.parent.parent, path.parent.name)):
-        if parent.is_dir() and wanted:
-            names = [one.name for one in parent.iterdir() if one.is_dir()]
-            if found := get_close_matches(wanted, names, n=2, cutoff=0.7):
-                rest = path.name if wanted == path.parent.name else ""
-                return [str(parent / one / rest) for one in found]
-    return []
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
