@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from r1_cli.look.answers import diagnose_answers
+from r1_cli.look.answers import diagnose_answers, diagnose_run
 from r1_cli.look.history import NoHistoryError, read_history
 from r1_cli.look.signatures import SIGNATURES, diagnose
 from r1_cli.main import main
@@ -62,6 +62,7 @@ BY_HAND: dict[str, list[dict[str, float]]] = {
     ]
     * 10,
     "clipped_often": [{"actor/pg_clipfrac_higher": value} for value in grows(0.05, 0.4)],
+    "constant_reward": [{"reward/overall": -1.0, "reward/groups_without_variance": 1.0}] * 10,
     "engine_gap": [{"rollout/logprob_gap_mean": value} for value in grows(0.001, 0.2)],
 }
 
@@ -69,6 +70,40 @@ BY_HAND: dict[str, list[dict[str, float]]] = {
 @pytest.mark.parametrize("name", BY_HAND)
 def test_a_bad_run_made_by_hand_is_found(name: str, tmp_path: Path) -> None:
     assert name in found_in(write(tmp_path, BY_HAND[name], {"worker": {"actor": {"padding_free": False}}}))
+
+
+def first_steps(run: Path, count: int, folder: Path, *, shift: float = 0.0) -> Path:
+    """A copy of a run that ended after a few steps, its rewards moved by `shift`."""
+    steps = [json.loads(line) for line in (run / "experiment_log.jsonl").read_text().splitlines()[:count]]
+    name = "reward/overall"
+    return write(folder, [one | ({name: one[name] + shift} if name in one else {}) for one in steps])
+
+
+@pytest.mark.parametrize("shift", [0.0, -1.0])
+@pytest.mark.parametrize("count", [4, 5, 7, 8, 30])
+def test_a_rate_that_is_too_high_is_told_before_what_follows_from_it(count: int, shift: float, tmp_path: Path) -> None:
+    cause, *symptoms = diagnose_run(read_history(first_steps(RUNS / "rate_too_high", count, tmp_path, shift=shift)))
+    assert (cause.signature, cause.follows) == ("rate_too_high", "")
+    assert "truncation" in {one.signature for one in symptoms}
+    assert all(one.advised.startswith("first what it follows from, 'the reward falls") for one in symptoms)
+    told = CliRunner().invoke(main, ["diagnose", str(tmp_path)]).output
+    assert told.index(cause.what) < told.index("answers are cut off")
+
+
+def test_the_first_steps_of_healthy_runs_are_not_said_to_have_lost_all(tmp_path: Path) -> None:
+    for run in RUNS.glob("healthy_*"):
+        for count in (4, 6, 7, 8):
+            assert not found_in(first_steps(run, count, tmp_path / run.name))
+
+
+def test_what_is_advised_asks_whether_the_reward_is_constant_and_its_sign_right() -> None:
+    constant, symptom = diagnose_run(read_history(RUNS / "no_variance"))
+    assert (constant.signature, symptom.signature) == ("constant_reward", "no_variance")
+    assert "is the reward constant?" in symptom.advised
+    assert "r1 reward test" in constant.advice
+    for name in ("rate_too_high", "part_falls"):
+        (one,) = [one for one in diagnose_run(read_history(RUNS / name)) if one.signature == name]
+        assert "is the sign" in one.advice
 
 
 def test_answers_that_repeat_are_found_in_the_record() -> None:

@@ -21,21 +21,20 @@ def diagnose(run: Path, as_json: bool) -> None:
       r1 diagnose checkpoints/easy_r1/demo
       r1 diagnose outputs/checkpoint-500/trainer_state.json --json
     """
-    from r1_cli.look.answers import diagnose_answers
+    from r1_cli.look.answers import diagnose_run
     from r1_cli.look.history import NoHistoryError, read_history
     from r1_cli.look.signatures import SIGNATURES
-    from r1_cli.look.signatures import diagnose as by_numbers
 
     with told_plainly(NoHistoryError):
         history = read_history(run)
-        found = [*by_numbers(history), *(diagnose_answers(history.folder) if history.folder else ())]
+        found = diagnose_run(history)
     last = int(history.steps[-1]["step"])
     if as_json:
         click.echo(json.dumps({"run": str(run), "step": last, "findings": [asdict(one) for one in found]}, indent=2))
     else:
         for one in found:
             click.secho(one.what, fg="yellow")
-            click.echo(f"  {visible(one.evidence)}\n  try: {one.advice}")
+            click.echo(f"  {visible(one.evidence)}\n  try: {one.advised}")
         count = (
             f"{len(found)} of {len(SIGNATURES) + 2} known troubles" if found else "nothing of what is known to go wrong"
         )

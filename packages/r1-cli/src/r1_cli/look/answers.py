@@ -5,11 +5,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from r1_cli.look.signatures import Finding
+from r1_cli.look.findings import Finding, causes_first
+from r1_cli.look.history import History
+from r1_cli.look.signatures import diagnose
 
 STEPS = 3  # the last ones that are looked at
 LEAST_PROMPTS = 8
 COLUMNS = ["prompt_id", "prompt", "answer", "ground_truth", "media", "group", "score", "finish_reason"]
+
+
+def diagnose_run(history: History) -> list[Finding]:
+    """Return what a run's numbers and recorded answers show to go wrong, causes before their symptoms."""
+    return causes_first([*diagnose(history), *(diagnose_answers(history.folder) if history.folder else ())])
 
 
 def diagnose_answers(run: Path) -> list[Finding]:

@@ -2,22 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from r1_cli.look.findings import Finding
 from r1_cli.look.history import History, Spell
 
 SURE = 3.0  # standard errors by which means must lie apart to count as different
-LEAST = 8  # steps of a run below which nothing is said of how numbers went
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that goes wrong: what, how it shows, and what to try."""
-
-    signature: str
-    what: str
-    evidence: str
-    advice: str
+LEAST = 8  # steps of a run below which nothing is said of how numbers went,
+SHORTEST = 4  # but that all is lost
 
 
 Signature = Callable[[History], Finding | None]
@@ -31,7 +22,7 @@ def signature(of: Signature) -> Signature:
 
 
 def diagnose(history: History) -> Iterator[Finding]:
-    """Yield what a run's numbers show to go wrong, in the order in which it is to be looked at."""
+    """Yield what a run's numbers show to go wrong."""
     for of in SIGNATURES.values():
         if (found := of(history)) is not None:
             yield found
@@ -85,6 +76,25 @@ def failing_rewards(history: History) -> Finding | None:
 
 
 @signature
+def constant_reward(history: History) -> Finding | None:
+    """All answers of all steps earn the same, from the first one on."""
+    rewards, idle = history.series("reward/overall"), history.series("reward/groups_without_variance")
+    if len(rewards) < 3 or len({value for _, value in rewards}) > 1 or not idle or min(idle, key=_value)[1] < 1:
+        return None
+    return Finding(
+        "constant_reward",
+        "no answer earns more than another: is the reward constant?",
+        f"reward/overall is {rewards[0][1]:.3g} in each of {len(rewards)} steps, and no group differs",
+        "r1 reward test your_reward.py:f shows whether it tells right from wrong; if it does, read the record: the "
+        "form that it asks for may never be met, or the task be too hard or too easy",
+    )
+
+
+def _value(entry: tuple[int, float]) -> float:
+    return entry[1]
+
+
+@signature
 def no_variance(history: History) -> Finding | None:
     """Groups whose answers all earn the same: their advantages are 0."""
     late = history.late("reward/groups_without_variance")
@@ -133,7 +143,7 @@ def part_falls(history: History) -> Finding | None:
             "part_falls",
             f"the reward rises at the cost of {name.removeprefix('reward/')}",
             f"{_from_to(history, name)}; {_from_to(history, 'reward/overall')}",
-            "weigh the parts anew, or give the others only where this one is met",
+            "is the sign of its weight right? else weigh the parts anew, or give the others only where this one is met",
         )
     return None
 
@@ -256,18 +266,44 @@ def kl_runaway(history: History) -> Finding | None:
 @signature
 def rate_too_high(history: History) -> Finding | None:
     """Updates that destroy what was there."""
-    best, late = history.best("reward/overall"), history.late("reward/overall")
-    if best is None or late is None or len(history.series("reward/overall")) < LEAST or best.last >= late.first:
+    if not (fall := _collapse(history) or _fall(history)):
         return None
-    if best.mean <= 0 or late.mean > 0.5 * best.mean or best.mean - late.mean < SURE * late.error:
-        return None
+    rates = [value for _, value in history.series("actor/lr")]
     return Finding(
         "rate_too_high",
         "the reward falls: updates are too large",
-        f"reward/overall was {best.mean:.3g} ({_span(best)}) and is {late.mean:.3g} ({_span(late)}); actor/lr is "
-        + _last(history, "actor/lr"),
-        "a tenth of worker.actor.optim.lr, some lr_warmup_steps, max_grad_norm=1",
+        f"reward/overall {fall}; actor/lr " + (f"went up to {max(rates):.3g}" if rates else "is not known"),
+        "a tenth of worker.actor.optim.lr, some lr_warmup_steps, max_grad_norm=1; if the reward falls then as well: is "
+        "the sign right, of the reward, or of an estimator or loss of your own?",
     )
+
+
+def _fall(history: History) -> str:
+    """Say how the reward fell to half of its best and stayed there; "" if it did not."""
+    rewards = history.series("reward/overall")
+    best, late = history.best("reward/overall"), history.late("reward/overall")
+    if best is None or late is None or len(rewards) < LEAST or best.last >= late.first:
+        return ""
+    floor = min(0.0, min(rewards, key=_value)[1])
+    if best.mean <= floor or late.mean - floor > 0.5 * (best.mean - floor):
+        return ""
+    if best.mean - late.mean < SURE * late.error:
+        return ""
+    return f"was {best.mean:.3g} ({_span(best)}) and is {late.mean:.3g} ({_span(late)})"
+
+
+def _collapse(history: History) -> str:
+    """Say how a run of a few steps has lost nearly all reward, and with it all difference; "" if it has not."""
+    rewards = history.series("reward/overall")
+    idle = dict(history.series("reward/groups_without_variance"))
+    if not SHORTEST <= len(rewards) < LEAST:
+        return ""
+    (best_at, best), floor = max(rewards, key=_value), min(0.0, min(rewards, key=_value)[1])
+    last = rewards[-2:]
+    gone = all(value - floor <= 0.2 * (best - floor) and idle.get(step, 0.0) >= 0.95 for step, value in last)
+    if best <= floor or idle.get(best_at, 1.0) > 0.8 or not gone:
+        return ""
+    return f"was {best:.3g} in step {best_at} and is {last[-1][1]:.3g} in step {last[-1][0]}, where no group differs"
 
 
 @signature
@@ -357,8 +393,3 @@ def padding_waste(history: History) -> Finding | None:
         f"sequences are {filled:.0%} as long as the longest of their step ({_span(means[1])})",
         "worker.actor.padding_free=true packs them",
     )
-
-
-def _last(history: History, name: str) -> str:
-    known = history.series(name)
-    return f"{known[-1][1]:.3g}" if known else "not known"

@@ -36,8 +36,9 @@ def require_signal(idle: int, limit: int) -> None:
     if 0 < limit <= idle:
         raise NothingToLearn(
             f"{idle} steps in a row had nothing to learn from, see the warnings above: look at the reward (r1 reward "
-            "test) and at generations.jsonl, make the task easier (or harder, if all is right) or the groups larger; "
-            "trainer.max_idle_steps=-1 goes on regardless"
+            "test: is it constant? is its sign right?), at what r1 diagnose says of the run and at generations.jsonl, "
+            "make the task easier (or harder, if all is right) or the groups larger; trainer.max_idle_steps=-1 goes on "
+            "regardless"
         )
 
 

@@ -6,9 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from r1_cli.look.answers import diagnose_answers
+from r1_cli.look.answers import diagnose_run
 from r1_cli.look.history import History, read_history
-from r1_cli.look.signatures import diagnose
 from r1_cli.record.manifest import read_manifest
 from r1_cli.report.chart import draw, number
 from r1_cli.report.examples import choose, pictures_of
@@ -37,7 +36,7 @@ def write_report(run: Path) -> str:
     name = escape(run.resolve().name)
     parts = [
         f"<h1>{name}</h1>", *summary(history, starts, validations), *what_ran(history, starts),
-        *curves(history, validations), *time_and_tokens(history), *findings(run, history), *faults(history, starts),
+        *curves(history, validations), *time_and_tokens(history), *findings(history), *faults(history, starts),
         *samples(run),
     ]  # fmt: skip
     return (
@@ -130,11 +129,11 @@ def time_and_tokens(history: History) -> Iterator[str]:
     yield table([row for row in rows if row[1] != "0"])
 
 
-def findings(run: Path, history: History) -> Iterator[str]:
+def findings(history: History) -> Iterator[str]:
     """What `r1 diagnose` finds."""
-    found = [*diagnose(history), *(diagnose_answers(run) if run.is_dir() else ())]
+    found = diagnose_run(history)
     yield "<h2>Diagnosis</h2>"
-    yield table([(one.what, one.evidence, one.advice) for one in found], ("found", "by", "try"))
+    yield table([(one.what, one.evidence, one.advised) for one in found], ("found", "by", "try"))
     yield "" if found else "<p>Nothing of what is known to go wrong.</p>"
 
 

@@ -1,0 +1,44 @@
+"""What is found to go wrong in a run, and which finding explains which."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that goes wrong: what, how it shows, and what to try; `follows` is the cause that explains it."""
+
+    signature: str
+    what: str
+    evidence: str
+    advice: str
+    follows: str = ""
+
+    @property
+    def advised(self) -> str:
+        """What to try, in which order."""
+        return f"first what it follows from, {self.follows!r}; then {self.advice}" if self.follows else self.advice
+
+
+# A symptom, and what explains it where that is found as well.
+CAUSES = {
+    "constant_reward": ("failing_rewards", "truncation"),
+    "no_variance": ("failing_rewards", "constant_reward", "rate_too_high", "entropy_collapse"),
+    "truncation": ("rate_too_high",),
+    "length_explosion": ("rate_too_high",),
+    "entropy_collapse": ("rate_too_high",),
+    "kl_runaway": ("rate_too_high",),
+    "clipped_often": ("rate_too_high",),
+    "repeated_answers": ("rate_too_high", "entropy_collapse"),
+    "dead_media": ("rate_too_high",),
+}
+
+
+def causes_first(found: Iterable[Finding]) -> list[Finding]:
+    """Return findings in the order in which they are to be looked at, each symptom with the cause that explains it."""
+    by_name = {one.signature: one for one in found}
+    told = []
+    for name, one in by_name.items():
+        cause = next((by_name[cause].what for cause in CAUSES.get(name, ()) if cause in by_name), "")
+        told.append(replace(one, follows=cause))
+    return sorted(told, key=lambda one: bool(one.follows))
