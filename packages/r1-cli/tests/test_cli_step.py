@@ -1,5 +1,6 @@
 """The arithmetic of a step: mini-batches, weight versions, the KL coefficient, and what a resumed run starts from."""
 
+import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
@@ -69,6 +70,17 @@ def test_a_step_trains_on_all_its_groups_the_last_partial_mini_batch_too(
     assert [len(set(groups)) for groups, _ in learner.batches] == expected * 2
     assert learner.steps == len(expected) * 2
     assert {group for groups, _ in learner.batches for group in groups} == {0, 1, 2, 3}
+
+
+def test_a_checkpoint_holds_the_position_after_its_own_step(tmp_path: Path) -> None:
+    parts, _ = recorded(tmp_path, steps=4)
+    parts = replace(parts, schedule=replace(parts.schedule, save_freq=2))
+    end = loop.train(parts, start(KeepAll()))
+    assert parts.store.steps() == [2, 4]
+    states = [json.loads((parts.store.path(step) / "trainer.json").read_text()) for step in (2, 4)]
+    assert [state["step"] for state in states] == [2, 4]
+    assert {name: states[1][name] for name in end.state()} == json.loads(json.dumps(end.state()))
+    assert states[0]["cursor"] < states[1]["cursor"]
 
 
 def test_each_step_samples_from_the_weights_of_the_step_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

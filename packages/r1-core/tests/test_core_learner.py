@@ -70,13 +70,17 @@ def test_without_a_reference_there_are_no_reference_logprobs():
     assert all(sample.ref_logprobs is None for sample in learner_for(qwen2()).annotate(text_samples()))
 
 
-def test_the_first_update_is_on_policy():
-    learner = learner_for(qwen2())
-    metrics = learner.forward_backward(assign(learner.annotate(text_samples()), GRPO()), Objective())
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_the_first_update_is_on_policy(temperature):
+    learner = learner_for(qwen2(), temperature=temperature)
+    samples = assign(learner.annotate(text_samples()), GRPO())
+    metrics = learner.forward_backward(samples, Objective())
     assert metrics["ppo_kl"] == pytest.approx(0, abs=1e-6)
     assert metrics["pg_clipfrac_higher"] == 0
-    # A random model is nearly uniform over its 64 tokens.
-    assert metrics["entropy_loss"] == pytest.approx(4.1, abs=0.1)
+    tokens = torch.cat([sample.entropies[sample.loss_mask] for sample in samples])
+    assert metrics["entropy_loss"] == pytest.approx(float(tokens.mean()), abs=1e-5)
+    if temperature == 1.0:  # a random model is nearly uniform over its 64 tokens
+        assert metrics["entropy_loss"] == pytest.approx(4.1, abs=0.1)
 
 
 def test_steps_raise_the_probability_of_better_answers():
