@@ -1,9 +1,9 @@
 """A run samples only from weights that are proven fresh: the canary through the command line."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from r1_cli.assembly.rendering import build_renderer
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
+from r1_core.types import Sample
 from r1_rollout import embedded
 from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
@@ -72,6 +73,33 @@ def test_an_engine_that_stays_behind_by_less_than_rounding_is_found_by_its_bytes
     assert "of the engine's weights are not the learner's. At fault: layer 1 (" in result.stderr
 
 
+def with_changed(attribute: str, change: Callable[[Any], Any]) -> type[EmbeddedEngine]:
+    """An engine whose text model has changed after it was taken over."""
+
+    class Changed(EmbeddedEngine):
+        def __init__(self, model: Any, *args: Any, **options: Any) -> None:
+            super().__init__(model, *args, **options)
+            for module in model.model.language_model.modules():
+                if hasattr(module, attribute):
+                    setattr(module, attribute, change(getattr(module, attribute)))
+
+    return Changed
+
+
+def test_in_bf16_too_an_engine_with_other_rotations_or_norms_stops_the_run_at_its_first_sync(
+    r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["train", QUICKSTART, *SMALL, *MORE, "worker.actor.fsdp.torch_dtype=bf16", "trainer.max_steps=1"]
+    for name, engine, right in (
+        ("rotations", with_changed("inv_freq", lambda found: found**1.05), False),
+        ("norms", with_changed("variance_epsilon", lambda found: 1e-3), False),
+        ("right", EmbeddedEngine, True),
+    ):
+        monkeypatch.setattr(embedded, "EmbeddedEngine", engine)
+        result = r1(*words, f"trainer.save_checkpoint_path={tmp_path / name}", ok=right)
+        assert right or "At fault: the engine's computation, not its weights" in result.stderr
+
+
 def test_without_the_canary_a_stale_engine_samples_on(r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "EmbeddedEngine", ForgetfulEngine)
     more = [*MORE, "worker.rollout.canary=false", "trainer.save_freq=-1", f"trainer.save_checkpoint_path={tmp_path}"]
@@ -113,11 +141,48 @@ def test_a_picture_that_does_not_fit_is_left_out_with_a_warning(caplog: pytest.L
 
 @pytest.mark.usefixtures("in_root")
 def test_the_tolerance_is_that_of_the_coarser_side() -> None:
-    cases: list[tuple[list[str], float]] = [
-        ([], TOLERANCE[torch.float32]),
-        (["worker.actor.fsdp.torch_dtype=bf16"], TOLERANCE[torch.bfloat16]),
+    cases: list[tuple[list[str], torch.dtype, float, float]] = [
+        ([], torch.float32, 0.0, 2e-5),
+        (["worker.actor.fsdp.torch_dtype=bf16"], torch.bfloat16, 0.001, 0.008),
+        (["worker.actor.fsdp.torch_dtype=bf16"], torch.bfloat16, 0.1, 0.06),
+        (["worker.actor.fsdp.torch_dtype=bf16"], torch.bfloat16, 0.0, 0.06),
     ]
-    for words, tolerance in cases:
+    for words, precision, noise, opening in cases:
         config = load_config([QUICKSTART, *words])[0]
         model = open_model(config)
-        assert canary.build_canary(config, Hardware("cpu"), model, build_renderer(config, model)).tolerance == tolerance
+        built = canary.build_canary(
+            config, Hardware("cpu"), model, build_renderer(config, model), cast(Any, Noisy(precision, noise))
+        )
+        assert built.tolerance == TOLERANCE[precision]
+        assert built.opening is not None
+        assert built.opening.tolerance == pytest.approx(opening)
+
+
+class Noisy:
+    """A learner with log-probs of 1 nat, which rounding changes by `noise`."""
+
+    def __init__(self, precision: torch.dtype, noise: float) -> None:
+        self.precision, self.noise = precision, noise
+
+    def own_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
+        assert noise in (None, self.precision)
+        return [[-1.0 - (self.noise if noise else 0.0)] * int(sample.loss_mask.sum()) for sample in samples]
+
+
+@pytest.mark.usefixtures("in_root")
+def test_the_first_sync_is_compared_on_a_sample_as_long_as_the_longest_of_which_no_noise_is_asked() -> None:
+    config = load_config([QUICKSTART, "data.max_response_length=300"])[0]
+    model = open_model(config)
+    asked: list[int] = []
+
+    class Counting(Noisy):
+        def own_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
+            asked.extend(len(sample.token_ids) for sample in samples)
+            return super().own_logprobs(samples, noise)
+
+    learner = cast(Any, Counting(torch.float32, 0.0))
+    built = canary.build_canary(config, Hardware("cpu"), model, build_renderer(config, model), learner).opening
+    assert built is not None
+    lengths = [len(p.token_ids) + len(r) for p, r in zip(built.probes.prompts, built.probes.responses, strict=True)]
+    assert max(lengths) == config.data.max_prompt_length + 300
+    assert max(asked) < 200

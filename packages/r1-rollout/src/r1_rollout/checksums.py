@@ -157,11 +157,6 @@ class ByteProof:
         self.unproven = frozenset(unproven)
         return unproven if grown else []
 
-    @property
-    def whole(self) -> bool:
-        """Whether at the last sync every tensor was compared, and equal."""
-        return self.apart is not None and not self.unproven
-
 
 def _stayed(before: Pairs, now: Pairs) -> bool:
     return any(new != old and own in (kept, old) for old, kept in before for new, own in now)

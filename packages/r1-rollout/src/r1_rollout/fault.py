@@ -102,6 +102,9 @@ def _judge(
     unseen = canary.accepts(_look(canary, engine, reference, version, canary.fresh).gap)
     if unseen and canary.accepts(_look(canary, engine, reference, version, canary.probes.reversed()).gap):
         return "prefix cache", "on sequences that the engine has not seen there is no gap: a cache outlives the sync"
+    if same_bytes:
+        found = "their bytes are the learner's: look at positions, attention, precision and kernels"
+        return "the engine's computation, not its weights", found
     sights: dict[str, _Sight] = {}
     groups = group_parameters(reference.weights(version).names(), canary.probes.inputs)
     for group, rows in groups.items():
@@ -119,9 +122,6 @@ def _judge(
         return min(closing, key=lambda group: closing[group]), "set to zero on both sides, it leaves no gap"
     if groups.keys() == {ADAPTER}:
         return "base weights", "the gap is there without the adapter, too, and the sync carries nothing else"
-    if same_bytes:
-        found = "their bytes are the learner's: look at positions, attention, precision and kernels"
-        return "the engine's computation, not its weights", found
     if unseen:
         return EMBEDDING, "rows of tokens that these sequences have and others have not: on others there is no gap"
     return "embedding, final norm or head", (

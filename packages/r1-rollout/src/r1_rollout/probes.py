@@ -15,6 +15,8 @@ PROMPTS = (5, 136)
 # Tokens of each response: the first shows what the prompt's forward pass computes, the second what a decoding step does
 # with the cache. Any more would cost a step each, after every sync.
 RESPONSE = 2
+# Tokens of a response where the comparison is made but once: the more, the nearer its mean gap to the expected one.
+OPENING = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,14 @@ class Probes:
 
 
 def text_probes(
-    allowed: Sequence[int], *, axes: int = 1, longest_prompt: int, longest_response: int, variant: int = 0
+    allowed: Sequence[int],
+    *,
+    axes: int = 1,
+    longest_prompt: int,
+    longest_response: int,
+    variant: int = 0,
+    prompts: Sequence[int] = PROMPTS,
+    response: int = RESPONSE,
 ) -> Probes:
     """Return a few sequences of different lengths, the same on every machine.
 
@@ -69,20 +78,21 @@ def text_probes(
         axes: rows of `position_ids`, four for M-RoPE.
         longest_prompt, longest_response: what the engine has room for, in tokens.
         variant: another number gives other sequences, which share no prefix with these.
+        prompts, response: tokens of each prompt and of each response, where there is room for them.
     """
     import torch
 
-    response_length = min(RESPONSE, longest_response)
-    prompts, responses, used = [], [], variant * (sum(PROMPTS) + len(PROMPTS) * RESPONSE)
-    for number, length in enumerate(PROMPTS):
+    response_length = min(response, longest_response)
+    found, responses, used = [], [], variant * (sum(prompts) + len(prompts) * response)
+    for number, length in enumerate(prompts):
         prompt_length = min(length, longest_prompt)
         token_ids = spread_tokens(allowed, prompt_length, used)
         used += prompt_length
         responses.append(spread_tokens(allowed, response_length, used))
         used += response_length
         positions = torch.arange(prompt_length).expand(axes, -1)
-        prompts.append(ProbePrompt(f"canary:{variant}:{number}", token_ids, positions))
-    return Probes(tuple(prompts), tuple(responses))
+        found.append(ProbePrompt(f"canary:{variant}:{number}", token_ids, positions))
+    return Probes(tuple(found), tuple(responses))
 
 
 def spread_tokens(allowed: Sequence[int], count: int, first: int = 0) -> list[int]:

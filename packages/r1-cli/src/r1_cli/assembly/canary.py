@@ -2,17 +2,22 @@
 
 import io
 import logging
+import math
 import random
 from collections.abc import Sequence
 
+import torch
+
 from r1_cli.config import RunConfig
+from r1_cli.groups.group import to_sample
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
+from r1_cli.roles import REFUSALS, Learner
 from r1_data.positions import count_tokens
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example
-from r1_rollout.canary import TOLERANCE, Canary
-from r1_rollout.probes import RESPONSE, Probes, spread_tokens, text_probes
+from r1_rollout.canary import TOLERANCE, Canary, learn_tolerance, widest_gap
+from r1_rollout.probes import OPENING, PROMPTS, RESPONSE, Probes, spread_tokens, text_probes
 from r1_rollout.tokens import media_token_ids
 
 log = logging.getLogger("r1")
@@ -21,31 +26,71 @@ PICTURE_SIDE = 56  # pixels, before the run's own pixel limits
 TWO_PICTURES = (2, 2), (2, 3)  # of one text
 
 
-def build_canary(config: RunConfig, hardware: Hardware, model: ModelFiles, renderer: Renderer) -> Canary:
-    """Choose the sequences and the tolerance that suit the model and the run's lengths and precision."""
+def build_canary(
+    config: RunConfig, hardware: Hardware, model: ModelFiles, renderer: Renderer, learner: Learner
+) -> Canary:
+    """Choose the sequences and tolerances that suit the model and the run's lengths and precision.
+
+    Those of the first sync are longer, one as long as the run's longest sample, and their tolerance is learned from
+    what rounding does with the learner's weights as they are now.
+    """
     actor, rollout = config.worker.actor, config.worker.rollout
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
-    precisions = {computing, hardware.engine_dtype(rollout.dtype)}
-    return Canary(
-        build_probes(config, model, renderer, variant=0),
-        build_probes(config, model, renderer, variant=1),
-        max(TOLERANCE[precision] for precision in precisions),
-        rollout.temperature,
-        picture_probes(config, model, renderer, TWO_PICTURES),
-    )
+    precision = max(computing, hardware.engine_dtype(rollout.dtype), key=TOLERANCE.__getitem__)
+    probes, fresh = (build_probes(config, model, renderer, variant=variant) for variant in (0, 1))
+    pictures = picture_probes(config, model, renderer, TWO_PICTURES)
+    first, unseen = (build_probes(config, model, renderer, variant=variant, opening=True) for variant in (0, 1))
+    tolerance = learn_tolerance(_find_noise(learner, first, precision), precision)
+    opening = Canary(first, unseen, tolerance, rollout.temperature)
+    return Canary(probes, fresh, TOLERANCE[precision], rollout.temperature, pictures, opening)
 
 
-def build_probes(config: RunConfig, model: ModelFiles, renderer: Renderer, *, variant: int) -> Probes:
-    """Return sequences of text, and one with a picture if the model reads pictures and the prompt limit has room."""
+def _find_noise(learner: Learner, probes: Probes, precision: torch.dtype) -> float:
+    """Return the gap that rounding makes on the probes but the long one; NaN if the model cannot tell it."""
+    shown = [
+        to_sample(prompt, response)
+        for prompt, response in zip(probes.prompts, probes.responses, strict=True)
+        if prompt.model_inputs or len(prompt.token_ids) <= max(PROMPTS)
+    ]
+    try:
+        return widest_gap(learner.own_logprobs(shown, precision), learner.own_logprobs(shown))
+    except REFUSALS as refusal:
+        log.warning("the canary takes the usual tolerance, the model's own attention fails: %s", refusal)
+        return math.nan
+
+
+def build_probes(
+    config: RunConfig, model: ModelFiles, renderer: Renderer, *, variant: int, opening: bool = False
+) -> Probes:
+    """Return sequences of text, and one with a picture if the model reads pictures and the prompt limit has room.
+
+    With `opening` responses are longer, and another text is as long as the run's longest sample.
+    """
     data = config.data
-    axes = 1 if renderer.position_ids is count_tokens else 4
-    limits = {"longest_prompt": data.max_prompt_length, "longest_response": data.max_response_length}
-    probes = text_probes(allowed_tokens(model), axes=axes, **limits, variant=variant)
-    return probes + (picture_probes(config, model, renderer, [(variant, variant)]) or Probes((), ()))
+    longest, lengths, response = data.max_prompt_length, [*PROMPTS], min(RESPONSE, data.max_response_length)
+    if opening:
+        response = min(OPENING, data.max_response_length)
+        longest += data.max_response_length - response
+        lengths += [longest] if longest > max(PROMPTS) else []
+    probes = text_probes(
+        allowed_tokens(model),
+        axes=1 if renderer.position_ids is count_tokens else 4,
+        longest_prompt=longest,
+        longest_response=response,
+        variant=variant,
+        prompts=lengths,
+        response=response,
+    )
+    pictures = picture_probes(config, model, renderer, [(variant, variant)], response)
+    return probes + (pictures or Probes((), ()))
 
 
 def picture_probes(
-    config: RunConfig, model: ModelFiles, renderer: Renderer, asked: Sequence[tuple[int, int]]
+    config: RunConfig,
+    model: ModelFiles,
+    renderer: Renderer,
+    asked: Sequence[tuple[int, int]],
+    response: int = RESPONSE,
 ) -> Probes | None:
     """Return a sequence for each (text, picture), which are numbers; None if the model or the limits allow none."""
     if not model.vision_language:
@@ -60,7 +105,7 @@ def picture_probes(
         message = "the weights' canary goes without a picture: it takes %d tokens, data.max_prompt_length is %d"
         log.warning(message, longest, data.max_prompt_length)
         return None
-    length = min(RESPONSE, data.max_response_length)
+    length = min(response, data.max_response_length)
     return Probes(prompts, tuple(spread_tokens(allowed_tokens(model), length, first=text) for text, _ in asked))
 
 

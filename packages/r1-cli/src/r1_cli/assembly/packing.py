@@ -21,7 +21,7 @@ from r1_cli.models.load import ModelError
 from r1_cli.roles import REFUSALS, Critic, Learner
 from r1_core.types import Sample
 from r1_data.render import Renderer
-from r1_rollout.canary import TOLERANCE, widest_gap
+from r1_rollout.canary import TOLERANCE, learn_tolerance, widest_gap
 from r1_rollout.probes import Probes
 from r1_rollout.types import PromptLike
 
@@ -29,8 +29,6 @@ log = logging.getLogger("r1")
 
 # What other tokens of the same number may change, in any precision: the same kernels round in the same way.
 NEIGHBOUR = TOLERANCE[torch.float32]
-# How many times what a unit in the last place of each layer's output does to log-probs two right ways may differ by.
-NOISE = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +57,11 @@ class Questions:
         self._other = _to_sample(fresh.prompts[1], fresh.responses[1])  # in the place of the long text
         self._answers = _split_answers(fresh)
         self._expected = learner.own_logprobs(self.samples)
+        # A model that names no layers shows no noise.
         noise = widest_gap(learner.own_logprobs(self.samples, dtype), self._expected)
         if not all(torch.tensor(one).isfinite().all() for one in self._expected):
             raise ValueError("its log-probs are not finite: look at the weights")
-        widest = TOLERANCE.get(dtype, NEIGHBOUR)  # a model that names no layers shows no noise
-        self.tolerance = max(NEIGHBOUR, min(widest, NOISE * noise)) if noise > 0 else widest
+        self.tolerance = learn_tolerance(noise, dtype)
 
     def ask_single(self) -> str | None:
         """Return what is wrong with a sequence alone: other log-probs, or ones that depend on a later token."""

@@ -176,7 +176,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
         )
         scorer = build_scorer(config, model, verifier, engine)
         if config.worker.rollout.canary:
-            scorer = prove(scorer, learner, build_canary(config, hardware, model, rendering.renderer))
+            scorer = prove(scorer, learner, build_canary(config, hardware, model, rendering.renderer, learner))
         sampling, val_sampling = build_sampling(config)
         sets = build_validation(val_prompts, val_sources, val_sampling)
         update = algorithm.build_update(config, updates_per_step=schedule.updates_per_step)
