@@ -135,6 +135,16 @@ def test_an_engine_that_pictures_do_not_reach_is_refused_within_the_tolerance_of
         sync(engine, 1)
 
 
+def test_the_gap_of_the_first_sync_is_of_the_same_probes_as_any_other_so_that_a_replay_finds_it_again() -> None:
+    """A replay, or a run that goes on from a checkpoint, begins where the run did not."""
+    opening = replace(CANARY, probes=PICTURES)
+    off = Blind([[-1.0, -1.0], [-1.05, -1.0]])
+    engine = ProvenGenerator(cast(Any, off), Sighted(), replace(CANARY, opening=opening))
+    sync(engine, 1)
+    assert opening.gap(cast(Any, off), Sighted().logprobs_of(PICTURES.prompts)) > 0
+    assert engine.gap == 0.0
+
+
 def test_pictures_are_compared_at_the_first_sync_only() -> None:
     blind = Blind([[-1.0, -1.0], [-1.03, -1.0]])
     engine = ProvenGenerator(cast(Any, blind), Sighted(), replace(CANARY, pictures=PICTURES))

@@ -39,7 +39,7 @@ class Canary:
     tolerance: float  # see `TOLERANCE`
     temperature: float = 1.0  # at which both sides report
     pictures: Probes | None = None  # one text and response with two pictures, which the engine must tell apart
-    opening: "Canary | None" = None  # what takes this one's place at the first sync
+    opening: "Canary | None" = None  # compared at the first sync, too
 
     def gap(self, engine: Replaying, expected: Sequence[Sequence[float]]) -> float:
         """Return how far the engine, awake, is from the log-probs that the learner gives the probes.

@@ -52,10 +52,10 @@ class LearnerReference:
 class Expectation:
     """What the engine must show after a sync."""
 
-    canary: Canary  # whose probes were asked
     logprobs: list[list[float]]  # of the probes, as the learner has them
     sums: Mapping[str, Expected] | None  # of the weights; None where the engine cannot tell its own
     pictures: list[list[float]] | None  # of the two pictures; None without any, and after the first sync
+    opening: list[list[float]] | None = None  # of the opening's probes; None without any, and after the first sync
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class ProvenGenerator:
             if source is None or expected is None or self._agrees(source, expected):
                 yield
                 return
-        raise self._fault(source.version, expected.canary)
+        raise self._fault(source.version)
 
     @contextmanager
     def awake_later(self, source: WeightSource, expected: Expectation) -> Iterator[None]:
@@ -106,21 +106,21 @@ class ProvenGenerator:
         expected = self.expect(source)
         self.engine.update(source)
         if not self._agrees(source, expected):
-            raise self._fault(source.version, expected.canary)
+            raise self._fault(source.version)
 
     def expect(self, source: WeightSource) -> Expectation:
         """Ask the learner, which has these weights, before the sync, as it may need memory that the engine takes."""
-        canary, sums = self.canary if self._started else self.canary.opening or self.canary, None
+        probes, sums = self.canary.probes, None
         if isinstance(self.engine, Checksummed):
             kinds, factors = self.engine.precisions, self.engine.keeps_layout
             sums = source.hand_over(partial(expected_checksums, precisions=kinds, factors=factors))
-        pictures = None if self._started else self.canary.pictures
-        seen = self.reference.logprobs_of(pictures.prompts, pictures.responses) if pictures else None
-        probes = canary.probes
-        return Expectation(canary, self.reference.logprobs_of(probes.prompts, probes.responses), sums, seen)
+        opening = self.canary.opening.probes if self.canary.opening else None
+        once = (None, None) if self._started else (self.canary.pictures, opening)
+        seen = [self.reference.logprobs_of(one.prompts, one.responses) if one else None for one in once]
+        return Expectation(self.reference.logprobs_of(probes.prompts, probes.responses), sums, *seen)
 
     def _agrees(self, source: WeightSource, expected: Expectation) -> bool:
-        """Compare bytes, then log-probs; at the first sync those of two pictures, too.
+        """Compare bytes, then log-probs; at the first sync those of the opening and of two pictures, too.
 
         Raises:
             StaleWeights: bytes differ that must not.
@@ -136,13 +136,15 @@ class ProvenGenerator:
                     f"{len(found.unread)} of the engine's weights cannot be compared with the learner's "
                     f"byte by byte, {found.unread[0]} first: nothing would show that they are stale"
                 )
-        self.gap = expected.canary.gap(self.engine, expected.logprobs)
-        accepted = expected.canary.accepts(self.gap)
+        self.gap = self.canary.gap(self.engine, expected.logprobs)
+        accepted = self.canary.accepts(self.gap)
         self._same_bytes = found is not None and not found.differing and not found.unread
         if expected.pictures and (accepted or self._same_bytes):
             self._require_pictures(expected.pictures)
         if accepted and expected.sums and found is not None and (unproven := self._bytes.take(found, expected.sums)):
             log.warning(_UNPROVEN, len(unproven), len(expected.sums), unproven[0])
+        if accepted and expected.opening and self.canary.opening:
+            accepted = self._opens(self.canary.opening, expected.opening)
         self._started |= accepted
         return accepted
 
@@ -153,11 +155,18 @@ class ProvenGenerator:
                 "reach its model. Use the embedded engine (worker.rollout.name=embedded), or vLLM servers"
             )
 
-    def _fault(self, version: int, canary: Canary) -> StaleWeights:
+    def _opens(self, opening: Canary, expected: list[list[float]]) -> bool:
+        """Whether the engine agrees on the opening's probes, too; if not, the gap and the search are of these."""
+        gap = opening.gap(self.engine, expected)
+        if not (accepted := opening.accepts(gap)):
+            self.gap, self.canary = gap, opening
+        return accepted
+
+    def _fault(self, version: int) -> StaleWeights:
         log.error(
             "version %d: engine and learner differ by %.3g of their log-probs; looking for the cause", version, self.gap
         )
-        return find_fault(canary, self.engine, self.reference, version, self.gap, same_bytes=self._same_bytes)
+        return find_fault(self.canary, self.engine, self.reference, version, self.gap, same_bytes=self._same_bytes)
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
         """Sample as the engine does."""
