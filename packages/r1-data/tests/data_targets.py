@@ -39,7 +39,9 @@ class Target:
             os.kill(os.getpid(), signal.SIGKILL)
         if "unlucky" in text and not (mark := Path(text.split()[1])).exists():
             mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            if "255" in text:
+                os._exit(255)
+            os.kill(os.getpid(), signal.SIGTERM if "SIGTERM" in text else signal.SIGKILL)
         if "swell" in text:
             bytearray(600 * MEGABYTE)
 

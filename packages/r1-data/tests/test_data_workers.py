@@ -59,8 +59,9 @@ def test_a_task_that_does_not_end_costs_one_task_and_says_so(act, monkeypatch):
         assert workers.submit("add", 1, 2).result() == 3
 
 
-def test_a_task_whose_worker_was_killed_from_outside_is_tried_again(workers, tmp_path):
-    assert workers.submit("act", f"unlucky {tmp_path / 'killed'}").result() is None
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "255: what is known where the server was killed as well"])
+def test_a_task_whose_worker_was_killed_from_outside_is_tried_again(workers, tmp_path, end):
+    assert workers.submit("act", f"unlucky {tmp_path / 'killed'} {end}").result() is None
     assert (tmp_path / "killed").exists()
 
 

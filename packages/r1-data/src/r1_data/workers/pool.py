@@ -31,6 +31,9 @@ _PRELOAD = [
 ]
 _START = 300.0  # seconds until a worker has loaded what it needs
 _ENDING = 60.0  # seconds until a worker that has hung up is gone, and how it ended is known
+# How a worker ends that somebody else may have ended; the last is what is known where the server it was forked from is
+# gone as well.
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, 255)
 _PAGE = 4096  # bytes, the unit of /proc/self/statm
 
 # Is told of a piece of work, in the thread that waited for it: its name, its beginning and end by `time.perf_counter`.
@@ -118,6 +121,7 @@ class Workers:
             except WorkerDied as death:
                 if not death.killed:
                     raise
+                process = None  # should no other one start
                 process = _Process(self._target, self._memory_bytes)  # the task may have had no part in it
                 good, result = process.ask((method, arguments), self._seconds)
         except WorkerDied:
@@ -173,7 +177,7 @@ class _Process:
             code = self._process.exitcode
             self.stop()
             death = WorkerDied(f"its worker process ended by itself (exit code {code})")
-            death.killed = code == -signal.SIGKILL
+            death.killed = code in _FROM_OUTSIDE
             raise death from None
 
     def stop(self) -> None:
