@@ -107,7 +107,7 @@ def test_a_failing_program_names_its_cause(source, cause):
 
 
 def test_tests_after_the_total_time_are_timeouts():
-    tests = json.dumps({"inputs": ["", "", "", ""], "outputs": ["", "", "", ""]})
+    tests = json.dumps({"inputs": ["", "", "", ""], "outputs": ["1", "1", "1", "1"]})
     result = score("import time; time.sleep(9)", tests, share=True, timeout=0.3, total_timeout=0.5)
     assert outcomes(result) == {"timeout": 1.0}
 
@@ -442,6 +442,27 @@ def test_every_way_to_write_a_test_is_run(tests):
 def test_tests_that_run_nothing_are_an_error_of_the_data(tests, message):
     with pytest.raises(TestsError, match=message):
         score("def add(a, b): return a + b\ndef check(f): pass", tests)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"inputs": ["1", "2"], "outputs": ["", " \n"]},
+        [{"input": "1", "output": "", "testtype": "stdin"}],
+        {"inputs": [[1], [2]], "outputs": [None, [None]], "fn_name": "f"},
+        {"tests": [{"input": "1", "output": "null", "testtype": "functional"}], "fn_name": "f"},
+    ],
+)
+def test_expected_outputs_that_are_all_empty_or_null_are_an_error_of_the_data(tests):
+    with pytest.raises(TestsError, match=r"every expected (output is empty|value is null)"):
+        score("def f(x): pass", json.dumps(tests))
+    assert code.truth_problem(json.dumps(tests))
+
+
+def test_one_of_several_expected_outputs_may_be_empty_or_null():
+    assert score("if n := input(): print(n)", json.dumps({"inputs": ["\n", "2"], "outputs": ["", "2"]})).value == 1.0
+    pairs = {"inputs": [[0], [2]], "outputs": [None, 2], "fn_name": "f"}
+    assert score("def f(x): return x or None", json.dumps(pairs)).value == 1.0
 
 
 NO_ASSERTIONS = [

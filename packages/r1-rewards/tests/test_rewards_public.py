@@ -119,7 +119,8 @@ UNUSABLE = [
     ("geo3k", "cm", "5"), ("math_easyr1", "", "5"), ("r1v_easyr1", "%", "5"), ("prime_math", " ", "5"),
     ("dapo", "5\n6", "5"), ("math_dapo", "", "5"), ("math_verl", " ", "5"), ("gsm8k_verl", "1,200", "1200"),
     ("gsm8k_verl", "a #### 18", "18"), ("search_r1", "A", "nile"), ("lmm_r1", "", "5"),
-    ("code", "print(5)", "assert f()"),
+    ("code", "print(5)", "assert f()"), ("code", '{"inputs": ["5"], "outputs": [""]}', "assert f()"),
+    ("geo3k", "None", "no"), ("math_easyr1", "none", "no"),
 ]  # fmt: skip
 
 

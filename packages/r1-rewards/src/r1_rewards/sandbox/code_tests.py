@@ -10,7 +10,8 @@
 - Python source text: each top-level `assert`, each function `test_…`, `async` or not, and each such method, its own or
   inherited, of a class `Test…` or of one that derives from `unittest.TestCase` is one test.
 
-Asserts that nothing would run are refused: they are an error of the data, and no pass.
+Asserts that nothing would run are refused, and expected outputs that are all empty, or all null: they are an error of
+the data, and no pass.
 """
 
 import ast
@@ -59,6 +60,19 @@ CodeTests = StdinTests | CallTests | AssertTests
 
 def read_tests(ground_truth: str) -> CodeTests:
     """Read tests in any form of this module, JSON or Python source. Raises TestsError."""
+    tests = _read(ground_truth)
+    if isinstance(tests, StdinTests) and not any(expected.strip() for _, expected in tests.pairs):
+        raise TestsError("every expected output is empty: a program that prints nothing would pass")
+    if isinstance(tests, CallTests) and all(_is_null(expected, tests.wrapped) for _, expected in tests.pairs):
+        raise TestsError("every expected value is null: a function that does nothing would pass")
+    return tests
+
+
+def _is_null(expected: Any, wrapped: bool) -> bool:
+    return expected is None or (wrapped and expected == [None])
+
+
+def _read(ground_truth: str) -> CodeTests:
     try:
         data = json.loads(ground_truth)
     except ValueError:

@@ -1,9 +1,7 @@
 r"""Score Geometry3K responses as EasyR1 and veRL do: the boxed answer, and a thought before it."""
 
-from r1_rewards.reading import prm800k
-from r1_rewards.reading.truths import emptied_problem
 from r1_rewards.types import Score
-from r1_rewards.verifiers.math_easyr1 import weighted
+from r1_rewards.verifiers import math_easyr1
 
 
 def score(response: str, ground_truth: str, *, format_weight: float = 0.1) -> Score:
@@ -13,9 +11,9 @@ def score(response: str, ground_truth: str, *, format_weight: float = 0.1) -> Sc
 
     Example: `score(r"<think>a</think> \boxed{12\sqrt{2}}", r"12 \sqrt 2").value` is 1.0.
     """
-    return weighted(response, ground_truth, format_weight)
+    return math_easyr1.weighted(response, ground_truth, format_weight)
 
 
 def truth_problem(ground_truth: str) -> str | None:
     """Return why no response can be right for a truth, or why an empty one is, or None."""
-    return emptied_problem(ground_truth, prm800k.normalise)
+    return math_easyr1.truth_problem(ground_truth)

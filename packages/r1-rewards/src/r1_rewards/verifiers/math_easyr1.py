@@ -8,6 +8,7 @@ from r1_rewards.reading.truths import emptied_problem
 from r1_rewards.types import Score
 from r1_rewards.verifiers.format import has_think_box
 
+_UNBOXED = "None"  # what a response without a box says, to MathRuler
 _SIGN = re.compile(r"([<>/])")
 
 
@@ -25,6 +26,8 @@ def score(response: str, ground_truth: str, *, format_weight: float = 0.1) -> Sc
 
 def truth_problem(ground_truth: str) -> str | None:
     """Return why no response can be right for a truth, or why an empty one is, or None."""
+    if prm800k.grade(_UNBOXED, ground_truth):
+        return f"the truth {ground_truth[:80]!r} is what a response without a box counts as: write it another way"
     return emptied_problem(ground_truth, prm800k.normalise)
 
 
@@ -39,7 +42,7 @@ def weighted(response: str, ground_truth: str, format_weight: float) -> Score:
 def boxed(response: str) -> str:
     r"""Return what stands in the last `\boxed{…}`, every brace counted, or the word "None"."""
     content = last_braced(response, "\\boxed")
-    return "None" if content is None else content.strip()
+    return _UNBOXED if content is None else content.strip()
 
 
 def without_blanks_around_tags(response: str) -> str:
