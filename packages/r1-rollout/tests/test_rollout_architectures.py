@@ -8,6 +8,7 @@ import transformers
 from embedded_cases import assert_exact, engine_for, sample, text_prompt
 from rollout_models import TEXT, sharpen
 
+from r1_rollout.embedded.kv import CHANGES_SCORES, decode_attention
 from r1_rollout.types import SamplingParams
 
 MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_experts": 4, "head_dim": 12}
@@ -114,7 +115,7 @@ LONG = {"max_position_embeddings": 256, "original_max_position_embeddings": 64, 
     ("name", "settings", "said"),
     [
         ("DiffLlama", TEXT, "would sample wrongly from DiffLlamaForCausalLM"),
-        ("Gemma2", {**TEXT, "head_dim": 12}, "caps its attention scores"),
+        ("Gemma2", {**TEXT, "head_dim": 12}, "changes its attention scores by softcap"),
         # A neighbour far along changes the rotary embedding of the whole batch.
         ("Llama", {**TEXT, "max_position_embeddings": 64, "rope_parameters": DYNAMIC}, "wrongly"),
         ("Phi3", {**TEXT, "pad_token_id": 0, **LONG}, "wrongly"),
@@ -127,6 +128,13 @@ def test_a_model_whose_own_forward_says_otherwise_is_refused_at_the_start(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         engine_for(model(name, **settings), banned_token_ids=())
+
+
+@pytest.mark.parametrize("name", CHANGES_SCORES)
+def test_what_the_decoding_attention_does_not_compute_is_refused(name: str) -> None:
+    one = torch.ones(1, 2, 1, 4)
+    with pytest.raises(RuntimeError, match=f"Linear changes its attention scores by {name}"):
+        decode_attention(torch.nn.Linear(1, 1), one, one, one, None, **{name: torch.ones(2)})
 
 
 def test_what_is_no_transformers_model_is_refused() -> None:

@@ -28,10 +28,9 @@ from r1_cli.models.kernels import CAUSAL, EVERYTHING, Kernel, Pieces, find_kerne
 from r1_cli.models.shared_prompts import attend_to_prompts
 from r1_core.learner.decoder import cut_shared_rows
 from r1_core.learner.pack import NOTHING, Pack
+from r1_rollout.embedded.kv import CHANGES_SCORES
 
 PACKED_ATTENTION = "r1_packed"
-# Keywords of layers' attention that no kernel here knows: bounds of the scores, and sinks.
-CHANGES_SCORES = ("softcap", "s_aux", "sinks", "alibi", "head_mask")
 # Hugging Face tells towers where pictures end if "flash" is in the name, and else loops over them by itself.
 VISION_ATTENTION = "r1_packed_flash"
 

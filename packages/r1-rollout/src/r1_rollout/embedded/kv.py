@@ -23,6 +23,8 @@ from r1_rollout.embedded.segments import Layer, Readers, Segment, cut, put
 
 ATTENTION = "r1_rollout_decode"
 LOG2_E = math.log2(math.e)
+# Keywords of layers' attention that torch's attention leaves out without a word: bounds of scores, biases, sinks.
+CHANGES_SCORES = ("softcap", "s_aux", "sinks", "alibi", "head_mask")
 GRAIN = 64  # columns by which answers grow where kernels are replayed
 
 _decoding: ContextVar["GroupCache | None"] = ContextVar("decoding", default=None)
@@ -285,11 +287,11 @@ def decode_attention(
         [rows, 1, heads, size] and None for the attention weights.
 
     Raises:
-        RuntimeError: the model caps its scores, which torch's attention cannot; or while decoding, it attends to other
-            keys than the cache gave it, or weighs them by a mask of its own.
+        RuntimeError: the model changes its scores by what torch's attention leaves out, see `CHANGES_SCORES`; or while
+            decoding, it attends to other keys than the cache gave it, or weighs them by a mask of its own.
     """
-    if kwargs.get("softcap") is not None:
-        raise RuntimeError(f"{type(module).__name__} caps its attention scores (softcap)")
+    if unknown := [name for name in CHANGES_SCORES if kwargs.get(name) is not None]:
+        raise RuntimeError(f"{type(module).__name__} changes its attention scores by {', '.join(unknown)}")
     cache = _decoding.get()
     if cache is None:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
