@@ -57,6 +57,13 @@ def test_a_step_begins_at_the_last_whole_checkpoint_before_it(step: int, start: 
     assert (trainer["max_steps"], trainer["save_freq"], trainer["logger"], trainer["record_gb"]) == (9, -1, ["file"], 1)
 
 
+def test_a_step_never_begins_at_a_damaged_checkpoint(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", LOG, {2: False, 4: False, 6: False})
+    (run / "global_step_6" / STATE_FILE).write_text('{"model_only"')
+    (run / "global_step_4/model.safetensors").write_bytes(b"")
+    assert plan_replay(run, 8, tmp_path / "again").start == 2
+
+
 def test_the_settings_are_those_of_the_start_that_took_the_step(tmp_path: Path) -> None:
     run = make_run(tmp_path, LOG, {})
     starts: list[dict[str, Any]] = [

@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -399,6 +401,31 @@ def test_damaged_checkpoints_are_passed_over_by_name_and_never_pruned_for_or_rem
         find_start(starting(run, "owner/model", f"trainer.load_checkpoint_path={run}/global_step_4"), store)
 
 
+def test_a_file_that_a_checkpoint_was_written_with_and_lacks_is_damage_and_so_is_its_state(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "owner/model")
+    config, store = starting(run, "owner/model"), CheckpointStore(run)
+    written = store.publish(store.write(4, lambda folder: (folder / "optimizer.safetensors").write_bytes(b""), {}))
+    (written / "optimizer.safetensors").unlink()
+    assert store.damaged() == {written: "optimizer.safetensors is missing"}
+    (run / "global_step_5").mkdir()
+    (run / "global_step_5/weights").write_text("kept")
+    assert store.damaged() == {run / "global_step_5": "trainer.json is missing", written: store.damaged()[written]}
+    assert find_start(config, store) == run / "global_step_3"
+    store.publish(store.write(5, lambda folder: None, {}))  # as a run that goes on from another folder's checkpoint
+    assert (run / "damaged_global_step_5/weights").read_text() == "kept"
+
+
+def test_a_damaged_checkpoint_is_none_of_those_that_save_limit_keeps(tmp_path: Path) -> None:
+    run, store = make_run(tmp_path / "run", "owner/model"), CheckpointStore(tmp_path / "run", limit=2)
+    for step in (5, 7):
+        shutil.copytree(run / "global_step_3", run / f"global_step_{step}")
+    (run / "global_step_5/actor/config.json").write_text("{")
+    (line,) = set_damaged_aside(store, find_start(starting(run, "owner/model"), store))
+    assert line.endswith("it is now damaged_global_step_5, and the run goes on from global_step_7")
+    store.publish(store.write(9, lambda folder: None, {}))
+    assert store.steps() == [7, 9]
+
+
 def test_an_index_of_a_missing_file_is_damage(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "model-2.safetensors"}}')
     assert find_damage(tmp_path) == "model-2.safetensors is missing"
@@ -406,16 +433,23 @@ def test_an_index_of_a_missing_file_is_damage(tmp_path: Path) -> None:
     assert find_damage(tmp_path) == "model-2.safetensors: its header is cut off"
 
 
-HOLD = "import sys, time; from pathlib import Path; from r1_cli.plan.start import hold_folder\n" + (
-    "with hold_folder(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
-)
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from r1_cli.plan.start import hold_folder
+with hold_folder(Path(sys.argv[1])):
+    child = os.fork()  # as libraries do; it outlives a run that is killed
+    if child:
+        print(child, flush=True)
+    time.sleep(600)
+"""
 
 
 def test_two_runs_never_share_a_folder_and_a_killed_one_leaves_it_free(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", str(ROOT / "examples/quickstart/model"))
     with subprocess.Popen([sys.executable, "-c", HOLD, str(run)], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
-        assert first.stdout.readline() == "held\n"
+        child = int(first.stdout.readline())
         said = rf"save_checkpoint_path={run}.*in use by another run: process {first.pid} on {platform.node()}"
         with pytest.raises(ConfigError, match=said), hold_folder(run):
             pass
@@ -424,7 +458,11 @@ def test_two_runs_never_share_a_folder_and_a_killed_one_leaves_it_free(tmp_path:
         assert refused.exit_code == 2
         assert f"process {first.pid} on " in refused.stderr
         first.kill()
-    require_free(run)
+        first.wait()
+        try:
+            require_free(run)
+        finally:
+            os.kill(child, signal.SIGKILL)
     with hold_folder(run), pytest.raises(ConfigError, match="in use by another run"):
         require_free(run)
     with hold_folder(tmp_path / "refused"):  # a configuration that is refused writes nothing

@@ -135,6 +135,15 @@ def test_a_folder_without_any_model_says_what_is_looked_for(tmp_path: Path) -> N
         merge(tmp_path)
 
 
+def test_a_checkpoint_that_is_cut_off_is_named_with_its_file(tmp_path: Path) -> None:
+    actor = tmp_path / "global_step_3/actor"
+    shutil.copytree(Path(__file__).parents[3] / "examples/quickstart/model", actor)
+    os.truncate(actor / "model.safetensors", 2000)
+    ended = CliRunner().invoke(main, ["merge", str(actor)])
+    assert ended.exit_code == 2
+    assert ended.stderr.startswith(f"r1: {actor} is damaged (model.safetensors: its header is cut off): copy it")
+
+
 def test_a_disk_that_is_full_is_said_with_the_folder(copied: Path, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, before[1]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -27,6 +28,7 @@ from r1_cli.models.parts import PartsError, load_in_parts, place
 from r1_cli.models.patches import multiply_patches
 from r1_cli.models.quantized import compute_alike, quantized_choices, restore_digits
 from r1_cli.models.value_head import quiet, start_head, with_value_head
+from r1_cli.state.checkpoints import find_cut
 from r1_core.learner.parallel import Parallel, Shard
 
 
@@ -188,9 +190,13 @@ def _read_weights(
     adapters: Adapters | None,
 ) -> tuple[Any, Any]:
     """Return the model, whole or this rank's share of it, and what Hugging Face tells of its loading."""
-    if parallel is not None and parallel.mesh is not None:
-        return load_in_parts(family, path, parallel, shard, choices, adapters)
-    model, info = family.from_pretrained(path, **choices)
+    try:
+        if parallel is not None and parallel.mesh is not None:
+            return load_in_parts(family, path, parallel, shard, choices, adapters)
+        model, info = family.from_pretrained(path, **choices)
+    except SafetensorError as error:
+        cut = (f"{file.name}: {told}" for file in sorted(Path(path).glob("*.safetensors")) if (told := find_cut(file)))
+        raise ModelError(f"{path} is damaged ({next(cut, error)}): copy it again, or name another") from error
     if adapters is not None:
         adapters.put_on(model)
     return model, info

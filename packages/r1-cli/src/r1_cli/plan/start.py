@@ -65,10 +65,11 @@ def hold_folder(root: Path) -> Iterator[None]:
         ConfigError: another run has the folder; names its process and machine.
     """
     path, file = root / LOCK_FILE, None
-    while file is None or os.fstat(file.fileno()).st_nlink == 0:  # removed by a run that ended meanwhile
+    while file is None or not _is_at(path, file):  # removed by a run that ended meanwhile
         root.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", encoding="utf-8")
         _lock(file, root)
+    os.register_at_fork(after_in_child=file.close)  # a forked process that outlives this one must not keep the lock
     with file:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}, which began at {now()}\n")
@@ -89,6 +90,14 @@ def require_free(root: Path) -> None:
             _lock(file, root, fcntl.LOCK_SH)
 
 
+def _is_at(path: Path, file: IO[str]) -> bool:
+    """Whether an open file is the one of this name; a network disk may count a removed file's link."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
 def _lock(file: IO[str], root: Path, kind: int = fcntl.LOCK_EX) -> None:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
@@ -102,16 +111,16 @@ def _lock(file: IO[str], root: Path, kind: int = fcntl.LOCK_EX) -> None:
 
 
 def set_damaged_aside(store: CheckpointStore, start: Path | None) -> list[str]:
-    """Rename the damaged checkpoints that are newer than the one to resume from, and return a line for each."""
+    """Rename the damaged checkpoints of the folder that a run goes on in, and return a line for each."""
     if start is None or start.parent != store.root:
         return []
     lines = []
     for path, told in store.damaged().items():
         lost = int(path.name.rpartition("_")[2]) - int(start.name.rpartition("_")[2])
         aside = store.set_aside(path)
+        again = f": {lost} step{'s are' if lost > 1 else ' is'} taken again" if lost > 0 else ""
         lines.append(
-            f"{path} is damaged ({told}); it is now {aside.name}, and the run goes on from {start.name}: {lost} "
-            f"step{'s are' if lost > 1 else ' is'} taken again"
+            f"{path} is damaged ({told}); it is now {aside.name}, and the run goes on from {start.name}{again}"
         )
     return lines
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from r1_cli.record.manifest import read_manifest
-from r1_cli.state.checkpoints import CheckpointStore, read_state
+from r1_cli.state.checkpoints import CheckpointStore, find_damage, read_state
 from r1_cli.track.files import read_records, read_settings
 
 
@@ -35,9 +35,8 @@ def plan_replay(run: Path, step: int, folder: Path) -> Replay:
     if taken is not None and step > taken:
         raise NoReplayError(f"step {step} of {run} cannot be taken again: it has taken {taken} steps")
     store = CheckpointStore(run)
-    known = store.steps()
-    usable = [one for one in known if one < step and not read_state(store.path(one))["model_only"]]
-    start = max(usable, default=0)
+    whole = (one for one in reversed(store.steps()) if one < step and find_damage(store.path(one)) is None)
+    start = next((one for one in whole if not read_state(store.path(one))["model_only"]), 0)
     trainer = config["trainer"]
     trainer |= {
         "save_checkpoint_path": str(folder), "load_checkpoint_path": str(store.path(start)) if start else None,

@@ -43,20 +43,32 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, oldest first."""
-        found = (STEP_FOLDER.fullmatch(path.name) for path in self.root.glob("global_step_*"))
-        return sorted(int(match[1]) for match in found if match and (self.path(int(match[1])) / STATE_FILE).is_file())
+        return [step for step in self._named() if (self.path(step) / STATE_FILE).is_file()]
 
     def damaged(self) -> dict[Path, str]:
-        """Return the newest checkpoints that cannot be resumed from, newest first, and what is wrong with each.
+        """Return the checkpoints that cannot be resumed from, newest first, and what is wrong with each.
 
-        The first whole one ends the search: those before it are not looked at.
+        Those before the newest whole one are looked at only under a `limit`, which would count them.
         """
-        found = {}
-        for step in reversed(self.steps()):
-            if (told := find_damage(self.path(step))) is None:
-                break
-            found[self.path(step)] = told
+        found: dict[Path, str] = {}
+        whole, complete = False, self.steps()
+        for step in reversed(self._named()):
+            if whole and (self.limit is None or step not in complete):
+                continue
+            if (told := self._find_damage(step)) is None:
+                whole = True
+            else:
+                found[self.path(step)] = told
         return found
+
+    def _find_damage(self, step: int) -> str | None:
+        path = self.path(step)
+        return find_damage(path) if (path / STATE_FILE).is_file() else f"{STATE_FILE} is missing"
+
+    def _named(self) -> list[int]:
+        """Return the steps of all folders with a checkpoint's name, oldest first."""
+        found = (STEP_FOLDER.fullmatch(path.name) for path in self.root.glob("global_step_*"))
+        return sorted(int(match[1]) for match in found if match)
 
     def set_aside(self, checkpoint: Path) -> Path:
         """Rename a damaged checkpoint, so that it is neither resumed from nor counted nor removed."""
@@ -91,7 +103,8 @@ class CheckpointStore:
             self._remove_drafts()
             folder.mkdir()
             save(folder)
-            write_json(folder / STATE_FILE, state)
+            files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+            write_json(folder / STATE_FILE, {**state, "files": files})
             for path in [*folder.rglob("*"), folder]:
                 force_to_disk(path)
         except (OSError, SafetensorError) as error:
@@ -108,7 +121,10 @@ class CheckpointStore:
         final = self.path(draft.step)
         try:
             if final.exists():  # the same step, reached again after a resume from an older checkpoint
-                self._remove(final)
+                if self._find_damage(draft.step) is None:
+                    self._remove(final)
+                else:
+                    self.set_aside(final)
             draft.folder.rename(final)
             force_to_disk(self.root)
             self._prune()
@@ -164,12 +180,14 @@ class CheckpointStore:
 def find_damage(checkpoint: Path) -> str | None:
     """Return which file of a checkpoint folder is cut off or missing and how it shows; None if all are whole.
 
-    Reads JSON files, and of safetensors files the header, which says how long the file must be.
+    Reads JSON files, and of safetensors files the header, which says how long the file must be. A part of a checkpoint,
+    such as its folder `actor`, is looked at likewise, but only the checkpoint itself says which files it must have.
     """
     for path in sorted(checkpoint.rglob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             named = set(content["weight_map"].values()) if path.name.endswith(".index.json") else ()
+            named = content.get("files", ()) if path == checkpoint / STATE_FILE else named
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return f"{path.relative_to(checkpoint)} is cut off or no JSON of its kind ({error})"
         for name in sorted(named):
