@@ -407,12 +407,12 @@ def test_a_file_that_a_checkpoint_was_written_with_and_lacks_is_damage_and_so_is
     written = store.publish(store.write(4, lambda folder: (folder / "optimizer.safetensors").write_bytes(b""), {}))
     (written / "optimizer.safetensors").unlink()
     assert store.damaged() == {written: "optimizer.safetensors is missing"}
-    (run / "global_step_5").mkdir()
-    (run / "global_step_5/weights").write_text("kept")
+    (run / "global_step_5/actor").mkdir(parents=True)
+    (run / "global_step_5/actor/learner.json").write_text("{}")
     assert store.damaged() == {run / "global_step_5": "trainer.json is missing", written: store.damaged()[written]}
     assert find_start(config, store) == run / "global_step_3"
     store.publish(store.write(5, lambda folder: None, {}))  # as a run that goes on from another folder's checkpoint
-    assert (run / "damaged_global_step_5/weights").read_text() == "kept"
+    assert (run / "damaged_global_step_5/actor/learner.json").is_file()
 
 
 def test_a_damaged_checkpoint_is_none_of_those_that_save_limit_keeps(tmp_path: Path) -> None:
@@ -424,6 +424,20 @@ def test_a_damaged_checkpoint_is_none_of_those_that_save_limit_keeps(tmp_path: P
     assert line.endswith("it is now damaged_global_step_5, and the run goes on from global_step_7")
     store.publish(store.write(9, lambda folder: None, {}))
     assert store.steps() == [7, 9]
+
+
+def test_checkpoints_of_another_trainer_are_named_not_resumed_and_never_removed(tmp_path: Path) -> None:
+    shard = tmp_path / "run/global_step_4/actor/model_world_size_1_rank_0.pt"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"weights")
+    store, words = CheckpointStore(tmp_path / "run", limit=1), (tmp_path / "run", "owner/model")
+    assert (store.damaged(), store.latest(), store.foreign()) == ({}, None, [4])
+    with pytest.raises(ConfigError, match=r"r1 has not written \(global_step_4\).*experiment_name"):
+        find_start(starting(*words), store)
+    assert find_start(starting(*words, "trainer.find_last_checkpoint=false"), store) is None
+    store.publish(store.write(4, lambda folder: None, {}))
+    assert (tmp_path / "run/foreign_global_step_4/actor" / shard.name).read_bytes() == b"weights"
+    assert find_start(starting(*words), store) == tmp_path / "run/global_step_4"
 
 
 def test_an_index_of_a_missing_file_is_damage(tmp_path: Path) -> None:

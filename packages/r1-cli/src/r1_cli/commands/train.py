@@ -79,7 +79,7 @@ def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
     from r1_cli.plan.start import find_start, require_free
     from r1_cli.state.checkpoints import CheckpointStore
 
-    store = CheckpointStore(config.trainer.checkpoint_folder)
+    store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     require_free(store.root)
     start = find_start(config, store)
     plan = make_plan(config, *count(config))

@@ -45,6 +45,10 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     latest = store.path(whole[-1]) if whole else None
     if damaged and latest is None:
         raise ConfigError([Problem("trainer.save_checkpoint_path", _no_whole(damaged), str(store.root))])
+    if latest is None and trainer.find_last_checkpoint and (foreign := store.foreign()):
+        message = f"holds checkpoints that r1 has not written (global_step_{foreign[-1]}) and cannot resume: set "
+        message += "trainer.experiment_name to begin a run of its own; r1 merge reads those of EasyR1 and veRL"
+        raise ConfigError([Problem("trainer.save_checkpoint_path", message, str(store.root))])
     if latest and not trainer.find_last_checkpoint:
         message = f"would start anew in {store.root}, which holds checkpoints up to {latest.name}; choose another "
         message += "trainer.experiment_name or trainer.save_checkpoint_path, or set true to go on"

@@ -52,7 +52,7 @@ class CheckpointStore:
         """
         found: dict[Path, str] = {}
         whole, complete = False, self.steps()
-        for step in reversed(self._named()):
+        for step in reversed([one for one in self._named() if one not in self.foreign()]):
             if whole and (self.limit is None or step not in complete):
                 continue
             if (told := self._find_damage(step)) is None:
@@ -60,6 +60,11 @@ class CheckpointStore:
             else:
                 found[self.path(step)] = told
         return found
+
+    def foreign(self) -> list[int]:
+        """Return the steps of folders with a checkpoint's name that another trainer has written, oldest first."""
+        steps = [step for step in self._named() if not (self.path(step) / STATE_FILE).is_file()]
+        return [step for step in steps if not any(self.path(step).glob("*/learner.json"))]
 
     def _find_damage(self, step: int) -> str | None:
         path = self.path(step)
@@ -71,12 +76,13 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in found if match)
 
     def set_aside(self, checkpoint: Path) -> Path:
-        """Rename a damaged checkpoint, so that it is neither resumed from nor counted nor removed."""
-        aside = checkpoint.with_name(f"damaged_{checkpoint.name}")
+        """Rename a checkpoint that is damaged or another trainer's; nothing resumes from, counts or removes it."""
+        kind = "foreign" if int(checkpoint.name.rpartition("_")[2]) in self.foreign() else "damaged"
+        aside = checkpoint.with_name(f"{kind}_{checkpoint.name}")
         number = 1
         while aside.exists():
             number += 1
-            aside = checkpoint.with_name(f"damaged_{number}_{checkpoint.name}")
+            aside = checkpoint.with_name(f"{kind}_{number}_{checkpoint.name}")
         return checkpoint.rename(aside)
 
     def path(self, step: int) -> Path:
