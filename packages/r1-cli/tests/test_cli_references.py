@@ -188,6 +188,26 @@ def test_what_a_frozen_model_says_depends_on_the_prompts_own_responses_alone() -
     assert whole == alone
 
 
+def test_a_frozen_model_is_passed_one_text_at_a_time_if_padding_changes_it_and_refused_if_it_is_wrong_alone() -> None:
+    model, texts = build("text", "KL", Parallel())[0].model, [[5, 9, 11], [7, 3, 8, 2, 6, 4, 12, 10]]
+    frozen = FrozenReading(model, Batching(False, experience=MicroLimit(2)), torch.device("cpu"))
+    frozen.require_right(texts, torch.float32)
+    assert not frozen._passes.batching.single
+    alone = [False]
+
+    def spoil(module: Any, args: Any, output: Any) -> Any:
+        wrong = len(output.logits) > 1 or (alone[0] and module.config._attn_implementation != "eager")
+        output.logits = output.logits + wrong * output.logits.roll(1, -1)
+        return output
+
+    model.register_forward_hook(spoil)
+    frozen.require_right(texts, torch.float32)
+    assert frozen._passes.batching.single
+    alone[0] = True
+    with pytest.raises(ValueError, match=r"log-probs are off by .* of its own eager attention"):
+        frozen.require_right(texts, torch.float32)
+
+
 def test_a_model_apart_is_asked_while_the_engine_samples() -> None:
     asked = threading.Event()
 

@@ -7,7 +7,6 @@ sequence alone, a padded batch, a packed row, and prompts that answers share in 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from r1_cli.config.root import Owner
 from r1_cli.groups.group import extend_positions
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
-from r1_cli.models.load import ModelError
+from r1_cli.models.load import ModelError, find_rope_fault
 from r1_cli.roles import REFUSALS, Critic, Learner
 from r1_core.types import Sample
 from r1_data.render import Renderer
@@ -229,7 +228,9 @@ def examine_model(
     if faults.packed is None and getattr(model.config.get_text_config(), "attention_chunk_size", None):
         chunks = "cuts attention into chunks of a row, wherever a sequence begins"
         faults = replace(faults, packed=chunks, shared=chunks)
-    rope = _find_rope_fault(model, config.data.max_prompt_length + config.data.max_response_length)
+    rope = find_rope_fault(
+        model.path, model.config.get_text_config(), config.data.max_prompt_length + config.data.max_response_length
+    )
     return faults if rope is None else replace(faults, padded=rope, packed=rope, shared=rope)
 
 
@@ -251,30 +252,6 @@ def _lay_out(config: RunConfig, owner: Owner, trained: Learner | Critic, faults:
         same = f"as with {key}.padding_free=false"
         log.warning("%s %s: micro-batches are padded, %s", name, faults.packed, same)
         trained.set_layout("padded")
-
-
-def _find_rope_fault(model: ModelFiles, longest: int) -> str | None:
-    """Return why samples of up to `longest` tokens cannot be together: rotations that depend on the longest of them.
-
-    Raises:
-        ModelError: they also depend on what the model has computed before.
-    """
-    text = model.config.get_text_config()
-    given: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
-    for rope in given.values() if all(isinstance(one, dict) for one in given.values()) else [given]:
-        kind, known = rope.get("rope_type"), rope.get("original_max_position_embeddings")
-        known = known or getattr(text, "max_position_embeddings", None)
-        if known is None or longest <= known:
-            continue
-        if kind == "longrope":
-            return f"rotates all samples of a micro-batch by the longest (longrope, beyond {known} tokens)"
-        if kind == "dynamic":
-            raise ModelError(
-                f"{model.path}: beyond {known} tokens its dynamic rotary embedding depends on the longest sequence "
-                "that it has seen before, so log-probs could not be computed again: lower data.max_prompt_length and "
-                f"data.max_response_length to {known} together, or set another rope_type"
-            )
-    return None
 
 
 def _require_unshared(config: RunConfig, owners: Sequence[Owner] | dict[Owner, Learner | Critic], fault: str) -> None:

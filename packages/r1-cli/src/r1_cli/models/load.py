@@ -261,3 +261,29 @@ def load_generation_config(path: str, config: Any) -> Any:
         return GenerationConfig.from_pretrained(path)
     except OSError:
         return GenerationConfig.from_model_config(config)
+
+
+def find_rope_fault(path: str, text: Any, longest: int) -> str | None:
+    """Return why samples of up to `longest` tokens cannot be together: rotations that depend on the longest of them.
+
+    Args:
+        text: the model's configuration of its text part.
+
+    Raises:
+        ModelError: they also depend on what the model has computed before.
+    """
+    given: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    for rope in given.values() if all(isinstance(one, dict) for one in given.values()) else [given]:
+        kind, known = rope.get("rope_type"), rope.get("original_max_position_embeddings")
+        known = known or getattr(text, "max_position_embeddings", None)
+        if known is None or longest <= known:
+            continue
+        if kind == "longrope":
+            return f"rotates all samples of a micro-batch by the longest (longrope, beyond {known} tokens)"
+        if kind == "dynamic":
+            raise ModelError(
+                f"{path}: beyond {known} tokens its dynamic rotary embedding depends on the longest sequence that it "
+                "has seen before, so log-probs could not be computed again: lower data.max_prompt_length and "
+                f"data.max_response_length to {known} together, or set another rope_type"
+            )
+    return None
