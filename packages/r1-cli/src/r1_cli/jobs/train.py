@@ -53,7 +53,7 @@ from r1_cli.roles import Critic, Dataset, Learner, Position, Schedule
 from r1_cli.sampling.ahead import Ahead, load_ahead
 from r1_cli.sampling.collect import DynamicSampling
 from r1_cli.sampling.proof import prove
-from r1_cli.state.checkpoints import CheckpointStore, read_state
+from r1_cli.state.checkpoints import CheckpointError, CheckpointStore, read_state
 from r1_cli.state.rows import record_rows
 from r1_cli.state.saving import Saver
 from r1_cli.state.stop import StopRequest
@@ -247,16 +247,23 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
 def load_start(
     learner: Learner, critic: Critic | None, prompts: Dataset, start: Path | None, begin: Position
 ) -> Position:
-    """Load the checkpoint, if there is one, into learner and critic; return the position to go on from."""
+    """Load the checkpoint, if there is one, into learner and critic; return the position to go on from.
+
+    Raises:
+        CheckpointError: it lacks a file, or is not of this model.
+    """
     if start is None:
         return begin
     state = read_state(start)
-    if critic is not None:
-        learner.rest()
-        load_critic(critic, start, model_only=state["model_only"])
     if state["model_only"]:
         log.warning("%s was saved without the optimizer (save_model_only): its moments start at zero", start)
-    learner.load(start / "actor", model_only=state["model_only"])
+    try:
+        if critic is not None:
+            learner.rest()
+            load_critic(critic, start, model_only=state["model_only"])
+        learner.load(start / "actor", model_only=state["model_only"])
+    except (FileNotFoundError, ValueError) as error:
+        raise CheckpointError(f"{start} cannot be resumed from: {error}") from error
     log.info("going on from %s", start)
     at = begin.resume(state)
     return replace(at, supply=replace(at.supply, surplus=load_surplus(start, prompts.__getitem__)))
