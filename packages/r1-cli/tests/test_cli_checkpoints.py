@@ -7,9 +7,11 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from r1_cli.jobs.train import load_start
 from r1_cli.state.checkpoints import CheckpointError, CheckpointStore, read_state
 from r1_cli.state.saving import Saver
 
@@ -178,3 +180,15 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path, momen
     assert latest is not None
     assert (latest / "weights").read_text() == "w" * 1000
     assert process.returncode in (0, 9)
+
+
+def test_a_checkpoint_that_the_learner_refuses_is_named_as_one(tmp_path: Path) -> None:
+    class Refusing:
+        def load(self, folder: Path, *, model_only: bool) -> None:
+            raise FileNotFoundError(f"{folder} has neither optimizer.safetensors nor its index")
+
+    (tmp_path / "trainer.json").write_text('{"step": 3, "model_only": false}')
+    nothing: Any = None
+    refusing: Any = Refusing()
+    with pytest.raises(CheckpointError, match=r"cannot be resumed from: .*actor has neither optimizer"):
+        load_start(refusing, None, nothing, tmp_path, nothing)
