@@ -4,6 +4,7 @@ import io
 import logging
 import math
 import random
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -70,7 +71,7 @@ def build_probes(
     longest, lengths, response = data.max_prompt_length, [*PROMPTS], min(RESPONSE, data.max_response_length)
     if opening:
         response = min(OPENING, data.max_response_length)
-        longest += data.max_response_length - response
+        longest = min(longest + data.max_response_length, _find_reach(model)) - response
         lengths += [longest] if longest > max(PROMPTS) else []
     probes = text_probes(
         allowed_tokens(model),
@@ -83,6 +84,13 @@ def build_probes(
     )
     pictures = picture_probes(config, model, renderer, [(variant, variant)], response)
     return probes + (pictures or Probes((), ()))
+
+
+def _find_reach(model: ModelFiles) -> int:
+    """Return how many tokens every layer of the model sees at once, at most."""
+    text = model.config.get_text_config()
+    known = (getattr(text, name, None) for name in ("max_position_embeddings", "sliding_window"))
+    return min((count for count in known if count), default=sys.maxsize)
 
 
 def picture_probes(
