@@ -15,7 +15,7 @@ BESIDE = "repository"  # the folder of the site for what lies outside docs/
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)((?:#[^)]*)?\))")
 ITEM = re.compile(r"^- \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
 ASSETS = ("site.css", "iframe-worker.js")  # beside this file
-BOOST = {"configuration.md": 6.0, "my-run-does-not-learn.md": 2.0, "troubleshooting.md": 2.0}  # of these in the search
+BOOST = {"configuration.md": 8.0, "my-run-does-not-learn.md": 3.0, "troubleshooting.md": 2.0}  # of these in the search
 FURTHER = 0.3  # of what lies outside docs/, which says the same at more length, and of variants of algorithms
 CODE = re.compile(r"(?<=<code>)[\w.\[\]]+(?=</code>)")
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
