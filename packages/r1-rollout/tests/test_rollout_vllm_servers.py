@@ -109,6 +109,13 @@ def lone(policy: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
         yield pool
 
 
+@pytest.fixture(autouse=True)
+def versions_begin_anew(request: pytest.FixtureRequest) -> None:
+    """Let the tests count versions by themselves, though they share pools, which refuse older weights."""
+    for name in {"pool", "lone", "broadcasting"} & {*request.fixturenames}:
+        request.getfixturevalue(name)._latest = -1
+
+
 def prompts(count: int) -> list[Any]:
     torch.manual_seed(1)
     return [
