@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "packages/r1-cli/view"
-BUILT = ROOT / "packages/r1-cli/src/r1_cli/view/static"
+BUILT = ROOT / "packages/r1-cli/src/r1_cli/runs/view/static"
 LOCK = "package-lock.json"
 MOST_BYTES = 300_000
 

@@ -23,16 +23,16 @@ CONTAINERS_TO_THE_LOSS = 10
 # Functions that may be longer than LONGEST_FUNCTION, each with its reason.
 LONG_FUNCTIONS = {
     "r1_cli.jobs.train.train": "sets up a run, one part a line",
-    "r1_cli.sampling.generate.sample_groups": "overlaps sampling with scoring",
+    "r1_cli.train.sampling.generate.sample_groups": "overlaps sampling with scoring",
     "r1_rewards.services.serve.build_app": "holds its routes",
     "r1_rollout.vllm.servers.pool.__init__": "describes its arguments",
 }
 
 # What a reader opens who follows a row to a gradient of the quickstart, in order.
 WALK = [
-    "r1_cli.loop",
-    "r1_cli.sampling.collect",
-    "r1_cli.sampling.generate",
+    "r1_cli.train.loop",
+    "r1_cli.train.sampling.collect",
+    "r1_cli.train.sampling.generate",
     "r1_data.stream",
     "r1_data.dataset",
     "r1_data.types",
@@ -48,13 +48,13 @@ WALK = [
     "r1_rollout.embedded.prefill",
     "r1_rollout.embedded.rows",
     "r1_rollout.embedded.choices",
-    "r1_cli.groups.group",
-    "r1_cli.assembly.verifiers",
+    "r1_cli.train.groups.group",
+    "r1_cli.build.verifiers",
     "r1_rewards.types",
     "r1_rewards.workers.pool",
     "r1_rewards.workers.batch",
-    "r1_cli.groups.shaping",
-    "r1_cli.groups.estimate",
+    "r1_cli.train.groups.shaping",
+    "r1_cli.train.groups.estimate",
     "r1_core.types",
     "r1_core.rows",
     "r1_core.advantages.assign",
@@ -74,13 +74,14 @@ WALK = [
 # What a step enters beside the walk, by why the walk goes past it.
 ASIDE = {
     "tells of the step": """
-        r1_cli.assembly.truths r1_cli.measure r1_cli.track r1_cli.record r1_cli.background r1_cli.hardware
+        r1_cli.build.truths r1_cli.train.metrics r1_cli.runs.track r1_cli.runs.record
+        r1_cli.checkpoint.background r1_cli.hardware
         r1_core.learner.facts
         r1_core.losses.correction
     """,
     "stops the run, proves the sync, judges the group": """
-        r1_cli.roles r1_cli.state r1_cli.sampling.proof r1_rollout.canary r1_rollout.checksums r1_core.filtering
-        r1_core.kl_control
+        r1_cli.train.roles r1_cli.checkpoint r1_cli.train.sampling.proof r1_rollout.canary
+        r1_rollout.checksums r1_core.filtering r1_core.kl_control r1_cli.train.recorder
     """,
     "finds, keeps and prepares what the walk takes": """
         r1_data.workers r1_data.tables r1_data.formats r1_data.mixture r1_data.prompt_memory r1_data.references
@@ -104,8 +105,8 @@ ROW_TO_LOSS = [
     "r1_data.types.Prompt",
     "r1_rollout.types.Completion",
     "r1_rewards.types.Score",
-    "r1_cli.groups.group.Response",
-    "r1_cli.groups.group.Group",
+    "r1_cli.train.groups.group.Response",
+    "r1_cli.train.groups.group.Group",
     "r1_core.types.Sample",
     "r1_core.learner.microbatch.MicroBatch",
     "r1_core.learner.token_model.TokenStats",
@@ -114,20 +115,21 @@ ROW_TO_LOSS = [
 # What else a step makes, by what it holds instead.
 NOT_ON_THE_WAY = {
     "settings and positions": """
-        r1_cli.groups.supply.Supply r1_cli.roles.Position r1_cli.sampling.collect.Draws r1_core.objective.Objective
+        r1_cli.train.groups.supply.Supply r1_cli.train.roles.Position r1_cli.train.sampling.collect.Draws
+        r1_core.objective.Objective
         r1_rollout.types.SamplingParams r1_core.learner.linear_head.Settings r1_rollout.embedded.choices.Choices
     """,
     "what one function hands to the next": """
-        r1_data.vision.Pixels r1_cli.groups.group.SampledInput r1_core.advantages.inputs.AdvantageInputs
+        r1_data.vision.Pixels r1_cli.train.groups.group.SampledInput r1_core.advantages.inputs.AdvantageInputs
         r1_core.advantages.groups.GroupStatistics r1_core.learner.linear_head._Chunk r1_core.types.LossOutput
         r1_core.learner.pack.Pack r1_core.prompts.Work r1_core.learner.passes.Passes
         r1_rollout.embedded.segments.Readers r1_cli.models.shared_prompts.Alike r1_cli.models.shared_prompts.Plan
     """,
     "what is known of rows, names and the step": """
         r1_data.formats.Columns r1_data.formats.Detected r1_rollout.names.Place r1_core.types.Totals
-        r1_core.learner.facts.Facts r1_cli.models.attention._Seen r1_cli.track.types.Generation
+        r1_core.learner.facts.Facts r1_cli.models.attention._Seen r1_cli.runs.track.types.Generation
         r1_rollout.handover.LocalWeights r1_rollout.checksums.Expected r1_core.learner.pack.Pack
-        r1_rollout.checksums.Comparison r1_cli.sampling.proof.Expectation
+        r1_rollout.checksums.Comparison r1_cli.train.sampling.proof.Expectation
     """,
 }
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from r1_cli import loop
 from r1_cli.main import main
+from r1_cli.train import loop
 
 SMALL = [
     "data.train_files=examples/quickstart/train.parquet[:32]",

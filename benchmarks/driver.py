@@ -2,7 +2,7 @@
 
 uv run python benchmarks/driver.py [--sequences 1536 …] [--tokens 4096] [--profile]
 
-A step of `r1_cli.loop` as it is, GRPO with a KL term and four optimizer steps, around an engine that has its answers
+A step of `r1_cli.train.loop`, GRPO with a KL term and four optimizer steps, around an engine that has its answers
 ready, rewards that are known, and eight ranks that answer at once: what remains is the driver's own work, from
 completions to samples, columns, advantages and metrics, with what it copies into the object store. Groups of 8 answers
 on prompts of 512 tokens, of `--tokens` in all. Memory is the peak of the process above what its imports take, and so
@@ -34,24 +34,24 @@ import psutil
 import torch
 from PIL import Image
 
-from r1_cli import loop
-from r1_cli.assembly.rendering import build_renderer
+from r1_cli.build.rendering import build_renderer
+from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.checkpoint.saving import Saver
+from r1_cli.checkpoint.stop import StopRequest
 from r1_cli.cluster.batch import to_columns
 from r1_cli.cluster.engine import EngineFacts
 from r1_cli.cluster.engines import EngineSet
 from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.media import MediaHost
 from r1_cli.config import load_config
-from r1_cli.groups.estimate import Estimate
-from r1_cli.groups.group import Group, Response, to_sample
-from r1_cli.groups.supply import Supply
 from r1_cli.models.files import open_model
-from r1_cli.roles import Collected, Position, Schedule, Update
-from r1_cli.state.checkpoints import CheckpointStore
-from r1_cli.state.saving import Saver
-from r1_cli.state.stop import StopRequest
-from r1_cli.track import RunInfo, Tracker
-from r1_cli.track.stopwatch import Stopwatch
+from r1_cli.runs.track import RunInfo, Tracker
+from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.train import loop
+from r1_cli.train.groups.estimate import Estimate
+from r1_cli.train.groups.group import Group, Response, to_sample
+from r1_cli.train.groups.supply import Supply
+from r1_cli.train.roles import Collected, Position, Schedule, Update
 from r1_core.advantages import GRPO
 from r1_core.filtering import KeepAll
 from r1_core.kl_control import FixedKL

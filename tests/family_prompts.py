@@ -7,8 +7,8 @@ import families
 import torch
 from golden import prompt_cases
 
-from r1_cli.groups.group import extend_positions
 from r1_cli.models.attention import attend_packed
+from r1_cli.train.groups.group import extend_positions
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer

@@ -11,13 +11,13 @@ from typing import Any, get_args
 import pytest
 from endtoend import QUICKSTART, R1, SMALL, read_log
 
-from r1_cli import loop
-from r1_cli.assembly.algorithm import build_start, build_update, try_algorithm
+from r1_cli.build.algorithm import build_start, build_update, try_algorithm
 from r1_cli.config import load_config
 from r1_cli.config.algorithm import KLPenalty
 from r1_cli.config.worker import Aggregation
-from r1_cli.roles import Collected, Position, weights_of
-from r1_cli.track.stopwatch import Stopwatch
+from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.train import loop
+from r1_cli.train.roles import Collected, Position, weights_of
 from r1_core import kl
 from r1_core.advantages import ESTIMATORS
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
 
-from r1_cli.assembly import algorithm
+from r1_cli.build import algorithm
 from r1_cli.config.algorithm import Rejection
 from r1_core.learner import Learner
 

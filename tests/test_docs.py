@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from docs_site import navigation
 from endtoend import QUICKSTART, ROOT, read_log
 
-from r1_cli.assembly.algorithm import try_algorithm
+from r1_cli.build.algorithm import try_algorithm
 from r1_cli.config import load_config
 from r1_cli.main import main
-from r1_cli.preflight.checks import PARTS
+from r1_cli.plan.check.checks import PARTS
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples/**/README.md"))]

@@ -19,7 +19,7 @@ import torch
 from family_prompts import make_learner, make_prompts
 from torch import Tensor
 
-from r1_cli.groups.group import Group, Response, to_samples
+from r1_cli.train.groups.group import Group, Response, to_samples
 from r1_core.learner import Learner
 from r1_data.types import Prompt
 from r1_rewards.types import Score

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from r1_cli.assembly import packing
-from r1_cli.assembly.learner import build_batching
-from r1_cli.assembly.packing import Faults, find_faults, settle_packing
+from r1_cli.build import packing
+from r1_cli.build.learner import build_batching
+from r1_cli.build.packing import Faults, find_faults, settle_packing
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles

@@ -9,8 +9,8 @@ import pytest
 import torch
 from endtoend import QUICKSTART, R1, SMALL, read_log
 
-from r1_cli.assembly import canary
-from r1_cli.assembly.rendering import build_renderer
+from r1_cli.build import canary
+from r1_cli.build.rendering import build_renderer
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model

@@ -24,7 +24,7 @@ TRACKER = '''"""Numbers as lines of text."""
 from pathlib import Path
 from typing import Any
 
-from r1_cli.track.types import Record, RunInfo
+from r1_cli.runs.track.types import Record, RunInfo
 
 
 class Lines:
@@ -49,14 +49,14 @@ def open_logger(info: RunInfo) -> Lines:
 
 def test_a_tracker_is_one_new_file(tmp_path: Path) -> None:
     copy = copy_repository(tmp_path)
-    copy.add("packages/r1-cli/src/r1_cli/track/loggers/lines.py", TRACKER)
+    copy.add("packages/r1-cli/src/r1_cli/runs/track/loggers/lines.py", TRACKER)
     folder = tmp_path / "run"
     printed = copy.run(
         f"""
 from pathlib import Path
 from r1_cli.config import load_config
-from r1_cli.track import RunInfo, Tracker
-from r1_cli.track.console import ConsoleReporter
+from r1_cli.runs.track import RunInfo, Tracker
+from r1_cli.runs.track.console import ConsoleReporter
 from rich.console import Console
 
 words = ["examples/quickstart/config.yaml", "trainer.logger=[file,lines]"]
@@ -79,7 +79,7 @@ ENGINE = '''"""Says the token 7 and ends, whatever it is asked."""
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
-from r1_cli.engines import EngineSetup
+from r1_cli.build.engines import EngineSetup
 
 IGNORES = {"enforce_eager": "seven is always said eagerly"}
 
@@ -117,7 +117,7 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> Seven:
 
 def test_an_engine_is_one_new_file(tmp_path: Path) -> None:
     copy = copy_repository(tmp_path)
-    copy.add("packages/r1-cli/src/r1_cli/engines/seven.py", ENGINE)
+    copy.add("packages/r1-cli/src/r1_cli/build/engines/seven.py", ENGINE)
     words = [
         "train", "examples/quickstart/config.yaml", "worker.rollout.name=seven", "trainer.max_steps=2",
         "data.train_files=examples/quickstart/train.parquet[:16]", "data.filter_overlong_prompts_workers=1",

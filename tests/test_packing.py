@@ -9,9 +9,9 @@ import torch
 from family_prompts import make_learner
 from torch import Tensor
 
-from r1_cli.assembly import packing
-from r1_cli.assembly.learner import build_batching
-from r1_cli.assembly.packing import find_packing_fault, find_sharing_fault, settle_packing
+from r1_cli.build import packing
+from r1_cli.build.learner import build_batching
+from r1_cli.build.packing import find_packing_fault, find_sharing_fault, settle_packing
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles

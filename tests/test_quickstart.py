@@ -18,10 +18,10 @@ from endtoend import QUICKSTART, R1, ROOT, SHORT, read_log
 from PIL import Image
 from safetensors.torch import load_file
 
-from r1_cli.assembly import rehearsal
-from r1_cli.assembly.sizes import Choice
-from r1_cli.record.manifest import read_manifest
-from r1_cli.record.reader import read_samples, read_steps
+from r1_cli.build import rehearsal
+from r1_cli.build.sizes import Choice
+from r1_cli.runs.record.manifest import read_manifest
+from r1_cli.runs.record.reader import read_samples, read_steps
 
 FOLDER = ROOT / "examples/quickstart"
 CHANCE = 0.25  # four answers, equally often right

@@ -11,7 +11,7 @@ import torch
 from endtoend import R1, SMALL, read_log, without_clock
 from safetensors.torch import load_file
 
-from r1_cli.sampling.collect import DynamicSampling
+from r1_cli.train.sampling.collect import DynamicSampling
 from r1_data.tables.names import answers_per_prompt
 
 RLPR = [

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from endtoend import QUICKSTART, R1, SMALL, read_log
 
-from r1_cli.record.manifest import MANIFEST_FILE
-from r1_cli.record.reader import read_steps
+from r1_cli.runs.record.manifest import MANIFEST_FILE
+from r1_cli.runs.record.reader import read_steps
 
 pytestmark = pytest.mark.slow  # they look at a run that other fast tests need on the other worker
 SHOWN = ["1. prompt", "2. answer 0", "3. score", "2. answer 3", "4. group", "5. update", "actor/grad_norm"]

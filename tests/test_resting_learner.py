@@ -8,8 +8,8 @@ import pytest
 from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
 from safetensors.torch import load_file
 
-from r1_cli.assembly import critic
-from r1_cli.assembly import learner as assembly
+from r1_cli.build import critic
+from r1_cli.build import learner as assembly
 from r1_cli.jobs import learning, train
 from r1_core.learner.offload import Movable, Offload, Residence, bytes_on_device
 from r1_rollout.embedded import EmbeddedEngine

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from r1_cli.state.checkpoints import CheckpointStore
+from r1_cli.checkpoint.folders import CheckpointStore
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 6
@@ -26,7 +26,7 @@ DRIVER = textwrap.dedent(
     import json, os, sys, time
     from pathlib import Path
     from r1_cli.main import main
-    from r1_cli.sampling.collect import DynamicSampling
+    from r1_cli.train.sampling.collect import DynamicSampling
     from r1_core.learner import checkpoint
 
     sampled, collect = Path(sys.argv.pop(1)), DynamicSampling.collect

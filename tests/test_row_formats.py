@@ -18,7 +18,7 @@ def test_a_new_format_is_one_new_file_and_no_edited_one(tmp_path):
     )
     (tmp_path / "train.jsonl").write_text('{"ask": "How many?", "key": "3", "problem": "no", "answer": "no"}\n')
     script = f"""
-from r1_cli.assembly.rows import open_sources
+from r1_cli.build.rows import open_sources
 from r1_cli.config.data import DataConfig
 from r1_cli.config.sources import training_sources
 for named in (None, "quiz"):

@@ -7,9 +7,9 @@ import torch
 from families import make_config, make_processor, save_model
 from loading_ranks import load
 
+from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.jobs.merge import merge
 from r1_cli.models.files import ModelFiles, save_assets
-from r1_cli.state.checkpoints import CheckpointStore
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ import torch
 from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
 from safetensors.torch import load_file
 
-from r1_cli.sampling.ahead import Ahead
-from r1_cli.track.stopwatch import Stopwatch
+from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.train.sampling.ahead import Ahead
 
 STEPS = 5
 AHEAD = [

@@ -45,8 +45,8 @@ def serve_quickstart() -> None:
 def serve(words: list[str]) -> None:
     """Run `r1 train` with these words, a step whenever the gate lets one pass."""
     gate = Gate()
-    from r1_cli import loop
     from r1_cli.main import main
+    from r1_cli.train import loop
 
     take, conclude = loop.take_step, loop.conclude_step
 

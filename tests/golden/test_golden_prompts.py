@@ -10,7 +10,7 @@ from family_prompts import make_example, make_renderer
 from golden import prompt_cases
 from golden.make_prompts import make_case, unfold
 
-from r1_cli.groups.group import extend_positions
+from r1_cli.train.groups.group import extend_positions
 from r1_data.render import Renderer
 from r1_data.types import Prompt
 

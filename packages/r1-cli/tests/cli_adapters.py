@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 
-from r1_cli.assembly.adapter import AdaptedLearner, build_adaptation
+from r1_cli.build.adapter import AdaptedLearner, build_adaptation
 from r1_cli.models.adapters import Adapters, Form
 from r1_cli.models.load import load_config, load_model
 from r1_core.advantages import GRPO, assign

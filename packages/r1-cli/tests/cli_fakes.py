@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from r1_cli.groups.shaping import Shaping
-from r1_cli.groups.supply import Supply
-from r1_cli.roles import Position, Scorer
-from r1_cli.sampling.collect import DynamicSampling
+from r1_cli.train.groups.shaping import Shaping
+from r1_cli.train.groups.supply import Supply
+from r1_cli.train.roles import Position, Scorer
+from r1_cli.train.sampling.collect import DynamicSampling
 from r1_core.filtering import GroupFilter, NonzeroVariance
 from r1_core.kl_control import FixedKL
 from r1_core.reward_normalization import RewardNormalizer

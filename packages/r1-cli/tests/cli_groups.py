@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from r1_cli.groups.group import Group, Response
+from r1_cli.train.groups.group import Group, Response
 from r1_data.types import Prompt
 from r1_rewards.types import Score
 from r1_rollout.types import Completion

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from core_models import IMAGE_TOKEN, in_float64, picture_samples, qwen2, qwen25_vl, text_samples
 from torch import Tensor
 
+from r1_cli.build.reference.reading import LearnerReading
 from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.media import MediaHost, MediaSet
 from r1_cli.cluster.rank import Build, Rank
-from r1_cli.reference.reading import LearnerReading
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit

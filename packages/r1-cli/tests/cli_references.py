@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from r1_cli.groups.group import reward_inputs
-from r1_cli.reference.bases import Terms
-from r1_cli.reference.verifier import Asked, ReferenceVerifier
+from r1_cli.build.reference.bases import Terms
+from r1_cli.build.reference.verifier import Asked, ReferenceVerifier
+from r1_cli.train.groups.group import reward_inputs
 from r1_core.types import Sample
 from r1_data.types import Prompt
 from r1_rewards.reference.options import read_options

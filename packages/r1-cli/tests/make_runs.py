@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from r1_cli.look.answers import COLUMNS, STEPS
-from r1_cli.record import SAMPLES
-from r1_cli.record.reader import read_steps, read_table
-from r1_cli.record.writer import file_name
+from r1_cli.runs.diagnose.answers import COLUMNS, STEPS
+from r1_cli.runs.record import SAMPLES
+from r1_cli.runs.record.reader import read_steps, read_table
+from r1_cli.runs.record.schema import file_name
 
 REWARD = "worker.reward.reward_function=packages/r1-cli/tests/bad_rewards.py:"
 HERE = Path(__file__).parent

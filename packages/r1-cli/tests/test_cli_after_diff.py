@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.cells import cell_len
 
-from r1_cli.after.differences import part
-from r1_cli.after.run import Run
-from r1_cli.look.history import History
 from r1_cli.main import main
+from r1_cli.runs.diagnose.history import History
+from r1_cli.runs.diff.differences import part
+from r1_cli.runs.diff.run import Run
 
 HEALTHY = Path(__file__).parent / "runs" / "healthy_01"
 START: dict[str, Any] = {

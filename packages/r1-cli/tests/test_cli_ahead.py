@@ -14,12 +14,12 @@ from fake_vllm import FakeServer
 from server_pools import Pools, weights
 from test_cli_loop import run
 
-from r1_cli import loop
 from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.own_process import OwnProcess
-from r1_cli.roles import Collected, Position
-from r1_cli.sampling.ahead import Ahead, load_ahead, save_ahead, snapshot
-from r1_cli.track.stopwatch import Stopwatch
+from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.train import loop
+from r1_cli.train.roles import Collected, Position
+from r1_cli.train.sampling.ahead import Ahead, load_ahead, save_ahead, snapshot
 from r1_core.filtering import KeepAll
 from r1_rewards.types import RewardFailure, RewardInput
 from r1_rollout.handover import LocalWeights

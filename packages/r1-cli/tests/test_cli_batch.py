@@ -9,7 +9,7 @@ from core_models import Fetched, text_samples
 from torch import Tensor
 
 from r1_cli.cluster.batch import apply_changes, find_changes, from_columns, in_place, to_array, to_columns, to_tensor
-from r1_cli.groups.group import Group, Response, to_samples
+from r1_cli.train.groups.group import Group, Response, to_samples
 from r1_core.types import PER_TOKEN, Sample
 from r1_data.model_inputs import LazyInputs
 from r1_data.types import Prompt

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from cli_pages import HOSTILE, write_log, write_run, write_samples, write_tokenizer
 
-from r1_cli.view.app import build_app
-from r1_cli.view.guard import LOOPBACK
+from r1_cli.runs.view.app import build_app
+from r1_cli.runs.view.guard import LOOPBACK
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from r1_cli.assembly.rows import OpenSource, open_sources
-from r1_cli.check.findings import Report
-from r1_cli.check.page import write_page
+from r1_cli.build.rows import OpenSource, open_sources
 from r1_cli.config import ConfigError, load_config
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.plan.batches import count_steps
+from r1_cli.plan.data_check.findings import Report
+from r1_cli.plan.data_check.page import write_page
 from r1_data.check import Examined
 from r1_data.formats import Columns, Detected
 from r1_data.types import DataError

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore, read_state
+from r1_cli.checkpoint.saving import Saver
 from r1_cli.jobs.train import load_start
-from r1_cli.state.checkpoints import CheckpointError, CheckpointStore, read_state
-from r1_cli.state.saving import Saver
 
 
 def save(store: CheckpointStore, step: int, score: float | None = None) -> None:
@@ -154,7 +154,7 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path, momen
         f"""
         import os, shutil, sys
         from pathlib import Path
-        from r1_cli.state.checkpoints import CheckpointError, CheckpointStore
+        from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore
 
         calls = 0
         def dying(function):

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from r1_cli.look.answers import diagnose_answers, diagnose_run
-from r1_cli.look.history import NoHistoryError, read_history
-from r1_cli.look.signatures import SIGNATURES, diagnose
 from r1_cli.main import main
+from r1_cli.runs.diagnose.answers import diagnose_answers, diagnose_run
+from r1_cli.runs.diagnose.history import NoHistoryError, read_history
+from r1_cli.runs.diagnose.signatures import SIGNATURES, diagnose
 
 RUNS = Path(__file__).parent / "runs"
 ANSWERS = {"repeated_answers", "dead_media"}

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
+from r1_cli.build.engines import EngineSetup
+from r1_cli.build.engines.vllm import vllm_options
 from r1_cli.config import load_config
-from r1_cli.engines import EngineSetup
-from r1_cli.engines.vllm import vllm_options
 from r1_cli.hardware import Hardware
 
 BASE = [

@@ -10,13 +10,13 @@ from click.testing import CliRunner
 from transformers import AutoConfig, Qwen2Config, Qwen3MoeConfig
 
 from r1_cli.config import RunConfig, load_config
-from r1_cli.estimate.cards import CardError, Cards, read_cards
-from r1_cli.estimate.estimate import Estimate, as_on_processors, estimate_on_cards, find_savings
-from r1_cli.estimate.stand_in import stand_in
-from r1_cli.estimate.times import Assumptions, Work
 from r1_cli.main import main
 from r1_cli.models.load import ModelError, load_model, model_family
 from r1_cli.plan.activations import read_sizes, read_tower, tower_bytes
+from r1_cli.plan.estimate.cards import CardError, Cards, read_cards
+from r1_cli.plan.estimate.estimate import Estimate, as_on_processors, estimate_on_cards, find_savings
+from r1_cli.plan.estimate.stand_in import stand_in
+from r1_cli.plan.estimate.times import Assumptions, Work
 from r1_cli.plan.gathers import block_sizes
 from r1_cli.plan.memory import estimate, read_shapes
 from r1_cli.plan.phases import find_peak, find_phases, with_value

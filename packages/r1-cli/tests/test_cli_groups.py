@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from cli_fakes import Engine, Equality, prompt, scorer, silent
 
-from r1_cli.assembly.verifiers import DispatchingVerifier
-from r1_cli.groups.group import Group
-from r1_cli.sampling.generate import ScoringThread, sample_groups
-from r1_cli.track.stopwatch import Stopwatch
+from r1_cli.build.verifiers import DispatchingVerifier
+from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.train.groups.group import Group
+from r1_cli.train.sampling.generate import ScoringThread, sample_groups
 from r1_rewards.load import load
 from r1_rewards.types import RewardInput, Score
 from r1_rollout.types import Completion, SamplingParams

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from r1_cli.assembly import learner as assembly
-from r1_cli.assembly.learner import build_learner, build_learning_rate, build_offload, build_shards, joined_alone
+from r1_cli.build import learner as assembly
+from r1_cli.build.learner import build_learner, build_learning_rate, build_offload, build_shards, joined_alone
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.train import build_schedule

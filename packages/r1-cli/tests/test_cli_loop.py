@@ -11,16 +11,16 @@ import pytest
 import torch
 from cli_fakes import Engine, Equality, collector, start
 
-from r1_cli import loop
-from r1_cli.groups.estimate import Estimate
-from r1_cli.measure.metrics import divergence
-from r1_cli.measure.signal import NothingToLearn
-from r1_cli.record.writer import Recorder
-from r1_cli.roles import Schedule, Update
-from r1_cli.state.checkpoints import CheckpointError, CheckpointStore
-from r1_cli.state.saving import Saver
-from r1_cli.state.stop import StopRequest
-from r1_cli.track import RunInfo, Tracker
+from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore
+from r1_cli.checkpoint.saving import Saver
+from r1_cli.checkpoint.stop import StopRequest
+from r1_cli.runs.track import RunInfo, Tracker
+from r1_cli.train import loop
+from r1_cli.train.groups.estimate import Estimate
+from r1_cli.train.metrics.signal import NothingToLearn
+from r1_cli.train.metrics.step import divergence
+from r1_cli.train.recorder import Recorder
+from r1_cli.train.roles import Schedule, Update
 from r1_core.advantages import GAE, GRPO
 from r1_core.filtering import KeepAll
 from r1_core.learner.facts import Facts

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from cli_options_table import EXAMPLE, README, wrong_lines, wrong_rows
 
-from r1_cli.assembly.algorithm import (
+from r1_cli.build.algorithm import (
     build_correction,
     build_estimate,
     build_objective,

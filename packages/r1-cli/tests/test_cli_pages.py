@@ -12,8 +12,8 @@ from cli_pages import HOSTILE, PICTURE, write_log, write_run, write_samples, wri
 from click.testing import CliRunner
 
 from r1_cli.main import main
-from r1_cli.view.app import build_app, names_of
-from r1_cli.view.guard import LOOPBACK, hosts_of, is_loopback
+from r1_cli.runs.view.app import build_app, names_of
+from r1_cli.runs.view.guard import LOOPBACK, hosts_of, is_loopback
 
 pytest.importorskip("starlette", reason="r1-cli[view] is not installed")
 

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from r1_cli.checkpoint.folders import find_cut
 from r1_cli.commands.check import _is_model
 from r1_cli.main import main
-from r1_cli.preflight import configuration, environment
-from r1_cli.preflight.checks import PARTS, run_checks
-from r1_cli.preflight.findings import Finding, Subject, examine
-from r1_cli.state.checkpoints import find_cut
+from r1_cli.plan.check import configuration, environment
+from r1_cli.plan.check.checks import PARTS, run_checks
+from r1_cli.plan.check.findings import Finding, Subject, examine
 
 ROOT = Path(__file__).parents[3]
 GB = 10**9

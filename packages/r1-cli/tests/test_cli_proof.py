@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from r1_cli.sampling.proof import LearnerReference, ProvenGenerator
+from r1_cli.train.sampling.proof import LearnerReference, ProvenGenerator
 from r1_rollout.canary import Canary
 from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.errors import EngineError, StaleWeights

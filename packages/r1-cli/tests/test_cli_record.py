@@ -12,12 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from r1_cli.groups.group import Group, Response, to_samples
-from r1_cli.record import MEDIA, SAMPLES, manifest
-from r1_cli.record.media import MediaFolder
-from r1_cli.record.reader import read_samples, read_steps, read_table
-from r1_cli.record.schema import SCHEMA
-from r1_cli.record.writer import Recorder
+from r1_cli.runs.record import MEDIA, SAMPLES, manifest
+from r1_cli.runs.record.media import MediaFolder
+from r1_cli.runs.record.reader import read_samples, read_steps, read_table
+from r1_cli.runs.record.schema import SCHEMA
+from r1_cli.train.groups.group import Group, Response, to_samples
+from r1_cli.train.recorder import Recorder
 from r1_core.rows import with_tokens
 from r1_core.types import Sample
 from r1_data.types import Prompt

@@ -17,16 +17,16 @@ from cli_ranks import build, step_samples
 from cli_references import TAGGED, TERMS, Canned, Characters, asking, cut, inputs_of, prompt_of
 from test_cli_ranks import ranked
 
-from r1_cli.assembly.reference import has_column
+from r1_cli.build.open_reference import has_column
+from r1_cli.build.reference.bases import BaseFile, fill_bases, key_of
+from r1_cli.build.reference.frozen import FrozenReading
+from r1_cli.build.reference.mixed import MixedVerifier
+from r1_cli.build.reference.reading import LearnerReading
+from r1_cli.build.reference.verifier import ReferenceVerifier
 from r1_cli.config import ConfigError
-from r1_cli.groups.group import SampledInput
 from r1_cli.models.attention import attend_packed
-from r1_cli.reference.bases import BaseFile, fill_bases, key_of
-from r1_cli.reference.frozen import FrozenReading
-from r1_cli.reference.mixed import MixedVerifier
-from r1_cli.reference.reading import LearnerReading
-from r1_cli.reference.verifier import ReferenceVerifier
-from r1_cli.track.stopwatch import Stopwatch
+from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.train.groups.group import SampledInput
 from r1_core.filtering import KeepAll
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.parallel import Parallel

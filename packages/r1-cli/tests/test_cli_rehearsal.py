@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from r1_cli.assembly.longest import Longest
-from r1_cli.assembly.rehearsal import Stage, with_sizes
+from r1_cli.build.longest import Longest
+from r1_cli.build.rehearsal import Stage, with_sizes
 from r1_cli.config import ConfigError, load_config, printable
 from r1_cli.jobs.train import sizes_of
 from r1_core.learner.batching import MicroLimit

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from r1_cli.assembly.prompts import begin_rendering
+from r1_cli.build.prompts import begin_rendering
 from r1_cli.config import load_config
 
 BASE = [

@@ -9,13 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from r1_cli.record import SAMPLES
-from r1_cli.record.schema import SCHEMA
-from r1_cli.record.writer import file_name
-from r1_cli.replay.compare import compare_step, compare_tables, read_metrics
-from r1_cli.replay.settings import NoReplayError, plan_replay
-from r1_cli.replay.stages import show_group
-from r1_cli.state.checkpoints import STATE_FILE
+from r1_cli.checkpoint.folders import STATE_FILE
+from r1_cli.jobs.replay.compare import compare_step, compare_tables, read_metrics
+from r1_cli.jobs.replay.settings import NoReplayError, plan_replay
+from r1_cli.jobs.replay.stages import show_group
+from r1_cli.runs.record import SAMPLES
+from r1_cli.runs.record.schema import SCHEMA, file_name
 
 ROW: dict[str, Any] = {
     "step": 3, "phase": "train", "group": 0, "sample": 0, "prompt_id": "rows.parquet:0", "source": "shapes",

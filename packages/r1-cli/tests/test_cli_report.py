@@ -11,10 +11,10 @@ from cli_pages import HOSTILE, PICTURE, write_run, write_samples
 from click.testing import CliRunner
 
 from r1_cli.main import main
-from r1_cli.report.chart import MOST_POINTS, draw, thin
-from r1_cli.report.examples import choose, pictures_of
-from r1_cli.report.page import write_report
-from r1_cli.report.validation import interval, measure
+from r1_cli.runs.report.chart import MOST_POINTS, draw, thin
+from r1_cli.runs.report.examples import choose, pictures_of
+from r1_cli.runs.report.page import write_report
+from r1_cli.runs.report.validation import interval, measure
 
 VOID = {"meta", "img", "br", "polyline", "path", "circle", "line"}
 

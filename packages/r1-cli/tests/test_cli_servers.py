@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from r1_cli.assembly.learner import ModelFiles
+from r1_cli.build.engines import EngineSetup, servers
+from r1_cli.build.engines.vllm import vllm_options
+from r1_cli.build.learner import ModelFiles
 from r1_cli.config import ConfigError, RunConfig, load_config, unavailable, without_effect
-from r1_cli.engines import EngineSetup, servers
-from r1_cli.engines.vllm import vllm_options
 from r1_cli.hardware import Hardware
 from r1_cli.models.load import ModelError
 from r1_rollout.vllm.servers.pool import ServerPool

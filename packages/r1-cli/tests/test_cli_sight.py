@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from r1_cli.checkpoint.shared_filesystem import Unseen, shown_folders
 from r1_cli.cluster.placement import Node, seat_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.jobs.learning import require_sight
-from r1_cli.state.sight import Unseen, shown_folders
 
 WRITTEN, READ = "trainer.save_checkpoint_path", "worker.actor.model.model_path"
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from r1_cli.assembly import sizes
-from r1_cli.assembly.sizes import Choice, fastest, largest
+from r1_cli.build import sizes
+from r1_cli.build.sizes import Choice, fastest, largest
 from r1_core.learner.rehearsal import Trial
 
 GB = 10**9

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_cli_loop import Learner, records, run
 
-from r1_cli import loop
-from r1_cli.groups.supply import Supply
-from r1_cli.roles import Position
+from r1_cli.train import loop
+from r1_cli.train.groups.supply import Supply
+from r1_cli.train.roles import Position
 from r1_core.filtering import EMAStd, KeepAll
 from r1_core.kl_control import AdaptiveKL
 from r1_core.objective import Objective

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from r1_cli.state.stop import Stopped, StopRequest
+from r1_cli.checkpoint.stop import Stopped, StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

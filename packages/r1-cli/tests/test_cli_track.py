@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from r1_cli.state.checkpoints import CheckpointError
-from r1_cli.track import Generation, RunInfo, Tracker
-from r1_cli.track.files import FileLogger, JsonLines
-from r1_cli.track.loggers.mlflow import metric_name
-from r1_cli.track.loggers.wandb import choose_mode
+from r1_cli.checkpoint.folders import CheckpointError
+from r1_cli.runs.track import Generation, RunInfo, Tracker
+from r1_cli.runs.track.files import FileLogger, JsonLines
+from r1_cli.runs.track.loggers.mlflow import metric_name
+from r1_cli.runs.track.loggers.wandb import choose_mode
 
 SEEN = Generation(
     split="val", id="row:1", sample=0, prompt="How many?", response="2", ground_truth="2", score=1.0,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from r1_cli.jobs.try_reward import Finding, try_reward
 from r1_cli.main import main
+from r1_cli.plan.check.try_reward import Finding, try_reward
 
 GOOD = """
 REWARD_TYPE = "sequential"

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from cli_fakes import Engine, prompt, scorer, silent
 
-from r1_cli.assembly.rows import OpenSource, open_sources
-from r1_cli.assembly.truths import TruthReader, first_problems
-from r1_cli.check.examine import check_answers
-from r1_cli.check.findings import Report
+from r1_cli.build.rows import OpenSource, open_sources
+from r1_cli.build.truths import TruthReader, first_problems
 from r1_cli.config import RunConfig, load_config
 from r1_cli.config.sources import training_sources
-from r1_cli.measure.metrics import reward_metrics
-from r1_cli.measure.validate import generations_of
-from r1_cli.sampling.generate import sample_groups
-from r1_cli.track.stopwatch import Stopwatch
+from r1_cli.plan.data_check.examine import check_answers
+from r1_cli.plan.data_check.findings import Report
+from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.train.metrics.step import reward_metrics
+from r1_cli.train.metrics.validate import generations_of
+from r1_cli.train.sampling.generate import sample_groups
 from r1_data.check import Examined
 from r1_rewards.sandbox.jail import kernel
 from r1_rewards.types import RewardInput, Score

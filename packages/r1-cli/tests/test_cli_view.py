@@ -13,12 +13,12 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from r1_cli.track import libraries
-from r1_cli.track.console import ConsoleReporter
-from r1_cli.track.plot import plot, spread
-from r1_cli.track.stopwatch import Stopwatch
-from r1_cli.track.types import Generation
-from r1_cli.track.view import LEAST_HEIGHT, View, clock, pick, quantity
+from r1_cli.runs.track import libraries
+from r1_cli.runs.track.console import ConsoleReporter
+from r1_cli.runs.track.plot import plot, spread
+from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.runs.track.types import Generation
+from r1_cli.runs.track.view import LEAST_HEIGHT, View, clock, pick, quantity
 
 RECORD = {
     "reward/overall": 0.53591, "reward/failures": 0.0, "response_length/mean": 10.42,

@@ -17,8 +17,8 @@ from r1_cli.cluster.engine import Arrival
 from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.weights import RankedWeights
-from r1_cli.roles import weights_of
-from r1_cli.sampling.proof import LearnerReference
+from r1_cli.train.roles import weights_of
+from r1_cli.train.sampling.proof import LearnerReference
 from r1_core.learner.parallel import Parallel
 from r1_rollout.canary import Canary
 from r1_rollout.checksums import expected_checksums

@@ -8,7 +8,7 @@ import torch
 from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.loads import Loads
 from r1_cli.hardware import PEAK_FLOPS
-from r1_cli.measure.metrics import performance, sequence_balance
+from r1_cli.train.metrics.step import performance, sequence_balance
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.facts import Facts
 from r1_core.types import Sample

@@ -15,8 +15,8 @@ from cli_ranks import LOADS, STORE
 from r1_cli.cluster.batch import to_columns
 from r1_cli.cluster.media import MediaSet
 from r1_cli.cluster.placement import Node, seat_ranks
-from r1_cli.groups.group import to_sample
 from r1_cli.jobs.media import begin_media, machines_of
+from r1_cli.train.groups.group import to_sample
 from r1_data.mixture import Mixture
 from r1_data.model_inputs import LazyInputs
 from r1_data.render import Renderer

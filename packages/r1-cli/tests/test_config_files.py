@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore
+from r1_cli.checkpoint.stop import Stopped, StopRequest
 from r1_cli.config import ConfigError, load_config
 from r1_cli.config.files import reads_media
-from r1_cli.state.checkpoints import CheckpointError, CheckpointStore
-from r1_cli.state.stop import Stopped, StopRequest
 
 BASE = ["data.train_files=owner/rows@train", "worker.reward.reward_function=math", "data.max_response_length=64"]
 

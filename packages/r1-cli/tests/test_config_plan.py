@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from rich.console import Console
 from safetensors.torch import save_file
 
-from r1_cli.assembly.learner import build_batching
+from r1_cli.build.learner import build_batching
+from r1_cli.checkpoint.folders import CheckpointStore, find_damage
 from r1_cli.config import ConfigError, Provenance, RunConfig, load_config
 from r1_cli.main import main
 from r1_cli.plan import disk
@@ -26,7 +27,6 @@ from r1_cli.plan.batches import Plan, count, make_plan
 from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, require_room, size_text
 from r1_cli.plan.phases import find_phases
 from r1_cli.plan.start import find_start, hold_folder, require_free, require_same_shape, set_damaged_aside
-from r1_cli.state.checkpoints import CheckpointStore, find_damage
 from r1_core.learner.batching import rounds
 from r1_core.prompts import Work
 from r1_core.types import Sample

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from r1_cli.build.engines import vllm
 from r1_cli.config import ConfigError, load_config, unavailable, without_effect
 from r1_cli.config.worker import CriticConfig
-from r1_cli.engines import vllm
 
 BASE = [
     "data.train_files=owner/rows@train",

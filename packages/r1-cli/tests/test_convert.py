@@ -8,10 +8,10 @@ import yaml
 from cli_convert import dry_run, run
 
 from r1_cli.config import lookup
-from r1_cli.convert.lmm_r1 import convert_lmm_r1
-from r1_cli.convert.lmm_r1_keys import DEFAULTS, KEYS, NO_COUNTERPART
-from r1_cli.convert.shell import command_words, read_flags
-from r1_cli.convert.verl import convert_verl
+from r1_cli.config.convert.lmm_r1 import convert_lmm_r1
+from r1_cli.config.convert.lmm_r1_keys import DEFAULTS, KEYS, NO_COUNTERPART
+from r1_cli.config.convert.shell import command_words, read_flags
+from r1_cli.config.convert.verl import convert_verl
 
 VL = "--pretrain Qwen/Qwen2.5-VL-3B-Instruct --prompt_data owner/rows --input_key message --label_key answer"
 SERVER = "--remote_rm_url http://127.0.0.1:5000/get_reward"

@@ -11,8 +11,8 @@ import yaml
 from cli_convert import dry_run, run
 
 from r1_cli.config import lookup
-from r1_cli.convert.trl import convert_trl
-from r1_cli.convert.trl_keys import DEFAULTS
+from r1_cli.config.convert.trl import convert_trl
+from r1_cli.config.convert.trl_keys import DEFAULTS
 
 TRL = {
     "model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",

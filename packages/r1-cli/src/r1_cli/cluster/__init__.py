@@ -1,1 +1,1 @@
-"""One run on many devices: ranks of the learner and engines as actors under Ray, placed, asked and ended together."""
+"""Ranks and engines as processes under Ray."""

@@ -11,7 +11,7 @@ from r1_core.types import Sample
 
 
 class RankedCritic:
-    """The `Critic` of `r1_cli.roles`, whose verbs all ranks carry out together, on the batch that the learner has."""
+    """A `Critic` whose methods run on all ranks, on the batch that the learner has."""
 
     def __init__(self, crossing: Crossing) -> None:
         self._crossing = crossing

@@ -22,7 +22,7 @@ from r1_rollout.lora import Adapter
 
 
 class RankedLearner:
-    """The `Learner` of `r1_cli.roles`, whose verbs all ranks carry out together.
+    """The `Learner` of `r1_cli.train.roles`, whose verbs all ranks carry out together.
 
     The objective is what the ranks have built from the configuration; of the one that a verb is given only `kl_coef`
     crosses.

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from r1_cli.assembly.adapter import AdaptedLearner
-from r1_cli.assembly.algorithm import build_objective
-from r1_cli.assembly.critic import build_critic
-from r1_cli.assembly.learner import build_learner
+from r1_cli.build.adapter import AdaptedLearner
+from r1_cli.build.algorithm import build_objective
+from r1_cli.build.critic import build_critic
+from r1_cli.build.learner import build_learner
 from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
 from r1_cli.cluster.delivery import Ask, Sender, Way, open_sender
 from r1_cli.cluster.loads import Loads
@@ -31,7 +31,7 @@ from r1_cli.cluster.spreading import spread
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
-from r1_cli.roles import REFUSALS, Schedule
+from r1_cli.train.roles import REFUSALS, Schedule
 from r1_core.learner import Learner
 from r1_core.learner.batching import Layout, MicroLimit
 from r1_core.learner.checkpoint import handed_over

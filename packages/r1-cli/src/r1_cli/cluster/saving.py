@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from r1_cli.background import Background
+from r1_cli.checkpoint.background import Background
 from r1_cli.cluster.ranks import Ranks
 from r1_core.learner.checkpoint import Snapshot
 
@@ -42,7 +42,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class RankedSnapshot:
-    """The `Snapshot` of `r1_cli.roles` that ranks have, each its part."""
+    """The `Snapshot` of `r1_cli.train.roles` that ranks have, each its part."""
 
     ranks: Ranks
     owner: str

@@ -1,1 +1,1 @@
-"""The commands of `r1`, one per file: arguments in, one call out."""
+"""The commands of `r1`: parse options and call one function."""

@@ -36,7 +36,7 @@ def check(settings: tuple[str, ...], as_json: bool, no_step: bool, precision: st
         return
     from rich.console import Console
 
-    from r1_cli.preflight.checks import PARTS, run_checks
+    from r1_cli.plan.check.checks import PARTS, run_checks
 
     console, found = Console(), []
     for one in run_checks(settings, [part for part in PARTS if part != "step" or not no_step]):
@@ -64,7 +64,7 @@ def _is_model(word: str) -> bool:
 def _check_model(path: str, precision: str, *, as_json: bool) -> None:
     """Print the four questions and the answers."""
     from r1_cli.models.load import ModelError
-    from r1_cli.preflight.model import ask_about
+    from r1_cli.plan.check.model import ask_about
 
     with told_plainly(ModelError):
         answers = dict(ask_about(path, precision))

@@ -10,7 +10,7 @@ import click
 from r1_cli.commands.errors import Existing, told_plainly
 
 if TYPE_CHECKING:
-    from r1_cli.convert.conversion import Conversion
+    from r1_cli.config.convert.conversion import Conversion
 
 ANYTHING = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -31,7 +31,7 @@ def convert() -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def lmm_r1(command: tuple[str, ...]) -> None:
     """Convert a COMMAND of LMM-R1 or OpenRLHF 0.7: in quotes, word by word behind --, or the script that has it."""
-    from r1_cli.convert.lmm_r1 import convert_lmm_r1
+    from r1_cli.config.convert.lmm_r1 import convert_lmm_r1
 
     _print(lambda: convert_lmm_r1(_words(command)))
 
@@ -57,7 +57,7 @@ def _read(file: Path) -> str:
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]...")
 def verl(file: Path, settings: tuple[str, ...]) -> None:
     """Convert veRL's FILE, a configuration in YAML or a script with overrides of Hydra; later KEY=VALUE win."""
-    from r1_cli.convert.verl import convert_verl
+    from r1_cli.config.convert.verl import convert_verl
 
     _print(lambda: convert_verl(_read(file), list(settings)))
 
@@ -71,7 +71,7 @@ def trl(file: Path, devices: int) -> None:
     A YAML file may have the model's and the script's own keys, too. Of a script the literal arguments of GRPOConfig,
     LoraConfig and GRPOTrainer are read; comments on top name those that are not literal.
     """
-    from r1_cli.convert.trl import convert_trl
+    from r1_cli.config.convert.trl import convert_trl
 
     _print(lambda: convert_trl(_read(file), devices))
 

@@ -41,13 +41,13 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
         share_processors()
         from rich.console import Console
 
-        from r1_cli.assembly.rendering import build_renderer, open_workers
-        from r1_cli.check.examine import check as check_rows
-        from r1_cli.check.page import write_page
-        from r1_cli.check.tables import show as show_tables
+        from r1_cli.build.rendering import build_renderer, open_workers
         from r1_cli.models.files import open_model
         from r1_cli.models.load import ModelError
-        from r1_cli.track.console import ConsoleReporter, configure_logging
+        from r1_cli.plan.data_check.examine import check as check_rows
+        from r1_cli.plan.data_check.page import write_page
+        from r1_cli.plan.data_check.tables import show as show_tables
+        from r1_cli.runs.track.console import ConsoleReporter, configure_logging
         from r1_data.check import Inspector
 
         console = Console()
@@ -86,8 +86,8 @@ def show(settings: tuple[str, ...], row: str, validation: bool) -> None:
         config, _ = load_config(settings, command="data")
 
         share_processors()
-        from r1_cli.check.show import describe_row
         from r1_cli.models.load import ModelError
+        from r1_cli.plan.data_check.show import describe_row
 
         with told_plainly(ModelError):
             click.echo(describe_row(config, row, validation=validation))

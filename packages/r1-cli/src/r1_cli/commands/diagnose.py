@@ -21,9 +21,9 @@ def diagnose(run: Path, as_json: bool) -> None:
       r1 diagnose checkpoints/easy_r1/demo
       r1 diagnose outputs/checkpoint-500/trainer_state.json --json
     """
-    from r1_cli.look.answers import diagnose_run
-    from r1_cli.look.history import NoHistoryError, read_history
-    from r1_cli.look.signatures import SIGNATURES
+    from r1_cli.runs.diagnose.answers import diagnose_run
+    from r1_cli.runs.diagnose.history import NoHistoryError, read_history
+    from r1_cli.runs.diagnose.signatures import SIGNATURES
 
     with told_plainly(NoHistoryError):
         history = read_history(run)

@@ -23,10 +23,10 @@ def diff(run_a: Path, run_b: Path, as_json: bool) -> None:
     \b
       r1 diff checkpoints/easy_r1/demo checkpoints/easy_r1/demo_2
     """
-    from r1_cli.after.differences import compare
-    from r1_cli.after.run import read_run
-    from r1_cli.after.tell import tell
-    from r1_cli.look.history import NoHistoryError
+    from r1_cli.runs.diagnose.history import NoHistoryError
+    from r1_cli.runs.diff.differences import compare
+    from r1_cli.runs.diff.run import read_run
+    from r1_cli.runs.diff.tell import tell
 
     with told_plainly(NoHistoryError):
         found = compare(read_run(run_a), read_run(run_b))

@@ -51,17 +51,17 @@ def estimate(
       r1 estimate run.yaml worker.actor.model.model_path=Qwen/Qwen2.5-VL-7B-Instruct --gpus 2x8xA100-80GB
     """
     from r1_cli.config import ConfigError, load_config
-    from r1_cli.estimate.cards import CardError, read_cards
+    from r1_cli.plan.estimate.cards import CardError, read_cards
 
     with told_plainly(ConfigError, CardError):
         cards = read_cards(gpus) if gpus is not None else None
         devices = [f"trainer.nnodes={cards.nodes}", f"trainer.n_gpus_per_node={cards.of_node}"] if cards else []
         config, _ = load_config([*settings, *devices])
 
-    from r1_cli.estimate.estimate import estimate_on_cards, estimate_on_processors
-    from r1_cli.estimate.stand_in import stand_in
-    from r1_cli.estimate.times import Assumptions
     from r1_cli.hardware import free_memory
+    from r1_cli.plan.estimate.estimate import estimate_on_cards, estimate_on_processors
+    from r1_cli.plan.estimate.stand_in import stand_in
+    from r1_cli.plan.estimate.times import Assumptions
 
     assumed = Assumptions(learning_efficiency, sampling_efficiency, prompt_tokens, answer_tokens)
     with TemporaryDirectory() as folder, told_plainly(ValueError):
@@ -76,7 +76,7 @@ def estimate(
     else:
         from rich.console import Console
 
-        from r1_cli.estimate.show import show
+        from r1_cli.plan.estimate.show import show
 
         show(Console(), found)
     if not found.fits:

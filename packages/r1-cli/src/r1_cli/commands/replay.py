@@ -35,7 +35,7 @@ def replay(run: Path, settings: tuple[str, ...], step: int, debug: bool, group: 
       r1 replay checkpoints/easy_r1/demo --step 12 worker.actor.loss_type=gspo --output what-if
     """
     from r1_cli.config import ConfigError, load_config, require_available
-    from r1_cli.replay.settings import NoReplayError, plan_replay
+    from r1_cli.jobs.replay.settings import NoReplayError, plan_replay
     from r1_data.types import DataError
     from r1_rewards.spec import RewardSpecError
 
@@ -77,11 +77,11 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def _take(config: "RunConfig", provenance: "Provenance", step: int) -> None:
-    from r1_cli.groups.estimate import EstimateError
+    from r1_cli.checkpoint.folders import CheckpointError
     from r1_cli.jobs.train import train
-    from r1_cli.loop import BrokenStepError
     from r1_cli.models.load import ModelError
-    from r1_cli.state.checkpoints import CheckpointError
+    from r1_cli.train.groups.estimate import EstimateError
+    from r1_cli.train.loop import BrokenStepError
     from r1_core.own import OwnCodeError
     from r1_rewards.types import RewardFailure
     from r1_rollout.errors import RolloutError
@@ -93,8 +93,8 @@ def _take(config: "RunConfig", provenance: "Provenance", step: int) -> None:
 
 
 def _tell(run: Path, folder: Path, step: int, group: int | None) -> bool:
-    from r1_cli.replay.compare import compare_step
-    from r1_cli.replay.stages import show_group
+    from r1_cli.jobs.replay.compare import compare_step
+    from r1_cli.jobs.replay.stages import show_group
 
     for line in show_group(folder, step, group) if group is not None else ():
         click.echo(visible(line))

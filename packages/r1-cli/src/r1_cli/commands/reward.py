@@ -46,7 +46,7 @@ def test(
     from rich.table import Table
 
     from r1_cli.config import ConfigError
-    from r1_cli.jobs.try_reward import try_reward
+    from r1_cli.plan.check.try_reward import try_reward
     from r1_data.formats import Columns
     from r1_data.types import DataError
     from r1_rewards.spec import RewardSpecError

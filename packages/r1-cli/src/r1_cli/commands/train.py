@@ -47,12 +47,12 @@ def train(settings: tuple[str, ...], dry_run: bool, full: bool) -> None:
         share_processors()
         if reads_media(config):
             start_early()  # its imports take as long as ours, on another processor
+        from r1_cli.checkpoint.folders import CheckpointError
         from r1_cli.cluster.errors import ClusterError
-        from r1_cli.groups.estimate import EstimateError
         from r1_cli.jobs.train import train as run_training
-        from r1_cli.loop import BrokenStepError
         from r1_cli.models.load import ModelError
-        from r1_cli.state.checkpoints import CheckpointError
+        from r1_cli.train.groups.estimate import EstimateError
+        from r1_cli.train.loop import BrokenStepError
         from r1_core.own import OwnCodeError
         from r1_rewards.types import RewardFailure
         from r1_rollout.errors import RolloutError
@@ -68,16 +68,16 @@ def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
     """Print what a run would be, on a screen; all settings and tables if it is to be `full`."""
     from rich.console import Console
 
-    from r1_cli.assembly.rows import open_local
-    from r1_cli.assembly.truths import TruthReader, first_problems
+    from r1_cli.build.rows import open_local
+    from r1_cli.build.truths import TruthReader, first_problems
+    from r1_cli.checkpoint.folders import CheckpointStore
     from r1_cli.config.sources import training_sources, validation_sources
-    from r1_cli.jobs.try_reward import try_own_rewards
     from r1_cli.plan import dry_run
     from r1_cli.plan.announce import render_sources
     from r1_cli.plan.batches import count, make_plan
+    from r1_cli.plan.check.try_reward import try_own_rewards
     from r1_cli.plan.disk import require_room
     from r1_cli.plan.start import find_start, require_free
-    from r1_cli.state.checkpoints import CheckpointStore
 
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     require_free(store.root)
@@ -89,7 +89,7 @@ def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
     dry_run.require_template(config)
     warnings = try_own_rewards(config, opened)
     if ":" in config.algorithm.adv_estimator or ":" in config.worker.actor.loss_type:
-        from r1_cli.assembly.algorithm import try_algorithm  # loads torch, as the user's own does
+        from r1_cli.build.algorithm import try_algorithm  # loads torch, as the user's own does
 
         try_algorithm(config)
     console, tables = Console(), render_sources([*sources, *val_sources], opened)

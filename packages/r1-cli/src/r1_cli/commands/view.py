@@ -23,8 +23,8 @@ def view(runs: tuple[Path, ...], host: str, port: int) -> None:
     """
     import secrets
 
-    from r1_cli.view.app import build_app
-    from r1_cli.view.guard import hosts_of, is_loopback
+    from r1_cli.runs.view.app import build_app
+    from r1_cli.runs.view.guard import hosts_of, is_loopback
 
     try:
         import uvicorn

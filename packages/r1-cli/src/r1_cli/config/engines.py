@@ -1,4 +1,4 @@
-"""Which engines there are, and which one a configuration means: one for each module in `r1_cli/engines/`."""
+"""Which engines there are, and which one a configuration means: one for each module in `r1_cli/build/engines/`."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 from typing import Any, Protocol, cast
 
 AUTO, SERVERS = "auto", "servers"  # servers sample where `worker.rollout.servers` says so, whatever the name
-_FOUND = {found.name for found in iter_modules([str(Path(__file__).parents[1] / "engines")])}
+_FOUND = {found.name for found in iter_modules([str(Path(__file__).parents[1] / "build" / "engines")])}
 ENGINES = (AUTO, *sorted(_FOUND - {SERVERS}))
 
 
@@ -24,7 +24,7 @@ class EngineModule(Protocol):
         """Whether `auto` means this engine on this machine."""
 
     def open_engine(self, setup: Any, stack: ExitStack) -> Any:
-        """Make the engine, which ends with `stack`; see `r1_cli.engines.EngineSetup`."""
+        """Make the engine, which ends with `stack`; see `r1_cli.build.engines.EngineSetup`."""
 
 
 def engine_module(name: str) -> EngineModule:
@@ -36,4 +36,4 @@ def engine_module(name: str) -> EngineModule:
 
 
 def _load(name: str) -> EngineModule:
-    return cast(EngineModule, import_module(f"r1_cli.engines.{name}"))
+    return cast(EngineModule, import_module(f"r1_cli.build.engines.{name}"))

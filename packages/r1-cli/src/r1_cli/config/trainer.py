@@ -12,7 +12,7 @@ from r1_cli.config.section import AtLeastMinusOne, Count, OneOrMore, Positive, S
 LOGGERS = (
     "console",
     "file",
-    *(found.name for found in iter_modules([str(Path(__file__).parents[1] / "track/loggers")])),
+    *(found.name for found in iter_modules([str(Path(__file__).parents[1] / "runs/track/loggers")])),
 )
 
 

@@ -1,1 +1,1 @@
-"""What each command does, from a checked configuration to its end."""
+"""What the commands run: training, evaluation, merging, replay."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from r1_cli.checkpoint.folders import CheckpointStore, read_state
 from r1_cli.plan.announce import NOTHING_SAVED
-from r1_cli.roles import Position
-from r1_cli.state.checkpoints import CheckpointStore, read_state
+from r1_cli.train.roles import Position
 
 
 def say_what_comes_next(console: Console, store: CheckpointStore, at: Position, total_steps: int) -> None:

@@ -8,21 +8,21 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from r1_cli.assembly.engines import build_engine, build_sampling, build_scorer, load_engine_weights
-from r1_cli.assembly.prompts import build_prompts, build_validation
-from r1_cli.assembly.reference import attach_models, in_evaluation
-from r1_cli.assembly.rendering import build_renderer, open_rendering
-from r1_cli.assembly.rows import open_sources
-from r1_cli.assembly.verifiers import open_verifier, require_columns
+from r1_cli.build.open_engines import build_engine, build_sampling, build_scorer, load_engine_weights
+from r1_cli.build.open_reference import attach_models, in_evaluation
+from r1_cli.build.prompts import build_prompts, build_validation
+from r1_cli.build.rendering import build_renderer, open_rendering
+from r1_cli.build.rows import open_sources
+from r1_cli.build.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.sources import validation_sources
 from r1_cli.config.worker import LoraConfig
 from r1_cli.hardware import find_hardware
-from r1_cli.measure.metrics import by_source, length_metrics, reward_metrics
-from r1_cli.measure.validate import Validation, mean_score, summarise
 from r1_cli.models.files import open_model
 from r1_cli.plan.announce import show_table
-from r1_cli.track.console import ConsoleReporter, configure_logging
+from r1_cli.runs.track.console import ConsoleReporter, configure_logging
+from r1_cli.train.metrics.step import by_source, length_metrics, reward_metrics
+from r1_cli.train.metrics.validate import Validation, mean_score, summarise
 from r1_rollout.handover import LocalWeights
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from r1_cli.assembly.critic import build_critic
-from r1_cli.assembly.learner import build_learner, joined_alone
+from r1_cli.build.critic import build_critic
+from r1_cli.build.learner import build_learner, joined_alone
+from r1_cli.checkpoint.shared_filesystem import Proof, shown_folders
 from r1_cli.cluster.placement import Seat, Seating, seat_all
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
 from r1_cli.hardware import Hardware
@@ -19,8 +20,7 @@ from r1_cli.models.experts import describe_router
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError
 from r1_cli.models.parts import PartsError, require_parts
-from r1_cli.roles import Critic, Learner, Schedule
-from r1_cli.state.sight import Proof, shown_folders
+from r1_cli.train.roles import Critic, Learner, Schedule
 from r1_core.learner.parallel import Parallel
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from r1_cli.assembly.rendering import GIGABYTE, open_workers
+from r1_cli.build.rendering import GIGABYTE, open_workers
 from r1_cli.cluster.media import MediaHost, MediaSet
 from r1_cli.cluster.placement import Node, Seat
 from r1_cli.cluster.ranks import Ranks

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from r1_cli.assembly.engines import build_engine, load_engine_weights, max_sequences
+from r1_cli.build.open_engines import build_engine, load_engine_weights, max_sequences
 from r1_cli.cluster.delivery import find_way
 from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.engines import EngineSet

@@ -11,18 +11,18 @@ from typing import Any
 
 from rich.console import Console
 
-from r1_cli.assembly.prompts import build_prompts
-from r1_cli.assembly.reference import FUNCTION, every_prompt, open_own, own_model, padded, put
-from r1_cli.assembly.rendering import build_renderer, open_rendering
-from r1_cli.assembly.rows import open_sources
+from r1_cli.build.open_reference import FUNCTION, every_prompt, open_own, own_model, padded, put
+from r1_cli.build.prompts import build_prompts
+from r1_cli.build.reference.bases import TERMS_COLUMN, BaseFile, Terms, fill_bases, terms_of
+from r1_cli.build.reference.frozen import FrozenReading
+from r1_cli.build.reference.mixed import split_parts
+from r1_cli.build.rendering import build_renderer, open_rendering
+from r1_cli.build.rows import open_sources
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.sources import training_sources
 from r1_cli.hardware import Hardware, find_hardware
 from r1_cli.models.files import ModelFiles, load_weights, open_model
-from r1_cli.reference.bases import TERMS_COLUMN, BaseFile, Terms, fill_bases, terms_of
-from r1_cli.reference.frozen import FrozenReading
-from r1_cli.reference.mixed import split_parts
-from r1_cli.track.console import ConsoleReporter, configure_logging
+from r1_cli.runs.track.console import ConsoleReporter, configure_logging
 from r1_rewards.reference.options import POLICY, REFERENCE, Options, read_options
 from r1_rewards.reference.reference_probability import BASE_COLUMN
 from r1_rewards.spec import MODEL_REWARDS

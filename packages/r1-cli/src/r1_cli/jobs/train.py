@@ -12,23 +12,25 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from r1_cli import loop
-from r1_cli.assembly import algorithm
-from r1_cli.assembly.canary import build_canary
-from r1_cli.assembly.engines import build_sampling, build_scorer
-from r1_cli.assembly.packing import settle_packing
-from r1_cli.assembly.prompts import begin_rendering, build_prompts, build_stream, build_validation
-from r1_cli.assembly.reference import attach_references, in_training
-from r1_cli.assembly.rehearsal import settle_micro_batches
-from r1_cli.assembly.rendering import build_renderer, open_rendering
-from r1_cli.assembly.rows import open_sources
-from r1_cli.assembly.truths import TruthReader, first_problems
-from r1_cli.assembly.verifiers import open_verifier, require_columns
+from r1_cli.build import algorithm
+from r1_cli.build.canary import build_canary
+from r1_cli.build.open_engines import build_sampling, build_scorer
+from r1_cli.build.open_reference import attach_references, in_training
+from r1_cli.build.packing import settle_packing
+from r1_cli.build.prompts import begin_rendering, build_prompts, build_stream, build_validation
+from r1_cli.build.rehearsal import settle_micro_batches
+from r1_cli.build.rendering import build_renderer, open_rendering
+from r1_cli.build.rows import open_sources
+from r1_cli.build.truths import TruthReader, first_problems
+from r1_cli.build.verifiers import open_verifier, require_columns
+from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore, read_state
+from r1_cli.checkpoint.rows import record_rows
+from r1_cli.checkpoint.saving import Saver
+from r1_cli.checkpoint.stop import StopRequest
 from r1_cli.config import Provenance, RunConfig, printable
 from r1_cli.config.base import shares_base
 from r1_cli.config.sequences import require_shareable
 from r1_cli.config.sources import training_sources, validation_sources
-from r1_cli.groups.supply import Supply, load_surplus, resume_supply
 from r1_cli.hardware import find_card, find_hardware
 from r1_cli.jobs.closing import say_what_comes_next
 from r1_cli.jobs.learning import open_seats, prepare_learner, seated_hardware, settle_devices, start_ranks
@@ -40,27 +42,25 @@ from r1_cli.jobs.sampling import (
     start_engine_beside,
     start_engines,
 )
-from r1_cli.measure.validate import Validation
 from r1_cli.models.files import open_critic_config, open_model, read_assets
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.disk import require_room
 from r1_cli.plan.start import find_start, hold_folder, require_same_shape, set_damaged_aside
-from r1_cli.record.manifest import describe as describe_start
-from r1_cli.record.manifest import read_manifest
-from r1_cli.record.writer import Recorder
-from r1_cli.roles import Critic, Dataset, Learner, Position, Schedule
-from r1_cli.sampling.ahead import Ahead, load_ahead
-from r1_cli.sampling.collect import DynamicSampling
-from r1_cli.sampling.proof import prove
-from r1_cli.state.checkpoints import CheckpointError, CheckpointStore, read_state
-from r1_cli.state.rows import record_rows
-from r1_cli.state.saving import Saver
-from r1_cli.state.stop import StopRequest
-from r1_cli.track import RunInfo, Tracker, libraries
-from r1_cli.track.console import ConsoleReporter, configure_logging
-from r1_cli.track.files import read_settings
-from r1_cli.track.timeline import TIMELINE_FILE, Timeline
+from r1_cli.runs.record.manifest import describe as describe_start
+from r1_cli.runs.record.manifest import read_manifest
+from r1_cli.runs.track import RunInfo, Tracker, libraries
+from r1_cli.runs.track.console import ConsoleReporter, configure_logging
+from r1_cli.runs.track.files import read_settings
+from r1_cli.runs.track.timeline import TIMELINE_FILE, Timeline
+from r1_cli.train import loop
+from r1_cli.train.groups.supply import Supply, load_surplus, resume_supply
+from r1_cli.train.metrics.validate import Validation
+from r1_cli.train.recorder import Recorder
+from r1_cli.train.roles import Critic, Dataset, Learner, Position, Schedule
+from r1_cli.train.sampling.ahead import Ahead, load_ahead
+from r1_cli.train.sampling.collect import DynamicSampling
+from r1_cli.train.sampling.proof import prove
 
 log = logging.getLogger("r1")
 

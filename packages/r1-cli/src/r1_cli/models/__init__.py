@@ -1,1 +1,1 @@
-"""Hugging Face models: their files, their loading, and how they attend."""
+"""Load Hugging Face models: attention, adapters, quantization, sharding."""

@@ -20,6 +20,7 @@ from transformers import (
     GenerationConfig,
 )
 
+from r1_cli.checkpoint.folders import find_cut
 from r1_cli.models.adapters import AdapterError, Adapters, fold
 from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
 from r1_cli.models.bases import Base, read_base
@@ -28,7 +29,6 @@ from r1_cli.models.parts import PartsError, load_in_parts, place
 from r1_cli.models.patches import multiply_patches
 from r1_cli.models.quantized import compute_alike, quantized_choices, restore_digits
 from r1_cli.models.value_head import quiet, start_head, with_value_head
-from r1_cli.state.checkpoints import find_cut
 from r1_core.learner.parallel import Parallel, Shard
 
 

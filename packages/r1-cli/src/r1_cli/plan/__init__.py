@@ -1,1 +1,1 @@
-"""A run's arithmetic and how it is shown, before anything is loaded."""
+"""Before a run: memory, disk, dry run, `r1 estimate`, `r1 check`, `r1 data check`."""

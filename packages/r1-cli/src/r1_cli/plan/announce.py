@@ -19,7 +19,7 @@ from r1_cli.plan.memory import Memory
 from r1_cli.plan.phases import Phase, find_phases, find_remedies
 
 if TYPE_CHECKING:
-    from r1_cli.assembly.rows import OpenSource
+    from r1_cli.build.rows import OpenSource
     from r1_data.dataset import Summary
 
 WIDEST = 1000  # characters of a table that is not on a terminal

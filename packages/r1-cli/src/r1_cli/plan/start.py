@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from r1_cli.checkpoint.folders import CheckpointStore, find_damage, read_state
 from r1_cli.config import ConfigError, Problem, RunConfig
-from r1_cli.record.manifest import now
-from r1_cli.state.checkpoints import CheckpointStore, find_damage, read_state
-from r1_cli.track.files import read_settings
+from r1_cli.runs.record.manifest import now
+from r1_cli.runs.track.files import read_settings
 
 log = logging.getLogger(__name__)
 

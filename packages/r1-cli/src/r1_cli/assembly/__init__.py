@@ -1,1 +1,0 @@
-"""From a configuration to the objects of a run."""

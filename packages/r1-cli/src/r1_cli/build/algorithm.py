@@ -1,0 +1,161 @@
+"""From a configuration to the math of a run: objective, advantages, rewards, filter, and where they begin."""
+
+from pathlib import Path
+from typing import cast
+
+from r1_cli.build.plugins import choose, load_function
+from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.algorithm import bounds
+from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, settings_of
+from r1_cli.train.groups.estimate import Estimate
+from r1_cli.train.groups.shaping import OverlongBuffer, Shaping
+from r1_cli.train.groups.supply import Supply
+from r1_cli.train.roles import Position, Update
+from r1_core import advantages, losses
+from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVariance
+from r1_core.kl_control import AdaptiveKL, FixedKL, KLController
+from r1_core.losses import Correction, Rejection
+from r1_core.losses.correction import Measure, Span
+from r1_core.needs import OF_POLICY
+from r1_core.objective import Objective
+from r1_core.own import as_estimator, as_loss, try_own_estimator, try_own_loss
+from r1_core.reward_normalization import RewardNormalizer
+
+
+def build_update(config: RunConfig, *, updates_per_step: int) -> Update:
+    """How groups become steps of the policy, of which there are `updates_per_step` in a step of training."""
+    objective, estimate = build_objective(config), build_estimate(config)
+    return Update(estimate, objective, gather_needs(estimate, objective, updates_per_step))
+
+
+def try_algorithm(config: RunConfig) -> None:
+    """Build the estimator and the objective; try a user's own on a made-up batch, in copies of their own.
+
+    Raises:
+        ConfigError: one cannot be loaded or built, or is not what it must be.
+    """
+    problems = []
+    for key, name, build, attempt in (
+        ("algorithm.adv_estimator", config.algorithm.adv_estimator, build_estimate, try_own_estimator),
+        ("worker.actor.loss_type", config.worker.actor.loss_type, build_objective, try_own_loss),
+    ):
+        path, colon, function = name.rpartition(":")
+        try:
+            if colon:
+                attempt(load_function(Path(path), function), name)
+            build(config)
+        except ValueError as error:
+            problems.append(Problem(key, str(error)))
+    if problems:
+        raise ConfigError(problems)
+
+
+def build_objective(config: RunConfig) -> Objective:
+    """The loss that the learner descends."""
+    actor, algorithm = config.worker.actor, config.algorithm
+    off_policy = algorithm.off_policy_mask_threshold
+    settings = settings_of(actor, LOSS_OPTIONS, actor.loss_type)
+    loss = choose(losses.POLICY_LOSSES, actor.loss_type, settings, as_loss)
+    return Objective(
+        loss,
+        aggregation=actor.loss_avg_mode or loss.aggregation,
+        kl_penalty=algorithm.kl_penalty if algorithm.use_kl_loss and not algorithm.disable_kl else None,
+        entropy_coef=actor.entropy_coef,
+        length=actor.loss_scale_factor or config.data.max_response_length,
+        off_policy_threshold=float("inf") if off_policy is None else off_policy,
+        correction=build_correction(config),
+    )
+
+
+def build_correction(config: RunConfig) -> Correction | None:
+    """How the gap between engine and learner is corrected; None for not at all."""
+    settings = config.algorithm.rollout_correction
+    if config.importance_weights is None and not settings.rollout_rs:
+        return None
+    lower, upper = bounds(settings.rollout_is_threshold)
+    rules, thresholds = settings.rollout_rs or [], settings.rollout_rs_threshold or []
+    if len(thresholds) == 1:
+        thresholds = thresholds * len(rules)
+    return Correction(
+        config.importance_weights,
+        upper=upper,
+        lower=lower or 0.0,
+        outside="clamp" if lower is None else "zero",
+        normalize=settings.rollout_is_batch_normalize,
+        rejections=tuple(build_rejection(*pair) for pair in zip(rules, thresholds, strict=True)),
+    )
+
+
+def build_rejection(rule: str, threshold: float | str) -> Rejection:
+    """Return the rule of veRL's name. Example: `seq_mean_k1` bounds the geometric mean of a sequence's ratios."""
+    span, _, measure = rule.removeprefix("seq_").rpartition("_")
+    lower, upper = bounds(threshold)
+    if lower is None:
+        lower = 1 / upper if measure == "k1" else 0.0
+    return Rejection(cast(Measure, measure), cast(Span, span), upper, lower)
+
+
+def build_estimate(config: RunConfig) -> Estimate:
+    """What gives samples their advantages, with the KL inside the reward if it is not in the loss."""
+    name = config.algorithm.adv_estimator
+    return Estimate(
+        choose(advantages.ESTIMATORS, name, settings_of(config.algorithm, ESTIMATOR_OPTIONS, name), as_estimator),
+        kl_in_reward(config),
+        build_correction(config),
+    )
+
+
+def kl_in_reward(config: RunConfig) -> str | None:
+    """The KL penalty that is taken off the rewards, None if it stands in the loss or nowhere."""
+    algorithm = config.algorithm
+    return None if algorithm.use_kl_loss or algorithm.disable_kl else algorithm.kl_penalty
+
+
+def gather_needs(estimate: Estimate, objective: Objective, updates_per_step: int) -> frozenset[str]:
+    """What must be known of the samples before the update.
+
+    A step of one update needs no forward pass for the old log-probs unless something looks at them before: the update's
+    own has the same weights.
+    """
+    needs = estimate.needs | objective.needs
+    return needs | {"old_logprobs"} if updates_per_step > 1 or needs & OF_POLICY else needs
+
+
+def build_shaping(config: RunConfig) -> Shaping:
+    """What is done to rewards before the estimator; one that has a setting for it clips them by itself."""
+    algorithm, overlong = config.algorithm, config.worker.reward.overlong_buffer
+    buffer = None
+    if overlong.enable and overlong.len is not None:
+        buffer = OverlongBuffer(config.data.max_response_length, overlong.len, overlong.penalty_factor)
+    clips_itself = any(o.setting == "reward_clip" and algorithm.adv_estimator in o.owners for o in ESTIMATOR_OPTIONS)
+    return Shaping(buffer, algorithm.normalize_reward, None if clips_itself else algorithm.reward_clip_range)
+
+
+def build_start(config: RunConfig) -> Position:
+    """Where a new run is."""
+    return Position(0, Supply(), build_kl_controller(config), build_filter(config), RewardNormalizer())
+
+
+def build_kl_controller(config: RunConfig) -> KLController:
+    """How the weight of the KL term changes over the run."""
+    algorithm = config.algorithm
+    if algorithm.kl_type == "fixed" or algorithm.disable_kl:
+        return FixedKL(algorithm.kl_coef)
+    return AdaptiveKL(algorithm.kl_coef, algorithm.kl_target, int(algorithm.kl_horizon))
+
+
+def build_filter(config: RunConfig) -> GroupFilter:
+    """Dynamic sampling: which groups are worth training on."""
+    algorithm = config.algorithm
+    if not algorithm.online_filtering:
+        return KeepAll()
+    if algorithm.filter_mode == "zero_variance":
+        return NonzeroVariance()
+    if algorithm.filter_mode == "ema_std":
+        return EMAStd(
+            beta=algorithm.std_filter_beta,
+            ratio=algorithm.filter_ema_ratio,
+            ema_start_step=algorithm.filter_ema_start_step,
+            filter_start_step=algorithm.filter_start_step,
+        )
+    return MeanRange(algorithm.filter_low, algorithm.filter_high)

@@ -1,0 +1,143 @@
+"""The canary of a run: which sequences it compares, and how near engine and learner must be."""
+
+import io
+import logging
+import math
+import random
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from r1_cli.config import RunConfig
+from r1_cli.train.groups.group import to_sample
+from r1_cli.hardware import Hardware
+from r1_cli.models.files import ModelFiles
+from r1_cli.train.roles import REFUSALS, Learner
+from r1_data.positions import count_tokens
+from r1_data.render import Renderer
+from r1_data.types import DataError, Example
+from r1_rollout.canary import TOLERANCE, Canary, learn_tolerance, widest_gap
+from r1_rollout.probes import OPENING, PROMPTS, RESPONSE, Probes, spread_tokens, text_probes
+from r1_rollout.tokens import media_token_ids
+
+log = logging.getLogger("r1")
+
+PICTURE_SIDE = 56  # pixels, before the run's own pixel limits
+TWO_PICTURES = (2, 2), (2, 3)  # of one text
+
+
+def build_canary(
+    config: RunConfig, hardware: Hardware, model: ModelFiles, renderer: Renderer, learner: Learner
+) -> Canary:
+    """Choose the sequences and tolerances that suit the model and the run's lengths and precision.
+
+    Those of the first sync are longer, one as long as the run's longest sample, and their tolerance is learned from
+    what rounding does with the learner's weights as they are now.
+    """
+    actor, rollout = config.worker.actor, config.worker.rollout
+    computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
+    precision = max(computing, hardware.engine_dtype(rollout.dtype), key=TOLERANCE.__getitem__)
+    probes, fresh = (build_probes(config, model, renderer, variant=variant) for variant in (0, 1))
+    pictures = picture_probes(config, model, renderer, TWO_PICTURES)
+    first, unseen = (build_probes(config, model, renderer, variant=variant, opening=True) for variant in (0, 1))
+    tolerance = learn_tolerance(_find_noise(learner, first, precision), precision)
+    opening = Canary(first, unseen, tolerance, rollout.temperature)
+    return Canary(probes, fresh, TOLERANCE[precision], rollout.temperature, pictures, opening)
+
+
+def _find_noise(learner: Learner, probes: Probes, precision: torch.dtype) -> float:
+    """Return the gap that rounding makes on the probes but the long one; NaN if the model cannot tell it."""
+    shown = [
+        to_sample(prompt, response)
+        for prompt, response in zip(probes.prompts, probes.responses, strict=True)
+        if prompt.model_inputs or len(prompt.token_ids) <= max(PROMPTS)
+    ]
+    try:
+        return widest_gap(learner.own_logprobs(shown, precision), learner.own_logprobs(shown))
+    except REFUSALS as refusal:
+        log.warning("the canary takes the usual tolerance, the model's own attention fails: %s", refusal)
+        return math.nan
+
+
+def build_probes(
+    config: RunConfig, model: ModelFiles, renderer: Renderer, *, variant: int, opening: bool = False
+) -> Probes:
+    """Return sequences of text, and one with a picture if the model reads pictures and the prompt limit has room.
+
+    With `opening` responses are longer, and another text is as long as the run's longest sample.
+    """
+    data = config.data
+    longest, lengths, response = data.max_prompt_length, [*PROMPTS], min(RESPONSE, data.max_response_length)
+    if opening:
+        response = min(OPENING, data.max_response_length)
+        longest = min(longest + data.max_response_length, _find_reach(model)) - response
+        lengths += [longest] if longest > max(PROMPTS) else []
+    probes = text_probes(
+        allowed_tokens(model),
+        axes=1 if renderer.position_ids is count_tokens else 4,
+        longest_prompt=longest,
+        longest_response=response,
+        variant=variant,
+        prompts=lengths,
+        response=response,
+    )
+    pictures = picture_probes(config, model, renderer, [(variant, variant)], response)
+    return probes + (pictures or Probes((), ()))
+
+
+def _find_reach(model: ModelFiles) -> int:
+    """Return how many tokens every layer of the model sees at once, at most."""
+    text = model.config.get_text_config()
+    known = (getattr(text, name, None) for name in ("max_position_embeddings", "sliding_window"))
+    return min((count for count in known if count), default=sys.maxsize)
+
+
+def picture_probes(
+    config: RunConfig,
+    model: ModelFiles,
+    renderer: Renderer,
+    asked: Sequence[tuple[int, int]],
+    response: int = RESPONSE,
+) -> Probes | None:
+    """Return a sequence for each (text, picture), which are numbers; None if the model or the limits allow none."""
+    if not model.vision_language:
+        return None
+    data = config.data
+    try:
+        prompts = tuple(renderer.render(draw_example(text, picture)) for text, picture in asked)
+    except DataError as error:
+        log.warning("the weights' canary goes without a picture, a stale vision tower would not be seen: %s", error)
+        return None
+    if (longest := max(len(prompt.token_ids) for prompt in prompts)) > data.max_prompt_length:
+        message = "the weights' canary goes without a picture: it takes %d tokens, data.max_prompt_length is %d"
+        log.warning(message, longest, data.max_prompt_length)
+        return None
+    length = min(response, data.max_response_length)
+    return Probes(prompts, tuple(spread_tokens(allowed_tokens(model), length, first=text) for text, _ in asked))
+
+
+def allowed_tokens(model: ModelFiles) -> list[int]:
+    """Return those that stand for no media."""
+    media = media_token_ids(model.config, model.tokenizer)
+    return [token for token in range(len(model.tokenizer)) if token not in media]
+
+
+def draw_example(text: int, picture: int = 0) -> Example:
+    """Return a question about a picture of noise, the same on every machine."""
+    content = [{"type": "image"}, {"type": "text", "text": str(text)}]
+    return Example(f"canary:{text}:{picture}", [{"role": "user", "content": content}], draw_pictures(picture), "")
+
+
+def draw_pictures(*variants: int) -> tuple[bytes, ...]:
+    """Return encoded pictures of noise, each the same for its number."""
+    return tuple(map(_draw_picture, variants))
+
+
+def _draw_picture(variant: int) -> bytes:
+    from PIL import Image
+
+    noise = random.Random(variant).randbytes(PICTURE_SIDE * PICTURE_SIDE * 3)
+    file = io.BytesIO()
+    Image.frombytes("RGB", (PICTURE_SIDE, PICTURE_SIDE), noise).save(file, format="PNG")
+    return file.getvalue()

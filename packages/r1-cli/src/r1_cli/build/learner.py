@@ -1,0 +1,150 @@
+"""The learner of a run: policy, reference, optimizer, learning rate, micro-batches."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import torch.distributed as dist
+
+from r1_cli.build.adapter import AdaptedLearner, build_adaptation, open_adapters
+from r1_cli.build.fillers import build_fillers
+from r1_cli.build.trained import freeze, open_optimizer, say_what_is_trained
+from r1_cli.config import RunConfig
+from r1_cli.config.base import shares_base
+from r1_cli.config.worker import OptimConfig, UpdateConfig
+from r1_cli.hardware import Hardware, dtype
+from r1_cli.models import load as models
+from r1_cli.models.files import ModelFiles, load_weights
+from r1_cli.train.roles import Schedule
+from r1_core.learner import Learner
+from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.offload import Offload
+from r1_core.learner.optim import learning_rate_scale
+from r1_core.learner.parallel import Parallel, Shard
+
+
+@contextmanager
+def joined_alone(hardware: Hardware) -> Iterator[Parallel]:
+    """What spans a learner's only device: on a GPU a mesh of one rank, so that one and many compute the same numbers.
+
+    Processors alone have no mixed precision, and so no need of a process group.
+    """
+    if not hardware.on_gpu:
+        yield Parallel()
+        return
+    parallel = Parallel.alone(hardware.kind)
+    try:
+        yield parallel
+    finally:
+        if dist.is_initialized():  # an engine in this process may have ended it, too
+            dist.destroy_process_group()
+
+
+def build_learner(
+    config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, parallel: Parallel
+) -> Learner:
+    """Load the policy, and the frozen reference if there is a KL term, and make the optimizer.
+
+    Where `parallel` has a mesh, these are this rank's shares of them. The base under an adapter is kept in what it
+    computes with, as it is never trained, and is the reference, too.
+    """
+    actor = config.worker.actor
+    steps = schedule.total_steps - schedule.critic_warmup
+    computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
+    policy_shard, reference_shard = build_shards(config, hardware)
+    adapters = open_adapters(config)
+    kept = dtype(actor.kept_dtype) if adapters is None else computing
+    policy = load_weights(config, model, kept, hardware.device, parallel, policy_shard, adapters)
+    freeze(actor.model, policy)
+    if actor.model.enable_gradient_checkpointing:
+        models.enable_gradient_checkpointing(policy, on_host=actor.model.enable_activation_offload)
+    reference = policy if adapters is not None and not config.algorithm.disable_kl else None
+    if reference is None and not config.algorithm.disable_kl:
+        # Never trained, so it needs no more digits than it computes with.
+        reference = load_weights(config, model, computing, hardware.device, parallel, reference_shard)
+    optimizer = open_optimizer(config, policy)
+    if parallel.rank == 0:
+        say_what_is_trained(policy, optimizer)
+    make = Learner if adapters is None else partial(AdaptedLearner, adapters)
+    return make(
+        policy,
+        optimizer,
+        build_learning_rate(actor.optim, steps, schedule.updates_per_step),
+        reference=reference,
+        batching=build_batching(config, actor),
+        temperature=config.worker.rollout.temperature,
+        max_grad_norm=actor.max_grad_norm,
+        parallel=parallel,
+        fillers=build_fillers(config, model) if parallel.data_world > 1 else (),
+        device=hardware.device,
+        offload=build_offload(config, hardware),
+        adaptation=None
+        if adapters is None
+        else build_adaptation(adapters, policy, model.path, kept, actor.model.quantization),
+    )
+
+
+def build_offload(config: RunConfig, hardware: Hardware) -> Offload:
+    """What leaves a GPU between phases: what is not with the processor for good, where others take the room.
+
+    A base that an engine samples from stays, and its few factors with it.
+    """
+    actor, ref = config.worker.actor, config.worker.ref
+    room_is_wanted = hardware.on_gpu and config.shares_devices and not actor.fsdp.enable_cpu_offload
+    return Offload(
+        weights=room_is_wanted and actor.offload.offload_params and not shares_base(config, on_gpu=hardware.on_gpu),
+        optimizer=room_is_wanted and actor.offload.offload_optimizer,
+        reference=hardware.on_gpu and ref.offload.offload_params and not ref.fsdp.enable_cpu_offload,
+    )
+
+
+def build_shards(config: RunConfig, hardware: Hardware) -> tuple[Shard, Shard]:
+    """How the policy is kept and computed with, and how the reference is, which is kept in what it computes with."""
+    ref = config.worker.ref.fsdp
+    policy = build_shard(config.worker.actor, hardware)
+    return policy, replace(policy, reshard=ref.enable_full_shard, offload=ref.enable_cpu_offload and hardware.on_gpu)
+
+
+def build_shard(owner: UpdateConfig, hardware: Hardware) -> Shard:
+    """How what is trained is kept and computed with."""
+    fsdp = owner.fsdp
+    return Shard(
+        param_dtype=hardware.computing_dtype(owner.kept_dtype, fsdp.mp_param_dtype),
+        reduce_dtype=dtype(fsdp.mp_reduce_dtype),
+        reshard=fsdp.enable_full_shard,
+        # Processors keep everything in their memory as it is.
+        offload=fsdp.enable_cpu_offload and hardware.on_gpu,
+    )
+
+
+def build_learning_rate(optim: OptimConfig, steps: int, updates_per_step: int) -> Callable[[int], float]:
+    """The factor on the learning rate at each optimizer step; the warm-up is given in steps, of which each has some.
+
+    Args:
+        steps: of training, that have optimizer steps.
+    """
+    updates, warmup = steps * updates_per_step, optim.lr_warmup_steps
+    return partial(
+        learning_rate_scale,
+        total_steps=updates,
+        warmup_steps=int(optim.lr_warmup_ratio * updates) if warmup is None else warmup * updates_per_step,
+        min_lr_ratio=optim.min_lr_ratio or 0.0,
+        kind=optim.lr_scheduler_type,
+        num_cycles=optim.num_cycles,
+    )
+
+
+def build_batching(config: RunConfig, owner: UpdateConfig) -> Batching:
+    """Micro-batches by sequences, or with dynamic batching by the tokens that so many full sequences would have."""
+    longest = config.data.max_prompt_length + config.data.max_response_length
+
+    def limit(samples: int) -> MicroLimit:
+        return MicroLimit(samples, samples * longest if owner.dynamic_batching else None)
+
+    return Batching(
+        padding_free=owner.padding_free,
+        share_prompts=owner.shares_prompts,
+        update=limit(owner.update_size),
+        experience=limit(owner.experience_size),
+    )

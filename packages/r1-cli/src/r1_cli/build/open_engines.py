@@ -1,0 +1,84 @@
+"""Which engine samples, how it is made from a configuration, and what it is asked for."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from r1_cli.build.verifiers import DispatchingVerifier
+from r1_cli.config import RunConfig
+from r1_cli.config.engines import engine_module
+from r1_cli.config.sources import validation_sources
+from r1_cli.build.engines import EngineSetup
+from r1_cli.hardware import Hardware
+from r1_cli.models import load as models
+from r1_cli.models.files import ModelFiles, load_weights
+from r1_cli.train.roles import Scorer
+from r1_rollout.errors import EngineError
+from r1_rollout.tokens import end_token_ids, media_token_ids
+from r1_rollout.types import Generator, SamplingParams
+
+
+def build_scorer(config: RunConfig, model: ModelFiles, verifier: DispatchingVerifier, engine: Generator) -> Scorer:
+    """Put the verifier beside the engine."""
+    plain = config.worker.reward.skip_special_tokens
+    return Scorer(engine, verifier, model.tokenizer, verifier.per_sample, plain, verifier.truth_problem)
+
+
+def load_engine_weights(config: RunConfig, hardware: Hardware, model: ModelFiles) -> Any:
+    """Return a copy of the model for the engine."""
+    return load_weights(config, model, hardware.engine_dtype(config.worker.rollout.dtype), hardware.device)
+
+
+def build_engine(
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    load: Callable[[], Any],
+    stack: ExitStack,
+    *,
+    read_only: bool = False,
+) -> Generator:
+    """Make the engine that `worker.rollout` asks for; it ends with `stack`.
+
+    Args:
+        load: gives a model that the engine may take over.
+        read_only: all of it but the weights, which are a learner's.
+
+    Raises:
+        ModelError: the engine cannot run this kind of model, or cannot start.
+    """
+    ends = end_token_ids(models.load_generation_config(model.path, model.config), model.config, model.tokenizer)
+    banned = media_token_ids(model.config, model.tokenizer)
+    setup = EngineSetup(config, hardware, model, ends, banned, max_sequences(config), load, read_only)
+    try:
+        engine: Generator = engine_module(config.worker.rollout.engine).open_engine(setup, stack)
+        return engine
+    except models.ModelError:
+        raise
+    except EngineError as error:
+        raise models.ModelError(str(error)) from error
+    except ValueError as error:
+        raise models.ModelError(f"{model.path}: {error}") from error
+
+
+def max_sequences(config: RunConfig) -> int:
+    """How many samples decode at the same time: a whole group at least."""
+    rollout = config.worker.rollout
+    return max(rollout.n, rollout.val_override_config.n, *(s.n or 1 for s in validation_sources(config.data)), 256)
+
+
+def build_sampling(config: RunConfig) -> tuple[SamplingParams, SamplingParams]:
+    """Sampling for training and for validation, which overrides what `val_override_config` sets."""
+    rollout = config.worker.rollout
+    training = SamplingParams(
+        n=rollout.n,
+        max_tokens=config.data.max_response_length,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        seed=rollout.seed,
+        ignore_eos=rollout.ignore_eos,
+    )
+    override = {k: v for k, v in rollout.val_override_config.model_dump().items() if v is not None}
+    return training, replace(training, **override)

@@ -1,0 +1,272 @@
+"""Whom rewards ask that are log-probs, and what they subtract: found once learner and engine are there."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from r1_cli.build.learner import build_batching
+from r1_cli.build.verifiers import DispatchingVerifier
+from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.hardware import Hardware
+from r1_cli.models.files import ModelFiles
+from r1_cli.build.reference.bases import TERMS_COLUMN, BaseFile, Terms, fill_bases, key_of, terms_of
+from r1_cli.build.reference.frozen import open_frozen
+from r1_cli.build.reference.reading import LearnerReading, ReplayReading
+from r1_cli.build.reference.served import ServedReading
+from r1_cli.build.reference.verifier import Asked, ReferenceVerifier, column_score
+from r1_cli.train.roles import Dataset, Learner, Progress
+from r1_core.learner.batching import Batching
+from r1_data.types import DataError, Prompt
+from r1_rewards.reference.options import POLICY, REFERENCE, Options
+from r1_rewards.reference.reference_probability import BASE_COLUMN
+from r1_rewards.spec import RewardSpecError
+from r1_rewards.workers.failures import FailureRule
+from r1_rollout.types import Generator, Reading, Replaying
+
+FUNCTION = "worker.reward.reward_function"
+KWARGS = "worker.reward.reward_function_kwargs"
+MODEL = f"{KWARGS}.model"
+FOLDER = "score_a"  # of a run, in which its base scores are kept
+SEEN = 64  # prompts to a bar's step while base scores are computed
+
+log = logging.getLogger("r1")
+
+Find = Callable[[Options], Reading]
+Rows = tuple[str, Dataset]  # the prompts of a source, and its name
+
+
+# --- whom ------------------------------------------------------------------------------------------------------------
+
+
+def attach_models(config: RunConfig, model: ModelFiles, verifiers: Sequence[ReferenceVerifier], find: Find) -> None:
+    """Tell each verifier whom it asks, by what `find` gives for its options."""
+    for verifier in verifiers:
+        verifier.asked = put(config, model, find(verifier.options))
+
+
+def put(config: RunConfig, model: ModelFiles, reading: Reading) -> Asked:
+    """Return how a model is asked in a run of this configuration."""
+    reward = config.worker.reward
+    return Asked(
+        reading=reading,
+        tokenizer=model.tokenizer,
+        eos=model.tokenizer.eos_token or "",
+        temperature=config.worker.rollout.temperature,
+        longest=longest_sequence(config, model),
+        longest_response=config.data.max_response_length,
+        rule=FailureRule(reward.failure_policy, reward.failure_score),
+    )
+
+
+def longest_sequence(config: RunConfig, model: ModelFiles) -> int:
+    """Return how many tokens the model knows positions for; where that is not said, what the run allows."""
+    known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return known or config.data.max_prompt_length + 2 * config.data.max_response_length
+
+
+def in_training(
+    config: RunConfig, hardware: Hardware, model: ModelFiles, learner: Learner, engine: Generator | None
+) -> Find:
+    """Return how a run in training finds whom to ask.
+
+    The policy is asked in the learner, whose weights are there; where it shares a GPU with an engine that is awake, in
+    the engine, which has the same weights. `engine` is None while none is.
+    """
+    temperature = config.worker.rollout.temperature
+
+    def find(options: Options) -> Reading:
+        if config.trainer.max_staleness and options.model in (POLICY, REFERENCE):
+            message = (
+                "asks the learner, which computes other things while groups are judged; set 0, or name a folder in "
+            )
+            raise ConfigError(
+                [Problem("trainer.max_staleness", f"{message}{MODEL}", str(config.trainer.max_staleness))]
+            )
+        if options.model == POLICY and config.colocated and hardware.on_gpu and isinstance(engine, Replaying):
+            return ReplayReading(engine)
+        if options.model == POLICY:
+            return LearnerReading(learner, "policy", temperature)
+        if options.model != REFERENCE:
+            return open_own(config, hardware, model, options)
+        if config.algorithm.disable_kl:
+            message = "is the KL term's model, and algorithm.disable_kl is true: name a folder instead"
+            raise ConfigError([Problem(MODEL, message, options.model)])
+        return LearnerReading(learner, "reference", temperature)
+
+    return find
+
+
+def in_evaluation(config: RunConfig, hardware: Hardware, model: ModelFiles, engine: Generator) -> Find:
+    """Return how an evaluation finds whom to ask: the model that it evaluates in the place of a run's own."""
+
+    def find(options: Options) -> Reading:
+        if options.model not in (POLICY, REFERENCE):
+            return open_own(config, hardware, model, options)
+        if isinstance(engine, Replaying):
+            return ReplayReading(engine)
+        message = f"{type(engine).__name__} tells no log-probs of given responses"
+        raise ConfigError([Problem(FUNCTION, message, options.model)])
+
+    return find
+
+
+def open_own(config: RunConfig, hardware: Hardware, model: ModelFiles, options: Options) -> Reading:
+    """Return the reward's own model: behind HTTP, or loaded in this process.
+
+    Raises:
+        ConfigError: a server is to compute at another temperature than 1, or cannot be asked.
+        ModelError: it cannot be loaded.
+    """
+    if not options.served:
+        return open_frozen(options.model, MODEL, config, hardware, model, padded(config))
+    temperature = config.worker.rollout.temperature
+    if temperature != 1.0:
+        message = f"a server gives log-probs at temperature 1, and worker.rollout.temperature is {temperature}"
+        raise ConfigError([Problem(MODEL, message, options.model)])
+    try:
+        return ServedReading(options.model, served_name=options.served_name or None, token_env=options.token_env)
+    except RewardSpecError as error:
+        raise ConfigError([Problem(MODEL, str(error), options.model)]) from error
+
+
+def attach_references(
+    config: RunConfig,
+    verifier: DispatchingVerifier,
+    model: ModelFiles,
+    rows: Sequence[Rows],
+    folders: Sequence[Path],
+    find: Callable[[Generator | None], Find],
+    engine: Generator,
+    progress: Progress,
+    *,
+    resumed: bool,
+) -> None:
+    """Tell the verifiers of a run in training whom they ask, and what they subtract."""
+    attach_models(config, model, verifier.asking, find(engine))
+    attach_bases(config, verifier, rows, folders, find(None), progress, resumed=resumed)
+
+
+def padded(config: RunConfig) -> Batching:
+    """How passes of a frozen model are cut: as the actor's without a gradient, and padded, whatever the family."""
+    return replace(build_batching(config, config.worker.actor), padding_free=False, share_prompts=False)
+
+
+# --- what is subtracted ----------------------------------------------------------------------------------------------
+
+
+def attach_bases(
+    config: RunConfig,
+    verifier: DispatchingVerifier,
+    rows: Sequence[Rows],
+    folders: Sequence[Path],
+    find: Find,
+    progress: Progress,
+    *,
+    resumed: bool,
+) -> None:
+    """Tell each verifier that debiases where base scores are: in a column of its rows, or in a file of the run.
+
+    What no column has is computed now, before the first step, and kept in the first of `folders`; a run that is resumed
+    finds it in one of them.
+
+    Raises:
+        ConfigError: a column's scores came about in another way than the reward's, there is none and one is asked for,
+            or a resumed run has lost its file.
+    """
+    for own in verifier.asking:
+        if not own.options.use_debiasing:
+            continue
+        mine = [one for one in rows if own in verifier.asking_of(one[0])]
+        terms = terms_of(own.options, own_model(config, own.options), config.worker.rollout.temperature)
+        online = [dataset for name, dataset in mine if not has_column(name, dataset, own.options, terms)]
+        file = open_file(folders, terms, resumed=resumed) if online else None
+        own.base_of = partial(base_of, file)
+        if file is not None and own.asked is not None:
+            if resumed:
+                require_whole(file, online)
+            asked = own.asked
+            if own.options.model == POLICY:  # its engine sleeps
+                asked = replace(asked, reading=find(own.options))
+            asked = replace(asked, temperature=terms.temperature)
+            fill_bases(file, every_prompt(online, progress), asked, own.options)
+
+
+def own_model(config: RunConfig, options: Options) -> str:
+    """Return the name of the model whose base scores count: the policy before its first step, or the reward's own."""
+    started = config.worker.actor.model.model_path or ""
+    return started if options.model in (POLICY, REFERENCE) else options.served_name or options.model
+
+
+def base_of(file: BaseFile | None, prompt: Prompt) -> float | None:
+    """Return a prompt's base score: the run's own where it has one, else its row's."""
+    key = key_of(prompt)
+    return file.get(key) if file is not None and key in file else column_score(prompt)
+
+
+def has_column(name: str, dataset: Dataset, options: Options, terms: Terms) -> bool:
+    """Whether the base scores of a source's rows are those of their column.
+
+    Raises:
+        ConfigError: they have to be and are not there, or came about in another way.
+    """
+    if options.score_a == "online":
+        return False
+    columns = dataset[0].metadata
+    if BASE_COLUMN not in columns:
+        if options.score_a == "column":
+            message = f"the rows of {name} have no column {BASE_COLUMN}: `r1 score-a` writes it, or set online"
+            raise ConfigError([Problem(f"{KWARGS}.score_a", message, options.score_a)])
+        return options.strict is not None  # the fork computes none in a run: what no row brings is 0
+    written = columns.get(TERMS_COLUMN)
+    if written is None:
+        log.warning(
+            "%s: nothing says how the scores of column %s came about; they are taken as they are", name, BASE_COLUMN
+        )
+    elif different := terms.problem(str(written)):
+        message = f"the column {BASE_COLUMN} of {name} came about with {different}; write it anew with `r1 score-a`, "
+        raise ConfigError([Problem(f"{KWARGS}.score_a", message + "or set online", options.score_a)])
+    return True
+
+
+def open_file(folders: Sequence[Path], terms: Terms, *, resumed: bool) -> BaseFile:
+    """Return the run's base scores of these terms, from the first folder that has them.
+
+    Raises:
+        ConfigError: none has, and the policy has been trained since.
+    """
+    name = f"{hashlib.blake2b(terms.written().encode(), digest_size=6).hexdigest()}.jsonl"
+    paths = [folder / FOLDER / name for folder in folders]
+    found = next((path for path in paths if path.is_file()), None)
+    if found is None and resumed:
+        message = (
+            f"{paths[0]} is gone, or was of other settings; base scores are those of the model before its first step: "
+            "put it back, give the rows a column by `r1 score-a`, or set use_debiasing=false"
+        )
+        raise ConfigError([Problem(f"{KWARGS}.score_a", message)])
+    return BaseFile(found or paths[0], terms)
+
+
+def require_whole(file: BaseFile, datasets: Sequence[Dataset]) -> None:
+    """Raise ConfigError if rows have come since the run was begun: the model before its first step is gone."""
+    for dataset in datasets:
+        for index in (0, len(dataset) - 1):
+            if key_of(dataset[index]) not in file:
+                message = (
+                    f"{file.path} knows nothing of {dataset[index].id}: the rows are others than when it was begun"
+                )
+                raise ConfigError([Problem(f"{KWARGS}.score_a", message)])
+
+
+def every_prompt(datasets: Sequence[Dataset], progress: Progress) -> Iterator[Prompt]:
+    """Yield all prompts that can be read, under a bar."""
+    for dataset in datasets:
+        for index in progress(range(len(dataset)), "base scores", len(dataset)):
+            if index % SEEN == 0:
+                dataset.prefetch(range(index, min(index + SEEN, len(dataset))))
+            try:
+                yield dataset[index]
+            except DataError as error:
+                log.warning("without a base score: %s", error)

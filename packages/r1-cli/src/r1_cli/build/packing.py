@@ -1,0 +1,286 @@
+"""Which ways to compute a model's log-probs are right: four questions at start, each against the model's own forward.
+
+The reference is the model's own `eager` attention on each sequence alone, in the run's precision. What is asked: a
+sequence alone, a padded batch, a packed row, and prompts that answers share in a row. Each has a fallback.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from r1_cli.build.canary import build_probes
+from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.root import Owner
+from r1_cli.train.groups.group import extend_positions
+from r1_cli.hardware import Hardware
+from r1_cli.models.files import ModelFiles
+from r1_cli.models.load import ModelError, find_rope_fault
+from r1_cli.train.roles import REFUSALS, Critic, Learner
+from r1_core.types import Sample
+from r1_data.render import Renderer
+from r1_rollout.canary import TOLERANCE, learn_tolerance, widest_gap
+from r1_rollout.probes import Probes
+from r1_rollout.types import PromptLike
+
+log = logging.getLogger("r1")
+
+# What other tokens of the same number may change, in any precision: the same kernels round in the same way.
+NEIGHBOUR = TOLERANCE[torch.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What is wrong with each way to compute log-probs, as the end of a sentence; None if it is right."""
+
+    single: str | None  # a sequence alone, by r1's attention
+    padded: str | None
+    packed: str | None
+    shared: str | None  # prompts in a packed row
+
+
+class Questions:
+    """The four questions to a learner's model, and the answers that its own forward gives."""
+
+    def __init__(self, learner: Learner, probes: Probes, fresh: Probes, dtype: torch.dtype) -> None:
+        """Compute the reference.
+
+        Args:
+            probes: a short text, a long one and, where the model reads them, a picture.
+            fresh: others of the same kinds and lengths.
+            dtype: what the model computes in.
+        """
+        self._learner, self._probes = learner, probes
+        self.samples = list(map(_to_sample, probes.prompts, probes.responses))
+        self._other = _to_sample(fresh.prompts[1], fresh.responses[1])  # in the place of the long text
+        self._answers = _split_answers(fresh)
+        self._expected = learner.own_logprobs(self.samples)
+        # A model that names no layers shows no noise.
+        noise = widest_gap(learner.own_logprobs(self.samples, dtype), self._expected)
+        if not all(torch.tensor(one).isfinite().all() for one in self._expected):
+            raise ValueError("its log-probs are not finite: look at the weights")
+        self.tolerance = learn_tolerance(noise, dtype)
+
+    def ask_single(self) -> str | None:
+        """Return what is wrong with a sequence alone: other log-probs, or ones that depend on a later token."""
+        last = self.samples[1]
+        changed = replace(last, token_ids=torch.cat([last.token_ids[:-1], self._other.token_ids[-1:]]))
+        try:
+            found = [self._compute([sample], padding_free=False)[0] for sample in self.samples]
+            later = self._compute([changed], padding_free=False)[0]
+        except REFUSALS as error:
+            return f"cannot be computed ({_first_line(error)})"
+        if not (leak := widest_gap([later[:-1]], [found[1][:-1]])) <= NEIGHBOUR:
+            return f"lets a token see later ones (log-probs off by {leak:.2g} of their size)"
+        return self._differs(found, "has other log-probs than its own eager attention")
+
+    def ask_padded(self) -> str | None:
+        """Return what is wrong with a padded batch: other log-probs, or ones that depend on another row."""
+        return self._ask_together(
+            padding_free=False, what="a padded batch", leaks="mixes up the rows of a padded batch"
+        )
+
+    def ask_packed(self) -> str | None:
+        """Return what is wrong with a packed row: other log-probs, or ones that depend on another sequence.
+
+        A state that runs through the row (linear attention), or an attention that reads no positions, makes the row one
+        long sequence.
+        """
+        return self._ask_together(padding_free=True, what="a packed row", leaks="takes a packed row for one sequence")
+
+    def _ask_together(self, *, padding_free: bool, what: str, leaks: str) -> str | None:
+        first, long, *media = self.samples
+        try:
+            # The long one begins within the row, and the short one stands once more behind it.
+            found = self._compute([first, long, *media, first], padding_free=padding_free)
+            changed = self._compute([first, self._other, *media, first], padding_free=padding_free)
+        except REFUSALS as error:
+            return f"cannot read {what} ({_first_line(error)})"
+        # The neighbour has the same length, so the same kernels compute the others in the same way.
+        if not (leak := widest_gap([changed[0], *changed[2:]], [found[0], *found[2:]])) <= NEIGHBOUR:
+            return f"{leaks} (log-probs off by {leak:.2g} of their size)"
+        return self._differs(found, f"has other log-probs in {what}", [*self._expected, self._expected[0]])
+
+    def ask_shared(self) -> str | None:
+        """Return what is wrong with prompts that answers share, of a model that can be packed.
+
+        Two answers to each prompt must have the log-probs that they have alone, and those of the second must not change
+        with the first. Layers that carry a state on, or look back a number of tokens of the row, mix them up.
+        """
+        first, second, other = self._answers
+        alone = [_to_sample(prompt, answer) for prompt in self._probes.prompts for answer in (first, second)]
+        try:
+            found, changed = (
+                self._compute(
+                    [
+                        replace(_to_sample(prompt, answer), prompt_length=len(prompt.token_ids))
+                        for prompt in self._probes.prompts
+                        for answer in (leading, second)
+                    ],
+                    padding_free=True,
+                )
+                for leading in (first, other)
+            )
+        except REFUSALS as error:
+            return f"cannot read a shared prompt ({_first_line(error)})"
+        if not (leak := widest_gap(changed[1::2], found[1::2])) <= NEIGHBOUR:
+            return f"mixes up the answers to a shared prompt (log-probs off by {leak:.2g} of their size)"
+        return self._differs(found, "has other log-probs behind a shared prompt", self._learner.own_logprobs(alone))
+
+    def _compute(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
+        return self._learner.logprobs_together(samples, padding_free=padding_free)
+
+    def _differs(self, found: list[list[float]], what: str, expected: list[list[float]] | None = None) -> str | None:
+        gap = widest_gap(found, self._expected if expected is None else expected)
+        return (
+            None if gap <= self.tolerance else f"{what} (off by {gap:.2g} of their size, {self.tolerance:.2g} allowed)"
+        )
+
+
+def find_faults(learner: Learner, probes: Probes, fresh: Probes, dtype: torch.dtype) -> Faults:
+    """Ask the four questions; what is computed alone and wrong is not asked about together."""
+    try:
+        questions = Questions(learner, probes, fresh, dtype)
+    except REFUSALS as error:
+        own = f"cannot be computed by its own eager attention ({_first_line(error)})"
+        return Faults(own, own, own, own)
+    if (single := questions.ask_single()) is not None:
+        return Faults(single, single, single, single)
+    padded, packed = questions.ask_padded(), questions.ask_packed()
+    return Faults(None, padded, packed, packed or questions.ask_shared())
+
+
+def find_packing_fault(learner: Learner, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
+    """Ask about packed rows alone, in the precision whose `r1_rollout.canary.TOLERANCE` is given."""
+    return Questions(learner, probes, fresh, _dtype_of(tolerance)).ask_packed()
+
+
+def find_sharing_fault(learner: Learner, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
+    """Ask about shared prompts alone, of a model that can be packed."""
+    return Questions(learner, probes, fresh, _dtype_of(tolerance)).ask_shared()
+
+
+def _dtype_of(tolerance: float) -> torch.dtype:
+    return next(dtype for dtype, widest in TOLERANCE.items() if widest == tolerance)
+
+
+def settle_packing(
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    renderer: Renderer,
+    learner: Learner,
+    critic: Critic | None = None,
+) -> None:
+    """Ask the four questions, and let learner and critic compute by what is right; each fallback is logged.
+
+    A model whose log-probs are wrong with r1's attention attends by its own, padded. One whose padded batches are wrong
+    computes one sample at a time. A critic, whose model is of the same family, does what the learner does.
+
+    Raises:
+        ModelError: no way to compute the model is right.
+        ConfigError: ranks are to share packed rows, and these are wrong.
+    """
+    trained: dict[Owner, Learner | Critic] = {"actor": learner}
+    if critic is not None:
+        trained["critic"] = critic
+    name = model.config.model_type
+
+    def attend_by_itself(fault: str) -> None:
+        _require_unshared(config, trained, f"{name} {fault}")
+        log.warning("%s %s: it attends by its own eager attention", name, fault)
+        for one in trained.values():
+            one.set_layout("padded", own_attention=True)
+
+    faults = examine_model(config, hardware, model, renderer, learner, attend_by_itself)
+    for owner, one in trained.items():
+        _lay_out(config, owner, one, faults, name)
+
+
+def examine_model(
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    renderer: Renderer,
+    learner: Learner,
+    attend_by_itself: Callable[[str], None],
+) -> Faults:
+    """Ask the four questions, and once more after `attend_by_itself(fault)` if r1's attention is wrong.
+
+    What lengths beyond those of the probes would do is known of the model's configuration.
+
+    Raises:
+        ModelError: no way to compute the model is right.
+    """
+    actor, name = config.worker.actor, model.config.model_type
+    dtype = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
+    probes, fresh = (build_probes(config, model, renderer, variant=variant) for variant in (0, 1))
+    faults = find_faults(learner, probes, fresh, dtype)
+    if faults.single is not None:
+        attend_by_itself(faults.single)
+        own = "reads no packed rows by its own attention"
+        faults = replace(find_faults(learner, probes, fresh, dtype), packed=own, shared=own)
+        if faults.single is not None:
+            raise ModelError(
+                f"{model.path}: r1 cannot train {name}: with its own eager attention, too, it {faults.single}"
+            )
+    if faults.packed is None and getattr(model.config.get_text_config(), "attention_chunk_size", None):
+        chunks = "cuts attention into chunks of a row, wherever a sequence begins"
+        faults = replace(faults, packed=chunks, shared=chunks)
+    rope = find_rope_fault(
+        model.path, model.config.get_text_config(), config.data.max_prompt_length + config.data.max_response_length
+    )
+    return faults if rope is None else replace(faults, padded=rope, packed=rope, shared=rope)
+
+
+def _lay_out(config: RunConfig, owner: Owner, trained: Learner | Critic, faults: Faults, name: str) -> None:
+    """Let one model be computed by what is right and nearest to what its configuration asks for."""
+    settings, key = getattr(config.worker, owner), f"worker.{owner}"
+    if settings.padding_free and faults.packed is None:
+        if settings.share_prompts and faults.shared is not None:
+            same = f"as with {key}.share_prompts=false"
+            log.warning("%s %s: a prompt is computed with every answer, %s", name, faults.shared, same)
+            trained.set_layout("packed")
+        return
+    if settings.padding_free:
+        _require_unshared(config, [owner], f"{name} {faults.packed}")
+    if faults.padded is not None:
+        log.warning("%s %s: a micro-batch holds one sample", name, faults.padded)
+        trained.set_layout("single")
+    elif settings.padding_free:
+        same = f"as with {key}.padding_free=false"
+        log.warning("%s %s: micro-batches are padded, %s", name, faults.packed, same)
+        trained.set_layout("padded")
+
+
+def _require_unshared(config: RunConfig, owners: Sequence[Owner] | dict[Owner, Learner | Critic], fault: str) -> None:
+    """Raise ConfigError if ranks are to share packed rows, which are wrong for this reason."""
+    for owner in owners:
+        if (size := config.sequence_ranks(owner)) > 1:
+            message = f"shares packed rows, and {fault} on ranks that share it: set 1"
+            raise ConfigError([Problem(f"worker.{owner}.ulysses_size", message, str(size))])
+
+
+def _split_answers(fresh: Probes) -> tuple[list[int], list[int], list[int]]:
+    """Return three answers of one length, made of text that no probe has."""
+    tokens = [token for prompt in fresh.prompts[:2] for token in prompt.token_ids]
+    length = max(1, min(12, len(tokens) // 3))
+    return tokens[:length], tokens[length : 2 * length], tokens[2 * length : 3 * length]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _to_sample(prompt: PromptLike, response: Sequence[int]) -> Sample:
+    """Look at every token that another one predicts."""
+    token_ids = torch.tensor([*prompt.token_ids, *response])
+    return Sample(
+        token_ids=token_ids,
+        loss_mask=torch.arange(len(token_ids)) >= 1,
+        position_ids=extend_positions(prompt.position_ids, len(response)),
+        group_id=0,
+        reward=0.0,
+        model_inputs=prompt.model_inputs,
+    )

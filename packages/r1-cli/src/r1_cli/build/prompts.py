@@ -1,0 +1,89 @@
+"""From opened sources to the prompts of a run: checked, mixed, and in which order they come."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from r1_cli.build.rendering import GIGABYTE, Rendering
+from r1_cli.build.rows import OpenSource
+from r1_cli.config import RunConfig
+from r1_cli.config.sources import Source
+from r1_cli.train.metrics.validate import ValidationSet
+from r1_data.dataset import PromptDataset
+from r1_data.mixture import Mixture, WeightedStream
+from r1_data.prompt_memory import PromptMemory
+from r1_data.stream import Stream
+from r1_data.types import DataError
+from r1_rollout.types import SamplingParams
+
+log = logging.getLogger("r1")
+
+Counter = Callable[[str], Callable[[int, int], None]]  # what is counted -> (done, in all)
+
+
+def build_prompts(config: RunConfig, opened: Sequence[OpenSource], rendering: Rendering, counter: Counter) -> Mixture:
+    """Check every row of every source; say how many were left out, and why. The sources share one bound of memory.
+
+    Raises:
+        DataError: names the source, and the rows that cannot be used.
+    """
+    data, parts = config.data, []
+    memory = PromptMemory(int(data.media_memory_gb * GIGABYTE))
+    for one in opened:
+        try:
+            dataset = PromptDataset(
+                one.rows,
+                rendering.renderer,
+                workers=rendering.workers,
+                elsewhere=rendering.elsewhere,
+                memory=memory,
+                max_prompt_length=data.max_prompt_length,
+                filter_overlong=data.filter_overlong_prompts,
+                bad_rows=data.bad_rows,
+                known_lengths=data.cache_dir,
+                reader=one.reader,
+                progress=counter(f"checking {one.source.name}"),
+            )
+        except DataError as error:
+            raise DataError(f"{one.source.label}: {error}") from error
+        label, summary = one.source.label, dataset.summary
+        if summary.overlong:
+            message = "%s: %d of %d rows are left out, their prompts are over data.max_prompt_length=%d tokens"
+            log.warning(message, label, summary.overlong, summary.read, data.max_prompt_length)
+        if summary.bad:
+            message = "%s: %d of %d rows are left out, they cannot be used (data.bad_rows=%s): %s"
+            log.warning(message, label, len(summary.bad), summary.read, data.bad_rows, "; ".join(summary.bad[:3]))
+        if summary.remarks:
+            message = "%s: %d rows are taken as they are, odd as they look: %s"
+            log.warning(message, label, len(summary.remarks), "; ".join(summary.remarks[:3]))
+        parts.append(dataset)
+    return Mixture(parts)
+
+
+def build_stream(config: RunConfig, prompts: Mixture, sources: Sequence[Source]) -> Stream | WeightedStream:
+    """The order in which the prompts come; batches are what is generated at a time."""
+    data = config.data
+    batch = data.mini_rollout_batch_size or data.rollout_batch_size
+    weights = [source.weight for source in sources if source.weight]
+    if not weights:
+        return Stream(len(prompts), batch, seed=data.seed, shuffle=data.shuffle)
+    sizes, until = [len(part) for part in prompts.parts], data.stopping_strategy
+    return WeightedStream(sizes, weights, batch, seed=data.seed, shuffle=data.shuffle, until=until)
+
+
+def begin_rendering(config: RunConfig, prompts: Mixture, first: Sequence[int], val_prompts: Mixture) -> None:
+    """Let workers render what the run begins with while models are loaded: validation's rows, then the first step's."""
+    trainer, size = config.trainer, config.data.val_batch_size
+    if val_prompts.parts and (trainer.val_before_train or trainer.val_only):
+        part = val_prompts.parts[0]
+        part.prefetch(range(len(part) if size < 1 else min(size, len(part))))
+    if not trainer.val_only:
+        prompts.prefetch(first)
+
+
+def build_validation(prompts: Mixture, sources: Sequence[Source], sampling: SamplingParams) -> list[ValidationSet]:
+    """Each validation source with the number of answers that it asks for, else that of all."""
+    return [
+        ValidationSet(part, replace(sampling, n=source.n or sampling.n))
+        for part, source in zip(prompts.parts, sources, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Reference log-probs for rewards: a frozen model, the policy, or a server."""

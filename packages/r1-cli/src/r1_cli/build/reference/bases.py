@@ -1,0 +1,178 @@
+"""How probable each reference answer is without any reasoning (ScoreA): computed once, kept for a whole run.
+
+Scores are kept in a file, a line each, behind a first line that says how they came about: it grows as they are found,
+so that what was cut short goes on where it ended. Rows may bring their scores in a column, with another that says it.
+"""
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+from r1_cli.build.reference.verifier import Asked
+from r1_data.types import Prompt
+from r1_rewards.reference.options import Options
+from r1_rewards.reference.shaping import aggregate
+from r1_rewards.reference.splice import Context, Splice, splice_alone
+from r1_rewards.types import RewardFailure
+
+TERMS_COLUMN = "scoreA_terms"  # how a row's base score came about, as JSON
+AT_ONCE = 64  # prompts that a model is asked about, between two writes
+
+log = logging.getLogger("r1")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How base scores come about; two that differ are not to be compared.
+
+    Example: `Terms("Qwen/Qwen2.5-7B", 1.0, "mean_exp_log_softmax", "r1", "tagged")`.
+    """
+
+    model: str
+    temperature: float
+    aggregation: str
+    format_mode: str
+    context: Context
+
+    def written(self) -> str:
+        """Return them as one line of JSON."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def problem(self, written: str) -> str | None:
+        """Return in what scores that came about as `written` says differ from these; None if in nothing.
+
+        Of a model's path the last part counts: folders lie elsewhere on other machines.
+        """
+        try:
+            other = json.loads(written)
+        except ValueError:
+            other = None
+        if not isinstance(other, dict):
+            return f"{TERMS_COLUMN} is {written[:80]!r}, which `r1 score-a` has not written"
+        mine, theirs = asdict(self), {**other, "model": Path(str(other.get("model"))).name}
+        mine["model"] = Path(self.model).name
+        differing = [
+            f"{key}={theirs.get(key)!r} and not {value!r}" for key, value in mine.items() if theirs.get(key) != value
+        ]
+        return ", ".join(differing) or None
+
+
+def terms_of(options: Options, model: str, temperature: float) -> Terms:
+    """Return how the base scores of a reward come about, of whose policy or own model `model` is the name.
+
+    The fork's own tool knows no temperature.
+    """
+    temperature = 1.0 if options.rule == "strict" else temperature
+    return Terms(model, temperature, options.aggregation, options.format_mode, context_of(options))
+
+
+def context_of(options: Options) -> Context:
+    """Return what the reference is put behind: an answer's tag, or what the fork's own tool writes."""
+    return "suffix" if options.rule == "strict" else "tagged"
+
+
+def key_of(prompt: Prompt) -> str:
+    """Return what a base score is kept under: the row, and a digest of what it asks and holds right."""
+    asked = f"{prompt.text}\0{prompt.ground_truth}".encode("utf-8", "surrogatepass")
+    return f"{prompt.source}/{prompt.id}#{hashlib.blake2b(asked, digest_size=6).hexdigest()}"
+
+
+class BaseFile:
+    """Base scores in a file, by key; None where a row cannot have one."""
+
+    def __init__(self, path: Path, terms: Terms) -> None:
+        """Read what is there. Raises ValueError if it came about in another way than `terms` say."""
+        self.path, self._scores = path, dict[str, float | None]()
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(terms.written() + "\n", encoding="utf-8")
+            return
+        whole = path.read_bytes()
+        kept = whole[: whole.rfind(b"\n") + 1]  # a line that a kill has cut is found again
+        if len(kept) < len(whole):
+            path.write_bytes(kept)
+        first, *lines = kept.decode("utf-8").splitlines() or [""]
+        if different := terms.problem(first):
+            raise ValueError(f"{path} has base scores with {different}")
+        self._scores.update(json.loads(line) for line in lines)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._scores
+
+    def rows(self) -> dict[str, float | None]:
+        """Return the scores by source and row, `train/rows.parquet:7`."""
+        return {key.rpartition("#")[0]: score for key, score in self._scores.items()}
+
+    def get(self, key: str) -> float | None:
+        """Return the score of a key; None for one that has none."""
+        return self._scores.get(key)
+
+    def add(self, scores: Mapping[str, float | None]) -> None:
+        """Write more of them."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps([key, score]) + "\n" for key, score in scores.items())
+        self._scores.update(scores)
+
+
+def fill_bases(file: BaseFile, prompts: Iterable[Prompt], asked: Asked, options: Options) -> None:
+    """Ask a model for the base scores of those prompts that `file` has not, and write them as they are found."""
+    missing = (prompt for prompt in prompts if key_of(prompt) not in file)
+    odd = 0
+    for share in _shares(missing):
+        scores = base_scores(share, asked, options)
+        odd += scores.count(None)
+        file.add({key_of(prompt): score for prompt, score in zip(share, scores, strict=True)})
+    if odd:
+        log.warning(
+            "%d rows have no base score: their reference is empty or too long, or its log-probs no numbers", odd
+        )
+
+
+def base_scores(prompts: Sequence[Prompt], asked: Asked, options: Options) -> list[float | None]:
+    """Return how probable each prompt's reference is where the response would begin; None where that is not known.
+
+    Raises RewardFailure where the model that is asked gives no answer.
+    """
+    alone = [_alone(prompt, asked, options) for prompt in prompts]
+    given = [(prompt, one) for prompt, one in zip(prompts, alone, strict=True) if one]
+    found = (
+        asked.reading.read_logprobs(
+            [prompt for prompt, _ in given], [one.ids for _, one in given], [0] * len(given), asked.temperature
+        )
+        if given
+        else []
+    )
+    if silent := sum(not row for row in found):
+        raise RewardFailure(
+            f"the model that is asked for log-probs gave none of {silent} in {len(found)} reference answers; base "
+            "scores that were found are kept: see that it answers, and run the same command again"
+        )
+    rows = iter(found)
+    return [_base(one, next(rows), options) if one else None for one in alone]
+
+
+def _alone(prompt: Prompt, asked: Asked, options: Options) -> Splice | None:
+    found = splice_alone(
+        prompt.ground_truth, asked.tokenizer,
+        eos=asked.eos, context=context_of(options), mode=options.format_mode,
+    )  # fmt: skip
+    fits = found is not None and found.scored and len(prompt.token_ids) + len(found.ids) <= asked.longest
+    return found if fits else None
+
+
+def _base(alone: Splice, logprobs: Sequence[float], options: Options) -> float | None:
+    found = aggregate([logprobs[place] for place in alone.scored], options.aggregation)
+    if not math.isfinite(found):
+        return None
+    return min(max(found, 0.0), 1.0) if options.rule == "strict" else found
+
+
+def _shares(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
+    prompts = iter(prompts)
+    while share := list(islice(prompts, AT_ONCE)):
+        yield share

@@ -1,0 +1,150 @@
+"""A frozen model in the run's own process that a reward asks for log-probs: a folder or a hub name."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from r1_cli.config import RunConfig
+from r1_cli.hardware import Hardware
+from r1_cli.models import load as models
+from r1_cli.models.files import ModelFiles
+from r1_cli.build.reference.reading import to_read
+from r1_core.learner.batching import Batching
+from r1_core.learner.logprobs import own_logprobs
+from r1_core.learner.microbatch import MicroBatch
+from r1_core.learner.parallel import Parallel
+from r1_core.learner.passes import Passes
+from r1_core.learner.token_model import TokenModel
+from r1_core.types import Sample
+from r1_rollout.canary import learn_tolerance, widest_gap
+from r1_rollout.types import PromptLike
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
+
+
+PROBES = ("What is 7 times 8? 56.", "A list of animals, longer than the text before: a cat, a dog and two birds.")
+
+
+class FrozenReading:
+    """A model that is never trained: one forward pass over the responses of a prompt, padded to the longest.
+
+    What it says of them does not depend on what else it is asked, so that it may be asked as responses come.
+    """
+
+    concurrent = True
+
+    def __init__(self, model: Any, batching: Batching, device: torch.device) -> None:
+        self._model = model.requires_grad_(False).eval()
+        self._tokens = TokenModel(self._model)
+        self._passes = Passes(batching, Parallel(), (), device)
+        self._batching, self._device = batching, device
+
+    def require_right(self, texts: Sequence[list[int]], dtype: torch.dtype) -> None:
+        """Compare a padded batch of texts with the model's own eager forward of each; pass them singly if it is wrong.
+
+        Args:
+            texts: token ids, of several lengths.
+            dtype: what the model computes in.
+
+        Raises:
+            ValueError: texts alone are wrong, too.
+        """
+        samples = list(map(_to_sample, texts))
+        expected = own_logprobs(self._model, samples)
+        noise = widest_gap(own_logprobs(self._model, samples, noise=dtype), expected)
+        tolerance = learn_tolerance(noise, dtype)
+        for single in (self._batching.single, True):
+            self._passes = Passes(replace(self._batching, single=single), Parallel(), (), self._device)
+            gap = widest_gap(self._measure(samples, 1.0), expected)
+            if gap <= tolerance:
+                return
+        raise ValueError(f"its log-probs are off by {gap:.2g} of their size, of its own eager attention's")
+
+    def read_logprobs(
+        self,
+        prompts: Sequence[PromptLike],
+        responses: "Sequence[Tokens]",
+        starts: Sequence[int],
+        temperature: float = 1.0,
+    ) -> list[list[float]]:
+        """Do what `r1_rollout.types.Reading` says."""
+        found: list[list[float]] = []
+        for samples in _by_prompt(prompts, responses, starts):
+            found += self._measure(samples, temperature)
+        return found
+
+    def _measure(self, samples: Sequence[Sample], temperature: float) -> list[list[float]]:
+        def stats_of(batch: MicroBatch) -> Tensor:
+            return self._tokens(batch, temperature).logprobs[:, None]
+
+        flat = self._passes.measure(samples, ("logprobs",), stats_of)["logprobs"]
+        return [own.tolist() for own in flat.split([sample.response_length for sample in samples])]
+
+
+def _to_sample(tokens: list[int]) -> Sample:
+    """A text of which every token that another one predicts is read."""
+    token_ids = torch.tensor(tokens)
+    positions = torch.arange(len(tokens))
+    return Sample(token_ids, positions >= 1, positions[None], group_id=0, reward=0.0)
+
+
+def _by_prompt(
+    prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", starts: Sequence[int]
+) -> Iterator[list[Sample]]:
+    """Yield the samples of each prompt, of which neighbours that are the same object are one."""
+    for _, group in groupby(zip(prompts, responses, starts, strict=True), key=lambda one: id(one[0])):
+        yield [to_read(*one) for one in group]
+
+
+def open_frozen(
+    path: str, key: str, config: RunConfig, hardware: Hardware, policy: ModelFiles, batching: Batching
+) -> FrozenReading:
+    """Load the model that `key` names beside the policy, in what the policy computes with.
+
+    Raises:
+        ModelError: it cannot be loaded, or reads other tokens or media than the policy writes.
+    """
+    actor = config.worker.actor
+    trusted = actor.model.trust_remote_code
+    found = models.load_config(path, trust_remote_code=trusted, key=key)
+    vision_language = models.is_vision_language(found)
+    if (vision_language or policy.vision_language) and found.model_type != policy.config.model_type:
+        raise models.ModelError(
+            f"{key}={path}: its family is {found.model_type}, the policy's {policy.config.model_type}; it is given the "
+            "policy's pictures and positions, so name a model of the same family"
+        )
+    require_same_tokens(path, key, policy, vision_language=vision_language, trust_remote_code=trusted)
+    computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
+    model = models.load_model(path, config=found, dtype=computing, device=hardware.device, trust_remote_code=trusted)
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    together = models.find_rope_fault(path, found.get_text_config(), longest) is None
+    reading = FrozenReading(model, replace(batching, single=batching.single or not together), hardware.device)
+    if not vision_language:  # whose positions come with its pictures
+        texts = [policy.tokenizer.encode(text, add_special_tokens=False)[:64] for text in PROBES]
+        try:
+            reading.require_right(texts, computing)
+        except ValueError as error:
+            raise models.ModelError(f"{key}={path}: {error}") from error
+    return reading
+
+
+def require_same_tokens(
+    path: str, key: str, policy: ModelFiles, *, vision_language: bool, trust_remote_code: bool
+) -> None:
+    """Raise ModelError if the tokenizer of `path` has another token for a number than the policy's has."""
+    try:
+        tokenizer, _ = models.load_tokenizer(path, vision_language=vision_language, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise models.ModelError(f"{key}={path}: its tokenizer cannot be read ({str(error).splitlines()[0]})") from error
+    own, other = policy.tokenizer.get_vocab(), tokenizer.get_vocab()
+    different = sorted(token for token, number in own.items() if other.get(token) != number)
+    if different:
+        raise models.ModelError(
+            f"{key}={path}: {len(different)} tokens of the policy are others there, {different[0]!r} for one; it is "
+            "given the policy's tokens, so name a model with the same tokenizer"
+        )

@@ -1,0 +1,74 @@
+"""A weighted sum of the reference-probability reward and verifiers that run in workers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from r1_cli.build.reference.verifier import ReferenceVerifier
+from r1_rewards.reference.options import read_options
+from r1_rewards.spec import MODEL_REWARDS
+from r1_rewards.types import RewardInput, Score, Verifier
+from r1_rewards.verifiers.combine import Part, read_parts
+
+
+@dataclass(frozen=True, slots=True)
+class MixedVerifier:
+    """Adds rewards that ask a model to the sum of the others.
+
+    A response that the others could not score has their failure.
+    """
+
+    others: Verifier | None
+    asking: Mapping[str, tuple[float, ReferenceVerifier]]  # by the part's name: its weight, and the reward
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether responses may be scored as they come; see `r1_rewards.types.OpenVerifier`."""
+        alone = self.others is None or bool(getattr(self.others, "per_sample", False))
+        return alone and all(verifier.per_sample for _, verifier in self.asking.values())
+
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
+        """Return one score per input, in order."""
+        sums = self.others(inputs) if self.others else [Score(0.0, {"overall": 0.0})] * len(inputs)
+        for name, (weight, verifier) in self.asking.items():
+            sums = [_add(*one, name, weight) for one in zip(sums, verifier(inputs), strict=True)]
+        return list(sums)
+
+
+def _add(total: Score, found: Score, name: str, weight: float) -> Score:
+    if total.error:
+        return total
+    value = total.value + weight * found.value
+    parts = {**total.parts, "overall": value, name: found.value}
+    parts |= {f"{name}/{key}": number for key, number in found.parts.items() if key != "overall"}
+    told = [total.reason, f"{name}: {found.reason}" if found.reason else ""]
+    return Score(value, parts, extracted=total.extracted, reason="; ".join(filter(None, told)))
+
+
+def split_parts(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Part]]:
+    """Return the parts of a sum that workers run, as they are written, and those that ask a model."""
+    written = kwargs.get("parts", {})
+    asking = {name: part for name, part in read_parts(written).items() if part.reward in MODEL_REWARDS}
+    return {name: setting for name, setting in written.items() if name not in asking}, asking
+
+
+def open_asking(
+    spec: str,
+    kwargs: dict[str, Any],
+    open_pool: Callable[[str, dict[str, Any]], Verifier],
+    opened: list[ReferenceVerifier],
+) -> Verifier | None:
+    """Return the verifier that `spec` names if it, or a part of it, asks a model; add what does to `opened`.
+
+    Args:
+        open_pool: opens what runs in workers.
+    """
+    if spec in MODEL_REWARDS:
+        opened.append(ReferenceVerifier(read_options(kwargs)))
+        return opened[-1]
+    others, parts = split_parts(kwargs) if spec == "combine" else ({}, {})
+    if not parts:
+        return None
+    found = {name: (part.weight, ReferenceVerifier(read_options(part.options))) for name, part in parts.items()}
+    opened += [verifier for _, verifier in found.values()]
+    return MixedVerifier(open_pool("combine", {**kwargs, "parts": others}) if others else None, found)

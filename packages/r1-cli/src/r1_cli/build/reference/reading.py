@@ -1,0 +1,79 @@
+"""The run's own models that a reward may ask for log-probs: the learner's, and an engine's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+
+from r1_cli.train.groups.group import extend_prompt, to_sample
+from r1_cli.train.roles import Learner
+from r1_core.types import Sample
+from r1_data.types import Prompt
+from r1_rollout.types import PromptLike, Replaying
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
+
+FIELDS = {"policy": "old_logprobs", "reference": "ref_logprobs"}
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerReading:
+    """The learner's models, on its process or its ranks: one forward pass over prompts and responses.
+
+    The micro-batches are those of old log-probs, at the learner's own temperature.
+    """
+
+    learner: Learner
+    model: Literal["policy", "reference"]
+    temperature: float
+
+    concurrent = False  # it is on the devices, and often in the process, of the engine
+
+    def read_logprobs(
+        self,
+        prompts: Sequence[PromptLike],
+        responses: "Sequence[Tokens]",
+        starts: Sequence[int],
+        temperature: float = 1.0,
+    ) -> list[list[float]]:
+        """Do what `r1_rollout.types.Reading` says. Raises ValueError at another temperature than the learner's."""
+        if temperature != self.temperature:
+            raise ValueError(f"the learner computes at temperature {self.temperature}, not at {temperature}")
+        field = FIELDS[self.model]
+        samples = [to_read(*one) for one in zip(prompts, responses, starts, strict=True)]
+        found = self.learner.annotate(samples, [field])
+        self.learner.rest()
+        return [getattr(sample, field)[sample.loss_mask].tolist() for sample in found]
+
+
+def to_read(prompt: PromptLike, response: "Tokens", start: int) -> Sample:
+    """A sample whose trained tokens are those to be read."""
+    sample = to_sample(prompt, response)
+    first = len(prompt.token_ids) + start
+    return replace(sample, loss_mask=torch.arange(len(sample.token_ids)) >= first)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReading:
+    """An engine that is awake and knows no better: it takes in what stands before, then says what it is asked for."""
+
+    engine: Replaying
+
+    concurrent = False  # it samples
+
+    def read_logprobs(
+        self,
+        prompts: Sequence[PromptLike],
+        responses: "Sequence[Tokens]",
+        starts: Sequence[int],
+        temperature: float = 1.0,
+    ) -> list[list[float]]:
+        """Do what `r1_rollout.types.Reading` says, token by token from the starts on."""
+        pairs = list(zip(responses, starts, strict=True))
+        contexts = [
+            extend_prompt(cast(Prompt, prompt), response[:start])
+            for prompt, (response, start) in zip(prompts, pairs, strict=True)
+        ]
+        return self.engine.logprobs_of(contexts, [response[start:] for response, start in pairs], temperature)

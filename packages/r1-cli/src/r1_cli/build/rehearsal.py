@@ -1,0 +1,209 @@
+"""The rehearsal of a run: the longest micro-batches that its settings allow, before the first step has begun."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Literal
+
+import torch
+
+from r1_cli.build.algorithm import build_objective
+from r1_cli.build.learner import build_batching
+from r1_cli.build.longest import Longest, find_longest
+from r1_cli.build.sizes import SHORTEST, Choice, fastest, largest
+from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.root import Owner, lookup
+from r1_cli.config.section import AUTO_SIZE
+from r1_cli.config.worker import UpdateConfig
+from r1_cli.hardware import Hardware
+from r1_cli.models.files import ModelFiles
+from r1_cli.train.roles import Critic, Learner
+from r1_core.learner.batching import MicroLimit
+from r1_core.learner.rehearsal import Trial, is_out_of_memory
+from r1_core.types import Sample
+from r1_data.render import Renderer
+
+log = logging.getLogger("r1")
+
+Pass = Literal["update", "experience"]
+OF_MODELS = (RuntimeError, ValueError, TypeError, IndexError)  # what one raises that cannot read its inputs
+PASSES: tuple[Pass, ...] = ("update", "experience")
+SAID = {"update": "updates", "experience": "log-probs"}
+# Computes samples in micro-batches of a limit, with a gradient or without, and forgets it.
+Rehearse = Callable[[list[Sample], MicroLimit, bool], Trial]
+
+
+def settle_micro_batches(
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    renderer: Renderer,
+    learner: Learner,
+    critic: Critic | None,
+    kept: Mapping[str, int],
+    *,
+    pictures: bool,
+) -> tuple[RunConfig, dict[str, int]]:
+    """Find the sizes of micro-batches that are to choose themselves, and tell the learner and the critic.
+
+    A rehearsal leaves no trace, so that the run is to the bit one with these sizes set. On a GPU sizes that are set,
+    or were chosen before, are rehearsed, too: what does not fit is found now and not with the first long answer.
+
+    Args:
+        kept: sizes by key that the run has chosen before its checkpoint, which stay.
+        pictures: the rows have some.
+
+    Returns:
+        The configuration with numbers in their place, and those that were chosen, by key.
+
+    Raises:
+        ConfigError: not even the size that is set, or one sequence, can be computed; names what to lower.
+    """
+    chosen: dict[str, int] = {}
+    longest: Longest | None = None
+    for owner, trained, rehearse in list_trained(config, learner, critic):
+        if not hardware.on_gpu and not any(is_auto(config, owner, kind) for kind in PASSES):
+            continue
+        longest = longest or find_longest(config, model, renderer, pictures=pictures)
+        if critic is not None:
+            (learner if owner == "critic" else critic).rest()
+        share = learner.describe().share_prompts and getattr(config.worker, owner).share_prompts
+        sizes = Stage(config, owner, hardware.on_gpu, share, longest, rehearse).settle(kept)
+        chosen |= {key_of(owner, kind): size for kind, size in sizes.items() if is_auto(config, owner, kind)}
+        config = with_sizes(config, owner, sizes)
+        batching = build_batching(config, getattr(config.worker, owner))
+        trained.cut(batching.update, batching.experience)
+    if critic is not None:
+        critic.rest()
+    return config, chosen
+
+
+def list_trained(
+    config: RunConfig, learner: Learner, critic: Critic | None
+) -> Iterator[tuple[Owner, Learner | Critic, Rehearse]]:
+    """Yield what is trained, and how it is rehearsed."""
+    objective = build_objective(config)
+    yield "actor", learner, lambda samples, limit, grad: learner.rehearse(samples, objective if grad else None, limit)
+    if critic is not None:
+        yield "critic", critic, lambda samples, limit, grad: critic.rehearse(samples, limit, gradient=grad)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The rehearsal of one of the models that are trained."""
+
+    config: RunConfig
+    owner: Owner
+    on_gpu: bool
+    share: bool  # a prompt is computed once for its answers in a micro-batch
+    longest: Longest
+    rehearse: Rehearse
+
+    @property
+    def section(self) -> UpdateConfig:
+        section: UpdateConfig = getattr(self.config.worker, self.owner)
+        return section
+
+    def settle(self, kept: Mapping[str, int]) -> dict[Pass, int]:
+        """Return the size of each kind of pass, and say what was found."""
+        begun, choices = perf_counter(), dict[Pass, Choice]()
+        for kind in PASSES:
+            key = key_of(self.owner, kind)
+            if not is_auto(self.config, self.owner, kind) or key in kept:
+                size = kept.get(key, getattr(self.section, f"{kind}_size"))
+                choices[kind] = Choice(size, self.attempt(kind, size) if self.on_gpu else None)
+            elif self.on_gpu:
+                least = choices["update"].size if kind == "experience" else 1  # which is known to fit
+                choices[kind] = self.fitting(largest(self.most(kind), partial(self.attempt, kind), least))
+            elif kind == "experience" and is_auto(self.config, self.owner, "update"):
+                choices[kind] = choices["update"]  # the caches are the same
+            else:
+                choices[kind] = self.fitting(fastest(self.longest.tokens, self.most(kind), partial(self.time, kind)))
+        self.say(choices, perf_counter() - begun)
+        return {kind: choice.size for kind, choice in choices.items()}
+
+    def most(self, kind: Pass) -> int:
+        """How many sequences a device has of an optimizer step, or of a step: a micro-batch need hold no more."""
+        prompts = self.section.global_batch_size if kind == "update" else self.config.data.rollout_batch_size
+        return max(1, prompts * self.config.worker.rollout.n // self.config.data_ranks(self.owner))
+
+    def fitting(self, choice: Choice) -> Choice:
+        """Return the choice, or without dynamic batching the next smaller that divides what there is to cut."""
+        if self.section.dynamic_batching:
+            return choice
+        whole = self.most("update")
+        return Choice(max(size for size in range(1, choice.size + 1) if whole % size == 0), choice.trial)
+
+    def limit(self, size: int, length: int) -> MicroLimit:
+        return MicroLimit(size, size * length if self.section.dynamic_batching else None)
+
+    def time(self, kind: Pass, length: int, size: int) -> tuple[Trial, float]:
+        """Compute one micro-batch on each rank; return what it took, and how many sequences each had."""
+        ranks, limit = self.config.data_ranks(self.owner), self.limit(size, length)
+        samples = self.longest.samples(limit, ranks, share=self.share, length=length)
+        return self.explained(kind, size, length, samples, limit), len(samples) / ranks
+
+    def attempt(self, kind: Pass, size: int) -> Trial:
+        """Compute two micro-batches on each rank: the second meets the gradients of the first. For GPUs."""
+        length, limit = self.longest.tokens, self.limit(size, self.longest.tokens)
+        samples = self.longest.samples(limit, 2 * self.config.data_ranks(self.owner), share=self.share, length=length)
+        return self.explained(kind, size, length, samples, limit)
+
+    def explained(self, kind: Pass, size: int, length: int, samples: list[Sample], limit: MicroLimit) -> Trial:
+        """Rehearse. Raises ConfigError, or OutOfMemoryError where a smaller size may still do."""
+        try:
+            return self.rehearse(samples, limit, kind == "update")
+        except Exception as error:
+            full = is_out_of_memory(error)
+            if not full and type(error) not in OF_MODELS:  # a user's own loss, or a rank that is gone, says so itself
+                raise
+            # Ranks that did not run out of memory wait for the one that did, and have ended by now.
+            alone, chooses = self.config.trainer.devices == 1, is_auto(self.config, self.owner, kind)
+            if full and size > 1 and chooses and alone:
+                raise torch.OutOfMemoryError(str(error)) from error
+            raise ConfigError([self.problem(kind, size, length, error, full=full)]) from error
+
+    def problem(self, kind: Pass, size: int, length: int, error: Exception, *, full: bool) -> Problem:
+        """Say which key to lower."""
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        if not full and length <= SHORTEST:
+            key = f"worker.{self.owner}.model.model_path"
+            return Problem(key, f"fails in a rehearsal of {length} tokens: {said}", self.section.model.model_path)
+        if size > 1:
+            message = f"{size} sequences of {length:,} tokens do not fit into the device's memory: set a smaller number"
+            auto = "" if is_auto(self.config, self.owner, kind) else ", or auto"
+            return Problem(key_of(self.owner, kind), message + auto, str(size))
+        what = "does not fit into the device's memory" if full else f"cannot be computed ({said})"
+        more = f", or set worker.{self.owner}.model.enable_gradient_checkpointing=true" if full else ""
+        message = f"a sequence of {length:,} tokens, which it allows with data.max_prompt_length, {what}: lower one"
+        return Problem("data.max_response_length", message + more, str(self.config.data.max_response_length))
+
+    def say(self, choices: Mapping[Pass, Choice], seconds: float) -> None:
+        """Print sizes, and what the largest passes took."""
+        sizes = ", ".join(f"{choice.size} for {SAID[kind]}" for kind, choice in choices.items())
+        tokens = f"a sequence has at most {self.longest.tokens:,} tokens"
+        trials = [choice.trial for choice in choices.values() if choice.trial is not None]
+        found = ""
+        if trials:
+            peak, room = max(trial.peak for trial in trials), trials[0].room
+            found = f"; rehearsed in {seconds:.1f} s, peak {peak / 1e9:.2f} GB"
+            found += f" of {room / 1e9:.0f} GB" if room else " of this process"
+        log.info("sequences in a micro-batch of the %s: %s; %s%s", self.owner, sizes, tokens, found)
+
+
+def key_of(owner: Owner, kind: Pass) -> str:
+    return f"worker.{owner}.micro_batch_size_per_device_for_{kind}"
+
+
+def is_auto(config: RunConfig, owner: Owner, kind: Pass) -> bool:
+    """Whether the size is left to a rehearsal."""
+    return bool(lookup(config, key_of(owner, kind)) == AUTO_SIZE)
+
+
+def with_sizes(config: RunConfig, owner: Owner, sizes: Mapping[Pass, int]) -> RunConfig:
+    """Return the configuration with these sizes of micro-batches."""
+    names = {key_of(owner, kind).rpartition(".")[2]: size for kind, size in sizes.items()}
+    section = getattr(config.worker, owner).model_copy(update=names)
+    return config.model_copy(update={"worker": config.worker.model_copy(update={owner: section})})

@@ -1,0 +1,113 @@
+"""The verifiers of a run: the one that all rows are judged by, and those that sources name for their own rows."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from r1_cli.build.truths import TruthReader
+from r1_cli.config import RunConfig
+from r1_cli.config.sources import Source
+from r1_cli.build.reference.mixed import MixedVerifier, open_asking
+from r1_cli.build.reference.verifier import ReferenceVerifier
+from r1_rewards.load import load
+from r1_rewards.service import Service
+from r1_rewards.types import RewardInput, Score, Verifier
+from r1_rewards.workers.arguments import check_columns
+from r1_rewards.workers.pool import PooledVerifier
+
+if TYPE_CHECKING:
+    from r1_cli.train.roles import Dataset
+
+
+class DispatchingVerifier:
+    """Hands each answer to the verifier of its prompt's source."""
+
+    def __init__(
+        self,
+        default: Verifier | None,
+        by_source: Mapping[str, Verifier],
+        truths: TruthReader | None = None,
+        asking: Sequence[ReferenceVerifier] = (),
+    ) -> None:
+        self._default, self._by_source, self._truths = default, by_source, truths
+        self.asking = asking  # those among them that ask a model
+
+    def of(self, source: str) -> Verifier:
+        """Return the verifier that judges rows of a source. Raises ValueError if none does."""
+        verifier = self._by_source.get(source, self._default)
+        if verifier is None:
+            raise ValueError(f"no verifier judges rows of source {source!r}")
+        return verifier
+
+    def per_sample(self, source: str) -> bool:
+        """Whether responses to a source's prompts may be scored as they come: no score depends on another response."""
+        verifier = self.of(source)
+        kinds = PooledVerifier | Service | ReferenceVerifier | MixedVerifier
+        return isinstance(verifier, kinds) and verifier.per_sample
+
+    def asking_of(self, source: str) -> list[ReferenceVerifier]:
+        """Return those that ask a model about responses to a source's prompts."""
+        verifier = self.of(source)
+        if isinstance(verifier, MixedVerifier):
+            return [one for _, one in verifier.asking.values()]
+        return [verifier] if isinstance(verifier, ReferenceVerifier) else []
+
+    def truth_problem(self, source: str, ground_truth: str, columns: Mapping[str, Any]) -> str | None:
+        """Return why no response to a row of a source can be right, where that is known."""
+        return self._truths.problem(source, ground_truth, columns) if self._truths else None
+
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
+        """Return one score per input, in order. Every verifier is called once, with all answers that are its own."""
+        shares: dict[int, tuple[Verifier, list[int]]] = {}
+        for index, item in enumerate(inputs):
+            verifier = self.of(item.source)
+            shares.setdefault(id(verifier), (verifier, []))[1].append(index)
+        scores: dict[int, Score] = {}
+        for verifier, indices in shares.values():
+            scores |= zip(indices, verifier([inputs[index] for index in indices]), strict=True)
+        return [scores[index] for index in range(len(inputs))]
+
+
+def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack) -> DispatchingVerifier:
+    """Open the rewards that judge answers to the prompts of `sources`; `stack` closes them.
+
+    Raises:
+        RewardSpecError: a reward that does not exist, or does not take its keywords.
+    """
+    reward = config.worker.reward
+    opened: list[tuple[tuple[str, dict[str, Any]], Verifier]] = []
+    asking: list[ReferenceVerifier] = []
+
+    def open_pool(spec: str, kwargs: dict[str, Any]) -> Verifier:
+        return stack.enter_context(
+            load(
+                spec,
+                kwargs,
+                timeout=reward.timeout,
+                failure_score=reward.failure_score,
+                failure_policy=reward.failure_policy,
+                workers=reward.num_cpus,
+            )
+        )
+
+    def open_once(spec: str, kwargs: dict[str, Any]) -> Verifier:
+        found = next((verifier for known, verifier in opened if known == (spec, kwargs)), None)
+        if found is None:
+            found = open_asking(spec, kwargs, open_pool, asking) or open_pool(spec, kwargs)
+            opened.append(((spec, kwargs), found))
+        return found
+
+    own = {s.name: open_once(s.reward_function, s.reward_function_kwargs) for s in sources if s.reward_function}
+    truths = TruthReader(config, sources)
+    if own and all(source.name in own for source in sources):
+        return DispatchingVerifier(None, own, truths, asking)
+    default = open_once(reward.reward_function or "", reward.reward_function_kwargs)
+    return DispatchingVerifier(default, own, truths, asking)
+
+
+def require_columns(verifier: DispatchingVerifier, sources: Sequence[Source], datasets: "Sequence[Dataset]") -> None:
+    """Raise RewardSpecError if a reward asks for a column that the rows of one of its sources do not have."""
+    for source, dataset in zip(sources, datasets, strict=True):
+        judge = verifier.of(source.name)
+        if isinstance(judge, PooledVerifier) and judge.reward.wants:
+            check_columns(judge.reward.wants, dataset[0].metadata)

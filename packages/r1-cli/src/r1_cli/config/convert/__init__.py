@@ -1,0 +1,1 @@
+"""`r1 convert`: translate commands and configurations of other trainers."""

@@ -1,0 +1,208 @@
+"""From veRL's configuration, a YAML file or overrides of Hydra in a script, to a configuration."""
+
+import re
+from os.path import expanduser
+from typing import Any
+
+import yaml
+
+from r1_cli.config.convert.conversion import Conversion, OthersLoader
+from r1_cli.config.convert.shell import command_words, read_value
+from r1_cli.config.convert.verl_keys import ACTOR, DEFAULTS, KEYS, LOSSES, MODEL, NO_COUNTERPART, ROLLOUT, VERDICTS
+from r1_cli.config.legacy import Translated, translate
+from r1_cli.config.schema import schema
+from r1_cli.config.settings import COMMAND_LINE, Setting
+
+PROGRAM = r"(.*[./])?main_\w+(\.py)?"
+
+
+def convert_verl(text: str, overrides: list[str]) -> Conversion:
+    """Return what a configuration in YAML, or a script that starts veRL, comes to with further `key=value` words.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    given = _read(text) | dict(_override(word) for word in overrides)
+    given = {key: value for key, value in given.items() if key.rpartition(".")[2] != "_target_" and value != "???"}
+    given = {key: _resolved(value, given) for key, value in given.items()}
+    given = {key: expanduser(value) if isinstance(value, str) else value for key, value in given.items()}
+    made = Conversion("veRL's configuration", given, DEFAULTS)
+    _algorithm(made)
+    _reward(made)
+    _data(made)
+    made.rename(KEYS)
+    _sizes(made)
+    _rest(made)
+    return made
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        found = yaml.load(text, OthersLoader)
+    except yaml.YAMLError:
+        found = None  # a script, then
+    if isinstance(found, dict) and not re.search(r"(?m)^[^#]*\bmain_ppo", text):
+        return dict(_flat(found, ""))
+    words = [word for word in command_words(text, PROGRAM) if "=" in word and not word.startswith("--")]
+    if not words:
+        raise ValueError("the file is neither a configuration of veRL in YAML nor a script that starts it")
+    return dict(_override(word) for word in words)
+
+
+def _override(word: str) -> tuple[str, Any]:
+    key, equals, value = word.lstrip("+~").partition("=")
+    if not equals:
+        raise ValueError(f"{word!r}: an override is written key=value")
+    return key, read_value(value)
+
+
+def _flat(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    flat = []
+    for name, value in tree.items():
+        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [(f"{prefix}{name}", value)]
+    return flat
+
+
+def _resolved(value: Any, given: dict[str, Any]) -> Any:
+    """Return a value in place of OmegaConf's `${a.b}` and `${oc.select:a.b,default}`; None for one not given."""
+    if not isinstance(value, str):
+        return value
+    whole = re.fullmatch(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^}]*))?\}", value)
+    if whole:
+        other = given.get(whole[1], DEFAULTS.get(whole[1]))
+        return _resolved(other, given) if other is not None and other != value else read_value(whole[2] or "null")
+    return re.sub(r"\$\{([\w.]+)\}", lambda m: str(given.get(m[1], DEFAULTS.get(m[1], m[0]))), value)
+
+
+def _algorithm(made: Conversion) -> None:
+    settings, estimator = made.settings, made.take("algorithm.adv_estimator")
+    settings["algorithm.adv_estimator"] = estimator
+    if estimator == "grpo" and made.take("algorithm.norm_adv_by_std_in_grpo") is False:
+        settings["algorithm.norm_adv_by_std"] = False
+    made.take("algorithm.norm_adv_by_std_in_grpo")
+    in_reward, in_loss = made.take("algorithm.use_kl_in_reward"), made.take(f"{ACTOR}use_kl_loss")
+    of_reward = {key: made.take(f"algorithm.{key}") for key in ("kl_penalty", "kl_ctrl.kl_coef", "kl_ctrl.type")}
+    horizon, target = made.take("algorithm.kl_ctrl.horizon"), made.take("algorithm.kl_ctrl.target_kl")
+    of_loss = {key: made.take(f"{ACTOR}{key}") for key in ("kl_loss_type", "kl_loss_coef")}
+    if in_loss:
+        chosen = {"kl_penalty": of_loss["kl_loss_type"], "kl_coef": of_loss["kl_loss_coef"]}
+        if in_reward:
+            made.lost.append("algorithm.use_kl_in_reward=true: the KL is in the loss or in the reward, not in both")
+    elif in_reward:
+        chosen = {"use_kl_loss": False, "kl_penalty": of_reward["kl_penalty"], "kl_coef": of_reward["kl_ctrl.kl_coef"]}
+        if of_reward["kl_ctrl.type"] == "adaptive":
+            chosen |= {"kl_type": "adaptive", "kl_horizon": float(horizon or 10000), "kl_target": target or 0.1}
+    else:
+        chosen = {"disable_kl": True}
+    settings |= {f"algorithm.{key}": value for key, value in chosen.items()}
+    loss = made.take(f"{ACTOR}policy_loss.loss_mode")
+    settings["worker.actor.loss_type"] = LOSSES.get(loss, loss)
+    clip, dual = made.take(f"{ACTOR}clip_ratio"), made.take(f"{ACTOR}clip_ratio_c")
+    for end in ("low", "high"):
+        own = made.take(f"{ACTOR}clip_ratio_{end}")
+        settings[f"worker.actor.clip_ratio_{end}"] = clip if own is None else own
+    if loss == "vanilla":
+        settings["worker.actor.clip_ratio_dual"] = dual
+    if metric := made.take("algorithm.filter_groups.metric"):
+        settings["algorithm.filter_mode"] = "zero_variance"
+        settings["algorithm.filter_key"] = "accuracy" if metric == "acc" else "overall"
+
+
+def _reward(made: Conversion) -> None:
+    path, name = made.take("custom_reward_function.path"), made.take("custom_reward_function.name")
+    files = str(made.take("data.train_files") or "").lower()
+    options = made.take_under("custom_reward_function.reward_kwargs")
+    if path:
+        made.settings["worker.reward.reward_function"] = f"{path}:{name}"
+        if options:
+            made.settings["worker.reward.reward_function_kwargs"] = options
+    else:
+        chosen = next(ours for word, ours in VERDICTS if word in files)
+        made.settings["worker.reward.reward_function"] = chosen
+        made.remarks.append("veRL chooses the verdict by each row's data_source, r1 by the configuration: by the")
+        made.remarks[-1] += f" files' names {chosen} is chosen; data.sources gives each source its own"
+    model = made.take("reward_model.model.path")
+    if made.take("reward_model.enable"):
+        made.lost.append(f"reward_model.model.path={model}: set reward_function=reward_model and its path as a keyword")
+
+
+def _data(made: Conversion) -> None:
+    rows = made.take("data.train_files")
+    if rows is None:
+        made.remarks.append("data.train_files is not in it")
+    seed = made.take("data.seed")
+    if seed is not None:
+        made.settings["data.seed"] = seed
+    made.settings["data.row_format"] = "verl"
+    size = made.take("data.val_batch_size")
+    made.settings["data.val_batch_size"] = -1 if size is None else size
+    for name in ("train_files", "val_files"):
+        if (files := made.take(f"data.{name}")) is not None:
+            made.settings[f"data.{name}"] = files
+    if options := made.take_under("data.apply_chat_template_kwargs"):
+        made.settings["data.chat_template_kwargs"] = options
+    prompt = made.take("data.prompt_key")
+    if prompt != "prompt":
+        made.settings |= {"data.prompt_key": prompt, "data.answer_key": "reward_model.ground_truth"}
+        made.settings["data.row_format"] = None
+
+
+def _sizes(made: Conversion) -> None:
+    """Settle what veRL has of other values: draws that are no share of a step, adapters that are off."""
+    settings = made.settings
+    prompts, draw = made.take("data.train_batch_size"), settings.get("data.mini_rollout_batch_size")
+    settings["data.rollout_batch_size"] = prompts
+    if draw is not None and prompts % draw:
+        made.lost.append(f"data.gen_batch_size={draw}: a draw must divide the {prompts} prompts of a step")
+        del settings["data.mini_rollout_batch_size"]
+    if not made.take(f"{MODEL}lora_rank"):
+        for key in [key for key in settings if key.startswith("worker.actor.model.lora.")]:
+            del settings[key]
+    else:
+        settings["worker.actor.model.lora.alpha"] = made.take(f"{MODEL}lora_alpha")
+    tokens, longest = made.take(f"{ACTOR}ppo_max_token_len_per_gpu"), made.take("data.max_prompt_length")
+    longest += made.take("data.max_response_length")
+    if made.take(f"{ACTOR}use_dynamic_bsz") and tokens:
+        settings["worker.actor.micro_batch_size_per_device_for_update"] = max(1, tokens // longest)
+        settings["worker.actor.micro_batch_size_per_device_for_experience"] = max(1, tokens // longest)
+    settings["worker.actor.dynamic_batching"] = bool(made.take(f"{ACTOR}use_dynamic_bsz"))
+    settings["data.max_prompt_length"] = made.take("data.max_prompt_length")
+    settings["data.max_response_length"] = made.take("data.max_response_length")
+    if not made.take(f"{ROLLOUT}val_kwargs.do_sample"):
+        settings["worker.rollout.val_override_config.temperature"] = 0.0
+    engine = made.take(f"{ROLLOUT}name")
+    if engine not in (None, "vllm", "hf"):
+        made.lost.append(f"{ROLLOUT}name={engine}: worker.rollout.name=auto takes vLLM where it is installed")
+    keep = made.take("trainer.max_actor_ckpt_to_keep")
+    settings["trainer.save_limit"] = -1 if keep is None else keep
+
+
+def _rest(made: Conversion) -> None:
+    """Translate what needs no thought: keys that `r1 train` knows, by their older names or as they are."""
+    has_critic = made.settings["algorithm.adv_estimator"] == "gae"
+    has_model = bool(made.given.get("reward_model.enable"))
+    for key in made.left():
+        of_none = (key.startswith("critic.") and not has_critic) or (key.startswith("reward_model.") and not has_model)
+        if of_none and key != "reward_model.reward_manager":
+            made.take(key)
+            continue
+        why, today = _reason(key), _today(key, made.given.get(key, DEFAULTS.get(key)))
+        if today is None:
+            made.lose({key: why} if why else {})
+            continue
+        value = made.take(key)
+        for setting in today.settings:
+            if setting.value is not None and not (setting.key.endswith("lr_warmup_steps") and setting.value < 0):
+                made.settings.setdefault(setting.key, setting.value)
+        if not today.settings and key in made.given and value not in (None, False, "", [], -1):
+            made.lost.append(f"{key}={value}: {why or today.notices[0].partition('any more: ')[2]}")
+
+
+def _today(key: str, value: Any) -> Translated | None:
+    """Return what `r1 train` makes of a key, none of today's for one that is not needed; None for one unknown to it."""
+    made = translate([Setting(key, value, str(value), COMMAND_LINE)])
+    return made if all(schema().has(setting.key) for setting in made.settings) else None
+
+
+def _reason(key: str) -> str | None:
+    return next((why for start, why in NO_COUNTERPART.items() if key == start or key.startswith(start)), None)

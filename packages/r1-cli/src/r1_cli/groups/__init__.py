@@ -1,1 +1,0 @@
-"""Sampled groups as data: filtered, shaped, kept over, and turned into samples."""

@@ -1,0 +1,110 @@
+"""Whether a step that was taken again is the one that was taken: its answers, their tokens' numbers, its metrics."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from r1_cli.runs.record.manifest import read_manifest
+from r1_cli.runs.record.reader import read_steps, read_table
+from r1_cli.runs.track.files import read_records
+
+# In the order in which a step makes them: the first that differs is where to look.
+IN_ORDER = (
+    "prompt_id", "prompt_tokens", "media", "tokens", "rollout_logprobs", "finish_reason", "score", "parts", "failure",
+    "reward", "old_logprobs", "entropies", "ref_logprobs", "advantages",
+)  # fmt: skip
+OF_THE_CLOCK = ("timing_", "perf/")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a step has in common with its repetition."""
+
+    answers: int | None  # that were compared; None: the run has no record of the step
+    metrics: int | None  # that were compared; None: the run has no log of the step
+    differences: list[str]  # in the order in which a step makes what differs
+    changes: list[str]  # of what the run stood on: packages, code, rows
+
+    @property
+    def same(self) -> bool:
+        """All that could be compared is equal to the bit, and something could."""
+        return not self.differences and (self.answers or self.metrics) is not None
+
+
+def compare_step(run: Path, again: Path, step: int) -> Comparison:
+    """Compare a step of a run with the same step in the folder in which it was taken again."""
+    differences: list[str] = []
+    answers = None
+    if step in read_steps(run):
+        then, now = (read_table(folder, step) for folder in (run, again))
+        answers = len(then)
+        differences += compare_tables(then, now)
+    metrics = None
+    logged, repeated = (read_metrics(folder, step) for folder in (run, again))
+    if logged:
+        metrics = len(logged)
+        differences += [
+            f"{name} is {repeated.get(name)!r}, was {value!r}"
+            for name, value in logged.items()
+            if not _equal(value, repeated.get(name))
+        ]
+    return Comparison(answers, metrics, differences, list_changes(run, again))
+
+
+def compare_tables(then: pa.Table, now: pa.Table) -> list[str]:
+    """Return the columns of two records that are not equal to the bit, each with the first row that is not."""
+    if len(then) != len(now):
+        return [f"{len(now)} answers, there were {len(then)}"]
+    return [
+        f"{name} of group {then['group'][row].as_py()}, answer {then['sample'][row].as_py()}"
+        for name in IN_ORDER
+        if name in then.column_names  # which a record of an older version may lack
+        if (row := _first_unequal(then[name].to_pylist(), now[name].to_pylist())) is not None
+    ]
+
+
+def read_metrics(run: Path, step: int) -> dict[str, Any]:
+    """Return a step's numbers but those of the clock; none if it was not logged. Validation is not part of a step."""
+    found: dict[str, Any] = {}
+    for row in read_records(run):
+        if row.get("step") == step:
+            found |= row
+    return {name: value for name, value in found.items() if not name.startswith((*OF_THE_CLOCK, "val/", "val-"))}
+
+
+def list_changes(run: Path, again: Path) -> list[str]:
+    """Return what has changed of packages, commit and rows since a run was last started."""
+    starts = read_manifest(run)[-1:], read_manifest(again)[-1:]
+    if not all(starts):
+        return []
+    then, now = starts[0][0], starts[1][0]
+    changes = [
+        f"{name} {now['packages'].get(name)}, was {known}"
+        for name, known in then["packages"].items()
+        if now["packages"].get(name) != known
+    ]
+    commits = [(one.get("git") or {}).get("commit") for one in (then, now)]
+    if commits[0] != commits[1]:
+        changes.append(f"commit {commits[1]}, was {commits[0]}")
+    changes += [
+        f"other rows in {name}"
+        for name, digest in now["rows"].items()
+        if name in then["rows"] and then["rows"][name] != digest
+    ]
+    return changes
+
+
+def _first_unequal(then: list[Any], now: list[Any]) -> int | None:
+    return next((row for row, (a, b) in enumerate(zip(then, now, strict=True)) if not _equal(a, b)), None)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Equality to the bit, where a NaN is equal to a NaN."""
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a):
+        return math.isnan(b)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return bool(a == b)

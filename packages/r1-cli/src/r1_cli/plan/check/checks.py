@@ -1,0 +1,46 @@
+"""All checks by their parts, in the order in which they are made."""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from r1_cli.config import ConfigError, load_config
+from r1_cli.plan.check.configuration import check_disk, check_memory, check_settings, problems
+from r1_cli.plan.check.data import check_rows
+from r1_cli.plan.check.environment import check_gpus, check_limits, check_servers, check_versions
+from r1_cli.plan.check.findings import Check, Finding, Subject, examine
+from r1_cli.plan.check.model import check_dtype, check_files, check_lengths, check_tokenizer
+from r1_cli.plan.check.rewards import check_rewards
+from r1_cli.plan.check.step import check_step
+
+PARTS: dict[str, tuple[Check, ...]] = {
+    "config": (check_settings,),
+    "environment": (check_versions, check_gpus, check_limits, check_servers, check_disk, check_memory),
+    "model": (check_files, check_tokenizer, check_lengths, check_dtype),
+    "data": (check_rows,),
+    "reward": (check_rewards,),
+    "step": (check_step,),
+}
+
+
+def run_checks(words: Sequence[str], parts: Collection[str] = tuple(PARTS)) -> Iterator[Finding]:
+    """Yield the findings on a configuration, part by part; a configuration that is refused is all that is looked at.
+
+    The step is left out where something before it is an error. What raises alike in several checks is told once.
+
+    Args:
+        words: as `load_config` takes them.
+        parts: keys of PARTS.
+    """
+    try:
+        subject = Subject(words, *load_config(words))
+    except ConfigError as error:
+        yield from problems(error)
+        return
+    seen: set[Finding] = set()
+    for part in parts:
+        if part == "step" and any(found.level == "error" for found in seen):
+            continue
+        for check in PARTS[part]:
+            for found in examine(part, check, subject):
+                if found.message not in {one.message for one in seen}:
+                    yield found
+                seen.add(found)

@@ -1,0 +1,71 @@
+"""Checks of the configuration by itself: what is refused, what has no effect, what is seldom meant, what fits."""
+
+from collections.abc import Iterator
+
+from r1_cli.config import ConfigError, unavailable, without_effect
+from r1_cli.hardware import find_card, free_memory
+from r1_cli.plan.announce import oddities
+from r1_cli.plan.batches import count, make_plan
+from r1_cli.plan.check.findings import Finding, Subject
+from r1_cli.plan.disk import require_room, size_text
+from r1_cli.plan.phases import find_peak, find_remedies
+
+
+def problems(error: ConfigError) -> list[Finding]:
+    """Return a finding for each problem for which a configuration is refused."""
+    return [Finding(f"config.{problem.key}", "error", str(problem)) for problem in error.problems]
+
+
+def check_settings(subject: Subject) -> Iterator[Finding]:
+    """What this version cannot do, what is not read, what is odd, and older names of keys."""
+    config, provenance = subject.config, subject.provenance
+    for limit in unavailable(config, provenance):
+        yield Finding(f"config.{limit.key}", "error", f"{limit.key}={limit.value} is not available: {limit.reason}")
+    for limit in without_effect(config, provenance):
+        yield Finding(f"config.{limit.key}", "note", f"{limit} has no effect: {limit.reason}")
+    try:
+        plan = make_plan(config, *count(config))
+    except ConfigError as error:
+        yield from problems(error)
+        return
+    for text in (*oddities(config, plan), *provenance.notices):
+        yield Finding("config.odd", "warning", text)
+    if config.trainer.save_freq <= 0:
+        yield Finding(
+            "config.nothing saved", "warning", "the run ends without a model", "set trainer.save_freq above 0"
+        )
+    if plan.total_steps == 0:
+        yield Finding("config.no steps", "error", "the run has no step", "raise trainer.total_epochs or max_steps")
+
+
+def check_disk(subject: Subject) -> Iterator[Finding]:
+    """Whether a checkpoint finds room."""
+    try:
+        require_room(subject.config)
+    except ConfigError as error:
+        fix = "free some, or name another disk in trainer.save_checkpoint_path"
+        yield from (Finding("environment.disk", "error", str(problem), fix) for problem in error.problems)
+
+
+def check_memory(subject: Subject) -> Iterator[Finding]:
+    """Whether a step fits: into the GPU that is here, or else into the memory of this machine."""
+    from r1_cli.plan.estimate.estimate import OF_PROCESSORS, as_on_processors
+
+    card, config = find_card(), subject.config
+    if card is None:
+        config = as_on_processors(config)
+        room, remedies = free_memory() // config.trainer.devices, OF_PROCESSORS
+        peak = find_peak(config, None, on_gpu=False)
+        where = "of free memory for each process"
+        settings = find_remedies(config, room, remedies=remedies, on_gpu=False)
+    else:
+        room, peak, where = card, find_peak(config, card), "of this GPU"
+        settings = find_remedies(config, card)
+    if peak is not None and peak > room:
+        fix = f"set {' '.join(settings)}" if settings else "take a smaller model, LoRA, or more devices"
+        yield Finding(
+            "environment.memory",
+            "error",
+            f"a step takes {size_text(peak)}, more than the {size_text(room)} {where}",
+            fix,
+        )

@@ -1,0 +1,64 @@
+"""What a check found, and the checks of a run: each is a function from a `Subject` to findings."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from r1_cli.config import Provenance, RunConfig
+
+if TYPE_CHECKING:
+    from r1_cli.build.rows import OpenSource
+    from r1_cli.models.files import ModelFiles
+
+Level = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found. Example: `Finding("model.files", "error", "shard 2 is missing", "copy it again")`."""
+
+    key: str  # what was looked at, such as `data.media`; the part before the dot is the check's
+    level: Level
+    message: str
+    fix: str = ""  # what to do; "" where the message says it
+
+    def as_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+class Subject:
+    """A configuration that has been read, and what checks share of it, opened once when first asked for."""
+
+    def __init__(self, words: Sequence[str], config: RunConfig, provenance: Provenance) -> None:
+        """`words` are what the configuration was read from."""
+        self.words, self.config, self.provenance = tuple(words), config, provenance
+
+    @cached_property
+    def model(self) -> "ModelFiles":
+        """The model's configuration, tokenizer and processor. Raises ModelError."""
+        from r1_cli.models.files import open_model
+
+        return open_model(self.config)
+
+    @cached_property
+    def sources(self) -> "list[OpenSource]":
+        """The training sources, then those of validation, as far as they are on this machine. Raises DataError."""
+        from r1_cli.build.rows import open_local
+        from r1_cli.config.sources import training_sources, validation_sources
+
+        data = self.config.data
+        opened = [*open_local(training_sources(data)), *open_local(validation_sources(data))]
+        return [one for one in opened if one is not None]
+
+
+Check = Callable[[Subject], Iterable[Finding]]
+
+
+def examine(name: str, check: Check, subject: Subject) -> Iterator[Finding]:
+    """Yield what a check finds. What it raises is a finding, too, and the others go on."""
+    try:
+        yield from check(subject)
+    except Exception as error:  # whatever a user's reward, files or machine make of it
+        told = f"{type(error).__name__}: {error}".strip(": ")
+        yield Finding(f"{name}.failed", "error", told[:2000])

@@ -1,0 +1,107 @@
+"""Checks of the model's folder: whole files, a tokenizer that fits, a chat template, tokens that end and pad."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from r1_cli.checkpoint.folders import find_cut
+from r1_cli.plan.check.findings import Finding, Subject
+
+
+def check_files(subject: Subject) -> Iterator[Finding]:
+    """Whether all shards are there and none was cut off."""
+    folder = Path(subject.model.path)
+    if not folder.is_dir():
+        yield Finding("model.hub", "note", f"{folder} is a name of the hub: its files were not looked at")
+        return
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        named = set(json.loads(index.read_text())["weight_map"].values())
+        for name in sorted(named - {path.name for path in folder.iterdir()}):
+            yield Finding(
+                "model.files", "error", f"{folder}/{name} is missing, which {index.name} names", "copy it again"
+            )
+    files = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("optimizer")]
+    if not files and not (folder / "adapter_config.json").is_file():
+        yield Finding("model.files", "error", f"{folder} has no *.safetensors", "copy or convert the weights")
+    for path in files:
+        if (told := find_cut(path)) is not None:
+            yield Finding("model.files", "error", f"{path}: {told}", "copy it again")
+
+
+def check_tokenizer(subject: Subject) -> Iterator[Finding]:
+    """Whether tokenizer and model belong together."""
+    model = subject.model
+    tokenizer, text = model.tokenizer, model.config.get_text_config()
+    fix = "name the folder that the model's own tokenizer is in"
+    if len(tokenizer) > text.vocab_size:
+        told = f"the tokenizer has {len(tokenizer):,} tokens, the model {text.vocab_size:,}"
+        yield Finding("model.tokenizer", "error", told, fix)
+    for name in ("image_token_id", "video_token_id"):
+        token = getattr(model.config, name, None)
+        if token is not None and token >= len(tokenizer):
+            yield Finding("model.tokenizer", "error", f"config.json says {name}={token}, which no token is", fix)
+    if tokenizer.eos_token_id is None:
+        yield Finding("model.eos", "error", "the tokenizer names no token that ends an answer", "set its eos_token")
+    elif tokenizer.pad_token_id == tokenizer.eos_token_id:
+        yield Finding("model.pad", "note", "padding and end of answers are one token; r1 masks padding by position")
+    own = getattr(model.processor, "chat_template", None) or tokenizer.chat_template
+    if not own and not subject.config.data.override_chat_template:
+        yield Finding(
+            "model.chat template", "error", "the tokenizer has no chat template", "set data.override_chat_template"
+        )
+
+
+def check_lengths(subject: Subject) -> Iterator[Finding]:
+    """Whether the model has positions for the longest sequence."""
+    data, text = subject.config.data, subject.model.config.get_text_config()
+    longest, known = data.max_prompt_length + data.max_response_length, getattr(text, "max_position_embeddings", None)
+    if known and longest > known:
+        told = f"prompt and response may have {longest:,} tokens, the model knows {known:,} positions"
+        yield Finding("model.lengths", "error", told, "lower data.max_prompt_length or data.max_response_length")
+
+
+def check_dtype(subject: Subject) -> Iterator[Finding]:
+    """Half precision that overflows."""
+    actor = subject.config.worker.actor
+    if "fp16" in (actor.fsdp.torch_dtype, actor.fsdp.mp_param_dtype):
+        yield Finding("model.dtype", "warning", "fp16 overflows in training where nothing scales the loss", "take bf16")
+
+
+def ask_about(path: str, precision: str = "fp32") -> Iterator[tuple[str, str]]:
+    """Yield the four questions of `assembly.packing` with the answers for a model, and what a run would do.
+
+    Args:
+        path: a folder or a name of the hub.
+        precision: `fp32`, `bf16` or `fp16`.
+
+    Raises:
+        ModelError: there is no such model, or no way to compute it is right.
+    """
+    import torch
+
+    from r1_cli.build.packing import examine_model
+    from r1_cli.build.rendering import build_renderer
+    from r1_cli.config import RunConfig
+    from r1_cli.hardware import dtype, find_hardware
+    from r1_cli.models.files import load_weights, open_model
+    from r1_core.learner import Learner
+
+    fsdp = {"torch_dtype": precision, "mp_param_dtype": precision}
+    config = RunConfig.model_validate({"worker": {"actor": {"model": {"model_path": path}, "fsdp": fsdp}}})
+    model, hardware, own = open_model(config), find_hardware(), list[str]()
+    weights = load_weights(config, model, dtype(precision), hardware.device)
+    learner = Learner(weights, torch.optim.SGD(weights.parameters(), lr=0.0), lambda step: 0.0)
+
+    def attend_by_itself(fault: str) -> None:
+        own.append(fault)
+        learner.set_layout("padded", own_attention=True)
+
+    faults = examine_model(config, hardware, model, build_renderer(config, model), learner, attend_by_itself)
+    yield "a sequence alone", f"{own[0]}; right by its own eager attention" if own else "right"
+    yield "a padded batch", faults.padded or "right"
+    yield "a packed row", faults.packed or "right"
+    yield "shared prompts", faults.shared or "right"
+    single = "one sample a micro-batch" if faults.padded else "padded micro-batches"
+    packed = "packed micro-batches" + ("" if faults.shared else " that share prompts")
+    yield "a run takes", single if faults.packed else packed

@@ -1,0 +1,119 @@
+"""A check's report as one HTML page that needs nothing else: no script, no network, all text of rows escaped."""
+
+import base64
+import io
+from collections.abc import Callable, Iterator
+from html import escape
+from typing import Any
+
+from r1_cli.build.rows import OpenSource
+from r1_cli.plan.data_check.findings import TITLES, Report
+from r1_data.render import Renderer, to_pil
+from r1_data.types import DataError, Prompt
+from r1_data.workers import WorkerDied, Workers
+from r1_data.workers.ahead import start_rendering
+
+THUMBNAIL = 128  # pixels of the longer side
+SAMPLES = 6  # rows shown of each source
+TEXT = 600  # characters of a row's text
+
+HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>r1 data check</title><style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222 }
+table { border-collapse: collapse } td, th { padding: .2em .8em; text-align: left; border-bottom: 1px solid #ddd }
+td.n { text-align: right } .bar { background: #7aa6da; height: 1em } .error { color: #b00 } .warning { color: #a60 }
+pre { white-space: pre-wrap; background: #f6f6f6; padding: .6em } img { margin: 0 .4em .4em 0 } </style></head><body>
+"""
+
+
+Render = Callable[[OpenSource, int], Prompt]  # raises DataError, WorkerDied
+
+
+def write_page(report: Report, renderer: Renderer, workers: Workers | None) -> str:
+    """Return the page. Rows are rendered again for their thumbnails: those that findings name, and some of each source.
+
+    `workers` decode the media, as in the check.
+    """
+
+    def render(opened: OpenSource, index: int) -> Prompt:
+        return start_rendering(opened.reader(*opened.rows[index]), renderer, workers).result()
+
+    parts = [HEAD, "<h1>r1 data check</h1>", *_sources(report), *_lengths(report), *_findings(report, render)]
+    parts += _samples(report, render)
+    return "\n".join([*parts, "</body></html>\n"])
+
+
+def _sources(report: Report) -> Iterator[str]:
+    headings = "source", "format", "rows", "usable", "left out", "media", "mean tokens", "longest"
+    yield f"<h2>Sources</h2><table><tr>{''.join(f'<th>{heading}</th>' for heading in headings)}</tr>"
+    for tally in report.sources:
+        name = escape(tally.name) + (" (validation)" if tally.validation else "")
+        cells = (
+            len(tally.opened.rows),
+            tally.usable,
+            tally.left_out,
+            tally.media,
+            round(tally.mean_tokens),
+            max(tally.tokens, default=0),
+        )
+        numbers = "".join(f'<td class="n">{number:,}</td>' for number in cells)
+        yield f"<tr><td>{name}</td><td>{escape(tally.opened.detected.format or 'columns as set')}</td>{numbers}</tr>"
+    yield "</table>"
+
+
+def _lengths(report: Report) -> Iterator[str]:
+    bins = report.histogram()
+    if not bins:
+        return
+    most = max(rows for _, _, rows in bins)
+    yield "<h2>Prompt tokens</h2><table>"
+    for low, high, rows in bins:
+        bar = f'<div class="bar" style="width: {300 * rows / most:.0f}px"></div>'
+        yield f'<tr><td class="n">{low:,} – {high - 1:,}</td><td>{bar}</td><td class="n">{rows:,}</td></tr>'
+    yield "</table>"
+    if estimate := report.tokens_per_step():
+        yield f"<p>A step has about {estimate[0]:,} prompt tokens and at most {estimate[1]:,} answer tokens.</p>"
+
+
+def _findings(report: Report, render: Render) -> Iterator[str]:
+    yield "<h2>Findings</h2>"
+    for finding in report.ordered():
+        title = escape(
+            TITLES.get(finding.kind, finding.kind) + (f": {finding.consequence}" if finding.consequence else "")
+        )
+        yield f'<h3 class="{finding.level}">{finding.count:,} × {title}</h3>'
+        for reason, row in finding.examples:
+            yield f"<p>{escape(reason)}</p>"
+            if row is not None:
+                yield _row(report, row.source, row.index, render)
+    if not report.findings:
+        yield "<p>Nothing to complain about.</p>"
+
+
+def _samples(report: Report, render: Render) -> Iterator[str]:
+    for index, tally in enumerate(report.sources):
+        yield f"<h2>Rows of {escape(tally.name)}</h2>"
+        for row in range(min(SAMPLES, len(tally.opened.rows))):
+            yield _row(report, index, row, render)
+
+
+def _row(report: Report, source: int, index: int, render: Render) -> str:
+    try:
+        prompt = render(report.sources[source].opened, index)
+    except (DataError, WorkerDied) as error:
+        return f"<pre>{escape(str(error)[:TEXT])}</pre>"
+    stills = [to_pil(video[0]) for video in prompt.videos]
+    images = "".join(map(_thumbnail, [*prompt.images, *stills]))
+    text, answer = escape(prompt.text[:TEXT]), escape(prompt.ground_truth[:TEXT])
+    title = f"<p><b>{escape(prompt.id)}</b>, {len(prompt.token_ids):,} tokens</p>"
+    return f"{title}{images}<pre>{text}</pre><pre>{answer}</pre>"
+
+
+def _thumbnail(image: Any) -> str:
+    small = image.convert("RGB")
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=80)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img alt="" width="{small.width}" height="{small.height}" src="data:image/jpeg;base64,{data}">'

@@ -1,0 +1,159 @@
+"""The estimate of a run: what it takes of each device, how long a step takes, and which settings make it fit."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from r1_cli.config import RunConfig
+from r1_cli.config.engines import AUTO
+from r1_cli.plan.estimate.cards import Cards
+from r1_cli.plan.estimate.times import TO_HOST, Assumptions, find_times
+from r1_cli.plan.memory import Memory, estimate
+from r1_cli.plan.phases import REMEDIES, Phase, find_peak, find_phases, find_remedies, with_value
+
+OF_PROCESSORS = tuple(
+    setting for setting in REMEDIES if "offload" not in setting[0] and "memory_util" not in setting[0]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is known of a run before it starts; bytes are those of one device, or of one process on processors."""
+
+    devices: str
+    room: int  # bytes of one GPU, or of this machine for each process
+    memory: Memory
+    phases: list[Phase]
+    times: dict[str, float]  # seconds of each phase; {} on processors, whose speed nobody has told
+    tokens: int  # that a step samples
+    overlaps: bool  # sampling runs ahead of learning
+    notes: list[str] = field(default_factory=list)
+    remedies: list[tuple[str, int]] | None = None  # settings with what each saves, the largest first; None: too few
+
+    @property
+    def fits(self) -> bool:
+        return all(phase.total <= self.room for phase in self.phases)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        sampling = self.times.get("sampling", 0.0)
+        rest = sum(self.times.values()) - sampling
+        return max(sampling, rest) if self.overlaps else sampling + rest
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as plain values: bytes, seconds, tokens a second."""
+        phases = [{"name": phase.name, "bytes": phase.total, "parts": phase.parts} for phase in self.phases]
+        remedies = None if self.remedies is None else [{"set": text, "saves": saved} for text, saved in self.remedies]
+        step = {"seconds": self.seconds, "tokens_per_second": self.tokens / self.seconds} if self.times else None
+        return {
+            "devices": self.devices,
+            "bytes_of_a_device": self.room,
+            "fits": self.fits,
+            "states": asdict(self.memory),
+            "phases": phases,
+            "seconds": self.times or None,
+            "step": step,
+            "remedies": [] if self.fits else remedies,
+            "assumptions": self.notes,
+        }
+
+
+def estimate_on_cards(config: RunConfig, cards: Cards, assumed: Assumptions) -> Estimate:
+    """Estimate a run on GPUs, which need not be here. Its models must be, by the shapes of their tensors at least."""
+    notes = []
+    if config.worker.rollout.engine == AUTO:
+        config = with_value(config, "worker.rollout.name", "vllm")
+        notes.append("worker.rollout.name=auto is taken as vllm")
+    memory = _require(config)
+    times = find_times(config, memory, cards, assumed)
+    return Estimate(
+        str(cards),
+        cards.memory,
+        memory,
+        find_phases(config, memory, cards.memory),
+        times,
+        _tokens(config, assumed),
+        config.trainer.max_staleness > 0,
+        [*notes, *(_say(config, assumed) if times else ["no time: config.json names no sizes that are known"])],
+        find_savings(config, cards.memory, on_gpu=True),
+    )
+
+
+def estimate_on_processors(config: RunConfig, room: int, assumed: Assumptions) -> Estimate:
+    """Estimate a run on this machine's processors, which have `room` bytes of memory for all its processes."""
+    config, devices = as_on_processors(config), config.trainer.devices
+    memory = _require(config)
+    share = room // devices
+    notes = [
+        "every process takes what Python and torch themselves do on top; no time: a processor's speed is not known"
+    ]
+    name = "processors" if devices == 1 else f"processors, {devices} processes"
+    phases = find_phases(config, memory, on_gpu=False)
+    remedies = find_savings(config, share, on_gpu=False)
+    return Estimate(name, share, memory, phases, {}, _tokens(config, assumed), False, notes, remedies)
+
+
+def as_on_processors(config: RunConfig) -> RunConfig:
+    """Return the configuration as processors compute it: nothing leaves, products in the precision that is kept."""
+    values: dict[str, Any] = {
+        "worker.rollout.dtype": "fp32",
+        "worker.ref.fsdp.enable_cpu_offload": False,
+        "worker.ref.offload.offload_params": False,
+    }
+    for owner in ("actor", "critic"):
+        values |= {
+            f"worker.{owner}.fsdp.mp_param_dtype": getattr(config.worker, owner).kept_dtype,
+            f"worker.{owner}.fsdp.enable_cpu_offload": False,
+            f"worker.{owner}.offload.offload_params": False,
+            f"worker.{owner}.offload.offload_optimizer": False,
+            f"worker.{owner}.model.enable_activation_offload": False,
+        }
+    if config.worker.rollout.engine == AUTO:
+        values["worker.rollout.name"] = "embedded"
+    for key, value in values.items():
+        config = with_value(config, key, value)
+    return config
+
+
+def find_savings(config: RunConfig, room: int, *, on_gpu: bool) -> list[tuple[str, int]] | None:
+    """Return the settings that make it fit, each with the bytes by which the largest phase grows without it."""
+    remedies: Sequence[tuple[str, Any]] = REMEDIES if on_gpu else OF_PROCESSORS
+    found = find_remedies(config, room, remedies=remedies, on_gpu=on_gpu)
+    if found is None:
+        return None
+    chosen = [(key, value) for key, value in remedies if any(text.startswith(f"{key}=") for text in found)]
+    with_all = _peak_with(config, chosen, room, on_gpu)
+    savings = [_peak_with(config, [o for o in chosen if o != one], room, on_gpu) - with_all for one in chosen]
+    return sorted(zip(found, savings, strict=True), key=lambda pair: -pair[1])
+
+
+def _peak_with(config: RunConfig, settings: Sequence[tuple[str, Any]], room: int, on_gpu: bool) -> int:
+    for key, value in settings:
+        config = with_value(config, key, value)
+    return find_peak(config, room, on_gpu=on_gpu) or 0
+
+
+def _require(config: RunConfig) -> Memory:
+    memory = estimate(config)
+    assert memory is not None  # `stand_in` has seen to it
+    return memory
+
+
+def _tokens(config: RunConfig, assumed: Assumptions) -> int:
+    answer = assumed.answer_tokens or config.data.max_response_length
+    return config.data.rollout_batch_size * config.worker.rollout.n * answer
+
+
+def _say(config: RunConfig, assumed: Assumptions) -> list[str]:
+    data = config.data
+    prompt, answer = assumed.prompt_tokens, assumed.answer_tokens
+    return [
+        f"prompts of {prompt or data.max_prompt_length:,} tokens (--prompt-tokens), "
+        f"answers of {answer or data.max_response_length:,} (--answer-tokens)",
+        f"passes reach {assumed.learning:.0%} of the GPUs' peak (--learning-efficiency)",
+        f"decoding reaches {assumed.sampling:.0%} of their memory's bandwidth (--sampling-efficiency)",
+        f"{TO_HOST / 1e9:g} GB a second to and from the processor's memory",
+        "rewards, data, and what GPUs tell one another take no time",
+        *(["servers sample elsewhere: their time is not counted"] if config.worker.rollout.servers.used else []),
+    ]

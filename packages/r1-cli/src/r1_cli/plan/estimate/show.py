@@ -1,0 +1,64 @@
+"""An estimate on the terminal, in at most 100 columns."""
+
+import math
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from r1_cli.plan.disk import size_text
+from r1_cli.plan.estimate.estimate import Estimate
+
+WIDTH = 100  # columns
+
+
+def show(console: Console, found: Estimate) -> None:
+    """Print memory by phase, time by phase, what both rest on, and what to set where it does not fit."""
+    narrow = Console(file=console.file, width=min(WIDTH, console.width) if console.is_terminal else WIDTH)
+    narrow.print(_memory(found))
+    if found.times:
+        narrow.print(_times(found))
+    for note in found.notes:
+        narrow.print(f"assumed: {note}", markup=False, highlight=False)
+    for line in _verdict(found):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _memory(found: Estimate) -> Table:
+    title = f"{escape(found.devices)}, {size_text(found.room)} for each"
+    columns = Column("phase"), Column("about", justify="right", no_wrap=True), "of which"
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    for phase in found.phases:
+        parts = ", ".join(f"{name} {size_text(size)}" for name, size in phase.parts.items() if size)
+        mark = "" if phase.total <= found.room else "[red]"
+        table.add_row(phase.name, f"{mark}{size_text(phase.total)}", parts)
+    return table
+
+
+def _times(found: Estimate) -> Table:
+    columns = Column("phase"), Column("seconds", justify="right", no_wrap=True), Column("share", justify="right")
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    total = sum(found.times.values())
+    for name, seconds in found.times.items():
+        table.add_row(name, _seconds(seconds), f"{seconds / total:.0%}")
+    ahead = ", sampling ahead" if found.overlaps else ""
+    table.add_row(f"a step{ahead}", _seconds(found.seconds), f"{found.tokens / found.seconds:,.0f} sampled tokens/s")
+    return table
+
+
+def _seconds(seconds: float) -> str:
+    """With two digits that count."""
+    digits = max(0, 1 - math.floor(math.log10(seconds))) if seconds > 0 else 1
+    return f"{seconds:,.{digits}f}"
+
+
+def _verdict(found: Estimate) -> list[str]:
+    largest = max(found.phases, key=lambda phase: phase.total)
+    told = f"{largest.name} takes {size_text(largest.total)} of {size_text(found.room)}"
+    if found.fits:
+        return [f"it fits: {told}"]
+    if not found.remedies:
+        return [f"it does not fit: {told}", "no setting is enough: take a smaller model, LoRA, or more devices"]
+    lines = [f"it does not fit: {told}; it would with"]
+    return lines + [f"  {text}  (without it {size_text(saved)} more)" for text, saved in found.remedies]

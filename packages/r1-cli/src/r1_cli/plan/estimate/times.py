@@ -1,0 +1,156 @@
+"""How long each phase of a step takes on GPUs, by floating-point operations and bytes moved at assumed efficiencies."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from r1_cli.config import RunConfig
+from r1_cli.plan.activations import cache_bytes, read_sizes, read_tower
+from r1_cli.plan.estimate.cards import Cards
+from r1_cli.plan.gathers import TOWERS
+from r1_cli.plan.memory import BYTES, Memory, read_shapes
+from r1_cli.plan.phases import SEQUENCES, most_patches
+from r1_cli.plan.trained import Shapes
+
+EXPERT = re.compile(r"\.experts\.")
+EMBEDDING = re.compile(r"\.(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
+TO_HOST = 25e9  # bytes a second between a GPU and the processor's memory, of 32e9 (PCIe 4) or 64e9 (PCIe 5) at most
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What times rest on and no configuration says."""
+
+    learning: float = 0.4  # share of the GPUs' peak that forward and backward passes reach
+    sampling: float = 0.5  # share of the memory's peak that decoding reaches
+    prompt_tokens: int | None = None  # of a prompt; None: data.max_prompt_length
+    answer_tokens: int | None = None  # of an answer; None: data.max_response_length
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of a model: what a token and a patch go through."""
+
+    of_token: int  # weights that it is multiplied with
+    of_patch: int
+    trained: float  # share of the weights
+
+    @classmethod
+    def of(cls, shapes: Shapes, trained: float, text: Mapping[str, int]) -> "Work":
+        """Count the weights; of a mixture's experts the share that a token chooses.
+
+        Args:
+            text: `experts` that there are and `chosen` of them, 1 and 1 without any.
+        """
+        tied = not any(name.startswith("lm_head") for name in shapes)
+        token = patch = 0
+        for name, shape in shapes.items():
+            if any(tower in name for tower in TOWERS):
+                patch += prod(shape)
+            elif EXPERT.search(name):
+                token += prod(shape) * text["chosen"] // text["experts"]
+            elif tied or not EMBEDDING.search("." + name):
+                token += prod(shape)
+        return cls(token, patch, trained)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens and patches of one prompt, and tokens of one answer."""
+
+    prompt: int
+    answer: int
+    patches: int
+
+
+def find_times(config: RunConfig, memory: Memory, cards: Cards, assumed: Assumptions) -> dict[str, float]:
+    """Return the seconds of each phase of a step; {} where the sizes of the model are not known."""
+    folder = Path(config.worker.actor.model.model_path or "")
+    sizes, tower = read_sizes(folder), read_tower(folder)
+    if sizes is None:
+        return {}
+    lengths = Lengths(
+        assumed.prompt_tokens or config.data.max_prompt_length,
+        assumed.answer_tokens or config.data.max_response_length,
+        most_patches(config, tower) if tower else 0,
+    )
+    work = Work.of(
+        dict(read_shapes(folder)),
+        memory.trained / memory.parameters,
+        {"experts": sizes.experts, "chosen": sizes.chosen},
+    )
+    attention = 2 * sizes.layers * sizes.hidden * (lengths.prompt + lengths.answer)  # of a token's, going forward
+    speed = cards.flops * assumed.learning * cards.nodes * cards.of_node
+    forward = _forward_operations(config, work, lengths, attention)
+    passes = dict(_learning(config, work, forward / speed))
+    sampling = (
+        {} if config.worker.rollout.servers.used else {"sampling": _sampling(config, work, lengths, cards, assumed)}
+    )
+    return (
+        sampling
+        | {"moving weights and states": _moving(config, memory, cards)}
+        | passes
+        | {"optimizer step": _optimizer(config, memory, cards)}
+    )
+
+
+def _forward_operations(config: RunConfig, work: Work, lengths: Lengths, attention: int) -> float:
+    """Of all sequences of a step, once."""
+    prompts, n = config.data.rollout_batch_size, config.worker.rollout.n
+    copies = 1 if config.worker.actor.shares_prompts else n
+    tokens = prompts * (copies * lengths.prompt + n * lengths.answer)
+    return float(tokens * (2 * work.of_token + attention) + 2 * prompts * copies * lengths.patches * work.of_patch)
+
+
+def _learning(config: RunConfig, work: Work, forward: float) -> Iterator[tuple[str, float]]:
+    """Yield the passes over a step's sequences, `forward` being the seconds of one without a gradient."""
+    actor = config.worker.actor
+    yield "log-probs", forward
+    if not config.algorithm.disable_kl:
+        yield "reference's log-probs", forward
+
+    def gradient(model_trained: float, checkpointed: bool) -> float:
+        return forward * (2 + model_trained + checkpointed)
+
+    yield "gradient", actor.ppo_epochs * gradient(work.trained, actor.model.enable_gradient_checkpointing)
+    if config.has_critic:
+        critic = config.worker.critic
+        yield "critic's values", forward
+        yield "critic's gradient", critic.ppo_epochs * gradient(1, critic.model.enable_gradient_checkpointing)
+
+
+def _sampling(config: RunConfig, work: Work, lengths: Lengths, cards: Cards, assumed: Assumptions) -> float:
+    """Bound by bytes of weights, keys and values, token by token; or by operations, where many decode at once."""
+    rollout, size = config.worker.rollout, config.worker.rollout.engine_size
+    apart = rollout.engines.nnodes * rollout.engines.n_gpus_per_node
+    engines = max((apart or cards.nodes * cards.of_node) // size, 1)
+    prompts = -(-config.data.rollout_batch_size // engines)
+    sequences = prompts * rollout.n
+    at_once = min(max(SEQUENCES, rollout.n), sequences)
+    sizes, number = read_sizes(Path(config.worker.actor.model.model_path or "")), BYTES[rollout.dtype]
+    assert sizes is not None  # who calls has read them
+    cached = at_once * cache_bytes(sizes, lengths.prompt + lengths.answer // 2, number)
+    weights = sum(map(prod, dict(read_shapes(Path(config.worker.actor.model.model_path or ""))).values())) * number
+    flops = size * cards.flops * assumed.learning
+    token = max((weights + cached) / (size * cards.bandwidth * assumed.sampling), 2 * work.of_token * at_once / flops)
+    prefill = prompts * 2 * (lengths.prompt * work.of_token + lengths.patches * work.of_patch) / flops
+    return prefill + -(-sequences // at_once) * lengths.answer * token
+
+
+def _moving(config: RunConfig, memory: Memory, cards: Cards) -> float:
+    """The engine's new weights, and what waits with the processor while it samples, there and back."""
+    offload = config.worker.actor.offload
+    waits = (memory.weights if offload.offload_params else 0) + (memory.optimizer if offload.offload_optimizer else 0)
+    moved = 2 * waits / TO_HOST if config.shares_devices else 0.0
+    return moved + 2 * memory.parameters * BYTES[config.worker.rollout.dtype] / cards.bandwidth
+
+
+def _optimizer(config: RunConfig, memory: Memory, cards: Cards) -> float:
+    """Weights, gradients and states are read, and all but gradients written."""
+    actor = config.worker.actor
+    steps = config.data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs
+    trained = memory.trained / memory.parameters
+    read = 2 * (memory.weights * trained + memory.optimizer) + memory.gradients
+    return steps * read / (TO_HOST if actor.fsdp.enable_cpu_offload else cards.bandwidth)

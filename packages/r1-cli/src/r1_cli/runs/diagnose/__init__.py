@@ -1,0 +1,1 @@
+"""`r1 diagnose`: find out why a run does not learn."""

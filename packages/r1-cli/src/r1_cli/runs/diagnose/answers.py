@@ -1,0 +1,75 @@
+"""What is known to go wrong in answers, by the record of the last steps."""
+
+from collections import Counter
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from r1_cli.runs.diagnose.findings import Finding, causes_first
+from r1_cli.runs.diagnose.history import History
+from r1_cli.runs.diagnose.signatures import diagnose
+
+STEPS = 3  # the last ones that are looked at
+LEAST_PROMPTS = 8
+COLUMNS = ["prompt_id", "prompt", "answer", "ground_truth", "media", "group", "score", "finish_reason"]
+
+
+def diagnose_run(history: History) -> list[Finding]:
+    """Return what a run's numbers and recorded answers show to go wrong, causes before their symptoms."""
+    return causes_first([*diagnose(history), *(diagnose_answers(history.folder) if history.folder else ())])
+
+
+def diagnose_answers(run: Path) -> list[Finding]:
+    """Return what the recorded answers of a run's last steps show to go wrong; nothing for a run without a record."""
+    from r1_cli.runs.record.reader import read_steps, read_whole
+
+    steps = read_steps(run)[-STEPS:]
+    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for step in steps:
+        for row in read_whole(run, step, "train", COLUMNS):
+            groups.setdefault((step, row["group"]), []).append(row)
+    if not groups:
+        return []
+    where = f"steps {steps[0]} to {steps[-1]}"
+    found = [repeated_answers([*groups.values()], where), dead_media([*groups.values()], where)]
+    return [one for one in found if one is not None]
+
+
+def repeated_answers(groups: list[list[dict[str, Any]]], where: str) -> Finding | None:
+    """The answers of a group are one and the same text, and not because all are right."""
+    several = [group for group in groups if len(group) > 1]
+    shares = [Counter(row["answer"] for row in group).most_common(1)[0][1] / len(group) for group in several]
+    if len(several) < LEAST_PROMPTS or fmean(shares) < 0.9:
+        return None
+    score = fmean(row["score"] for group in several for row in group if row["score"] == row["score"])
+    if score > 0.9:
+        return None
+    example = several[0][0]["answer"][:60]
+    return Finding(
+        "repeated_answers",
+        "the answers of a group are the same text",
+        f"{fmean(shares):.0%} of a group are its most frequent answer ({where}), such as {example!r}",
+        "a higher worker.rollout.temperature; worker.actor.entropy_coef; look at entropy in the log",
+    )
+
+
+def dead_media(groups: list[list[dict[str, Any]]], where: str) -> Finding | None:
+    """Whatever the picture shows, the answer to one question is the same."""
+    asked: dict[str, list[list[dict[str, Any]]]] = {}
+    for group in groups:
+        if group[0]["media"]:
+            asked.setdefault(group[0]["prompt"], []).append(group)
+    for same in asked.values():
+        pictures = {tuple(group[0]["media"]) for group in same}
+        truths = {group[0]["ground_truth"] for group in same}
+        said = [Counter(row["answer"] for row in group).most_common(1)[0][0] for group in same]
+        answer, times = Counter(said).most_common(1)[0]
+        if len(pictures) >= LEAST_PROMPTS and len(truths) > 1 and times >= 0.95 * len(same):
+            return Finding(
+                "dead_media",
+                "pictures make no difference",
+                f"{len(same)} different pictures with one question get the answer {answer[:60]!r} most often "
+                f"({where}), though their right answers are {len(truths)} different ones",
+                "r1 data show config.yaml --row 0: does the picture stand in the prompt? is the tower frozen or stale?",
+            )
+    return None

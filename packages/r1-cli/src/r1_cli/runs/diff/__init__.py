@@ -1,0 +1,1 @@
+"""`r1 diff`: the differences between two runs."""

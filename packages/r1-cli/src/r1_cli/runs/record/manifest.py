@@ -1,0 +1,148 @@
+"""What a run was started with: settings, versions, commit, data, machine and seeds, and how each start of it ended."""
+
+import json
+import logging
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from r1_cli.checkpoint.folders import write_json
+from r1_cli.config.root import MASK, SECRET
+
+log = logging.getLogger("r1")
+
+MANIFEST_FILE = "manifest.json"
+PACKAGES = (
+    "r1-core", "r1-rollout", "r1-rewards", "r1-data", "r1-cli", "r1-easyr1", "torch", "torchvision", "transformers",
+    "vllm", "ray", "peft", "bitsandbytes", "numpy", "pyarrow", "pillow", "tokenizers", "safetensors", "math-verify",
+)  # fmt: skip
+# Variables that change what a run computes; none of them is a secret.
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "VLLM_ATTENTION_BACKEND", "SLURM_JOB_ID")
+SECRETS = re.compile(r"[\w.+-]*(api_?key|secret|password|passwd|credential|token)[\"']?\s*[:=]", re.IGNORECASE)
+SECONDS = 10.0  # that git may take
+
+
+@contextmanager
+def describe(
+    folder: Path,
+    config: Mapping[str, Any],
+    rows: Mapping[str, str],
+    devices: Sequence[str],
+    step: int,
+    numerics: Mapping[str, Any] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Add a start of the run to its manifest, and when the block ends, when and how it did.
+
+    The block may say under `end` in what it is given that the run is not complete.
+
+    Args:
+        folder: the run's.
+        config: as it is printed, without secrets.
+        rows: a digest of the rows of each source, by its name.
+        devices: what the run computes on.
+        step: that it goes on from.
+        numerics: what decides the last bits of the run's numbers and is no setting: `threads` of the process that
+            trains, and the `micro_batches` that chose themselves, by key.
+    """
+    path = folder / MANIFEST_FILE
+    start = {
+        "began": now(),
+        "ended": None,
+        "end": "is running, or was killed",
+        "from_step": step,
+        "command": hide_secrets(sys.argv),
+        "config": config,
+        "rows": dict(rows),
+        "numerics": dict(numerics or {}),
+        "seeds": {"data": config["data"]["seed"], "rollout": config["worker"]["rollout"]["seed"]},
+        **_software(),
+        "host": _host(devices),
+    }
+    starts = [*read_manifest(folder), start]
+    write_json(path, {"starts": starts})
+    start["end"] = "complete"
+    try:
+        yield start
+    except BaseException as error:
+        start["end"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise
+    finally:
+        start["ended"] = now()
+        try:
+            write_json(path, {"starts": starts})
+        except OSError as error:
+            log.warning("%s does not say how the run ended: %s", path, error)
+
+
+def _software() -> dict[str, Any]:
+    return {"packages": find_versions(), "python": platform.python_version(), "git": find_commit(Path.cwd())}
+
+
+def _host(devices: Sequence[str]) -> dict[str, Any]:
+    return {
+        "name": platform.node(),
+        "system": platform.platform(),
+        "processors": os.cpu_count(),
+        "devices": list(devices),
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def read_manifest(folder: Path) -> list[dict[str, Any]]:
+    """Return the starts of a run, the first one first; none where it has no manifest, or one that cannot be read."""
+    try:
+        return list(json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))["starts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def hide_secrets(words: Sequence[str]) -> str:
+    """Return a command as it was typed, but for the values of words that name a secret, or hold one in a mapping."""
+    shown = []
+    for word in words:
+        key, sign, value = word.partition("=")
+        hidden = sign and (SECRET.search(key.rpartition(".")[2]) or SECRETS.search(value))
+        shown.append(f"{key}={MASK}" if hidden else word)
+    return shlex.join(shown)
+
+
+def find_versions() -> dict[str, str]:
+    """Return the versions of what is installed of the packages that a run depends on."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def find_commit(folder: Path) -> dict[str, Any] | None:
+    """Return the commit that a folder is a checkout of, and whether files differ from it; None if it is none."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD").strip()
+        return {
+            "commit": commit,
+            "changed": bool(_git(folder, "status", "--porcelain", "--untracked-files=no").strip()),
+        }
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
+
+
+def now() -> str:
+    """Return the time as ISO 8601 has it, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

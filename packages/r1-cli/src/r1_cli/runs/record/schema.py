@@ -1,0 +1,53 @@
+"""The columns of a recorded answer, one row each: what was asked, said, scored and learned."""
+
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+
+Phase = Literal["train", "validation"]
+
+
+class Column(NamedTuple):
+    """A column, and its meaning as the documentation has it."""
+
+    name: str
+    type: pa.DataType
+    meaning: str
+
+
+TOKENS, NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
+
+COLUMNS = (
+    Column("step", pa.int32(), "of training; answers of a validation carry the step whose weights were measured"),
+    Column("phase", pa.string(), "`train` or `validation`"),
+    Column("group", pa.int32(), "the prompt's place in the step"),
+    Column("sample", pa.int32(), "the answer's place in its group"),
+    Column("prompt_id", pa.string(), "the row: file and number; the noise of its answers is a function of it"),
+    Column("source", pa.string(), "the data source that results are reported under"),
+    Column("prompt", pa.string(), "as rendered for the model"),
+    Column("answer", pa.string(), "as decoded for the reward"),
+    Column("ground_truth", pa.string(), "as the row has it"),
+    Column("media", pa.list_(pa.string()), "files in `media/`, in the prompt's order: as the model saw them"),
+    Column("prompt_tokens", TOKENS, "token ids, pictures as their placeholders"),
+    Column("tokens", TOKENS, "token ids of the answer; all are trained on"),
+    Column("rollout_logprobs", NUMBERS, "of each token, as the engine sampled it, at the sampling temperature"),
+    Column("old_logprobs", NUMBERS, "of each token, the learner's before its update; null in validation"),
+    Column("entropies", NUMBERS, "of each token's distribution, nats, the learner's before its update; likewise"),
+    Column("ref_logprobs", NUMBERS, "of each token, the reference's; null without one"),
+    Column("advantages", NUMBERS, "of each token; null in validation"),
+    Column("score", pa.float64(), "what the reward gave"),
+    Column("reward", pa.float64(), "what the estimator saw: the score after shaping"),
+    Column("parts", pa.map_(pa.string(), pa.float64()), "the parts of the score by name"),
+    Column("extracted", pa.string(), "the final answer that the reward read, if it tells"),
+    Column("reason", pa.string(), "why it got its score, if the reward tells"),
+    Column("failure", pa.string(), "why it could not be scored; null if it was"),
+    Column("finish_reason", pa.string(), "`stop`, or `length` where it was cut off"),
+    Column("weight_version", pa.int32(), "of the weights that sampled it"),
+)
+
+SCHEMA = pa.schema([(column.name, column.type) for column in COLUMNS])
+
+
+def file_name(step: int, phase: Phase) -> str:
+    """Return the name of a step's file; in the order of names they are in the order of steps."""
+    return f"{step:09}-{phase}.parquet"

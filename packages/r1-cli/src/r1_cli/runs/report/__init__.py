@@ -1,0 +1,1 @@
+"""`r1 report`: one HTML page about a run."""

@@ -1,0 +1,173 @@
+"""The page of a report, section after section. All that a model, a row or a file name says is escaped."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from r1_cli.runs.diagnose.answers import diagnose_run
+from r1_cli.runs.diagnose.history import History, read_history
+from r1_cli.runs.record.manifest import read_manifest
+from r1_cli.runs.report.chart import draw, number
+from r1_cli.runs.report.examples import choose, pictures_of
+from r1_cli.runs.report.style import STYLE
+from r1_cli.runs.report.validation import Measured, measure
+
+CURVES = (
+    "reward/overall", "reward/accuracy", "reward/format", "response_length/mean", "response_length/clip_ratio",
+    "reward/groups_without_variance", "actor/entropy_loss", "actor/kl_loss", "actor/grad_norm", "actor/lr",
+    "rollout/logprob_gap_mean", "staleness/mean", "timing_s/step",
+)  # fmt: skip
+# The stages of a step that follow one another; what is beside them is not counted twice.
+STAGES = ("sync", "gen", "wait", "reward", "old", "ref", "values", "adv", "update_critic", "update_actor")
+SETTINGS = (
+    "worker.actor.model.model_path", "algorithm.adv_estimator", "worker.actor.loss_type", "worker.actor.optim.lr",
+    "data.train_files", "data.rollout_batch_size", "worker.rollout.n", "data.max_response_length",
+    "worker.rollout.temperature", "algorithm.kl_coef", "worker.reward.reward_function", "trainer.max_staleness",
+)  # fmt: skip
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # whatever gets past, loads and runs nothing
+LONGEST = 4_000  # characters of a text
+
+
+def write_report(run: Path) -> str:
+    """Return a run's report. Raises NoHistoryError where there is no run."""
+    history, starts, validations = read_history(run), read_manifest(run), measure(run)
+    name = escape(run.resolve().name)
+    parts = [
+        f"<h1>{name}</h1>", *summary(history, starts, validations), *what_ran(history, starts),
+        *curves(history, validations), *time_and_tokens(history), *findings(history), *faults(history, starts),
+        *samples(run),
+    ]  # fmt: skip
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title><meta name="viewport" '
+        f'content="width=device-width"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f"<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def table(rows: Sequence[Sequence[Any]], head: Sequence[str] = ()) -> str:
+    """Return a table; its cells are escaped."""
+    lines = ["<tr>" + "".join(f"<th>{escape(one)}</th>" for one in head) + "</tr>"] if head else []
+    lines += ["<tr>" + "".join(f"<td>{escape(str(one))}</td>" for one in row) + "</tr>" for row in rows]
+    return f"<table>{''.join(lines)}</table>" if rows else ""
+
+
+def summary(history: History, starts: Sequence[Mapping[str, Any]], validations: Sequence[Measured]) -> Iterator[str]:
+    """What a reader wants first: how far, how good."""
+    last = int(history.steps[-1]["step"])
+    told = [f"{last:,} steps"]
+    if starts:
+        told.append(f"{starts[0]['began']} to {starts[-1]['ended'] or 'now'}, {starts[-1]['end']}")
+    if reward := history.series("reward/overall"):
+        told.append(f"reward {number(reward[0][1])} to {number(reward[-1][1])}")
+    if validations:
+        best = max(validations, key=lambda one: one.value)
+        told.append(f"best validation {best.value:.3f} ({best.low:.3f} to {best.high:.3f}) at step {best.step}")
+    yield f"<p class=lead>{escape(' · '.join(told))}</p>"
+
+
+def what_ran(history: History, starts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Settings, versions, machine."""
+    yield "<h2>What ran</h2>"
+    yield table([(key, value) for key in SETTINGS if (value := history.setting(key)) is not None])
+    if not starts:
+        return
+    last = starts[-1]
+    git = last.get("git") or {}
+    host = last["host"]
+    yield table(
+        [
+            ("command", last["command"]),
+            ("commit", f"{git.get('commit', 'none')}{', changed' if git.get('changed') else ''}"),
+            ("packages", ", ".join(f"{name} {version}" for name, version in last["packages"].items())),
+            ("machine", f"{host['system']}, {host['processors']} processors, {', '.join(host['devices'])}"),
+            ("seeds", ", ".join(f"{name} {seed}" for name, seed in last["seeds"].items())),
+            ("rows", ", ".join(f"{name}: {digest}" for name, digest in last["rows"].items())),
+        ]
+    )
+
+
+def curves(history: History, validations: Sequence[Measured]) -> Iterator[str]:
+    """The curves, and validation with its intervals."""
+    yield "<h2>Curves</h2><div class=grid>"
+    if validations:
+        points = [(one.step, one.value) for one in validations]
+        yield draw("validation, 95 % intervals", points, [(one.step, one.low, one.high) for one in validations])
+    elif points := history.series("val/reward_score"):
+        yield draw("val/reward_score", points)
+    for name in CURVES:
+        yield draw(name, history.series(name))
+    yield "</div>"
+    rows = [(one.step, one.rows, f"{one.value:.4f}", f"{one.low:.4f} to {one.high:.4f}") for one in validations]
+    yield table(rows, ("step", "rows", "validation", "95 % interval"))
+
+
+def time_and_tokens(history: History) -> Iterator[str]:
+    """Where time and tokens went."""
+    yield "<h2>Time and tokens</h2>"
+    spent = {stage: sum(value for _, value in history.series(f"timing_s/{stage}")) for stage in STAGES}
+    whole = sum(value for _, value in history.series("timing_s/step"))
+    spent["rest of the steps"] = max(whole - sum(spent.values()), 0.0)
+    spent |= {
+        name: sum(value for _, value in history.series(f"timing_s/{name}"))
+        for name in ("validation", "save_checkpoint")
+    }
+    total = sum(spent.values())
+    shown = {name: seconds for name, seconds in spent.items() if total and seconds / total > 0.0005}
+    yield "".join(
+        f'<div class=share><span>{escape(name)}</span><i style="width:{70 * seconds / total:.2f}%"></i>'
+        f"{seconds:,.1f} s, {seconds / total:.1%}</div>"
+        for name, seconds in sorted(shown.items(), key=lambda one: -one[1])
+    )
+    tokens, sampled = (
+        sum(v for _, v in history.series(n)) for n in ("perf/total_num_tokens", "rollout/tokens_sampled")
+    )
+    rate = history.late("perf/samples_per_second")
+    rows = [("tokens trained on, prompts included", f"{tokens:,.0f}"), ("tokens sampled", f"{sampled:,.0f}")]
+    rows += [("answers a second, last quarter", f"{rate.mean:.4g}")] if rate else []
+    yield table([row for row in rows if row[1] != "0"])
+
+
+def findings(history: History) -> Iterator[str]:
+    """What `r1 diagnose` finds."""
+    found = diagnose_run(history)
+    yield "<h2>Diagnosis</h2>"
+    yield table([(one.what, one.evidence, one.advised) for one in found], ("found", "by", "try"))
+    yield "" if found else "<p>Nothing of what is known to go wrong.</p>"
+
+
+def faults(history: History, starts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What failed and was survived."""
+    rows = [(f"start {at}, from step {one['from_step']}", one["end"]) for at, one in enumerate(starts, start=1)]
+    rows = rows if len(rows) > 1 or any(row[1] != "complete" for row in rows) else []
+    for name in [name for prefix in ("reward/failures", "val/failures") for name in history.names(prefix)]:
+        if count := sum(value for _, value in history.series(name)):
+            rows.append((name, f"{count:,.0f} answers"))
+    for name in ("actor/skipped_steps", "critic/skipped_steps"):
+        if (known := history.series(name)) and known[-1][1]:
+            rows.append((name, f"{known[-1][1]:,.0f} optimizer steps"))
+    yield "<h2>Faults survived</h2>"
+    yield table(rows) or "<p>None.</p>"
+
+
+def samples(run: Path) -> Iterator[str]:
+    """Best, typical and worst answers with their pictures."""
+    step, chosen = choose(run)
+    if step is None:
+        return
+    yield f"<h2>Answers of step {step}</h2>"
+    for kind, rows in chosen.items():
+        yield f"<h3>{kind}</h3><div class=grid>"
+        for row in rows:
+            shown = pictures_of(run, row)
+            pictures = "".join(f'<img src="{address}" alt="of the prompt">' for address in shown)
+            left = len(row["media"] or ()) - len(shown)
+            parts = ", ".join(f"{name} {number(value)}" for name, value in row["parts"].items() if math.isfinite(value))
+            said = [f"score {row['score']:.4g}", parts, f"truth {row['ground_truth']}", row["failure"] or row["reason"]]
+            said.append(f"{left} pictures left out" if left else "")
+            yield (
+                f"<article>{pictures}<pre>{escape(row['prompt'][-LONGEST:])}</pre><pre class=answer>"
+                f"{escape(row['answer'][:LONGEST])}</pre><p>{escape(' · '.join(filter(None, said)))}</p></article>"
+            )
+        yield "</div>"

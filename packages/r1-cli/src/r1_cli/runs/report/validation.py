@@ -1,0 +1,52 @@
+"""How good a run was on its validation rows, and how sure that is."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+from r1_cli.runs.record.reader import read_steps, read_whole
+
+SURE = 1.959963985  # standard deviations of a normal distribution that hold 95 % of it
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A share or a mean over rows, with the ends of its interval of 95 %."""
+
+    step: int
+    rows: int
+    value: float
+    low: float
+    high: float
+
+
+def measure(run: Path) -> list[Measured]:
+    """Return the score of each recorded validation; a row's is the mean over its answers."""
+    found = []
+    for step in read_steps(run, "validation"):
+        rows: dict[int, list[float]] = {}
+        for one in read_whole(run, step, "validation", ["group", "score", "parts"]):
+            score = one["parts"].get("accuracy", one["score"])
+            if math.isfinite(score):
+                rows.setdefault(one["group"], []).append(score)
+        if rows:
+            found.append(interval(step, [fmean(scores) for scores in rows.values()]))
+    return found
+
+
+def interval(step: int, scores: Sequence[float]) -> Measured:
+    """Return the mean of the rows' scores with its interval of 95 %.
+
+    Of scores that are 0 or 1 by Wilson (J. Am. Stat. Assoc. 22, 209, 1927), which holds for few rows and near 0 and 1,
+    too; of others by the normal distribution, from the standard deviation over rows.
+    """
+    count, mean = len(scores), fmean(scores)
+    if set(scores) <= {0.0, 1.0}:
+        below = 1 + SURE**2 / count
+        middle = (mean + SURE**2 / (2 * count)) / below
+        half = SURE * math.sqrt(mean * (1 - mean) / count + SURE**2 / (4 * count**2)) / below
+        return Measured(step, count, mean, max(middle - half, 0.0), min(middle + half, 1.0))
+    half = SURE * stdev(scores) / math.sqrt(count) if count > 1 else math.inf
+    return Measured(step, count, mean, mean - half, mean + half)

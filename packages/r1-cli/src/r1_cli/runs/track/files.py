@@ -1,0 +1,115 @@
+"""The run's own record on disk: append-only JSON lines that survive kills and resumes without gap or repeat."""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from r1_cli.checkpoint.folders import CheckpointError, write_json
+from r1_cli.runs.record import SAMPLES
+from r1_cli.runs.track.types import Record, RunInfo
+
+CONFIG_FILE = "experiment_config.json"
+LOG_FILE = "experiment_log.jsonl"
+GENERATIONS_FILE = "generations.jsonl"
+
+
+class JsonLines:
+    """A file of JSON objects, one a line, that is only ever appended to.
+
+    A kill can tear the last line; it was never a record, so it is cut off when the file is next opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(path, whole)
+
+    def read(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def append(self, rows: list[dict[str, Any]]) -> None:
+        """Write rows and force them to disk. Raises CheckpointError where it is full; what was there stays whole."""
+        before = self.path.stat().st_size
+        try:
+            with self.path.open("a") as file:
+                file.write("".join(json.dumps(row) + "\n" for row in rows))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            os.truncate(self.path, before)
+            raise CheckpointError(f"{self.path} could not be written: {error}; make room, then go on") from error
+
+
+class FileLogger:
+    """`experiment_config.json`, `experiment_log.jsonl` and `generations.jsonl` in the run's folder.
+
+    A resumed run repeats the steps after its last checkpoint, bit for bit; what the killed run had already written
+    of them is kept and not written again. A run that starts from nothing with other settings than the ones in the
+    folder is another run: the older records are moved aside, never mixed and never lost.
+    """
+
+    def __init__(self, info: RunInfo) -> None:
+        if not info.resumed_from:
+            _move_aside_other_run(info)
+        self._log = JsonLines(info.folder / LOG_FILE)
+        self._generations = JsonLines(info.folder / GENERATIONS_FILE)
+        self._steps = {row["step"] for row in self._log.read()}
+        self._logged_generations = {_key(row) for row in self._generations.read()}
+        write_json(info.folder / CONFIG_FILE, info.config)
+
+    def has(self, step: int) -> bool:
+        return step in self._steps
+
+    def log(self, step: int, record: Record) -> None:
+        if self.has(step):
+            return
+        # NaN is not JSON: readers other than Python's would refuse the line.
+        values = {key: value if math.isfinite(value) else None for key, value in record.items()}
+        self._log.append([{"step": step, **values}])
+        self._steps.add(step)
+
+    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
+        new = [row for row in ({"step": step, **row} for row in rows) if _key(row) not in self._logged_generations]
+        self._generations.append(new)
+        self._logged_generations.update(map(_key, new))
+
+    def close(self) -> None:
+        """Every line is already on disk."""
+
+
+def _key(row: dict[str, Any]) -> tuple[int, str, str, int]:
+    """Return what names a response; files of older versions hold one of each prompt of the validation set."""
+    return row["step"], row.get("split", "val"), row["id"], row.get("sample", 0)
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings that the folder's run was last started with; empty if there was none."""
+    path = folder / CONFIG_FILE
+    settings: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return settings
+
+
+def read_records(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a run's log, which may still grow: a line that is not whole is passed over."""
+    path = folder / LOG_FILE
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with suppress(ValueError):
+            yield json.loads(line)
+
+
+def _move_aside_other_run(info: RunInfo) -> None:
+    config, records = info.folder / CONFIG_FILE, info.folder / LOG_FILE
+    if not records.is_file() or read_settings(info.folder) == info.config:
+        return
+    number = 1 + len(list(info.folder.glob("experiment_log.*.jsonl")))
+    for path in (config, records, info.folder / GENERATIONS_FILE, info.folder / SAMPLES):
+        if path.exists():
+            path.rename(path.with_suffix(f".{number}{path.suffix}"))

@@ -1,0 +1,116 @@
+"""One tracker for a run: passes each record to every logger that the configuration names, while the run goes on."""
+
+import importlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from r1_cli.checkpoint.background import Background
+from r1_cli.runs.track.files import FileLogger
+from r1_cli.runs.track.types import Console, Generation, Logger, Record, RunInfo
+
+BEHIND = 64  # records that may wait to be written; a service that takes longer than a step holds the run up then
+
+log = logging.getLogger("r1")
+
+
+class Tracker:
+    """All loggers of a run behind one.
+
+    The console shows a record at once. A thread writes it, in the order in which records came: first into the run's own
+    files, then to services.
+    """
+
+    def __init__(self, names: Sequence[str], info: RunInfo, console: Console) -> None:
+        # These two are always there: resuming without gap or repeat is decided by what the files hold, and the console
+        # knows by itself what to show where it was not asked for.
+        self.files = FileLogger(info)
+        self.console = console
+        self.loggers: list[Logger] = [self.files, console]
+        for name in names:
+            if name not in ("console", "file"):
+                self.loggers += _open(name, info)
+        self._thread = Background("r1-tracking", BEHIND)
+        self._failure: Exception | None = None  # why the run's own files lack what came since
+
+    def has(self, step: int) -> bool:
+        """Whether this step's record was already written, by this process or one before it."""
+        return self.files.has(step)
+
+    def stage(self, name: str) -> None:
+        """Show what a step has come to; see `Stopwatch`."""
+        self.console.stage(name)
+
+    def log(self, step: int, record: Record, generations: Sequence[Generation] = ()) -> None:
+        """Show one step's record, and have it written, with responses that belong to it.
+
+        The run's own file gets them all; other loggers the first to each prompt of the validation set.
+
+        Raises:
+            CheckpointError: an earlier one could not be written into the run's own files.
+        """
+        if self._failure:
+            raise self._failure
+        first = [_flat(asdict(one)) for one in generations if one.split == "val" and one.sample == 0]
+        if self.console in self.loggers:
+            self.console.show(generations)
+            self._pass_on(self.console, step, record, first)
+        self._thread.do(partial(self._write, step, dict(record), tuple(generations), first))
+
+    def flush(self) -> None:
+        """Wait until all that was logged is written. Raises as `log` does."""
+        self._thread.do(lambda: None).result()
+        if self._failure:
+            raise self._failure
+
+    def close(self) -> None:
+        """Write all that was logged, and end what the loggers have open, in the thread that has opened it."""
+        self._thread.do(lambda: None).result()
+        self._thread.close()
+        for logger in self.loggers:
+            logger.close()
+
+    def _write(self, step: int, record: Record, generations: Sequence[Generation], first: list[dict[str, Any]]) -> None:
+        """Write one record; nothing after one that is missing in the run's own files."""
+        if self._failure:
+            return
+        try:
+            # Generations first: a step counts as written once its record is.
+            if generations:
+                self.files.log_generations(step, [asdict(generation) for generation in generations])
+            self.files.log(step, record)
+        except Exception as error:  # is raised where the run can end
+            self._failure = error
+            return
+        for logger in list(self.loggers):
+            if logger not in (self.files, self.console):
+                self._pass_on(logger, step, record, first)
+
+    def _pass_on(self, logger: Logger, step: int, record: Record, rows: list[dict[str, Any]]) -> None:
+        """Let a logger have a record; a service that went away must not cost the run."""
+        try:
+            if rows:
+                logger.log_generations(step, rows)
+            logger.log(step, record)
+        except Exception as error:
+            log.warning("%s is off from step %d: %s: %s", type(logger).__name__, step, type(error).__name__, error)
+            self.loggers.remove(logger)
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a response's columns for a table whose cells are text or numbers."""
+    return {**row, "parts": json.dumps(row["parts"])}
+
+
+def _open(name: str, info: RunInfo) -> list[Logger]:
+    """Import the service's module, which has `open_logger(info) -> Logger`, now that it is asked for."""
+    try:
+        return [importlib.import_module(f"r1_cli.runs.track.loggers.{name}").open_logger(info)]
+    except ImportError as error:
+        log.warning("logger %s is off: %s (pip install %s)", name, error, name)
+    except Exception as error:  # a service that is down, misconfigured or new must not cost a training run
+        log.warning("logger %s is off: %s: %s", name, type(error).__name__, error)
+    return []

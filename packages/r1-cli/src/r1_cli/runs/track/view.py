@@ -1,0 +1,170 @@
+"""The terminal while a run goes on: phase, rates, time left, curves so far and the last answers, at a glance."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.box import ROUNDED
+from rich.cells import cell_len, set_cell_size
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from r1_cli.runs.track.plot import plot
+from r1_cli.runs.track.types import Generation, Record
+
+# The stages of a step, as `Stopwatch` knows them, in words.
+STAGES = {
+    "step": "sync",  # which it begins with
+    "sync": "sync",
+    "render": "prompts",
+    "gen": "sampling",
+    "wait": "waiting for groups",
+    "reward": "rewards",
+    "old": "old log-probs",
+    "ref": "reference log-probs",
+    "values": "the critic's values",
+    "adv": "advantages",
+    "update_actor": "update",
+    "update_critic": "the critic's update",
+    "validation": "validation",
+    "save_checkpoint": "saving",
+}
+LINES = 4  # of a curve
+LEAST_HEIGHT = 24  # lines of a terminal that has room for curves and answers
+RECENT = 10  # steps whose time foretells the rest
+LABEL = 9  # characters of the numbers beside a curve
+
+
+@dataclass(slots=True)
+class View:
+    """What is known of a run so far, and how it looks."""
+
+    title: str
+    step: int  # whole ones
+    total: int
+    begun: float = field(default_factory=time.monotonic)
+    stage: str = ""
+    within: str = ""  # how far the stage is
+    reward: list[tuple[float, float]] = field(default_factory=list)  # (step, value)
+    validation: list[tuple[float, float]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # of the last steps
+    last: Record = field(default_factory=dict)
+    answers: Sequence[Generation] = ()
+
+    def take(self, step: int, record: Record, answers: Sequence[Generation]) -> None:
+        """Take in a step's record, and some of its answers."""
+        self.step, self.stage, self.within = step, "", ""
+        self.last = {**record}
+        if "reward/overall" in record:
+            self.reward.append((step, record["reward/overall"]))
+        if "val/reward_score" in record:
+            self.validation.append((step, record["val/reward_score"]))
+        if "timing_s/step" in record:
+            known = ("step", "validation", "save_checkpoint")
+            self.seconds = [*self.seconds[1 - RECENT :], sum(record.get(f"timing_s/{name}", 0.0) for name in known)]
+        self.answers = pick(answers) or self.answers
+
+    def seconds_left(self) -> float | None:
+        """Return how long the rest takes if it goes on as the last steps did; None before the first."""
+        return None if not self.seconds else (self.total - self.step) * sum(self.seconds) / len(self.seconds)
+
+    def draw(self, width: int, height: int) -> RenderableType:
+        """Return the picture for a terminal of so many columns and lines; a low one gets the first lines only."""
+        inner = max(width - 4, 20)
+        parts: list[RenderableType] = [self._progress(inner), self._rates()]
+        if height >= LEAST_HEIGHT:
+            for name, points in (("reward", self.reward), ("validation", self.validation)):
+                if points:
+                    parts.append(self._curve(name, points, inner))
+            parts += self._answers(inner)
+        title = Text(self.title, no_wrap=True, overflow="ellipsis")
+        return Panel(Group(*parts), title=title, title_align="left", box=ROUNDED, padding=(0, 1), width=width)
+
+    def _progress(self, width: int) -> RenderableType:
+        grid = Table.grid(padding=(0, 1))
+        stage = " ".join(filter(None, (STAGES.get(self.stage, self.stage), self.within)))
+        left = self.seconds_left()
+        times = clock(time.monotonic() - self.begun) + ("" if left is None else f", {clock(left)} left")
+        bar = ProgressBar(total=max(self.total, 1), completed=self.step, width=max(min(width // 4, 40), 8))
+        words = (f"step {self.step}/{self.total}", "bold"), (stage, "cyan"), (times, "")
+        counted, doing, timed = (Text(word, style, no_wrap=True, overflow="ellipsis") for word, style in words)
+        grid.add_row(counted, bar, doing, timed)
+        return grid
+
+    def _rates(self) -> Text:
+        """The last step's numbers, those first that say most."""
+        shown = []
+        for key, words in (
+            ("reward/overall", "reward {:.3f}"),
+            ("reward/failures", "{:.0f} failed"),
+            ("perf/samples_per_second", "{} samples/s"),
+            ("perf/throughput", "{} tokens/s a device"),
+            ("response_length/mean", "{} tokens an answer"),
+            ("response_length/clip_ratio", "{:.0%} cut off"),
+        ):
+            value = self.last.get(key)
+            if value is not None and not (key == "reward/failures" and not value):
+                shown.append(words.format(value if ":" in words else quantity(value)))
+        return Text(" · ".join(shown) or "the first step is under way", no_wrap=True, overflow="ellipsis")
+
+    def _curve(self, name: str, points: Sequence[tuple[float, float]], width: int) -> Text:
+        """A curve over the steps so far, with its highest and lowest value beside it, and the last."""
+        finite = [value for _, value in points if math.isfinite(value)]
+        room = max(width - LABEL - 2, 10)
+        lines = plot(points, room, LINES, points[0][0], max(self.step, points[0][0] + 1))
+        labels = [""] * LINES
+        if finite:
+            labels[0], labels[-1] = f"{max(finite):.3g}", f"{min(finite):.3g}"
+        best = max(points, key=lambda one: one[1] if math.isfinite(one[1]) else -math.inf)
+        text = Text(f"{name} {points[-1][1]:.3f}, best {best[1]:.3f} at step {best[0]:.0f}\n", style="bold")
+        for label, line in zip(labels, lines, strict=True):
+            text.append(f"{label:>{LABEL}} ", style="dim")
+            text.append(f"{line}\n", style="green" if name == "reward" else "blue")
+        text.rstrip()
+        return text
+
+    def _answers(self, width: int) -> list[Text]:
+        """The last answers, shortened to a line each, without characters that could control a terminal."""
+        found = []
+        for one in self.answers:
+            said = visible(" ".join(one.response[: 4 * width].split()))
+            mark = Text(f"{one.score:>6.2f} ", style="green" if one.score > 0 else "red")
+            room = width - 7
+            found.append(mark + Text(said if cell_len(said) <= room else set_cell_size(said, room - 1) + "…"))
+        return [Text("the last answers, with their scores", style="bold"), *found] if found else []
+
+
+def pick(answers: Sequence[Generation]) -> list[Generation]:
+    """Return the best answer, one in the middle and the worst, of those trained on if there are any."""
+    ranked = sorted([one for one in answers if one.split == "train"] or answers, key=lambda one: -one.score)
+    places = sorted({0, len(ranked) // 2, len(ranked) - 1}) if ranked else []
+    return [ranked[place] for place in places]
+
+
+def clock(seconds: float) -> str:
+    """Return a time as a clock shows it, such as 1:02:03; what is no number as `?`."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return (f"{days} d " if days else "") + f"{hours}:{minutes:02}:{rest:02}"
+
+
+def quantity(value: float) -> str:
+    """Return a number as short as it is readable, such as 0.53, 12.4, 430, 5.1k, 2.3M."""
+    if not math.isfinite(value):
+        return str(value)
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def visible(text: str) -> str:
+    """Return `text` with what cannot be printed written out, such as `\\x1b`."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

@@ -1,0 +1,1 @@
+"""`r1 view`: curves and samples of runs in a browser."""

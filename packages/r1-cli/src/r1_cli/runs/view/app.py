@@ -1,0 +1,179 @@
+"""The routes of `r1 view`: the page, and what it asks for as JSON. Needs `r1-cli[view]`."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from r1_cli.runs.record.manifest import MANIFEST_FILE, read_manifest
+from r1_cli.runs.view.curves import LOG, Curves
+from r1_cli.runs.view.guard import Guard
+from r1_cli.runs.view.samples import FILTERS, SORTS, Samples
+from r1_cli.runs.view.samples import FOLDER as SAMPLES
+
+STATIC = Path(__file__).parent / "static"
+PHASES = ("train", "validation")
+MOST_ROWS = 500  # in a response
+QUIET = 600.0  # seconds without a write after which a run without an end may have been killed
+MEDIA = re.compile(r"[0-9a-f]{32}\.(png|webp)")
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".png": "image/png", ".webp": "image/webp"}
+
+
+class Run:
+    """A run's folder, as the page knows it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name, self.curves = folder, name, Curves(folder)
+        self.samples = {phase: Samples(folder, phase) for phase in PHASES}
+
+    def status(self) -> dict[str, str]:
+        """Return {"state", "told"}: `waiting`, `live`, `finished`, `stopped` or `silent`, and the reason or "".
+
+        A run that was killed cannot say so. It counts as silent if it has written nothing for `QUIET` seconds and for
+        three of its longest recent steps.
+        """
+        starts, written = read_manifest(self.folder), self._written()
+        if written is None:
+            return {"state": "waiting", "told": "nothing is written there yet"}
+        if starts and starts[-1].get("ended"):
+            end = str(starts[-1].get("end"))
+            return {"state": "finished", "told": ""} if end == "complete" else {"state": "stopped", "told": end}
+        steps = [row.get("timing_s/step") or 0.0 for row in self.curves.read()["rows"][-20:]]
+        if (quiet := time.time() - written) > max([QUIET, *(3 * seconds for seconds in steps)]):
+            return {
+                "state": "silent",
+                "told": f"nothing written for {quiet / 60:,.0f} minutes; it may have been killed",
+            }
+        return {"state": "live", "told": ""}
+
+    def _written(self) -> float | None:
+        """Return when the run last wrote a step, samples or its manifest, in seconds since 1970; None if never."""
+        files = (LOG, MANIFEST_FILE, SAMPLES)
+        return max((path.stat().st_mtime for name in files if (path := self.folder / name).exists()), default=None)
+
+
+class AskError(ValueError):
+    """A request that cannot be answered, in words."""
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """Return a name for each run: its folder's, with those above where they would be the same."""
+    parts = [folder.resolve().parts for folder in folders]
+    for depth in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    return [str(folder) for folder in folders]
+
+
+def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] | None) -> Any:
+    """Return the ASGI application; see `Guard` for `token` and `hosts`."""
+    from starlette.applications import Starlette
+    from starlette.responses import FileResponse, Response
+    from starlette.routing import Route
+
+    runs = [Run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
+    files = {"/" + str(path.relative_to(STATIC)): path for path in STATIC.rglob("*") if path.suffix in KINDS}
+    files["/"] = STATIC / "index.html"
+
+    def page(request: Any) -> Any:
+        path = files[request.url.path]
+        return FileResponse(path, media_type=KINDS[path.suffix], headers={"cache-control": "no-cache"})
+
+    def media(request: Any) -> Any:
+        name = request.path_params["name"]
+        try:
+            folder = _run(runs, request.path_params["run"]).folder / "media"
+        except AskError as error:
+            return Response(str(error), 404, media_type="text/plain")
+        if not MEDIA.fullmatch(name) or not (path := folder / name).is_file() or path.is_symlink():
+            return Response("there is no such picture", 404, media_type="text/plain")
+        headers = {"cache-control": "private, max-age=86400, immutable"}
+        return FileResponse(path, media_type=KINDS[path.suffix], headers=headers)
+
+    def as_json(answer: Callable[[list[Run], Any], Any]) -> Callable[[Any], Any]:
+        def endpoint(request: Any) -> Any:
+            try:
+                found, status = answer(runs, request.query_params), 200
+            except AskError as error:
+                found, status = {"error": str(error)}, 400
+            body = json.dumps(_plain(found), allow_nan=False)
+            return Response(body, status, {"cache-control": "no-store"}, "application/json")
+
+        return endpoint
+
+    asked = {"runs": _runs, "curves": _curves, "samples": _samples, "group": _group, "same": _same}
+    routes = [Route(f"/api/{name}", as_json(answer)) for name, answer in asked.items()]
+    routes += [Route(path, page) for path in files]
+    routes.append(Route("/media/{run}/{name}", media))
+    return Guard(Starlette(routes=routes), token, hosts)
+
+
+def _runs(runs: list[Run], asked: Any) -> Any:
+    return [
+        {"name": run.name, **run.status(), **{phase: run.samples[phase].steps() for phase in PHASES}} for run in runs
+    ]
+
+
+def _curves(runs: list[Run], asked: Any) -> Any:
+    return _run(runs, asked.get("run")).curves.read(_number(asked, "after", 0), _number(asked, "times", 0))
+
+
+def _samples(runs: list[Run], asked: Any) -> Any:
+    filters = [name for name in asked.get("filters", "").split(",") if name]
+    if unknown := sorted({*filters} - {*FILTERS}):
+        raise AskError(f"filters has {unknown[0]!r}; there are {', '.join(FILTERS)}")
+    return _of(runs, asked).page(
+        begin=max(_number(asked, "begin", 0), 0),
+        count=min(max(_number(asked, "count", 100), 0), MOST_ROWS),
+        step=_number(asked, "step", 0) if asked.get("step") else None,
+        search=asked.get("search", ""),
+        filters=filters,
+        sort=_choice(asked, "sort", SORTS),
+        down=asked.get("down") == "1",
+    )
+
+
+def _group(runs: list[Run], asked: Any) -> Any:
+    return _of(runs, asked).group(_number(asked, "step", 0), _number(asked, "group", 0))
+
+
+def _same(runs: list[Run], asked: Any) -> Any:
+    phase = _choice(asked, "phase", PHASES)
+    found = [(number, run.samples[phase].same(asked.get("prompt_id", ""))) for number, run in enumerate(runs)]
+    return [{"run": number, **one} for number, those in found for one in those]
+
+
+def _of(runs: list[Run], asked: Any) -> Samples:
+    return _run(runs, asked.get("run")).samples[_choice(asked, "phase", PHASES)]
+
+
+def _run(runs: list[Run], number: str | None) -> Run:
+    if number is None or not re.fullmatch(r"[0-9]{1,4}", number) or int(number) >= len(runs):
+        raise AskError(f"run is {number!r}; runs are 0 to {len(runs) - 1}")
+    return runs[int(number)]
+
+
+def _number(asked: Any, name: str, default: int) -> int:
+    text = asked.get(name, str(default))
+    if not re.fullmatch(r"-?[0-9]{1,9}", text):
+        raise AskError(f"{name} is {text!r}, not a whole number")
+    return int(text)
+
+
+def _choice(asked: Any, name: str, choices: tuple[str, ...]) -> str:
+    if (found := asked.get(name, choices[0])) not in choices:
+        raise AskError(f"{name} is {found!r}; there are {', '.join(choices)}")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without the numbers that JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,193 @@
+"""The recorded answers of a run: an index of their numbers in memory, texts and tokens read when they are asked for."""
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from r1_cli.runs.view.pieces import Pieces
+
+FOLDER = "samples"
+PREVIEW = 160  # characters of a text in a list
+KEPT_FILES = 8  # whose texts stay in memory
+KEPT_SEARCHES = 8
+NUMBERS = ("step", "group", "sample", "score", "length", "truncated", "failed", "flat")
+LIGHT = ("step", "group", "sample", "score", "finish_reason", "failure", "tokens", "prompt_id")
+SORTS = ("step", "score", "length")
+FILTERS = ("flat", "truncated", "failed")
+
+
+class Samples:
+    """The answers of one phase of a run."""
+
+    def __init__(self, run: Path, phase: str) -> None:
+        self._folder, self._phase, self._lock = run / FOLDER, phase, threading.RLock()
+        self._pieces = Pieces(run)
+        self._parts: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}  # by file: what it was, its numbers
+        self._index: dict[str, Any] = _join([])
+        self._files: list[Path] = []
+        self._texts: OrderedDict[Path, Any] = OrderedDict()
+        self._found: OrderedDict[tuple[Path, str], Any] = OrderedDict()
+
+    def steps(self) -> list[int]:
+        """Return the recorded steps, in order."""
+        with self._lock:
+            self._read_on()
+            return [int(step) for step in np.unique(self._index["step"])]
+
+    def page(
+        self, *, begin: int, count: int, step: int | None, search: str, filters: list[str], sort: str, down: bool
+    ) -> dict[str, Any]:
+        """Return `count` answers from the `begin`-th on, of those that pass: {"total", "rows"}, texts shortened.
+
+        Args:
+            step: None: all.
+            search: in prompt and answer, whatever the case.
+            filters: of `FILTERS`, all of which hold.
+            sort: of `SORTS`; `down` begins with the highest.
+        """
+        with self._lock:
+            self._read_on()
+            index = self._index
+            passing = np.ones(len(index["step"]), bool)
+            for name in filters:
+                passing &= index[name]
+            if step is not None:
+                passing &= index["step"] == step
+            if search:
+                self._search(search, passing)
+            chosen = np.flatnonzero(passing)
+            keys = np.nan_to_num(index[sort][chosen], nan=-np.inf)
+            chosen = chosen[np.argsort(-keys if down else keys, kind="stable")]
+            return {"total": len(chosen), "rows": [self._light(place) for place in chosen[begin : begin + count]]}
+
+    def group(self, step: int, group: int) -> list[dict[str, Any]]:
+        """Return all that is recorded of a prompt's answers at a step, and the text of each token as `pieces`.
+
+        None where there is no such group.
+        """
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        path = self._folder / f"{step:09}-{self._phase}.parquet"
+        with self._lock:
+            self._read_on()
+            if path not in self._parts:
+                return []
+        table = pq.read_table(path, partitioning=None)
+        rows = table.filter(pc.equal(table["group"], group)).to_pylist()
+        for row in rows:
+            row["parts"] = dict(row.get("parts") or ())
+            row["pieces"] = self._pieces.of(row["tokens"])
+        return rows
+
+    def same(self, prompt_id: str) -> list[dict[str, Any]]:
+        """Return the groups of a prompt: step, group and mean score of each."""
+        with self._lock:
+            self._read_on()
+            of_prompt = self._index["prompt_id"] == prompt_id
+            pairs = np.stack([self._index["step"][of_prompt], self._index["group"][of_prompt]], axis=1)
+            scores = self._index["score"][of_prompt]
+            return [
+                {"step": int(s), "group": int(g), "score": float(np.mean(scores[(pairs == (s, g)).all(axis=1)]))}
+                for s, g in np.unique(pairs, axis=0)
+            ]
+
+    def _search(self, text: str, passing: Any) -> None:
+        import pyarrow.compute as pc
+
+        for number, path in enumerate(self._files):
+            inside = np.flatnonzero((self._index["file"] == number) & passing)
+            if not len(inside):
+                continue
+            if (path, text) not in self._found:
+                texts = self._text(path)
+                hits = [pc.match_substring(texts[name], text, ignore_case=True) for name in ("prompt", "answer")]
+                self._found[path, text] = pc.fill_null(pc.or_(*hits), False).to_numpy()
+            hit = self._found[path, text]
+            passing[inside] = hit[self._index["row"][inside]]
+        while len(self._found) > KEPT_SEARCHES * max(len(self._files), 1):
+            self._found.popitem(last=False)
+
+    def _light(self, place: int) -> dict[str, Any]:
+        texts, row = self._text(self._files[self._index["file"][place]]), int(self._index["row"][place])
+        found = {name: self._index[name][place].item() for name in NUMBERS}
+        for name in ("prompt", "answer"):
+            found[name] = (texts[name][row].as_py() or "")[-PREVIEW if name == "prompt" else 0 :][:PREVIEW]
+        return found
+
+    def _text(self, path: Path) -> Any:
+        """Return prompts and answers of a file, as a table; empty texts where the file has gone."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if path not in self._texts:
+            try:
+                self._texts[path] = pq.read_table(
+                    path, columns=["prompt", "answer"], partitioning=None
+                ).combine_chunks()
+            except FileNotFoundError:
+                empty = pa.array([""] * len(self._parts[path][1]["step"]))
+                return pa.table({"prompt": empty, "answer": empty})
+        self._texts.move_to_end(path)
+        while len(self._texts) > KEPT_FILES:
+            self._texts.popitem(last=False)
+        return self._texts[path]
+
+    def _read_on(self) -> None:
+        """Take in files that are new or replaced, and forget those that went."""
+        seen: dict[Path, tuple[int, int]] = {}
+        for path in sorted(self._folder.glob(f"[0-9]*-{self._phase}.parquet")):
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            seen[path] = (status.st_ino, status.st_mtime_ns)
+        if seen == {path: what for path, (what, _) in self._parts.items()}:
+            return
+        parts = {}
+        for path, what in seen.items():
+            known = self._parts.get(path)
+            if known and known[0] == what:
+                parts[path] = known
+            elif numbers := _numbers(path):
+                parts[path] = (what, numbers)
+                self._texts.pop(path, None)
+                self._found = OrderedDict((key, hit) for key, hit in self._found.items() if key[0] != path)
+        self._parts, self._files = parts, list(parts)
+        self._index = _join([numbers for _, numbers in parts.values()])
+
+
+def _numbers(path: Path) -> dict[str, Any] | None:
+    """Return a file's numbers, one of each an answer; None for a file that cannot be read."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=list(LIGHT), partitioning=None)
+    except (OSError, pa.ArrowException):
+        return None
+    found = {name: table[name].to_numpy() for name in ("step", "group", "sample")}
+    found["score"] = table["score"].cast(pa.float64()).to_numpy(zero_copy_only=False)
+    found["length"] = pc.fill_null(pc.list_value_length(table["tokens"]), 0).to_numpy()
+    found["truncated"] = pc.fill_null(pc.equal(table["finish_reason"], "length"), False).to_numpy()
+    found["failed"] = table["failure"].is_valid().to_numpy()
+    found["prompt_id"] = np.array(table["prompt_id"].to_pylist(), object)
+    found["row"] = np.arange(len(table))
+    _, group = np.unique(found["group"], return_inverse=True)
+    low, high = np.full(len(table), np.inf), np.full(len(table), -np.inf)
+    np.fmin.at(low, group, found["score"])
+    np.fmax.at(high, group, found["score"])
+    found["flat"] = (low >= high)[group]
+    return found
+
+
+def _join(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    names = (*NUMBERS, "prompt_id", "row")
+    kinds = {"score": float, "prompt_id": object, "truncated": bool, "failed": bool, "flat": bool}
+    index = {name: np.concatenate([np.empty(0, kinds.get(name, int)), *(p[name] for p in parts)]) for name in names}
+    index["file"] = np.repeat(np.arange(len(parts)), [len(part["step"]) for part in parts])
+    return index

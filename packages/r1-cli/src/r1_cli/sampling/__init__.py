@@ -1,1 +1,0 @@
-"""From prompts to a step's scored groups."""

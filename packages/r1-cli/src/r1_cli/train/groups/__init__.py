@@ -1,0 +1,1 @@
+"""Groups of responses: shaping of rewards, filtering, advantages."""

@@ -1,0 +1,75 @@
+"""From scores to the rewards that an estimator sees: an overlong punishment, one scale over the run, a clip."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import torch
+
+from r1_cli.train.groups.group import Group
+from r1_core.reward_normalization import RewardNormalizer
+from r1_core.soft_overlong import overlong_punishment
+
+
+@dataclass(frozen=True, slots=True)
+class OverlongBuffer:
+    """DAPO's soft overlong punishment (arXiv 2503.14476), in tokens of a response."""
+
+    max_length: int
+    buffer: int  # the last tokens before `max_length`, which cost
+    factor: float  # what a response that fills them all loses
+
+    def punishments(self, group: Group) -> list[float]:
+        """Return what each response's reward changes by: 0 or less."""
+        lengths = torch.tensor([len(completion.token_ids) for completion in group.completions])
+        return overlong_punishment(lengths, self.max_length, self.buffer, self.factor).tolist()
+
+    def punish(self, group: Group) -> Group:
+        """Return the group with the punishments in its rewards."""
+        changes = zip(group.rewards, self.punishments(group), strict=True)
+        return group.with_rewards([reward + change for reward, change in changes])
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Return the mean punishment of a response, and the share of responses that have one."""
+        changes = [change for group in groups for change in self.punishments(group)]
+        return {"overlong/penalty": fmean(changes), "overlong/ratio": fmean(change < 0 for change in changes)}
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """What is done to rewards, in this order. Where a field is None or false, its part is left out."""
+
+    overlong: OverlongBuffer | None = None
+    normalize: bool = False
+    clip: tuple[float, float] | None = None
+
+    def punish(self, group: Group) -> Group:
+        """Return the group as the filter of dynamic sampling sees it."""
+        return self.overlong.punish(group) if self.overlong else group
+
+    def finish(self, groups: Sequence[Group], normalizer: RewardNormalizer) -> tuple[list[Group], RewardNormalizer]:
+        """Return the groups as the estimator sees them, and the normalizer that has seen their rewards, too."""
+        if self.normalize:
+            rewards = [reward for group in groups for reward in group.rewards]
+            normalizer = normalizer.observe(torch.tensor(rewards, dtype=torch.float64))
+        if not self.normalize and self.clip is None:
+            return list(groups), normalizer
+        finished = []
+        for group in groups:
+            shaped = group.with_rewards(self._shape(group.rewards, normalizer))
+            if group.baseline is not None:
+                shaped = replace(shaped, baseline=self._shape([group.baseline], normalizer)[0])
+            finished.append(shaped)
+        return finished, normalizer
+
+    def _shape(self, rewards: Sequence[float], normalizer: RewardNormalizer) -> list[float]:
+        shaped = torch.tensor(rewards, dtype=torch.float64)
+        if self.normalize:
+            shaped = normalizer(shaped)
+        if self.clip is not None:
+            shaped = shaped.clamp(*self.clip)
+        return shaped.tolist()
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Return what the punishment did to responses, {} without one."""
+        return self.overlong.metrics(groups) if self.overlong else {}

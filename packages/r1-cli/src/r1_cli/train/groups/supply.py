@@ -1,0 +1,144 @@
+"""What a step finds before it: prompts drawn but not begun, and groups sampled but not needed yet."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from r1_cli.train.groups.group import Group, Response
+from r1_data.types import DataError, Prompt
+from r1_rewards.types import Failure, Score
+from r1_rollout.types import Completion
+
+TOKENS_FILE, GROUPS_FILE = "surplus.safetensors", "surplus.json"
+
+log = logging.getLogger("r1")
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """How far a run is in the stream of prompts."""
+
+    cursor: int = 0  # prompt batches drawn from the stream
+    draws: int = 0  # times that prompts were sampled; each has noise of its own
+    pending: tuple[int, ...] = ()  # rows that were drawn and not begun; they come before the stream's next batch
+    surplus: tuple[Group, ...] = ()  # groups that passed the filter and were not needed; they are the next step's first
+
+    def state(self) -> dict[str, Any]:
+        """Return all but the surplus, which `save_surplus` writes."""
+        return {"cursor": self.cursor, "draws": self.draws, "pending": list(self.pending)}
+
+
+def resume_supply(state: Mapping[str, Any]) -> Supply:
+    """Return the supply of a state, without its surplus. Older checkpoints drew whole batches only."""
+    return Supply(state["cursor"], state.get("draws", state["cursor"]), tuple(state.get("pending", ())))
+
+
+def save_surplus(surplus: Sequence[Group], folder: Path) -> None:
+    """Write groups into the checkpoint `folder`; nothing if there are none.
+
+    Prompts are written as their rows, and rendered again. Log-probs keep the precision that the learner reads.
+    """
+    if not surplus:
+        return
+    completions = [completion for group in surplus for completion in group.completions]
+    tensors = {
+        "token_ids": torch.from_numpy(np.concatenate([c.token_ids for c in completions])),
+        "logprobs": torch.from_numpy(np.concatenate([c.logprobs for c in completions])),
+    }
+    save_file(tensors, folder / TOKENS_FILE)
+    (folder / GROUPS_FILE).write_text(json.dumps([_describe(group) for group in surplus]) + "\n", encoding="utf-8")
+
+
+def load_surplus(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, ...]:
+    """Return the groups that `save_surplus` wrote, () if none.
+
+    `render` gives the prompt of a row. Groups whose prompts are no longer those that were sampled from are left out,
+    with a warning: the data, the template or the tokenizer has changed.
+    """
+    if not (folder / GROUPS_FILE).is_file():
+        return ()
+    tensors = load_file(folder / TOKENS_FILE)
+    token_ids, logprobs = tensors["token_ids"].numpy(), tensors["logprobs"].numpy()
+    surplus = []
+    begin = 0  # of the next completion's tokens
+    for entry in json.loads((folder / GROUPS_FILE).read_text(encoding="utf-8")):
+        completions = []
+        for one in entry["completions"]:
+            end = begin + one["tokens"]
+            completions.append(
+                Completion(
+                    token_ids=token_ids[begin:end],
+                    logprobs=logprobs[begin:end],
+                    finish_reason=one["finish_reason"],
+                    weight_version=one["weight_version"],
+                )
+            )
+            begin = end
+        try:
+            prompt = render(entry["row"])
+        except (DataError, IndexError):
+            prompt = None
+        if prompt is None or _digest(prompt) != entry["prompt"]:
+            log.warning("row %d is another than before the resume: its responses are left out", entry["row"])
+            continue
+        columns = zip(completions, entry["responses"], entry["scores"], entry["rewards"], strict=True)
+        surplus.append(
+            Group(
+                prompt=prompt,
+                responses=[
+                    Response(completion=completion, text=text, score=_score(score), reward=reward)
+                    for completion, text, score, reward in columns
+                ],
+                baseline=entry["baseline"],
+                dropped=tuple(_score(score) for score in entry["dropped"]),
+                truth_problem=entry.get("truth_problem"),
+                row=entry["row"],
+            )
+        )
+    return tuple(surplus)
+
+
+def _describe(group: Group) -> dict[str, Any]:
+    return {
+        "row": group.row,
+        "prompt": _digest(group.prompt),
+        "completions": [
+            {"tokens": len(c.token_ids), "finish_reason": c.finish_reason, "weight_version": c.weight_version}
+            for c in group.completions
+        ],
+        "responses": [response.text for response in group.responses],
+        "scores": [_plain(score) for score in group.scores],
+        "rewards": group.rewards,
+        "baseline": group.baseline,
+        "dropped": [_plain(score) for score in group.dropped],
+        "truth_problem": group.truth_problem,
+    }
+
+
+def _plain(score: Score) -> dict[str, Any]:
+    return {
+        "value": score.value,
+        "parts": dict(score.parts),
+        "error": asdict(score.error) if score.error else None,
+        "keep": score.keep,
+        "extracted": score.extracted,
+        "reason": score.reason,
+    }
+
+
+def _score(plain: Mapping[str, Any]) -> Score:
+    error = Failure(**plain["error"]) if plain["error"] else None
+    kept = {name: plain[name] for name in ("extracted", "reason") if name in plain}  # older checkpoints have neither
+    return Score(value=plain["value"], parts=plain["parts"], error=error, keep=plain["keep"], **kept)
+
+
+def _digest(prompt: Prompt) -> str:
+    return hashlib.blake2b(f"{prompt.id} {prompt.token_ids}".encode(errors="surrogatepass"), digest_size=16).hexdigest()

@@ -1,0 +1,281 @@
+"""The training loop: sample groups, score them, compare within each group, update the policy, repeat."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.checkpoint.saving import Saver
+from r1_cli.checkpoint.stop import Stopped, StopRequest
+from r1_cli.hardware import free_memory
+from r1_cli.runs.track import Generation, Tracker
+from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.runs.track.timeline import Timeline
+from r1_cli.train.groups.estimate import EstimateError
+from r1_cli.train.groups.group import to_samples
+from r1_cli.train.groups.supply import save_surplus
+from r1_cli.train.metrics.signal import count_idle, require_rewards, require_signal
+from r1_cli.train.metrics.step import divergence, penalty_metrics, performance, step_metrics, update_metrics
+from r1_cli.train.metrics.validate import Validation, generations_of
+from r1_cli.train.recorder import Recorder
+from r1_cli.train.roles import Collected, Collector, Critic, Learner, Position, Schedule, Snapshot, Update, weights_of
+from r1_cli.train.sampling.ahead import Ahead, save_ahead
+from r1_cli.train.sampling.proof import canary_metrics
+from r1_core.needs import OF_POLICY, OF_REFERENCE
+from r1_core.objective import Objective
+from r1_core.own import OwnCodeError
+from r1_core.types import Sample
+from r1_rewards.types import RewardFailure
+from r1_rollout.errors import RolloutError
+from r1_rollout.types import Generator
+
+# What ends a run between two steps, where the learner is whole: its last step is saved before.
+FAILED = (RewardFailure, RolloutError, EstimateError, OwnCodeError)
+
+LOST = "the same command goes on from the last checkpoint, not from the last step"
+
+log = logging.getLogger("r1")
+
+
+class BrokenStepError(Exception):
+    """A step that ended after some of its updates; no checkpoint can be written of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything one training run consists of."""
+
+    learner: Learner
+    engine: Generator
+    collector: Collector
+    update: Update
+    schedule: Schedule
+    validation: Validation | None
+    store: CheckpointStore
+    saver: Saver  # into the store
+    tracker: Tracker
+    recorder: Recorder  # of every answer
+    stop: StopRequest
+    assets: Callable[[], Mapping[str, bytes]]  # what else a checkpoint needs to stand alone, by its place in there
+    critic: Critic | None = None
+    ahead: Ahead | None = None  # samples the steps to come while the learner computes
+    timeline: Timeline = field(default_factory=Timeline)
+
+
+def train(run: Run, at: Position) -> Position:
+    """Train from a position to the schedule's end; return the last whole step's position.
+
+    With the learner's own state, a position is all that a checkpoint holds: everything else is a function of it. One is
+    written, too, where a signal, a reward or an engine ends the run, or an estimator.
+    """
+    try:
+        if run.validation and run.schedule.val_before_train and not run.tracker.has(at.step):
+            with run.stop.interruptible():
+                run.tracker.log(at.step, *validate(run, run.validation, at.step))
+        while at.step < run.schedule.last_step:
+            with run.timeline.step(at.step + 1):
+                at, record, generations = take_step(run, at)
+                conclude_step(run, at, record, generations)
+            require_signal(at.idle, run.schedule.max_idle_steps)
+            run.saver.check()
+            run.stop.check()
+        flush(run)
+        run.saver.finish()
+        require_rewards(at.failed, at.step, run.schedule.max_idle_steps)
+    except (Stopped, *FAILED) as reason:
+        leave(run, at, reason)
+        if not isinstance(reason, Stopped):
+            raise
+    except Exception:
+        run.saver.settle()  # what was whole before is kept
+        raise
+    return at
+
+
+def leave(run: Run, at: Position, reason: Exception) -> None:
+    """Keep the last whole step, unless what it was to go on with, sampled ahead by older weights, came to nothing."""
+    lost, why = False, f"{reason}: " if isinstance(reason, Stopped) else ""  # errors are told by who catches them
+    try:
+        if run.ahead:
+            run.ahead.settle()
+    except FAILED:
+        lost = True
+    run.saver.settle()
+    if lost:
+        log.warning("%sleaving after step %d; %s (%s)", why, at.step, LOST, run.store.latest() or "there is none")
+        return
+    log.warning("%sleaving after step %d, which is kept in %s", why, at.step, run.store.path(at.step))
+    if at.step not in run.store.steps():
+        write_checkpoint(run, at, {})
+        run.saver.publish(partial(flush, run))
+        run.saver.finish()
+
+
+def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
+    """Improve the policy once; return the new position, the step's metrics, and some responses to look at.
+
+    This is GRPO (arXiv 2402.03300), or whatever estimator and loss make of it: sample a group of responses to each
+    prompt from the policy as it is, score them, ask by how much each is better than its group, and make the better ones
+    likelier, within a trust region around the policy that sampled, and near the reference.
+    """
+    watch = Stopwatch(run.tracker.stage, run.timeline.record)
+    update = run.update
+    with watch("step"):
+        with run.stop.interruptible():
+            groups, after, collected = sample(run, at, watch)
+        with watch.beside("to samples"):
+            samples = to_samples(groups)
+        with watch("old"):  # log π_old of each token, unless the update's own forward pass gives it
+            samples = run.learner.annotate(samples, update.needs & OF_POLICY)
+        with watch("ref"):  # log π_ref
+            samples = run.learner.annotate(samples, OF_REFERENCE)
+        if run.critic:
+            with watch("values"):  # V before each token
+                run.learner.rest()
+                samples = run.critic.annotate_values(samples)
+        with watch("adv"):  # A, for GRPO (r − mean r) / std r over the group
+            samples = update.estimate(samples, groups, at.kl.coef)
+        kl, updates, forecasts = at.kl, list[dict[str, float]](), list[dict[str, float]]()
+        if run.critic:
+            with watch("update_critic"):  # descend max((V − G)², (clip(V) − G)²), with G the return
+                forecasts = update_critic(run.critic, samples, run.schedule)
+        if at.step >= run.schedule.critic_warmup:
+            with watch("update_actor"):  # ascend min(ratio · A, clip(ratio) · A) − β KL(π, π_ref), ratio = π / π_old
+                objective = replace(update.objective, kl_coef=kl.coef)
+                samples, updates = update_policy(run, samples, objective, len(forecasts))
+            kl = kl.update(divergence(samples, update.kl_penalty), len(samples))
+    with watch.beside("metrics"):
+        record = collected | step_metrics(at.step, groups, samples)
+        record |= update_metrics("actor", updates) | update_metrics("critic", forecasts)
+        record |= penalty_metrics(samples, update.estimate.kl_penalty, at.kl.coef)
+        record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
+        idle, failed = count_idle(at.idle, at.failed, groups, samples)
+        shown = generations_of(groups[: run.schedule.train_generations_to_log], "train")
+    run.recorder.take(at.step + 1, "train", groups, samples)
+    return replace(after, step=at.step + 1, kl=kl, idle=idle, failed=failed), record, shown
+
+
+def sample(run: Run, at: Position, watch: Stopwatch) -> Collected:
+    """Return the step's groups: sampled now by the policy as it is, or ahead of it, by one of some steps ago."""
+    weights = weights_of(run.learner, at.step)
+    if run.ahead:
+        return run.ahead.collect(at, weights, watch)
+    with ExitStack() as awake:
+        with watch("sync"):
+            awake.enter_context(run.engine.awake(weights))
+        groups, after, metrics = run.collector.collect(at, watch)
+    return groups, after, metrics | canary_metrics(run.engine)
+
+
+def update_critic(critic: Critic, samples: list[Sample], schedule: Schedule) -> list[dict[str, float]]:
+    """Take the critic's optimizer steps, and let it leave the device to the policy; return the metrics of each step."""
+    batches = minibatches(samples, schedule.critic_global_batch_size, schedule.critic_ppo_epochs)
+    taken = [critic.forward_backward(minibatch) | critic.optim_step() for minibatch in batches]
+    critic.rest()
+    return taken
+
+
+def update_policy(
+    run: Run, samples: list[Sample], objective: Objective, before: int
+) -> tuple[list[Sample], list[dict[str, float]]]:
+    """Take the optimizer steps; return the samples with their old log-probs, and the metrics of each step.
+
+    A user's own loss that fails leaves the step as it was if none was taken, and the critic has taken none `before`.
+    """
+    taken: list[dict[str, float]] = []
+    try:
+        if "old_logprobs" not in run.update.needs:
+            samples, metrics = run.learner.forward_backward_on_policy(samples, objective)
+            return samples, [metrics | run.learner.optim_step()]
+        for minibatch in minibatches(samples, run.schedule.global_batch_size, run.schedule.ppo_epochs):
+            taken.append(run.learner.forward_backward(minibatch, objective) | run.learner.optim_step())
+    except OwnCodeError as error:
+        if not before + len(taken):
+            raise
+        raise BrokenStepError(f"{error}\n  {before + len(taken)} updates of its step were taken: {LOST}") from error
+    return samples, taken
+
+
+def minibatches(samples: Sequence[Sample], prompts: int, epochs: int) -> Iterator[list[Sample]]:
+    """Yield the samples of each optimizer step: whole groups, so many prompts at a time, so many times over."""
+    groups = samples[-1].group_id + 1
+    for _ in range(epochs):
+        for first in range(0, groups, prompts):
+            yield [s for s in samples if first <= s.group_id < first + prompts]
+
+
+def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, float], list[Generation]]:
+    """Measure the weights of `step` on the validation set; return its metrics and some responses to look at."""
+    if run.ahead:
+        run.ahead.settle()
+    with run.engine.awake(weights_of(run.learner, step)):
+        record, groups = validation.measure()
+    run.recorder.take(step, "validation", groups)
+    return record, generations_of(groups[: validation.shown], "val")
+
+
+def conclude_step(run: Run, at: Position, record: dict[str, float], generations: list[Generation]) -> None:
+    """Validate, save and log; the checkpoint and the record are written while the next step goes on.
+
+    A checkpoint gets its name after the record is written: whichever moment a kill chooses, a resumed run finds the
+    records of all steps up to its checkpoint.
+    """
+    watch = Stopwatch(run.tracker.stage, run.timeline.record)
+    if run.validation and run.schedule.validates(at.step):
+        try:
+            with watch("validation"):
+                scores, responses = validate(run, run.validation, at.step)
+        except FAILED:
+            run.tracker.log(at.step, record, generations)
+            raise
+        record |= scores
+        generations = [*responses, *generations]
+    saves = run.schedule.saves(at.step)
+    if saves:
+        with watch("save_checkpoint"):
+            write_checkpoint(run, at, record)
+    record |= {f"timing_s/{stage}": seconds for stage, seconds in watch.lap().items()}
+    with watch.beside("log"):
+        run.tracker.log(at.step, record, generations)
+    if saves:
+        run.saver.publish(partial(flush, run))
+
+
+def flush(run: Run) -> None:
+    """Wait until all records and samples so far are written. Raises CheckpointError where a record could not be."""
+    run.tracker.flush()
+    run.recorder.flush()
+
+
+def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> None:
+    """Copy everything that a resume needs, and begin to write it, unpublished; where there is no room, write it here.
+
+    A copy takes at most half of the memory that is free.
+    """
+    run.saver.finish()
+    model_only = run.schedule.save_model_only
+    models: dict[str, Learner | Critic] = {"actor": run.learner} | ({"critic": run.critic} if run.critic else {})
+    copies: dict[str, Snapshot | None] = {}
+    for name, model in models.items():
+        copies[name] = model.snapshot(model_only=model_only, room=free_memory() // 2)
+        if run.critic:  # never both are on the device
+            model.rest()
+    ahead, assets = run.ahead.under_way() if run.ahead else [], run.assets()
+
+    def save(folder: Path) -> None:
+        for name, model in models.items():
+            if (copy := copies[name]) is not None:
+                copy.write(folder / name)
+            else:
+                model.save(folder / name, model_only=model_only)
+                model.rest()
+        for place, content in assets.items():
+            (folder / place).write_bytes(content)
+        save_surplus(at.supply.surplus, folder)
+        save_ahead([step.result() for step in ahead], folder)
+
+    state = {**at.state(), "val_reward_score": record.get("val/reward_score"), "model_only": model_only}
+    run.saver.write(at.step, save, state, apart=None not in copies.values())

@@ -1,0 +1,260 @@
+"""The numbers of a step under the names that dashboards of EasyR1 and veRL already know."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+import psutil
+import torch
+
+from r1_cli.hardware import peak_flops
+from r1_cli.train.groups.group import Group
+from r1_core import kl
+from r1_core.learner.facts import Facts
+from r1_core.losses import correction
+from r1_core.prompts import Work
+from r1_core.rows import known, rows, tokens, trained
+from r1_core.types import Sample
+
+# Samples that are looked at in one go: what is computed of them stays in the processor's cache, of a step it would not.
+SHARE = 32
+OF_ALL_TOKENS = ("old", "ref", "values", "adv", "update_critic", "update_actor")  # stages that read prompts, too
+
+
+def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, float]:
+    """Return what a step that begins after `step` others has sampled and judged."""
+    return {
+        **reward_metrics(groups),
+        **source_metrics(groups, "reward/"),
+        "reward/groups_without_variance": fmean(len(set(group.rewards)) <= 1 for group in groups),
+        **spread("critic/score", [score.value for group in groups for score in group.scores]),
+        **spread("critic/rewards", [sample.reward for sample in samples]),
+        **advantage_metrics(samples),
+        **length_metrics(groups),
+        **staleness(step, groups, samples),
+    }
+
+
+def spread(name: str, values: Iterable[float]) -> dict[str, float]:
+    """Return mean, max and min. Example: `spread("x", [1, 3]) == {"x/mean": 2, "x/max": 3, "x/min": 1}`."""
+    values = [float(value) for value in values]
+    return {f"{name}/mean": fmean(values), f"{name}/max": max(values), f"{name}/min": min(values)}
+
+
+def mean_of(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over the optimizer steps that report it."""
+    columns: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        for name, value in record.items():
+            columns[name].append(value)
+    return {name: fmean(values) for name, values in columns.items()}
+
+
+def update_metrics(owner: str, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean over the step's optimizer steps of what the actor or the critic reported."""
+    return {f"{owner}/{name}": value for name, value in mean_of(updates).items()}
+
+
+def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str = "") -> dict[str, float]:
+    """Return the mean of each part of the rewards, how many responses could not be scored, by cause, and of how many
+    prompts the ground truth is of no use.
+
+    Every prompt counts the same, however many responses it has.
+    """
+    scores = [score for group in groups for score in group.scores]
+    means = mean_of([mean_of([score.parts for score in group.scores]) for group in groups])
+    record = {f"{prefix}{name}{suffix}": value for name, value in means.items()}
+    scores += [score for group in groups for score in group.dropped]
+    failures = Counter(score.error.cause for score in scores if score.error)
+    record |= {f"{prefix}failures/{cause}": float(count) for cause, count in failures.items()}
+    unusable = sum(group.truth_problem is not None for group in groups)
+    return record | {f"{prefix}failures": float(failures.total()), f"{prefix}unusable_truths": float(unusable)}
+
+
+def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Return the groups of each data source; empty where all are of one, whose numbers are the overall ones."""
+    shares: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        shares[group.data_source].append(group)
+    return dict(shares) if len(shares) > 1 else {}
+
+
+def source_metrics(groups: Sequence[Group], prefix: str, suffix: str = "") -> dict[str, float]:
+    """Return the mean rewards of each source, `{prefix}{source}/{part}`, and how many prompts it gave."""
+    record: dict[str, float] = {}
+    for source, share in by_source(groups).items():
+        record |= reward_metrics(share, f"{prefix}{source}/", suffix)
+        record[f"{prefix}{source}/prompts"] = float(len(share))
+    return record
+
+
+def shares(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
+    """Cut samples into shares of `SHARE`."""
+    return (samples[start : start + SHARE] for start in range(0, len(samples), SHARE))
+
+
+def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return the spread over trained tokens; outcome estimators use the advantage as the return.
+
+    With a critic's values also what share of the returns' variance they explain; of returns all alike none.
+    """
+    found = {"advantages": tokens(samples, "advantages")}
+    found["returns"] = tokens(samples, "returns") if known(samples, "returns") else found["advantages"]
+    record: dict[str, float] = {}
+    if known(samples, "values"):
+        found["values"] = tokens(samples, "values")
+        errors = found["returns"].double() - found["values"]
+        unexplained, whole = errors.var(unbiased=False), found["returns"].double().var(unbiased=False)
+        record["critic/vf_explained_var"] = float(torch.where(whole > 0, 1 - unexplained / whole, 0.0))
+    for name, values in found.items():
+        mean = float(values.mean(dtype=torch.float64))
+        record |= {f"critic/{name}/mean": mean, f"critic/{name}/max": float(values.max())}
+        record[f"critic/{name}/min"] = float(values.min())
+    return record
+
+
+def length_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return lengths in tokens, and the share of completions that were cut at the longest length allowed."""
+    completions = [completion for group in groups for completion in group.completions]
+    return {
+        **spread("response_length", [len(c.token_ids) for c in completions]),
+        "response_length/clip_ratio": fmean(c.finish_reason == "length" for c in completions),
+        **spread("prompt_length", [len(group.prompt.token_ids) for group in groups]),
+    }
+
+
+def sequence_balance(lengths: Sequence[int], loads: Sequence[int] = ()) -> dict[str, float]:
+    """Return EasyR1's `global_seqlen/*`: the tokens that each data-parallel rank has of a step, of one rank all.
+
+    Args:
+        lengths: of the step's samples, in their order; with shared prompts, what each adds to those before it.
+        loads: what each rank has computed of them, perhaps several times.
+
+    `balanced_*` is what the ranks have had; the others what they would have if each took its share of the samples in
+    their order.
+    """
+    total, ranks = sum(lengths), max(len(loads), 1)
+    ends = [len(lengths) * rank // ranks for rank in range(ranks + 1)]
+    plain = [float(sum(lengths[start:end])) for start, end in pairwise(ends)]
+    balanced = [load * total / sum(loads) for load in loads] if sum(loads) else plain
+    return {
+        "global_seqlen/mean": total / ranks,
+        "global_seqlen/max": max(plain),
+        "global_seqlen/min": min(plain),
+        "global_seqlen/minmax_diff": max(plain) - min(plain),
+        "global_seqlen/balanced_max": max(balanced),
+        "global_seqlen/balanced_min": min(balanced),
+    }
+
+
+def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, float]:
+    """Return how many steps, or weight versions, old the responses are, and how far the policy has gone from old ones.
+
+    Responses of the current weights show how well engine and learner agree, under `rollout/`. For those of older
+    weights (sampled ahead, or kept from an earlier step), under `rollout/stale_`, the same numbers include what the
+    policy has learned since.
+    """
+    ages = [step - completion.weight_version for group in groups for completion in group.completions]
+    fresh = [sample for sample, age in zip(samples, ages, strict=True) if age <= 0]
+    stale = [sample for sample, age in zip(samples, ages, strict=True) if age > 0]
+    return {
+        **spread("staleness", ages),
+        **agreement(fresh, "rollout/"),
+        **agreement(stale, "rollout/stale_"),
+    }
+
+
+def agreement(samples: Sequence[Sample], prefix: str = "rollout/") -> dict[str, float]:
+    """Return how far the engine's log-probs lie from the learner's, over trained tokens, before any correction.
+
+    {} without samples, or without both.
+
+    Mean and largest gap in nats; KL(engine, learner) by k1 and k3 and the χ² divergence; and the effective sample size
+    of the tokens' importance weights, which is 1 where the two agree.
+    """
+    if not samples or not known(samples, "old_logprobs") or not known(samples, "rollout_logprobs"):
+        return {}
+    parts, widest = [], []
+    for share in shares(samples):
+        gap = (tokens(share, "old_logprobs") - tokens(share, "rollout_logprobs")).double()[None]
+        mask = torch.ones_like(gap, dtype=torch.bool)
+        weights, found = correction.importance_weights(gap, mask, "token"), correction.diagnose(gap, mask)
+        widest.append(found.pop("rollout_gap_max"))
+        means = torch.stack([*found.values()])
+        parts.append(torch.cat([means * gap.numel(), torch.stack([weights.sum(), weights.square().sum(), mask.sum()])]))
+    *sums, weights, squares, count = torch.stack(parts).sum(0)
+    mean, kl_k1, kl_k3, chi2 = (float(total / count.clamp(min=1)) for total in sums)
+    return {
+        f"{prefix}logprob_gap_mean": mean,
+        f"{prefix}logprob_gap_max": float(torch.stack(widest).max()),
+        f"{prefix}kl": kl_k1,
+        f"{prefix}kl_k3": kl_k3,
+        f"{prefix}chi2": chi2,
+        f"{prefix}effective_sample_size": float(torch.where(squares == 0, 1.0, weights**2 / (squares * count))),
+    }
+
+
+def penalty_metrics(samples: Sequence[Sample], kl_penalty: str | None, coef: float) -> dict[str, float]:
+    """Return the KL that is taken off the rewards, nats a token, and its weight; nothing where it stands elsewhere."""
+    return {} if kl_penalty is None else {"critic/kl": divergence(samples, kl_penalty), "critic/kl_coef": coef}
+
+
+def divergence(samples: Sequence[Sample], kl_penalty: str | None) -> float:
+    """Return the mean over responses of the policy's token KL from the reference, nats, by the penalty it is held by.
+
+    So a controller steers what it sees. The KL over the vocabulary is not known here where it stands in the loss; k1
+    estimates it without bias. 0 without a reference or a penalty.
+    """
+    if kl_penalty is None or not known(samples, "ref_logprobs") or not known(samples, "old_logprobs"):
+        return 0.0
+    exact = kl_penalty == kl.FULL and known(samples, "full_kl")
+    estimate = kl.k1 if kl_penalty == kl.FULL else kl.get(kl_penalty)
+    total, sequences = 0.0, 0
+    for share in shares(samples):
+        mask = trained(share)
+        if exact:
+            values = rows(share, "full_kl")
+        else:
+            values = estimate(*(rows(share, name).double() for name in ("old_logprobs", "ref_logprobs")))
+        present = int(mask.any(-1).sum())
+        total, sequences = total + present * kl.sequence_mean(values, mask), sequences + present
+    return total / max(sequences, 1)
+
+
+def performance(
+    samples: Sequence[Sample], seconds: Mapping[str, float], facts: Facts, ppo_epochs: int
+) -> dict[str, float]:
+    """Return times, throughput and memory; MFU only where the device's peak is known, never a made-up one.
+
+    Tokens are those that have to be computed: a prompt once where its answers share it, however often it was.
+    """
+    lengths = Work.of(samples, facts.share_prompts).in_order()
+    total = sum(lengths)
+    sampled = sum(sample.response_length for sample in samples)
+    tokens_of = {"gen": sampled, "reward": sampled, **dict.fromkeys(OF_ALL_TOKENS, total)}
+    record = {
+        **{f"timing_s/{stage}": value for stage, value in seconds.items()},
+        **{
+            f"timing_per_token_ms/{stage}": 1000 * seconds[stage] / count
+            for stage, count in tokens_of.items()
+            if stage in seconds
+        },
+        "perf/total_num_tokens": float(total),
+        "perf/micro_batch_size": float(facts.micro_batch),
+        "perf/time_per_step": seconds["step"],
+        "perf/samples_per_second": len(samples) / seconds["step"],
+        "perf/throughput": total / (seconds["step"] * facts.devices),
+        **sequence_balance(lengths, facts.tokens),
+        "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
+    }
+    peak = peak_flops(facts.device)
+    if peak is not None and "update_actor" in seconds:
+        flops = total * ppo_epochs * facts.flops_per_token
+        record["perf/mfu_actor"] = flops / (seconds["update_actor"] * peak * facts.devices)
+    if facts.devices > 1:
+        record["perf/straggler"] = facts.straggler
+    if facts.peak_allocated is not None and facts.peak_reserved is not None:
+        record["perf/max_memory_allocated_gb"] = facts.peak_allocated / 2**30
+        record["perf/max_memory_reserved_gb"] = facts.peak_reserved / 2**30
+    return record

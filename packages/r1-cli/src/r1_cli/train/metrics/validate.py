@@ -1,0 +1,145 @@
+"""Validation during a run, and the accuracy, avg@k, pass@k and maj@k of a model's responses."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import comb
+from statistics import fmean
+from typing import Literal
+
+from r1_cli.runs.track import Generation
+from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.train.groups.group import Group
+from r1_cli.train.metrics.step import by_source, length_metrics, reward_metrics, source_metrics
+from r1_cli.train.roles import Dataset, Progress, Scorer
+from r1_cli.train.sampling.generate import read_prompts, sample_groups
+from r1_rewards.reading.extract import final_answer
+from r1_rewards.types import Score
+from r1_rollout.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationSet:
+    """Prompts to validate on, and how they are sampled from."""
+
+    dataset: Dataset
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What it takes to say how good a policy is."""
+
+    scorer: Scorer
+    sets: Sequence[ValidationSet]
+    batch_size: int  # prompts sampled at a time; -1: all at once
+    shown: int  # prompts whose responses are to be looked at
+    progress: Progress
+
+    def measure(self) -> tuple[dict[str, float], list[Group]]:
+        """Sample from the weights that the engine, which is awake, has; return metrics, and the groups.
+
+        The noise is the same at every step, so that two validations differ by their weights alone.
+        """
+        groups = self.sample("validation")
+        record = reward_metrics(groups, "val/", "_reward") | source_metrics(groups, "val/", "_reward")
+        for prefix, share in {
+            "val/": groups,
+            **{f"val/{name}/": share for name, share in by_source(groups).items()},
+        }.items():
+            record[f"{prefix}reward_score"] = mean_score(share)
+            record |= {f"{prefix}{name}": value for name, value in average_at_k(share).items()}
+        record |= {f"val/{name}": value for name, value in length_metrics(groups).items()}
+        return record, groups
+
+    def sample(self, what: str) -> list[Group]:
+        """Return a scored group for every prompt of every set."""
+        groups: list[Group] = []
+        for one in self.sets:
+            rows = range(len(one.dataset))
+            size = len(rows) if self.batch_size < 1 else self.batch_size
+            for first in range(0, len(rows), size):
+                prompts = [prompt for _, prompt in read_prompts(one.dataset, rows[first : first + size])]
+                one.dataset.prefetch(rows[first + size : first + 2 * size])
+                groups += sample_groups(self.scorer, prompts, one.sampling, Stopwatch(), self.progress, what).values()
+        return groups
+
+
+def generations_of(groups: Sequence[Group], split: Literal["train", "val"]) -> list[Generation]:
+    """Return all responses of groups, to look at."""
+    return [
+        Generation(
+            split=split,
+            id=group.prompt.id,
+            sample=place,
+            prompt=group.prompt.text,
+            response=one.text,
+            ground_truth=group.prompt.ground_truth,
+            score=one.score.value,
+            parts=dict(one.score.parts),
+            extracted=one.score.extracted,
+            reason=one.score.reason or group.truth_problem or "",
+            failure=f"{one.score.error.cause}: {one.score.error.message}" if one.score.error else None,
+            reward=one.reward,
+            tokens=len(one.completion.token_ids),
+            finish_reason=one.completion.finish_reason,
+            pictures=len(group.prompt.images),
+        )
+        for group in groups
+        for place, one in enumerate(group.responses)
+    ]
+
+
+def mean_score(groups: Sequence[Group]) -> float:
+    """Return the mean over prompts of the mean score of their responses."""
+    return fmean(fmean(score.value for score in group.scores) for group in groups)
+
+
+def average_at_k(groups: Sequence[Group]) -> dict[str, float]:
+    """Return `avg@k`, the share of right responses over prompts with k of them, for each k there is."""
+    marks: dict[int, list[float]] = {}
+    for group in groups:
+        marks.setdefault(len(group.scores), []).append(fmean(is_correct(score) for score in group.scores))
+    return {f"avg@{k}": fmean(means) for k, means in sorted(marks.items())}
+
+
+def is_correct(score: Score) -> bool:
+    """Whether a response counts as right: by the verifier's `accuracy` if it reports one, else by its value."""
+    return score.error is None and score.parts.get("accuracy", score.value) > 0.5
+
+
+def summarise(groups: Sequence[Group]) -> dict[str, float]:
+    """Return what is usually reported of a model, for k = 1, 2, 4, … and all n samples a prompt.
+
+    `accuracy` is the share of right first responses; `avg@n` that of all; `pass@k` the unbiased estimate of
+    at least one right in k (arXiv 2107.03374); `maj@n` counts a prompt if its most frequent final answer is
+    right. Where prompts have different numbers of responses, the first n of each count, n being the smallest. Raises
+    ValueError on no groups.
+    """
+    if not groups:
+        raise ValueError("no responses to summarise")
+    n = min(len(group.responses) for group in groups)
+    groups = [replace(group, responses=group.responses[:n]) for group in groups]
+    right = [[is_correct(score) for score in group.scores] for group in groups]
+    sizes = sorted({2**i for i in range(n.bit_length()) if 2**i <= n} | {n})
+    return {
+        "accuracy": fmean(marks[0] for marks in right),
+        f"avg@{n}": fmean(mark for marks in right for mark in marks),
+        **{f"pass@{k}": fmean(pass_at_k(len(marks), sum(marks), k) for marks in right) for k in sizes},
+        f"maj@{n}": fmean(majority_is_correct(group) for group in groups),
+    }
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Return the chance that k responses drawn from n, `correct` of them right, hold a right one."""
+    return 1.0 - comb(n - correct, k) / comb(n, k)
+
+
+def majority_is_correct(group: Group) -> bool:
+    """Whether the final answer that most samples give is right; no answer is no vote, the first of equals wins."""
+    answers = [final_answer(response.text) for response in group.responses]
+    votes = Counter(found for found in answers if found is not None)
+    if not votes:
+        return False
+    winner = votes.most_common(1)[0][0]
+    return is_correct(group.responses[answers.index(winner)].score)

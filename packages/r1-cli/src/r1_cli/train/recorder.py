@@ -1,0 +1,188 @@
+"""Writes the record beside the run: a parquet file a step, complete or not there, within a bound."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from r1_cli.checkpoint.background import Background
+from r1_cli.runs.record import MEDIA, SAMPLES
+from r1_cli.runs.record.media import MediaFolder
+from r1_cli.runs.record.schema import COLUMNS, SCHEMA, Phase, file_name
+from r1_cli.train.groups.group import Group
+from r1_core.rows import tokens
+from r1_core.types import Sample
+from r1_data.types import Prompt
+
+log = logging.getLogger("r1")
+
+ROOM = 2  # steps that may wait to be written, whose samples stay in memory as long
+OF_THE_LEARNER = ("old_logprobs", "entropies", "ref_logprobs", "advantages")
+# Columns of few values, or of values that come once an answer of a group; tokens compress better as they are.
+REPEATED = ["phase", "prompt_id", "source", "prompt", "ground_truth", "finish_reason"]
+Ended = Callable[[str, float, float], None]  # is told of what was done its name, and when it began and ended
+
+
+class Recorder:
+    """The samples of a run's steps on disk, under `samples/` and `media/` of its folder.
+
+    A step that is reached again after a resume replaces its file. What cannot be written is said once, and nothing more
+    is recorded: the run goes on, as no part of it reads the record.
+    """
+
+    def __init__(self, folder: Path, most: int, ended: Ended = lambda name, begin, end: None) -> None:
+        """Record into a run's folder, of which the oldest steps leave where it comes to more than `most` bytes.
+
+        Args:
+            most: 0: nothing is recorded.
+        """
+        self._samples, self._media, self._most, self._ended = folder / SAMPLES, MediaFolder(folder / MEDIA), most, ended
+        self._thread = Background("r1-recording", ROOM)
+        self._on = most > 0
+        self._dropped = False
+        self._taken: int | None = None  # bytes on the disk, when they were last counted, and since
+
+    def take(self, step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample] = ()) -> None:
+        """Have a step's answers written; see `to_table`. Waits only while the steps before it are not begun."""
+        if self._on:
+            self._thread.do(partial(self._write, step, phase, groups, samples))
+
+    def flush(self) -> None:
+        """Wait until all that was taken is written."""
+        if self._on:
+            self._thread.do(lambda: None).result()
+
+    def close(self) -> None:
+        """Write what was taken, and nothing more."""
+        self.flush()
+        self._thread.close()
+
+    def _write(self, step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample]) -> None:
+        if not self._on:
+            return
+        begin = time.perf_counter()
+        try:
+            table = to_table(step, phase, groups, samples, self._media.keep)
+            self._samples.mkdir(parents=True, exist_ok=True)
+            path = self._samples / file_name(step, phase)
+            draft = path.with_name(f".draft_{path.name}")
+            pq.write_table(table, draft, compression="zstd", use_dictionary=REPEATED)
+            os.replace(draft, path)
+            if self._count(path) > self._most:
+                self._make_room(path)
+        except Exception as error:
+            self._on = False
+            log.warning("samples are not recorded from step %d on: %s: %s", step, type(error).__name__, error)
+        finally:
+            self._ended("record", begin, time.perf_counter())
+
+    def _count(self, written: Path) -> int:
+        """Return the bytes of the record, of which all files are looked at once only."""
+        if self._taken is None:
+            self._taken = sum(path.stat().st_size for path in self._files())
+        else:
+            self._taken += written.stat().st_size + self._media.written
+        self._media.written = 0
+        return self._taken
+
+    def _files(self) -> list[Path]:
+        return [*self._samples.glob("*.parquet"), *self._media.folder.glob("*.*")]
+
+    def _make_room(self, newest: Path) -> None:
+        """Let the oldest steps leave, a tenth at once, and pictures that no step shows any more."""
+        if not self._dropped:
+            log.warning("the record is as large as trainer.record_gb lets it be: its oldest steps leave it")
+            self._dropped = True
+        sizes = {path: path.stat().st_size for path in self._files()}
+        steps = [path for path in sorted(self._samples.glob("*.parquet")) if path != newest]
+        while steps and sum(sizes.values()) > self._most:
+            leaving, steps = steps[: 1 + len(steps) // 10], steps[1 + len(steps) // 10 :]
+            shown = {name for path in (*steps, newest) for name in _media_of(path)}
+            for path in [*leaving, *(one for one in sizes if one.parent != self._samples and one.name not in shown)]:
+                path.unlink()
+                del sizes[path]
+        self._taken = sum(sizes.values())
+
+
+def _media_of(path: Path) -> set[str]:
+    column = pq.read_table(path, columns=["media"])["media"]
+    return {name for names in column.to_pylist() for name in names or ()}
+
+
+def to_table(
+    step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample], media: Callable[[Prompt], list[str]]
+) -> pa.Table:
+    """Return a row for each answer, group after group.
+
+    Args:
+        samples: what was trained on, one for each answer in the same order; none in a validation.
+        media: gives the files of a prompt's pictures and videos.
+    """
+    answers = [(place, index, group) for place, group in enumerate(groups) for index in range(len(group.responses))]
+    files = {place: media(group.prompt) for place, group in enumerate(groups)}
+    said = [group.responses[index] for _, index, group in answers]
+    prompts = [group.prompt for _, _, group in answers]
+    columns: dict[str, Any] = {
+        "step": [step] * len(said),
+        "phase": [phase] * len(said),
+        "group": [place for place, _, _ in answers],
+        "sample": [index for _, index, _ in answers],
+        "prompt_id": [clean(prompt.id) for prompt in prompts],
+        "source": [clean(group.data_source) for _, _, group in answers],
+        "prompt": [clean(prompt.text) for prompt in prompts],
+        "answer": [clean(one.text) for one in said],
+        "ground_truth": [clean(prompt.ground_truth) for prompt in prompts],
+        "media": [files[place] for place, _, _ in answers],
+        "prompt_tokens": _lists([np.asarray(prompt.token_ids, np.int32) for prompt in prompts], np.int32),
+        "tokens": _lists([one.completion.token_ids for one in said], np.int32),
+        "rollout_logprobs": _lists([one.completion.logprobs for one in said], np.float32),
+        "score": [one.score.value for one in said],
+        "reward": [one.reward for one in said],
+        "parts": [[(clean(name), float(value)) for name, value in one.score.parts.items()] for one in said],
+        "extracted": [None if one.score.extracted is None else clean(one.score.extracted) for one in said],
+        "reason": [
+            clean(group.responses[index].score.reason or group.truth_problem or "") for _, index, group in answers
+        ],
+        "failure": [clean(f"{e.cause}: {e.message}") if (e := one.score.error) else None for one in said],
+        "finish_reason": [one.completion.finish_reason for one in said],
+        "weight_version": [one.completion.weight_version for one in said],
+    }
+    lengths = [len(one.completion.token_ids) for one in said]
+    for name in OF_THE_LEARNER:
+        columns[name] = _of_samples(samples, name, lengths)
+    arrays = [
+        columns[column.name]
+        if isinstance(columns[column.name], pa.Array)
+        else pa.array(columns[column.name], column.type)
+        for column in COLUMNS
+    ]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def _of_samples(samples: Sequence[Sample], name: str, lengths: Sequence[int]) -> pa.Array:
+    """Return a per-token field of the samples' trained tokens, so many of each; null where there is none."""
+    if not samples or any(getattr(sample, name) is None for sample in samples):
+        return pa.nulls(len(lengths), SCHEMA.field(name).type)
+    return _cut(tokens(samples, name).float().cpu().numpy(), lengths)
+
+
+def _lists(values: Sequence[Any], dtype: Any) -> pa.Array:
+    """Return arrays of different lengths as one column, without a Python object for each number."""
+    flat = np.concatenate([np.empty(0, dtype), *values]).astype(dtype, copy=False)
+    return _cut(flat, [*map(len, values)])
+
+
+def _cut(flat: Any, lengths: Sequence[int]) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(np.cumsum([0, *lengths], dtype=np.int32)), pa.array(flat))
+
+
+def clean(text: Any) -> str:
+    """Return a text that UTF-8 can hold: halves of surrogate pairs, which broken files bring, as question marks."""
+    return str(text).encode("utf-8", "replace").decode()

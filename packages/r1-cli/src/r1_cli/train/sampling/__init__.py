@@ -1,0 +1,1 @@
+"""Sample and score the groups of a step."""

@@ -1,0 +1,238 @@
+"""Dynamic sampling: prompts are drawn until a step has the groups that it trains on (arXiv 2503.14476)."""
+
+import hashlib
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil, sqrt
+from statistics import fmean
+
+from r1_cli.config import ConfigError, Problem
+from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.train.groups.group import Group, by_sample, filter_values, passes
+from r1_cli.train.groups.shaping import Shaping
+from r1_cli.train.groups.supply import Supply
+from r1_cli.train.roles import Collected, Dataset, Position, Progress, Scorer, Stream
+from r1_cli.train.sampling.generate import EnoughGroups, read_prompts, sample_groups
+from r1_core.filtering import GroupFilter
+from r1_data.types import DataError
+from r1_rewards.types import RewardFailure
+from r1_rollout.types import SamplingParams
+
+log = logging.getLogger("r1")
+
+
+@dataclass(slots=True)
+class Draws:
+    """What the draws of one step have come to, so far."""
+
+    supply: Supply
+    kept: list[Group]  # that passed the filter; first those that the last step had too many of
+    groups: list[Group] = field(default_factory=list)  # sampled and scored in this step, kept or not
+    latest: list[Group] = field(default_factory=list)  # of these, the last draw's that had any
+    values: list[list[float]] = field(default_factory=list)  # what the filter looks at, of each of `groups`
+    passed: int = 0  # of `groups`
+    lost: int = 0  # prompts with too few responses that could be scored
+    unread: int = 0  # prompts that could not be read
+    tokens: int = 0  # of all completions, those of lost prompts too
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicSampling:
+    """Collects a step's groups; with a filter that keeps all it takes a batch of prompts as it comes.
+
+    Which groups are trained on must not depend on how long their responses are. So what has begun is never given up,
+    and nothing is preferred for being finished early:
+
+    - a draw has about as many prompts as are needed,
+    - an engine that is stopped begins no further prompt, and finishes those that it has begun,
+    - groups are taken in the order of their prompts,
+    - prompts that were not begun come first in the next draw; whether a prompt is begun depends on other responses than
+      its own.
+    """
+
+    scorer: Scorer
+    dataset: Dataset
+    stream: Stream
+    sampling: SamplingParams
+    baselines: bool  # whether groups get the reward of their prompt's greedy response, for an estimator that needs it
+    shaping: Shaping
+    filter_key: str  # what the filter looks at: `overall`, the reward, or a part of the scores
+    groups: int  # that a step trains on
+    max_batches: int  # of the stream that a step may begin; -1: no limit
+    surplus_max_age: int  # steps that may lie between a group's sampling and its use
+    max_prompt_length: int  # tokens
+    progress: Progress
+
+    def collect(self, at: Position, watch: Stopwatch) -> Collected:
+        """Sample until `groups` groups pass the filter; those beyond are the first of the next step.
+
+        Prompts that cannot be read make a step smaller. Prompts whose responses could not be scored are replaced by
+        others. After `max_batches` batches a step has as many groups as passed, with a warning. If none passed, it
+        trains on the last draw as it is: the advantages are zero, and only a KL term acts.
+
+        Raises:
+            DataError: not one prompt could be read.
+            ConfigError: in a run's first step, no score has the part that the filter is to look at.
+            RewardFailure: a response could not be scored, where that ends the run; or not one could.
+        """
+        draws = Draws(at.supply, list(at.supply.surplus))
+        while len(draws.kept) < self._wanted(draws):
+            self._draw(draws, at, watch)
+            if len(draws.kept) < self._wanted(draws) and self._is_over(draws, at):
+                message = "only %d of %d groups passed the filter after trainer.max_try_make_batch=%d batches"
+                log.warning(message, len(draws.kept), self._wanted(draws), self.max_batches)
+                break
+        if at.step == 0:
+            self._require_part(draws.groups)
+        return self._conclude(draws, at)
+
+    def _wanted(self, draws: Draws) -> int:
+        """How many groups make the step."""
+        return max(1, self.groups - draws.unread)
+
+    def _may_begin_batch(self, draws: Draws, at: Position) -> bool:
+        return draws.supply.cursor != at.supply.cursor + self.max_batches
+
+    def _is_over(self, draws: Draws, at: Position) -> bool:
+        """Whether no draw will help: no prompts are left, or those of a whole step have all come to nothing."""
+        in_vain = not draws.groups and draws.lost + draws.unread >= self.groups
+        return in_vain or not (draws.supply.pending or self._may_begin_batch(draws, at))
+
+    def _draw(self, draws: Draws, at: Position, watch: Stopwatch) -> None:
+        """Sample the next prompts, as many as are needed, and add what comes of it to `draws`."""
+        rows, supply = self._choose_rows(draws, at)
+        with watch("render"):
+            readable = list(read_prompts(self.dataset, rows))
+            self.dataset.prefetch(supply.pending or self.stream.batch(supply.cursor))
+        enough = None
+        if at.filter.per_group:
+            enough = EnoughGroups(self._wanted(draws) - len(draws.kept), lambda group: self._counts(group, at.filter))
+        params = replace(self.sampling, seed=derive_seed(self.sampling.seed, supply.draws))
+        prompts = [prompt for _, prompt in readable]
+        sampled = sample_groups(self.scorer, prompts, params, watch, self.progress, enough=enough)
+        compared = self._compare_with_greedy(sampled, watch)
+        judged = {index: self._as_filtered(group) for index, group in compared.items()}
+        groups = [replace(group, row=readable[index][0]) for index, group in judged.items() if group]
+        values = filter_values(groups, self.filter_key)
+        kept = [group for group, keep in zip(groups, passes(at.filter, values), strict=True) if keep]
+        not_begun = tuple(row for index, (row, _) in enumerate(readable) if index not in sampled)
+        draws.supply = replace(supply, draws=supply.draws + 1, pending=not_begun + supply.pending)
+        draws.kept += kept
+        draws.groups += groups
+        draws.latest = groups or draws.latest
+        draws.values += values
+        draws.passed += len(kept)
+        draws.lost += len(sampled) - len(groups)
+        draws.unread += len(rows) - len(readable)
+        draws.tokens += sum(len(completion.token_ids) for group in sampled.values() for completion in group.completions)
+
+    def _choose_rows(self, draws: Draws, at: Position) -> tuple[list[int], Supply]:
+        """Return the rows to sample next, at most a batch of the stream, and the supply without them.
+
+        A filter that compares groups with one another gets whole batches.
+        """
+        supply = draws.supply
+        rows = list(supply.pending)
+        batch = self.stream.batch(supply.cursor)
+        count = len(batch)
+        if at.filter.per_group:
+            missing = self._wanted(draws) - len(draws.kept)
+            # Where every prompt so far was lost, none has passed; as many are drawn as there are.
+            count = min(count, prompts_needed(missing, len(draws.groups) or draws.lost, draws.passed))
+        if len(rows) < count and self._may_begin_batch(draws, at):
+            rows += batch
+            supply = replace(supply, cursor=supply.cursor + 1)
+        return rows[:count], replace(supply, pending=tuple(rows[count:]))
+
+    def _as_filtered(self, group: Group) -> Group | None:
+        """Return the group as the filter sees it: without responses to be left out, and punished.
+
+        None if too few responses are left: one that has lost all others has nothing to be compared with.
+        """
+        group = group.without_failures()
+        return self.shaping.punish(group) if len(group.responses) >= min(2, self.sampling.n) else None
+
+    def _counts(self, group: Group, group_filter: GroupFilter) -> bool:
+        """Whether the filter will keep the group."""
+        judged = self._as_filtered(group)
+        return judged is not None and passes(group_filter, filter_values([judged], self.filter_key))[0]
+
+    def _compare_with_greedy(self, sampled: dict[int, Group], watch: Stopwatch) -> dict[int, Group]:
+        """Give groups the reward of their prompt's greedy response as a baseline, where the estimator wants it.
+
+        A group whose greedy response could not be scored is left out. arXiv 2310.10505 (ReMax).
+        """
+        if not self.baselines:
+            return sampled
+        greedily = SamplingParams(max_tokens=self.sampling.max_tokens, temperature=0.0)
+        prompts = [group.prompt for group in sampled.values()]
+        greedy = sample_groups(self.scorer, prompts, greedily, watch, self.progress)
+        compared = {}
+        for (index, group), alone in zip(sampled.items(), greedy.values(), strict=True):
+            if alone.scores[0].keep:
+                compared[index] = replace(group, baseline=self.shaping.punish(alone).rewards[0])
+        return compared
+
+    def _require_part(self, groups: Sequence[Group]) -> None:
+        """Raise ConfigError if scores have parts, but not the one that the filter looks at."""
+        parts = {name for group in groups for score in group.scores for name in score.parts}
+        if parts and self.filter_key not in {*parts, "overall"}:
+            message = f"the reward function reports no such part, only {', '.join(sorted(parts))}"
+            raise ConfigError([Problem("algorithm.filter_key", message, self.filter_key)])
+
+    def _conclude(self, draws: Draws, at: Position) -> Collected:
+        """Choose the groups to train on among those drawn, and give them the rewards that the estimator sees."""
+        wanted = self._wanted(draws)
+        chosen = (draws.kept or draws.latest)[:wanted]
+        if not chosen and draws.lost:
+            raise RewardFailure(
+                f"not one response could be scored, to {draws.lost} prompts in turn, and all have been dropped"
+            )
+        if not chosen:
+            first, last = at.supply.cursor, draws.supply.cursor - 1
+            raise DataError(f"no prompt of the batches from number {first} to {last} could be read")
+        unused = draws.kept[wanted:]
+        surplus = tuple(group for group in unused if at.step + 1 - group.version <= self.surplus_max_age)
+        groups, normalizer = self.shaping.finish(chosen, at.normalizer)
+        after = replace(
+            at,
+            supply=replace(draws.supply, surplus=surplus),
+            filter=at.filter.observe(*by_sample(draws.values)),
+            normalizer=normalizer,
+        )
+        metrics = {
+            "rollout/groups_sampled": float(len(draws.groups)),
+            "rollout/groups_trained": float(len(groups)),
+            "rollout/groups_kept": float(len(surplus)),
+            "rollout/groups_discarded": float(len(unused) - len(surplus)),
+            "rollout/tokens_sampled": float(draws.tokens),
+            "filter/rate": 1 - draws.passed / max(len(draws.groups), 1),
+            **{f"filter/{name}": value for name, value in at.filter.metrics.items()},
+            "prompt_length/clip_ratio": fmean(len(one.prompt.token_ids) >= self.max_prompt_length for one in groups),
+            **self.shaping.metrics(groups),
+        }
+        return groups, after, metrics
+
+
+def prompts_needed(missing: int, sampled: int, passed: int) -> int:
+    """Return how many prompts to sample so that `missing` groups pass, as a rule, if as many pass as so far.
+
+    Two standard deviations more than pass on average; with nothing sampled yet, all are expected to pass. If none has
+    passed, as many as there are.
+
+    Example: `prompts_needed(64, 512, 256) == 151`, of which 75.5 pass on average, and 64 or more in 97 of 100 draws.
+    """
+    if not sampled:
+        return missing
+    if not passed:
+        return sys.maxsize
+    rate = passed / sampled
+    return ceil((missing + 2 * sqrt(missing * (1 - rate))) / rate)
+
+
+def derive_seed(seed: int, *keys: int | str) -> int:
+    """Return a 63-bit seed for (seed, keys), the same on every machine."""
+    digest = hashlib.blake2b(repr((seed, *keys)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

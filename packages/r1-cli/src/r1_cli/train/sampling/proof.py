@@ -1,0 +1,202 @@
+"""Proof that the engine samples from the learner's weights: a canary after every sync, or the run stops."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import cast
+
+from r1_cli.train.groups.group import to_sample
+from r1_cli.train.roles import Learner, Scorer, weights_of
+from r1_rollout.canary import Canary
+from r1_rollout.checksums import ByteProof, Expected, expected_checksums
+from r1_rollout.errors import EngineError, StaleWeights
+from r1_rollout.fault import Engine, ParameterRows, find_fault, name_differing
+from r1_rollout.handover import WeightSource
+from r1_rollout.types import Checksummed, Drainable, Generator, Groups, PromptLike, Replaying, SamplingParams
+
+log = logging.getLogger("r1")
+_UNPROVEN = (
+    "the engine keeps %d of %d weights in a layout of its own, %s first: their bytes are not compared with the "
+    "learner's; log-probs are, and where the engine shows these weights, they must change as the learner's do"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerReference:
+    """The learner as the canary reads it."""
+
+    learner: Learner
+
+    def weights(self, version: int) -> WeightSource:
+        return weights_of(self.learner, version)
+
+    def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the log-prob of each response token, at the learner's temperature."""
+        samples = [to_sample(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+        annotated = self.learner.annotate(samples, ["old_logprobs"])
+        return [s.old_logprobs[s.loss_mask].tolist() for s in annotated if s.old_logprobs is not None]
+
+    @contextmanager
+    def zeroed(self, rows: ParameterRows) -> Iterator[None]:
+        """Inside the block these rows of its weights are zero; after it, what they were."""
+        self.learner.ablate(rows)
+        try:
+            yield
+        finally:
+            self.learner.restore()
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the engine must show after a sync."""
+
+    logprobs: list[list[float]]  # of the probes, as the learner has them
+    sums: Mapping[str, Expected] | None  # of the weights; None where the engine cannot tell its own
+    pictures: list[list[float]] | None  # of the two pictures; None without any, and after the first sync
+    opening: list[list[float]] | None = None  # of the opening's probes; None without any, and after the first sync
+
+
+@dataclass(slots=True)
+class ProvenGenerator:
+    """A `Generator` that samples only after the engine has shown that it has the learner's weights."""
+
+    engine: Engine
+    reference: LearnerReference
+    canary: Canary
+    gap: float = field(default=0.0, init=False)  # of the last sync, see `canary.widest_gap`
+    _bytes: ByteProof = field(init=False)
+    _started: bool = field(default=False, init=False)  # a sync was proven
+    _same_bytes: bool = field(default=False, init=False)  # at the last sync every tensor was compared, and equal
+
+    def __post_init__(self) -> None:
+        self._bytes = ByteProof(isinstance(self.engine, Checksummed) and self.engine.keeps_layout)
+
+    @contextmanager
+    def awake(self, source: WeightSource | None = None) -> Iterator[None]:
+        """Wake the engine as its own `awake` does; weights that it takes up are proven first.
+
+        Raises:
+            StaleWeights: its weights' bytes or its log-probs are not the learner's; nothing has been sampled with
+                these weights.
+        """
+        expected = self.expect(source) if source is not None else None
+        with self.engine.awake(source):
+            if source is None or expected is None or self._agrees(source, expected):
+                yield
+                return
+        raise self._fault(source.version)
+
+    @contextmanager
+    def awake_later(self, source: WeightSource, expected: Expectation) -> Iterator[None]:
+        """Do as `awake`, with what `expect` has said of the weights: the learner may have others by now.
+
+        Raises StaleWeights as `awake` does; which weights are at fault is not looked for, as the learner is busy.
+        """
+        with self.engine.awake(source):
+            if not self._agrees(source, expected):
+                seen = f"the engine's log-probs of fixed sequences differ from the learner's by {self.gap:.3g} of them"
+                found = "not looked for, as the learner has gone on; trainer.max_staleness=0 names it"
+                raise StaleWeights("the weights", found, version=source.version, seen=seen, gap=self.gap)
+            yield
+
+    def update(self, source: WeightSource) -> None:
+        """Let the engine take up weights as its own `update` does. Raises StaleWeights as `awake` does."""
+        expected = self.expect(source)
+        self.engine.update(source)
+        if not self._agrees(source, expected):
+            raise self._fault(source.version)
+
+    def expect(self, source: WeightSource) -> Expectation:
+        """Ask the learner, which has these weights, before the sync, as it may need memory that the engine takes."""
+        probes, sums = self.canary.probes, None
+        if isinstance(self.engine, Checksummed):
+            kinds, factors = self.engine.precisions, self.engine.keeps_layout
+            sums = source.hand_over(partial(expected_checksums, precisions=kinds, factors=factors))
+        opening = self.canary.opening.probes if self.canary.opening else None
+        once = (None, None) if self._started else (self.canary.pictures, opening)
+        seen = [self.reference.logprobs_of(one.prompts, one.responses) if one else None for one in once]
+        return Expectation(self.reference.logprobs_of(probes.prompts, probes.responses), sums, *seen)
+
+    def _agrees(self, source: WeightSource, expected: Expectation) -> bool:
+        """Compare bytes, then log-probs; at the first sync those of the opening and of two pictures, too.
+
+        Raises:
+            StaleWeights: bytes differ that must not.
+            EngineError: the engine keeps the learner's layout, and there is a tensor that it cannot show; or pictures
+                do not reach its model.
+        """
+        found = cast(Checksummed, self.engine).compare(expected.sums) if expected.sums else None
+        if found is not None:
+            if stale := self._bytes.stale(found):
+                raise name_differing(stale, source.version)
+            if self._bytes.keeps_layout and found.unread:
+                raise EngineError(
+                    f"{len(found.unread)} of the engine's weights cannot be compared with the learner's "
+                    f"byte by byte, {found.unread[0]} first: nothing would show that they are stale"
+                )
+        self.gap = self.canary.gap(self.engine, expected.logprobs)
+        accepted = self.canary.accepts(self.gap)
+        self._same_bytes = found is not None and not found.differing and not found.unread
+        if expected.pictures and (accepted or self._same_bytes):
+            self._require_pictures(expected.pictures)
+        if accepted and expected.sums and found is not None and (unproven := self._bytes.take(found, expected.sums)):
+            log.warning(_UNPROVEN, len(unproven), len(expected.sums), unproven[0])
+        if accepted and expected.opening and self.canary.opening:
+            accepted = self._opens(self.canary.opening, expected.opening)
+        self._started |= accepted
+        return accepted
+
+    def _require_pictures(self, expected: list[list[float]]) -> None:
+        if not self.canary.tells_pictures_apart(self.engine, expected):
+            raise EngineError(
+                "the engine gives two different pictures the same log-probs, and the learner does not: pictures do not "
+                "reach its model. Use the embedded engine (worker.rollout.name=embedded), or vLLM servers"
+            )
+
+    def _opens(self, opening: Canary, expected: list[list[float]]) -> bool:
+        """Whether the engine agrees on the opening's probes, too; if not, the gap and the search are of these."""
+        gap = opening.gap(self.engine, expected)
+        if not (accepted := opening.accepts(gap)):
+            self.gap, self.canary = gap, opening
+        return accepted
+
+    def _fault(self, version: int) -> StaleWeights:
+        log.error(
+            "version %d: engine and learner differ by %.3g of their log-probs; looking for the cause", version, self.gap
+        )
+        return find_fault(self.canary, self.engine, self.reference, version, self.gap, same_bytes=self._same_bytes)
+
+    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
+        """Sample as the engine does."""
+        return self.engine.generate(prompts, params)
+
+
+class ProvenDrainable(ProvenGenerator):
+    """One whose engine can be drained."""
+
+    def drain(self) -> None:
+        """See `r1_rollout.types.Drainable`."""
+        cast(Drainable, self.engine).drain()
+
+
+def prove(scorer: Scorer, learner: Learner, canary: Canary) -> Scorer:
+    """Return the scorer with an engine that samples only after the canary.
+
+    Raises:
+        EngineError: the engine cannot tell the log-probs of given responses.
+    """
+    if not isinstance(scorer.generator, Replaying):
+        raise EngineError(
+            f"worker.rollout.canary=true: {type(scorer.generator).__name__} has no logprobs_of, which the canary asks "
+            "after every sync; set false to sample without that proof"
+        )
+    engine = cast(Engine, scorer.generator)
+    proven = ProvenDrainable if isinstance(engine, Drainable) else ProvenGenerator
+    return replace(scorer, generator=proven(engine, LearnerReference(learner), canary))
+
+
+def canary_metrics(generator: Generator) -> dict[str, float]:
+    """Return by what share of their size log-probs of engine and learner differed after the step's sync."""
+    return {"rollout/canary_gap": generator.gap} if isinstance(generator, ProvenGenerator) else {}
