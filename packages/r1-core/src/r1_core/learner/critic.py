@@ -1,25 +1,21 @@
 """The critic: values before a step, gradients of its loss, optimizer steps, save and load, as separate verbs."""
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from r1_core.learner import checkpoint
 from r1_core.learner.batching import Batching, MicroLimit, count
 from r1_core.learner.microbatch import MicroBatch
-from r1_core.learner.offload import Offload, Residence
-from r1_core.learner.optim import clip_and_step
+from r1_core.learner.offload import Offload
 from r1_core.learner.parallel import Parallel, reshard
-from r1_core.learner.passes import Trained, spoil_if_not_finite
+from r1_core.learner.passes import spoil_if_not_finite
 from r1_core.learner.rehearsal import Trial
-from r1_core.learner.tensor_files import FILE_BYTES
+from r1_core.learner.trainable import TrainableModel
 from r1_core.learner.value_scorer import ValueScorer
 from r1_core.losses.aggregation import AGGREGATIONS, aggregate
 from r1_core.losses.value import ValueLoss
@@ -31,13 +27,15 @@ logger = logging.getLogger(__name__)
 FIELDS = ("values", "returns")  # of samples, which its loss reads
 
 
-class Critic(Trained):
+class Critic(TrainableModel):
     """A model that learns to forecast the return before each token (arXiv 1506.02438), beside the policy.
 
     The model is called as a `Learner`'s is, and its head has one output (`value_scorer.give_value_head`). Under several
     ranks every verb must be called by all of them with the same arguments, and the model must have gone through
     `parallel.shard_model` before. `length` is what a fixed-length average divides by; the rest is as in `Learner`.
     """
+
+    name = "critic"
 
     def __init__(
         self,
@@ -56,22 +54,14 @@ class Critic(Trained):
         offload: Offload | None = None,
     ) -> None:
         AGGREGATIONS.get(aggregation)
-        self.model, self._models = model, [model]
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
+        super().__init__(
+            model, optimizer, learning_rate, batching=batching, max_grad_norm=max_grad_norm,
+            parallel=parallel, fillers=fillers, device=device, offload=offload,
+        )  # fmt: skip
         self.loss = loss or ValueLoss()
         self.aggregation = aggregation
         self.length = length
-        self.batching = batching or Batching()
-        self.max_grad_norm = max_grad_norm
-        self.parallel = parallel or Parallel()
-        self.fillers = fillers
-        self.step = 0  # calls of optim_step, skipped ones too
-        self.skipped_steps = 0
-        self.device = device or next(model.parameters()).device
         self._values_of = ValueScorer(model)
-        self._base_lrs = [group["lr"] for group in optimizer.param_groups]
-        self._residence = Residence(offload or Offload(), model, None, optimizer)
 
     # --- values ----------------------------------------------------------------------------------------------------
 
@@ -118,66 +108,8 @@ class Critic(Trained):
         metrics = {name: aggregate(value, mask, "token", totals) for name, value in token_metrics.items()}
         return LossOutput(loss, {"vf_loss": loss.detach(), **metrics})
 
-    def optim_step(self) -> dict[str, float]:
-        """Clip the gradient's norm, step, and clear the gradients; returns `grad_norm`, `lr` and `skipped_steps`.
-
-        A gradient that is not finite leaves everything as it is, as with `Learner.optim_step`. Raises RuntimeError
-        without a gradient.
-        """
-        scale = self.learning_rate(self.step)
-        self._residence.fetch(self.optimizer)
-        grad_norm = clip_and_step(self.optimizer, [base * scale for base in self._base_lrs], self.max_grad_norm)
-        if not math.isfinite(grad_norm):
-            if self.skipped_steps == 0 and self.parallel.rank == 0:
-                logger.warning(
-                    "optimizer step %d of the critic skipped: the gradient's norm is %s. Later skips are only counted "
-                    "(skipped_steps).", self.step, grad_norm,
-                )  # fmt: skip
-            self.skipped_steps += 1
-        self.step += 1
-        return {
-            "grad_norm": grad_norm,
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "skipped_steps": float(self.skipped_steps),
-        }
-
     def rehearse(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> Trial:
         """Compute the samples in micro-batches of `limit` and forget it; return what it took, as `Learner.rehearse`."""
         run: Callable[[], object] = partial(self.forward_backward if gradient else self.measure, samples)
         self._residence.fetch(self.model)
         return self._rehearse(run, limit, [self.model], away=self._residence.moves(self.optimizer))
-
-    def rest(self) -> None:
-        """Let all that is offloaded leave the device, until the verb that needs it."""
-        self._residence.release(self.model, self.optimizer)
-
-    # --- state -----------------------------------------------------------------------------------------------------
-
-    def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
-        """Write weights, optimizer and numbers into `folder`, in the files and by the rules of `Learner.save`."""
-        checkpoint.save(folder, *self._state(model_only), file_bytes)
-
-    def snapshot(
-        self, *, model_only: bool = False, room: int | None = None, file_bytes: int = FILE_BYTES
-    ) -> checkpoint.Snapshot | None:
-        """Copy what `save` would write, as `Learner.snapshot` does."""
-        return checkpoint.take(*self._state(model_only), file_bytes, room=room)
-
-    def _state(self, model_only: bool) -> tuple[nn.Module, Optimizer | None, dict[str, int], Parallel]:
-        optimizer = None if model_only else self.optimizer
-        self._residence.fetch(self.model, optimizer)
-        reshard(self.model)  # what a verb that failed has left whole
-        return self.model, optimizer, {"step": self.step, "skipped_steps": self.skipped_steps}, self.parallel
-
-    def load(self, folder: Path, *, model_only: bool = False) -> None:
-        """Take up what any number of ranks saved; the next step is then, to the bit, the one that would have come.
-
-        `model_only` reads the weights alone. Raises FileNotFoundError or ValueError, naming file and tensor, if the
-        folder does not fit this model.
-        """
-        self._residence.fetch(self.model, None if model_only else self.optimizer)
-        state = {} if model_only else checkpoint.load_numbers(folder)
-        checkpoint.load_model(folder, self.model)
-        if not model_only:
-            checkpoint.load_optimizer(folder, self.model, self.optimizer, state["optimizer"])
-            self.step, self.skipped_steps = state["step"], state["skipped_steps"]

@@ -1,11 +1,9 @@
 """The learner: old log-probs, gradients, optimizer steps, weights, save and load, as separate verbs."""
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -19,13 +17,12 @@ from r1_core.learner.batching import Batching, MicroLimit, count
 from r1_core.learner.facts import Facts, describe
 from r1_core.learner.logprobs import own_logprobs
 from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
-from r1_core.learner.offload import Offload, Residence
-from r1_core.learner.optim import clip_and_step, group_norms
+from r1_core.learner.offload import Offload
 from r1_core.learner.parallel import Parallel, reshard, whole
-from r1_core.learner.passes import Trained, spoil_if_not_finite
+from r1_core.learner.passes import spoil_if_not_finite
 from r1_core.learner.rehearsal import Trial
-from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
+from r1_core.learner.trainable import TrainableModel
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
 from r1_core.rows import TokenTable, with_tokens
 from r1_core.types import LossInputs, LossOutput, Sample, Totals
@@ -62,7 +59,7 @@ class Loss(Protocol):
         """Return a micro-batch's share of the loss and of the metrics."""
 
 
-class Learner(Trained):
+class Learner(TrainableModel):
     """A model being trained, and the verbs that a training loop composes.
 
     The model is called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, padded with
@@ -96,29 +93,17 @@ class Learner(Trained):
         offload: Offload | None = None,
         adaptation: Adaptation | None = None,
     ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
+        super().__init__(
+            model, optimizer, learning_rate,
+            reference=None if reference is model else reference, batching=batching, max_grad_norm=max_grad_norm,
+            parallel=parallel, fillers=fillers, device=device, offload=offload, adaptation=adaptation,
+        )  # fmt: skip
         self.reference = reference
-        self.batching = batching or Batching()
         self.temperature = temperature
-        self.max_grad_norm = max_grad_norm
-        self.parallel = parallel or Parallel()
-        self.fillers = fillers
-        self.adaptation = adaptation
-        self.step = 0  # calls of optim_step, skipped ones too
-        self.skipped_steps = 0
-        self.device = device or next(model.parameters()).device
         self._kept: dict[str, Tensor] | None = None  # what `ablate` has set to zero
         self._policy_tokens = TokenModel(model)
         inside = adaptation.off if adaptation is not None and reference is model else nullcontext
         self._reference_tokens = None if reference is None else TokenModel(reference, inside)
-        self._base_lrs = [group["lr"] for group in optimizer.param_groups]
-        self._apart = None if reference is model else reference  # a model of its own
-        self._models = [model]
-        if self._apart is not None:
-            self._models.append(self._apart.requires_grad_(False).eval())
-        self._residence = Residence(offload or Offload(), model, self._apart, optimizer)
 
     # --- log-probs -------------------------------------------------------------------------------------------------
 
@@ -272,35 +257,6 @@ class Learner(Trained):
         self._residence.fetch(self._apart)
         return None if self._reference_tokens is None else self._reference_tokens.lazy_logits(batch)
 
-    def optim_step(self) -> dict[str, float]:
-        """Clip the gradient's norm, step, and clear the gradients; returns `grad_norm`, `lr` and `skipped_steps`.
-
-        Where the optimizer has several groups of parameters, there is a `grad_norm/…` of each, before clipping, too.
-
-        A gradient that is not finite leaves parameters and optimizer as they are: the step is skipped, counted in
-        `skipped_steps` (over the whole run), and logged once. Raises RuntimeError without a gradient.
-        """
-        norms = group_norms(self.optimizer)  # before they are clipped
-        scale = self.learning_rate(self.step)
-        self._residence.fetch(self.optimizer)
-        grad_norm = clip_and_step(self.optimizer, [base * scale for base in self._base_lrs], self.max_grad_norm)
-        if not math.isfinite(grad_norm):
-            self._report_skip(grad_norm)
-        self.step += 1
-        return {
-            "grad_norm": grad_norm,
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "skipped_steps": float(self.skipped_steps),
-        } | norms
-
-    def _report_skip(self, grad_norm: float) -> None:
-        if self.skipped_steps == 0 and self.parallel.rank == 0:
-            message = (
-                "optimizer step %d skipped: the gradient's norm is %s. Later skips are only counted (skipped_steps)."
-            )
-            logger.warning(message, self.step, grad_norm)
-        self.skipped_steps += 1
-
     def rehearse(self, samples: Sequence[Sample], objective: Loss | None, limit: MicroLimit) -> Trial:
         """Compute the samples in micro-batches of `limit`, forward and backward, and forget it; return what it took.
 
@@ -338,10 +294,6 @@ class Learner(Trained):
             own = tensor.detach()
             yield name, own if dtype is None or not own.is_floating_point() else own.to(dtype)
 
-    def rest(self) -> None:
-        """Let all that is offloaded leave the device, until the verb that needs it."""
-        self._residence.release(self.model, self._apart, self.optimizer)
-
     def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
         """Set rows of the weights (None: all of a tensor) to zero until `restore`; see `ablation.ablate`.
 
@@ -363,38 +315,3 @@ class Learner(Trained):
         """Return what a driver asks about model and device."""
         facts, batching = describe(self.model, self.device), self.batching
         return replace(facts, share_prompts=batching.share_prompts, micro_batch=batching.cap(batching.update).samples)
-
-    def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
-        """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.
-
-        With an adaptation, `adapter_model.safetensors` and the adaptation's files stand in place of the first.
-        Above `file_bytes` they are cut into numbered files with an index, the same for any number of ranks, each
-        written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
-        caller writes beside, then renames. Raises OSError on all ranks if one could not write.
-        """
-        checkpoint.save(folder, *self._state(model_only), file_bytes, self.adaptation)
-
-    def snapshot(
-        self, *, model_only: bool = False, room: int | None = None, file_bytes: int = FILE_BYTES
-    ) -> checkpoint.Snapshot | None:
-        """Copy what `save` would write, to be written while the learner goes on; None if it is above `room` bytes."""
-        return checkpoint.take(*self._state(model_only), file_bytes, self.adaptation, room)
-
-    def _state(self, model_only: bool) -> tuple[nn.Module, Optimizer | None, dict[str, int], Parallel]:
-        optimizer = None if model_only else self.optimizer
-        self._residence.fetch(self.model, optimizer)
-        reshard(self.model)  # what a verb that failed has left whole
-        return self.model, optimizer, {"step": self.step, "skipped_steps": self.skipped_steps}, self.parallel
-
-    def load(self, folder: Path, *, model_only: bool = False) -> None:
-        """Take up what any number of ranks saved; the next step is then, to the bit, the one that would have come.
-
-        `model_only` reads the weights alone and starts the optimizer and the schedule afresh. Raises
-        FileNotFoundError or ValueError, naming file and tensor, if the folder does not fit this model.
-        """
-        self._residence.fetch(self.model, None if model_only else self.optimizer)
-        state = {} if model_only else checkpoint.load_numbers(folder)
-        checkpoint.load_model(folder, self.model, self.adaptation)
-        if not model_only:
-            checkpoint.load_optimizer(folder, self.model, self.optimizer, state["optimizer"])
-            self.step, self.skipped_steps = state["step"], state["skipped_steps"]

@@ -1,19 +1,17 @@
-"""Passes over a step's samples, micro-batch by micro-batch on every rank: what a policy and a critic have in common."""
+"""Forward and backward passes over the samples of a step, one micro-batch at a time on every rank."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from r1_core.learner.batching import Batching, Layout, MicroLimit, fillers, rounds
+from r1_core.learner.batching import Batching, MicroLimit, fillers, rounds
 from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
 from r1_core.learner.parallel import Parallel
 from r1_core.learner.prefetch import prefetch
-from r1_core.learner.rehearsal import Trial, rehearse
 from r1_core.rows import TokenTable, known, not_finite, tokens, with_tokens
 from r1_core.types import LossOutput, Sample
 
@@ -116,55 +114,3 @@ def spoil_if_not_finite(samples: Sequence[Sample], names: Sequence[str], target:
     if not spoiled:
         return list(samples)
     return with_tokens(samples, **{target: torch.full_like(tokens(samples, target), torch.nan)})
-
-
-class Trained:
-    """What a policy and a critic have in common: a model that is trained micro-batch by micro-batch."""
-
-    model: nn.Module
-    _models: Sequence[nn.Module]  # that micro-batches go through
-    optimizer: Optimizer
-    batching: Batching
-    parallel: Parallel
-    fillers: Sequence[Sample]
-    device: torch.device
-
-    @property
-    def _passes(self) -> Passes:
-        return Passes(self.batching, self.parallel, self.fillers, self.device)
-
-    def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
-        """Lay micro-batches out so, whatever the batching has said.
-
-        Args:
-            layout: `packed`: one row without padding, in which every sample has its prompt; `padded`: a row for each
-                sample; `single`: one sample.
-            own_attention: Hugging Face models attend by their own `eager` attention, which reads no packed rows.
-
-        Raises:
-            ValueError: ranks share sequences, which only packed rows allow, or own attention is to read packed rows.
-        """
-        if layout != "packed" and self.parallel.sequence is not None:
-            raise ValueError(f"{layout} micro-batches cannot be cut over the ranks that share sequences")
-        if own_attention:
-            if layout == "packed":
-                raise ValueError("a model's own attention reads no packed rows")
-            for model in self._models:
-                model.set_attn_implementation("eager")  # type: ignore[operator]
-        packed, single = layout == "packed", layout == "single"
-        self.batching = replace(self.batching, padding_free=packed, share_prompts=False, single=single)
-
-    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
-        """Hold so much in a micro-batch from now on, with a gradient and without, whatever the batching has said."""
-        self.batching = replace(self.batching, update=update, experience=experience)
-
-    def _rehearse(
-        self, run: Callable[[], object], limit: MicroLimit, models: Sequence[nn.Module], *, away: bool
-    ) -> Trial:
-        """Measure a pass in micro-batches of `limit`, of which nothing remains; see `rehearsal.rehearse`."""
-        before = self.batching
-        self.cut(limit, limit)
-        try:
-            return rehearse(run, models, self.optimizer, self.device, away=away)
-        finally:
-            self.batching = before

@@ -1,0 +1,181 @@
+"""The base class of policy and critic learners: optimizer steps, micro-batch limits, offload and checkpoints."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from r1_core.learner import checkpoint
+from r1_core.learner.adaptation import Adaptation
+from r1_core.learner.batching import Batching, Layout, MicroLimit
+from r1_core.learner.offload import Offload, Residence
+from r1_core.learner.optim import clip_and_step, group_norms
+from r1_core.learner.parallel import Parallel, reshard
+from r1_core.learner.passes import Passes
+from r1_core.learner.rehearsal import Trial, rehearse
+from r1_core.learner.tensor_files import FILE_BYTES
+from r1_core.types import Sample
+
+logger = logging.getLogger(__name__)
+
+
+class TrainableModel:
+    """A model, its optimizer and what both need to train. `Learner` and `Critic` add their passes.
+
+    Under several ranks all ranks must call every method with the same arguments, and the models must have gone through
+    `parallel.shard_model` before.
+
+    Args:
+        model: called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, padded with
+            `attention_mask=`. It returns an object with `.logits`, as Hugging Face's causal models do.
+        learning_rate: gives the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
+        reference: a frozen model of its own, which micro-batches go through, too.
+        fillers: tiny samples, one for each kind of media, for ranks whose micro-batch has no media of a kind that other
+            ranks have. Several ranks need them.
+        device: where the model computes; by default where its first parameter is.
+        offload: which states move to host memory while they are not needed.
+        adaptation: the adapter, if only an adapter is trained, synced and saved.
+    """
+
+    name = "policy"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        learning_rate: Callable[[int], float],
+        *,
+        reference: nn.Module | None = None,
+        batching: Batching | None = None,
+        max_grad_norm: float = 1.0,
+        parallel: Parallel | None = None,
+        fillers: Sequence[Sample] = (),
+        device: torch.device | None = None,
+        offload: Offload | None = None,
+        adaptation: Adaptation | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.batching = batching or Batching()
+        self.max_grad_norm = max_grad_norm
+        self.parallel = parallel or Parallel()
+        self.fillers = fillers
+        self.adaptation = adaptation
+        self.step = 0  # calls of optim_step, skipped ones too
+        self.skipped_steps = 0
+        self.device = device or next(model.parameters()).device
+        self._base_lrs = [group["lr"] for group in optimizer.param_groups]
+        self._apart = None if reference is None else reference.requires_grad_(False).eval()
+        self._models = [model] if self._apart is None else [model, self._apart]
+        self._residence = Residence(offload or Offload(), model, self._apart, optimizer)
+
+    @property
+    def _passes(self) -> Passes:
+        return Passes(self.batching, self.parallel, self.fillers, self.device)
+
+    def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
+        """Lay micro-batches out so, whatever the batching has said.
+
+        Args:
+            layout: `packed`: one row without padding, in which every sample has its prompt; `padded`: a row for each
+                sample; `single`: one sample.
+            own_attention: Hugging Face models attend by their own `eager` attention, which reads no packed rows.
+
+        Raises:
+            ValueError: ranks share sequences, which only packed rows allow, or own attention is to read packed rows.
+        """
+        if layout != "packed" and self.parallel.sequence is not None:
+            raise ValueError(f"{layout} micro-batches cannot be cut over the ranks that share sequences")
+        if own_attention:
+            if layout == "packed":
+                raise ValueError("a model's own attention reads no packed rows")
+            for model in self._models:
+                model.set_attn_implementation("eager")  # type: ignore[operator]
+        packed, single = layout == "packed", layout == "single"
+        self.batching = replace(self.batching, padding_free=packed, share_prompts=False, single=single)
+
+    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+        """Hold so much in a micro-batch from now on, with a gradient and without, whatever the batching has said."""
+        self.batching = replace(self.batching, update=update, experience=experience)
+
+    def _rehearse(
+        self, run: Callable[[], object], limit: MicroLimit, models: Sequence[nn.Module], *, away: bool
+    ) -> Trial:
+        """Measure a pass in micro-batches of `limit`, of which nothing remains; see `rehearsal.rehearse`."""
+        before = self.batching
+        self.cut(limit, limit)
+        try:
+            return rehearse(run, models, self.optimizer, self.device, away=away)
+        finally:
+            self.batching = before
+
+    def optim_step(self) -> dict[str, float]:
+        """Clip the gradient's norm, step, and clear the gradients; returns `grad_norm`, `lr` and `skipped_steps`.
+
+        Where the optimizer has several groups of parameters, there is a `grad_norm/…` of each, before clipping, too.
+
+        A gradient that is not finite leaves parameters and optimizer as they are: the step is skipped, counted in
+        `skipped_steps` (over the whole run), and logged once. Raises RuntimeError without a gradient.
+        """
+        norms = group_norms(self.optimizer)  # before they are clipped
+        scale = self.learning_rate(self.step)
+        self._residence.fetch(self.optimizer)
+        grad_norm = clip_and_step(self.optimizer, [base * scale for base in self._base_lrs], self.max_grad_norm)
+        if not math.isfinite(grad_norm):
+            if self.skipped_steps == 0 and self.parallel.rank == 0:
+                logger.warning(
+                    "optimizer step %d of the %s skipped: the gradient's norm is %s. Later skips are only counted "
+                    "(skipped_steps).", self.step, self.name, grad_norm,
+                )  # fmt: skip
+            self.skipped_steps += 1
+        self.step += 1
+        return {
+            "grad_norm": grad_norm,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "skipped_steps": float(self.skipped_steps),
+        } | norms
+
+    def rest(self) -> None:
+        """Let all that is offloaded leave the device, until the verb that needs it."""
+        self._residence.release(self.model, self._apart, self.optimizer)
+
+    def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
+        """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.
+
+        With an adaptation, `adapter_model.safetensors` and the adaptation's files stand in place of the first.
+        Above `file_bytes` they are cut into numbered files with an index, the same for any number of ranks, each
+        written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
+        caller writes beside, then renames. Raises OSError on all ranks if one could not write.
+        """
+        checkpoint.save(folder, *self._state(model_only), file_bytes, self.adaptation)
+
+    def snapshot(
+        self, *, model_only: bool = False, room: int | None = None, file_bytes: int = FILE_BYTES
+    ) -> checkpoint.Snapshot | None:
+        """Copy what `save` would write, to be written while the learner goes on; None if it is above `room` bytes."""
+        return checkpoint.take(*self._state(model_only), file_bytes, self.adaptation, room)
+
+    def _state(self, model_only: bool) -> tuple[nn.Module, Optimizer | None, dict[str, int], Parallel]:
+        optimizer = None if model_only else self.optimizer
+        self._residence.fetch(self.model, optimizer)
+        reshard(self.model)  # what a verb that failed has left whole
+        return self.model, optimizer, {"step": self.step, "skipped_steps": self.skipped_steps}, self.parallel
+
+    def load(self, folder: Path, *, model_only: bool = False) -> None:
+        """Take up what any number of ranks saved; the next step is then, to the bit, the one that would have come.
+
+        `model_only` reads the weights alone and starts the optimizer and the schedule afresh. Raises
+        FileNotFoundError or ValueError, naming file and tensor, if the folder does not fit this model.
+        """
+        self._residence.fetch(self.model, None if model_only else self.optimizer)
+        state = {} if model_only else checkpoint.load_numbers(folder)
+        checkpoint.load_model(folder, self.model, self.adaptation)
+        if not model_only:
+            checkpoint.load_optimizer(folder, self.model, self.optimizer, state["optimizer"])
+            self.step, self.skipped_steps = state["step"], state["skipped_steps"]
