@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from r1_core.losses.policy import PolicyLoss, log_ratio, masked_advantages, masked_logprobs
-from r1_core.settings import Share, check_settings
+from r1_core.settings import Share
 from r1_core.types import LossInputs
 
 
@@ -27,9 +27,6 @@ class Tempered(PolicyLoss):
     token_wise = True
 
     power: Share = 0.25  # of the old probability
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses [B, R] and the metrics `ppo_kl` and `tempered_weight`."""
@@ -50,7 +47,7 @@ from torch import Tensor
 
 from r1_core.advantages.groups import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
-from r1_core.settings import NonNegative, check_settings
+from r1_core.settings import NonNegative
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +58,6 @@ class Certain(Estimator):
     needs = ("groups", "squared_probs")
 
     sharpness: NonNegative = 0.5
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Return advantages [N, R] in the dtype of the rewards."""

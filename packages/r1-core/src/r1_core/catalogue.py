@@ -1,6 +1,6 @@
-"""Which advantage estimators and policy losses there are, read from their files without importing them or torch.
+"""Find the advantage estimators and policy losses by reading their files, without importing them or torch.
 
-Every module of `advantages/` and `losses/` that has a class with `names` adds an entry: a new file is enough.
+Every module of `advantages/` and `losses/` with a class that has `names` adds an entry: a new file is enough.
 """
 
 import ast
@@ -25,7 +25,7 @@ TYPES |= {name: value for name, value in vars(ranges).items() if hasattr(value, 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of an estimator or a loss: a field of its dataclass."""
+    """A setting of an estimator or a loss: a field of its dataclass."""
 
     name: str
     type: Any  # such as `float`, `Positive`, `Literal["a", "b"]`, `tuple[float, float] | None`
@@ -35,10 +35,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What an estimator's or a loss's class says of itself.
+    """What an estimator's or a loss's class declares.
 
     Example: `Entry(("grpo",), "r1_core.advantages.grpo:GRPO", ("groups",), False, "token", (Setting("norm_by_std",
-    bool, True, "…"), …), "GRPO advantages: each answer against the other answers to the same prompt.")`
+    bool, True, "…"), …), "GRPO advantages: each answer compared with the other answers to the same prompt.")`
     """
 
     names: tuple[str, ...]  # the first is its own, the others mean the same
@@ -50,7 +50,6 @@ class Entry:
     help: str  # the first line of its module
 
     def load(self) -> Any:
-        """Import the class."""
         module, _, name = self.where.partition(":")
         return getattr(import_module(module), name)
 
@@ -68,9 +67,9 @@ def losses() -> Mapping[str, Entry]:
 
 
 def own_needs(path: Path, name: str) -> tuple[str, ...] | None:
-    """Return what a user's function or class declares as `needs`, read from its file; None if it declares nothing.
+    """Return the `needs` that a user's function or class declares, read from its file; None if it declares none.
 
-    Raises ValueError on a word that is none of the needs, OSError or SyntaxError if the file cannot be read.
+    Raises ValueError on an unknown need, OSError or SyntaxError if the file cannot be read.
     """
     for node in ast.parse(path.read_bytes(), str(path)).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
@@ -128,7 +127,7 @@ def _read(path: Path, module: str) -> Iterator[Entry]:
 
 
 def _attributes(node: ast.ClassDef) -> dict[str, ast.expr]:
-    """The plain assignments of a class's body, which are no settings."""
+    """Return the plain assignments of a class's body, which are not settings."""
     return {
         line.targets[0].id: line.value
         for line in node.body
@@ -148,7 +147,7 @@ def _settings(node: ast.ClassDef, aliases: Mapping[str, ast.expr], lines: list[s
 
 
 def _type(node: ast.expr, aliases: Mapping[str, ast.expr], path: Path) -> Any:
-    """The type that an annotation means, of names in TYPES and of the module's own aliases."""
+    """Evaluate an annotation made of names in TYPES and of the module's aliases."""
     if isinstance(node, ast.Name) and node.id in TYPES:
         return TYPES[node.id]
     if isinstance(node, ast.Name) and node.id in aliases:
@@ -168,7 +167,7 @@ def _type(node: ast.expr, aliases: Mapping[str, ast.expr], path: Path) -> Any:
 
 
 def _literal(node: ast.expr, path: Path) -> Any:
-    """The value of a literal, or of `math.inf`."""
+    """Evaluate a literal or `math.inf`."""
     if ast.unparse(node) == "math.inf":
         return math.inf
     try:

@@ -1,11 +1,11 @@
-"""Files that are on their disk, and not only on their way there, when a call returns; without torch."""
+"""Write files and flush them to disk, without torch."""
 
 import os
 from pathlib import Path
 
 
 def force_to_disk(path: Path) -> None:
-    """Wait until a file or a folder's list is on its disk. Whoever wrote it must: no other machine can for this one."""
+    """Flush a file or a folder's entries to disk. Only the machine that wrote them can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -14,6 +14,5 @@ def force_to_disk(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file and force it to disk."""
     path.write_text(text, encoding="utf-8")
     force_to_disk(path)

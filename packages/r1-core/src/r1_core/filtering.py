@@ -1,11 +1,10 @@
-"""Which groups are worth training on: dynamic sampling by mean, by variance, or by a moving average of the std.
+"""Filter groups for dynamic sampling: by mean reward, by variance, or by a moving average of the std.
 
 Mean range: low < mean of the group < high. arXiv 2503.14476 (DAPO), there with right and wrong answers.
 Zero variance: the rewards of the group differ, so that some advantage is not zero.
 EMA-std: std of the group ≥ beta · E, with E an average over past steps. arXiv 2506.18254 (RLPR).
 
-A filter gives bool [N], true on the samples of groups to keep. Groups come in any size and order; one with a reward
-that is not finite is dropped. A filter is a value: what it learns from a step makes another one, for the next step.
+Groups come in any size and order; one with a reward that is not finite is dropped.
 """
 
 from collections.abc import Mapping
@@ -19,29 +18,29 @@ from r1_core.advantages.groups import check_group, group_statistics
 
 
 class GroupFilter(Protocol):
-    """Chooses among the groups of a step, and learns from all that the step generated, kept or not."""
+    """An immutable filter of a step's groups; `observe` returns the filter of the next step."""
 
     per_group: ClassVar[bool]  # whether it judges each group by itself, and so may be asked about one at a time
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What it goes by in this step, {} if that never changes."""
+        """The thresholds of this step; {} if they never change."""
 
     def keep(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        """Rewards [N] and group ids [N] of any whole groups of this step to bool [N]."""
+        """Return which samples to keep, bool [N], given rewards and group ids [N] of any whole groups of this step."""
 
     def observe(self, rewards: Tensor, group_ids: Tensor) -> "GroupFilter":
-        """Return the filter of the next step, given all rewards [N] that this step generated."""
+        """Return the filter of the next step, given all rewards [N] of this step before filtering."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold, as JSON can."""
+        """Return the checkpoint state as JSON values."""
 
     def resume(self, state: Mapping[str, Any]) -> "GroupFilter":
-        """Return the filter with the state that a checkpoint holds; {} is a filter at its beginning."""
+        """Return the filter with a checkpoint's state; {} is the initial state."""
 
 
 class Unchanging:
-    """A filter's other half where there is nothing to learn."""
+    """Base class of filters without state."""
 
     __slots__ = ()
     per_group: ClassVar[bool] = True
@@ -70,7 +69,7 @@ class KeepAll(Unchanging):
 
 @dataclass(frozen=True, slots=True)
 class MeanRange(Unchanging):
-    """Keeps groups whose mean lies strictly between `low` and `high`."""
+    """Keeps groups with a mean strictly between `low` and `high`, of any score (DAPO: the accuracy)."""
 
     low: float = 0.01
     high: float = 0.99
@@ -80,30 +79,27 @@ class MeanRange(Unchanging):
             raise ValueError(f"filter_low is {self.low} and filter_high {self.high}; low must be below high")
 
     def keep(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        """Rewards [N] (any score; DAPO: the accuracy) and group ids [N] to bool [N]."""
         mean = group_statistics(rewards, group_ids).mean
         return (self.low < mean) & (mean < self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class NonzeroVariance(Unchanging):
-    """Keeps groups whose rewards are not all the same number; a group of one goes."""
+    """Keeps groups whose rewards differ; drops groups of one."""
 
     def keep(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        """Rewards [N] and group ids [N] to bool [N]."""
         group = group_statistics(rewards, group_ids)
         return ~group.constant & group.mean.isfinite()
 
 
 @dataclass(frozen=True, slots=True)
 class EMAStd:
-    """Keeps groups whose std is at least `beta` times the average std of past steps.
+    """Keeps groups whose std is at least `beta` times the average std of past steps; drops groups of one.
 
-    Steps are counted from 1. Those from `ema_start_step` to before `filter_start_step` are averaged plainly; after
-    that each step moves the average by 1 − ratio. A step counts once, with all samples it generated before filtering,
-    and is judged by the steps before it alone. With `never_empty` all groups stay where none reaches the threshold, as
-    in the published code: answers that have become alike would otherwise be sampled for ever. `step`, the one to
-    judge, `average` and `steps_seen` are the state.
+    Steps count from 1. Steps from `ema_start_step` to before `filter_start_step` enter a plain average; later ones move
+    the average by 1 − ratio. A step enters once, with all samples before filtering, and is compared with earlier steps
+    only. `never_empty` keeps all groups if none reaches the threshold, as the published code does; otherwise sampling
+    would never end once answers have become alike. `step` (the current one), `average` and `steps_seen` are the state.
     """
 
     per_group: ClassVar[bool] = False  # `never_empty` looks at all groups that it is asked about
@@ -128,19 +124,18 @@ class EMAStd:
 
     @property
     def threshold(self) -> float | None:
-        """The least std that is kept in this step, or None while everything is."""
+        """The minimum std of this step, or None while every group is kept."""
         if self.step < self.filter_start_step or self.average is None:
             return None
         return self.beta * self.average
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`ema_mean` and `ema_threshold`, as soon as there are such."""
+        """`ema_mean` and `ema_threshold`, once they exist."""
         found = {"ema_mean": self.average, "ema_threshold": self.threshold}
         return {name: value for name, value in found.items() if value is not None}
 
     def keep(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        """Rewards [N] and group ids [N] generated in this step to bool [N]; a group of one has no std and goes."""
         check_group(rewards, group_ids)
         if self.threshold is None:
             return torch.ones_like(rewards, dtype=torch.bool)
@@ -149,7 +144,6 @@ class EMAStd:
         return group.mean.isfinite() if self.never_empty and not kept.any() else kept
 
     def observe(self, rewards: Tensor, group_ids: Tensor) -> "EMAStd":
-        """Return the filter for the next step, given all rewards [N] that this one generated, before filtering."""
         later = replace(self, step=self.step + 1)
         group = group_statistics(rewards, group_ids)
         stds = group.std[group.std.isfinite() & (group.size > 1)]

@@ -1,10 +1,10 @@
-"""Estimates of the KL divergence from the reference policy, one number per sampled token, and the KL in the reward.
+"""Estimators of the KL from the reference policy, one number per sampled token, and the KL penalty in the reward.
 
 After Schulman, "Approximating KL divergence" (2020): with tokens drawn from the policy and
 difference = log pi − log pi_ref, k1 = difference, k2 = difference² / 2, k3 = exp(−difference) − 1 + difference.
-As a loss term only k2 has the KL's gradient in expectation; the straight-through forms ("k1+", "k3+") report k1 or k3
-and descend k2. In the reward nothing is differentiated, and k1 is the unbiased choice. `full` estimates nothing: it is
-the KL itself, of the policy's whole distribution at a token from the reference's, from both logits (`token_model`).
+As a loss term only k2 has the KL's gradient in expectation; the straight-through forms ("k1+", "k3+") have the value of
+k1 or k3 and the gradient of k2. In the reward nothing is differentiated, and k1 is the unbiased choice. `full` is the
+exact KL of the two distributions at a token, from both models' logits (`token_model`).
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ FULL = "full"  # the name of `full`, which is not among the estimators: a token'
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """log pi − log pi_ref: unbiased, of either sign, with a gradient that carries no KL signal by itself."""
+    """log pi − log pi_ref: unbiased, of either sign; its gradient carries no KL signal."""
     return _gap(logprobs, ref_logprobs)
 
 
@@ -30,15 +30,15 @@ def absolute(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """(log pi − log pi_ref)² / 2: biased, low variance, and its gradient is the KL's."""
+    """(log pi − log pi_ref)² / 2: biased, low variance, with the KL's gradient."""
     return 0.5 * _gap(logprobs, ref_logprobs).square()
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """pi_ref / pi − 1 + log(pi / pi_ref): unbiased, never negative, low variance (arXiv 2402.03300).
 
-    Where pi_ref / pi passes e^20 the exponential goes on as a straight line. Clamping the estimate instead, as others
-    do at 10, would switch the pull towards the reference off on just those tokens that need it most.
+    Where pi_ref / pi exceeds e^20 the exponential continues as a straight line. Clamping the estimate, as others do at
+    10, would remove the gradient towards the reference from the tokens that need it most.
     """
     gap = -_gap(logprobs, ref_logprobs)
     excess = (gap - EXPONENT_LIMIT).clamp(min=0.0)
@@ -58,7 +58,7 @@ def k3_plus(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def full(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """KL(pi, pi_ref) = Σ_v pi_v (log pi_v − log pi_ref,v), exactly: from log-distributions [..., V] to [...].
 
-    Tokens that pi cannot choose (log-prob −inf) count 0.
+    Tokens with probability 0 under pi (log-prob −inf) count 0.
     """
     possible = logprobs > -torch.inf
     gap = torch.where(possible, _gap(logprobs, ref_logprobs), 0.0)
@@ -66,10 +66,10 @@ def full(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def reward_penalties(name: str, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, coef: float) -> Tensor:
-    """Return coef · KL of each trained token, detached [N, R], 0 off the mask: the KL term inside the reward.
+    """Return coef · KL of each trained token, detached [N, R], 0 outside the mask: the KL penalty in the reward.
 
-    arXiv 2203.02155 (InstructGPT). Give them to `AdvantageInputs.token_penalties`. `name` is an estimator
-    of this module; `logprobs` and `ref_logprobs` [N, R] are those of the policy that sampled and of the reference.
+    arXiv 2203.02155 (InstructGPT). Pass it as `AdvantageInputs.token_penalties`. `name` is an estimator of this module;
+    `logprobs` and `ref_logprobs` [N, R] are those of the sampling policy and the reference.
     """
     check_tensors("reward_penalties", "[N, R]", mask=mask)
     check_tensors("reward_penalties", "[N, R]", mask.shape, logprobs=logprobs, ref_logprobs=ref_logprobs)
@@ -79,9 +79,9 @@ def reward_penalties(name: str, logprobs: Tensor, ref_logprobs: Tensor, mask: Te
 
 
 def sequence_mean(divergence: Tensor, mask: Tensor) -> float:
-    """Mean over sequences of the token mean of divergence [N, R], which a controller goes by; 0 without tokens.
+    """Return the mean over sequences of the token mean of divergence [N, R], the input of a KL controller.
 
-    Sequences without trained tokens do not count.
+    Sequences without trained tokens do not count; 0 if there are none.
     """
     check_tensors("sequence_mean", "[N, R]", mask=mask)
     check_tensors("sequence_mean", "[N, R]", mask.shape, divergence=divergence)

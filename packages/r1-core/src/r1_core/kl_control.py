@@ -1,9 +1,9 @@
-"""How strong the KL term is: fixed, or steered towards a target.
+"""Controllers of the KL coefficient: fixed, or adapted to a target KL.
 
 Adaptive: error = clip(KL / target − 1, −0.2, 0.2), coef ← coef · (1 + error · samples / horizon).
 
-arXiv 1909.08593 ("Fine-tuning language models from human preferences"). Assumes that a larger coefficient
-brings the KL down within about `horizon` samples.
+arXiv 1909.08593 ("Fine-tuning language models from human preferences"). Assumes that a larger coefficient lowers the KL
+within about `horizon` samples.
 """
 
 import logging
@@ -17,23 +17,23 @@ logger = logging.getLogger(__name__)
 
 
 class KLController(Protocol):
-    """A coefficient and what it becomes; a value, so that a checkpoint needs its `coef` alone."""
+    """An immutable controller; a checkpoint stores only its `coef`."""
 
     @property
     def coef(self) -> float: ...
 
     def update(self, divergence: float, samples: int) -> "KLController":
-        """Return the controller for the next step, after a step of `samples` samples with this mean KL (nats)."""
+        """Return the controller for the next step, given a step's sample count and mean KL (nats)."""
         ...
 
     def resume(self, coef: float) -> "KLController":
-        """Return the controller with the coefficient that a checkpoint holds."""
+        """Return the controller with a checkpoint's coefficient."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedKL:
-    """Always the same coefficient."""
+    """A constant coefficient."""
 
     coef: float
 
@@ -41,13 +41,13 @@ class FixedKL:
         return self
 
     def resume(self, coef: float) -> "FixedKL":
-        """Return itself: a user who changes a fixed coefficient before going on means it."""
+        """Return itself: a coefficient that the user changed before resuming counts."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveKL:
-    """Raises the coefficient while the KL is above `target` (nats per token), lowers it while it is below."""
+    """Raises the coefficient while the KL exceeds `target` (nats per token), lowers it while the KL is below."""
 
     coef: float
     target: float
@@ -60,10 +60,10 @@ class AdaptiveKL:
             raise ValueError(f"horizon is {self.horizon}; it must be above 0 samples")
 
     def update(self, divergence: float, samples: int) -> "AdaptiveKL":
-        """Return the next controller. A divergence that is not finite is said, and leaves the coefficient as it is.
+        """Return the next controller. If the KL is not finite, log a warning and keep the coefficient.
 
         Raises:
-            ValueError: so many samples at once that the coefficient could fall to 0.
+            ValueError: `samples` is so large that the coefficient could reach 0.
         """
         if not math.isfinite(divergence):
             logger.warning(
@@ -80,5 +80,4 @@ class AdaptiveKL:
         return replace(self, coef=self.coef * (1 + error * samples / self.horizon))
 
     def resume(self, coef: float) -> "AdaptiveKL":
-        """Return the controller with the coefficient that a checkpoint holds."""
         return replace(self, coef=coef)

@@ -1,4 +1,4 @@
-"""What an advantage estimator or a loss asks for beyond rewards and current log-probs, in one word each."""
+"""What an advantage estimator or a loss can require beyond rewards and current log-probs."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -26,7 +26,7 @@ OF_REFERENCE = frozenset({"ref_logprobs"})
 
 
 def read_needs(value: Any, owner: str) -> tuple[str, ...]:
-    """Return what a user's own code declares as its needs. Raises ValueError, naming `owner`, for another word."""
+    """Return the needs that a user's code declares. Raises ValueError, naming `owner`, on an unknown one."""
     words = tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
     for word in words:
         if word not in get_args(Need):

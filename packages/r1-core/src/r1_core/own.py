@@ -1,4 +1,4 @@
-"""A user's own function or class as an advantage estimator or a policy loss."""
+"""Use a function or class of your own as an advantage estimator or a policy loss."""
 
 import traceback
 from collections.abc import Callable
@@ -23,13 +23,13 @@ WRITES = "writes into inputs.{0}; make a new tensor, as torch.where does, or wri
 
 
 class OwnCodeError(RuntimeError):
-    """A user's own estimator or loss failed in a step; the message names its file, function and line."""
+    """A user's estimator or loss failed in a step; the message names its file, function and line."""
 
 
 def _run(function: Callable[[Any], Any], inputs: Any, name: str) -> Any:
-    """Call a user's function. Raises OwnCodeError, with the last line of the user's that was being run.
+    """Call a user's function. Raises OwnCodeError with the user's line that failed.
 
-    It raises it, too, if the function has written into a tensor of the inputs, which the gradient and others read.
+    Also raises it if the function wrote into a tensor of its inputs, which the gradient and others read.
     """
     versions = {field: tensor._version for field, tensor in _tensors(inputs).items()}
     try:
@@ -57,7 +57,7 @@ def _is_table(found: Any, mask: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class OwnEstimator(Estimator):
-    """A function from `AdvantageInputs` to advantages [N, R]. Without `needs` it is given the old log-probs."""
+    """A function from `AdvantageInputs` to advantages [N, R]. Without `needs` it gets the old log-probs."""
 
     needs = ("old_logprobs",)
 
@@ -86,12 +86,12 @@ class OwnLoss(PolicyLoss):
 
 
 def as_estimator(mine: Any, name: str = "the estimator") -> Estimator:
-    """Return a function, or an object of a class, as an estimator. Raises ValueError on needs that there are not."""
+    """Return a function, or an object of a class, as an estimator. Raises ValueError on an unknown need."""
     return _as(OwnEstimator, mine, name)
 
 
 def as_loss(mine: Any, name: str = "the loss") -> PolicyLoss:
-    """Return a function, or an object of a class, as a policy loss. Raises ValueError on needs that there are not."""
+    """Return a function, or an object of a class, as a policy loss. Raises ValueError on an unknown need."""
     return _as(OwnLoss, mine, name)
 
 
@@ -116,11 +116,11 @@ REWARDS = (1.0, 0.0, 0.5, 0.5)
 def try_own_estimator(mine: Any, name: str) -> None:
     """Call a user's estimator on a made-up batch of two groups, one of equal rewards.
 
-    It must return a floating-point tensor [N, R] that is finite on trained tokens. One that needs parts is not tried:
-    what they are called is the user's.
+    It must return a floating-point tensor [N, R], finite on trained tokens. An estimator that needs `parts` is not
+    tried, because only the user knows their names.
 
     Raises:
-        ValueError: it raises, or gives something else; the message names it and says what it must give.
+        ValueError: it fails or returns something else; the message names it and what it must return.
     """
     estimator = as_estimator(mine, name)
     if "parts" in estimator.needs:
@@ -154,12 +154,12 @@ def try_own_estimator(mine: Any, name: str) -> None:
 
 
 def try_own_loss(mine: Any, name: str) -> None:
-    """Call a user's policy loss on a made-up micro-batch of two answers, one better and one worse than expected.
+    """Call a user's policy loss on a made-up micro-batch of two answers with advantages 1 and -1.
 
     It must return losses [B, R] with a finite gradient in the log-probs, and metrics by name, each [B, R].
 
     Raises:
-        ValueError: it raises, or gives something else; the message names it and says what it must give.
+        ValueError: it fails or returns something else; the message names it and what it must return.
     """
     loss = as_loss(mine, name)
     AGGREGATIONS.get(loss.aggregation)
@@ -218,7 +218,7 @@ def _check_tensor(found: Any, mask: Tensor, gave: str, wanted: str) -> None:
 
 
 def _kind(found: Any) -> str:
-    """What a value is, in a few words."""
+    """Describe a value in a few words."""
     if isinstance(found, Tensor):
         return f"a tensor {list(found.shape)} of {str(found.dtype).removeprefix('torch.')}"
     return f"{type(found).__name__} {found!r:.60}"

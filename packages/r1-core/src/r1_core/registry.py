@@ -1,4 +1,4 @@
-"""Names for the choices a user can make: one small table per kind of thing."""
+"""A table of named implementations."""
 
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A table from name to entry; `kind` is the word used in its error messages."""
+    """A table from name to entry; `kind` names its entries in error messages."""
 
     def __init__(self, kind: str, entries: Mapping[str, T]) -> None:
         self.kind = kind
@@ -18,7 +18,7 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that adds an entry of your own. Raises ValueError if the name is taken."""
+        """Decorator that adds an entry. Raises ValueError if the name is taken."""
 
         def add(entry: T) -> T:
             if name in self._entries:
@@ -29,7 +29,7 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> T:
-        """Return the entry called `name`. Raises ValueError, listing the names there are, if there is none."""
+        """Return the entry called `name`. Raises ValueError with the known names if there is none."""
         if name not in self._entries:
             near = get_close_matches(name, self._entries, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

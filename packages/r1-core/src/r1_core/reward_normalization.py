@@ -1,9 +1,9 @@
-"""Rewards brought to mean 0 and spread 1: by fixed numbers, those of one batch, or those of all batches so far.
+"""Normalize rewards to mean 0 and std 1, with fixed moments, one batch's, or running ones.
 
-(r − mean) / (std + eps), with the unbiased std. Fixed: `RewardNormalizer(mean, std)`, numbers that come with a reward
-model (OpenRLHF's and LMM-R1's normalize_reward). One batch: `RewardNormalizer.of(rewards)(rewards)`. Running: `observe`
-every step's rewards first. arXiv 1909.08593 ("Fine-tuning language models from human preferences") normalises so.
-Moments of batches are put together by their counts, means and squared distances, as in one pass over everything.
+(r − mean) / (std + eps), with the unbiased std. Fixed: `RewardNormalizer(mean, std)`, for moments that come with a
+reward model (OpenRLHF's and LMM-R1's normalize_reward). One batch: `RewardNormalizer.of(rewards)(rewards)`. Running:
+call `observe` with every step's rewards first (arXiv 1909.08593, "Fine-tuning language models from human
+preferences"). Moments of several batches combine to those of one pass over all rewards.
 """
 
 import math
@@ -18,7 +18,7 @@ from r1_core.types import check_tensors
 
 @dataclass(frozen=True, slots=True)
 class RewardNormalizer:
-    """A value: `observe` gives the next one, so its fields are the state to checkpoint. Equal rewards give 0."""
+    """Immutable: `observe` returns the next one, and the fields are the state to checkpoint. Equal rewards give 0."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -36,11 +36,11 @@ class RewardNormalizer:
 
     @classmethod
     def of(cls, rewards: Tensor, eps: float = 1e-8) -> "RewardNormalizer":
-        """The normalizer with the moments of these rewards [N] alone. Raises ValueError if one is not finite."""
+        """Return the normalizer with the moments of these rewards [N]. Raises ValueError if one is not finite."""
         return cls(eps=eps).observe(rewards)
 
     def observe(self, rewards: Tensor) -> "RewardNormalizer":
-        """Return the normalizer that has seen these rewards [N], too; the first ones replace a fixed mean and std.
+        """Return the normalizer updated with rewards [N]; the first ones replace a fixed mean and std.
 
         Raises ValueError if a reward is not finite.
         """

@@ -1,4 +1,4 @@
-"""Ranges of the settings of estimators and losses: written in a setting's type, held to by `check_settings`."""
+"""Ranges of the settings of estimators and losses, declared in a setting's type and enforced by `check_settings`."""
 
 import math
 from dataclasses import dataclass, fields
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from `least` or `above` to `most` or `below`. NaN lies in none."""
+    """A range of numbers; NaN is in none."""
 
     least: float | None = None
     above: float | None = None
@@ -15,7 +15,7 @@ class Range:
     below: float | None = None
 
     def fault(self, value: float) -> str | None:
-        """Return what the value must be, None if it is. Example: `Range(least=0).fault(-1) == "must be at least 0"`."""
+        """Return what the value must be, or None. Example: `Range(least=0).fault(-1) == "must be at least 0"`."""
         if math.isnan(value):
             return "must be a number"
         if self.least is not None and value < self.least:
@@ -37,7 +37,7 @@ DualClip = Annotated[float, Range(above=1)]  # of a ratio; infinity: none
 
 
 def fault(kind: Any, value: Any) -> str | None:
-    """Return what a value must be to be of a type such as `Positive | None`, None if it is or nothing is said."""
+    """Return what a value must be to match a type such as `Positive | None`, or None if it matches."""
     if get_origin(kind) is Literal and value not in get_args(kind):
         return f"must be one of {', '.join(map(str, get_args(kind)))}"
     for part in (kind, *get_args(kind)):
@@ -48,7 +48,7 @@ def fault(kind: Any, value: Any) -> str | None:
 
 
 def check_settings(owner: Any) -> None:
-    """Hold a dataclass's settings to their types' ranges. Raises ValueError, naming the setting and its value."""
+    """Check a dataclass's fields against the ranges of their types. Raises ValueError with setting and value."""
     for field in fields(owner):
         value, kind = getattr(owner, field.name), field.type
         if isinstance(kind, str):  # of a module with `from __future__ import annotations`

@@ -1,8 +1,8 @@
-"""DAPO's soft overlong punishment: answers near the length limit lose reward, step by step.
+"""DAPO's soft overlong punishment: answers near the length limit lose reward gradually.
 
 With free = max_length − buffer: 0 up to `free` tokens, (free − length) / buffer beyond, −1 from `max_length` on.
 
-arXiv 2503.14476 (DAPO). Added to the score of an answer; times `factor`.
+arXiv 2503.14476 (DAPO). Multiplied by `factor` and added to an answer's score.
 """
 
 import torch
@@ -12,7 +12,7 @@ from r1_core.types import check_tensors
 
 
 def overlong_punishment(lengths: Tensor, max_length: int, buffer: int, factor: float = 1.0) -> Tensor:
-    """Return the punishment, from −factor to 0, of answers of these lengths [N] in tokens: float64 [N].
+    """Return the punishment, from −factor to 0, for answer lengths [N] in tokens: float64 [N].
 
     Raises ValueError unless 0 < buffer <= max_length.
     """

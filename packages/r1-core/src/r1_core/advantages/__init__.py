@@ -1,4 +1,4 @@
-"""Advantage estimators by name: how much better than expected was each token."""
+"""Advantage estimators by name."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Give each sample the advantage of each of its tokens, and the return where a critic learns it."""
+"""Fill in the advantages of samples, and the returns that a critic learns."""
 
 import logging
 import math
@@ -38,18 +38,22 @@ def assign(
 ) -> list[Sample]:
     """Return the samples, in order, with `advantages` float32 [L] filled in: 0 where `loss_mask` is false.
 
-    An estimator that needs the critic's `values` fills `returns` float32 [L], too, which the critic learns: its own
-    (`Forecasting`), else the sum of the rewards from each token on.
+    If the estimator needs `values`, `returns` float32 [L] are filled in, too: its own (`Forecasting`), else the sum of
+    the rewards from each token on.
 
-    A group must be given whole. The reward counts on the last trained token; a sample without trained tokens takes
-    part in its group's statistics and gets no advantage. `baselines` are the rewards of the greedy answers, one per
-    sample (ReMax), `parts` the rewards of each sample one by one, under the same names for all (GDPO), and `correction`
-    how the gap between engine and learner is weighed (optimal token baseline, from the samples' `old_logprobs` and
-    `rollout_logprobs`). With `kl_penalty`, a name of `r1_core.kl`, every token loses kl_coef times its KL from the
-    reference, taken from the samples' `old_logprobs` and `ref_logprobs`, or from their `full_kl` with `kl.FULL`. What
-    the estimator `needs` of the samples' own fields it is given.
-    Raises ValueError on a reward that is not finite, and if what the KL needs is missing; an advantage that is not
-    finite is logged, with its sample and estimator.
+    Give every group whole. The reward counts on the last trained token; a sample without trained tokens enters its
+    group's statistics and gets no advantage.
+
+    Args:
+        baselines: rewards of the greedy answers, one per sample (ReMax).
+        parts: the rewards of each sample by name, the same names for all (GDPO).
+        correction: weights for the gap between engine and learner (optimal token baseline), which needs the samples'
+            `old_logprobs` and `rollout_logprobs`.
+        kl_penalty: a name of `r1_core.kl`: subtract kl_coef times each token's KL from the reference, computed from the
+            samples' `old_logprobs` and `ref_logprobs`, or from `full_kl` with `kl.FULL`.
+
+    Raises ValueError on a reward that is not finite, and if a field for the KL is missing. An advantage that is not
+    finite is logged with its sample and estimator.
     """
     if not samples:
         return []
@@ -79,7 +83,7 @@ def assign(
 
 
 def _estimate(estimator: Estimator, inputs: AdvantageInputs) -> dict[str, Tensor]:
-    """Advantages [N, R], and returns where there is a critic to learn them."""
+    """Return advantages [N, R], and returns if a critic learns them."""
     if isinstance(estimator, Forecasting):
         advantages, returns = estimator.with_returns(inputs)
         found = {"advantages": advantages, "returns": returns}
@@ -109,7 +113,7 @@ def _warn_of_what_is_not_finite(samples: Sequence[Sample], advantages: Tensor, e
 
 
 def _table(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> Tensor:
-    """The parts of each sample's reward as float64 [N, K]. Raises ValueError if samples have other parts."""
+    """Return the parts of each sample's reward, float64 [N, K]. Raises ValueError if samples have different parts."""
     for i, part in enumerate(parts):
         if set(part) != set(names):
             raise ValueError(f"sample {i} has the parts {sorted(part)}; sample 0 has {sorted(names)}")
@@ -117,7 +121,7 @@ def _table(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> Tensor
 
 
 def _weights(samples: Sequence[Sample], correction: Correction, mask: Tensor) -> Tensor:
-    """The correction's weights over all samples, float64 [N, R]."""
+    """Return the correction weights of all samples, float64 [N, R]."""
     gap = log_gap(rows(samples, "old_logprobs").double(), rows(samples, "rollout_logprobs").double(), mask)
     return correction.weights(gap, mask)
 

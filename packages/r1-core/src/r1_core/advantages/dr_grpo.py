@@ -1,9 +1,9 @@
-"""Dr.GRPO advantages: GRPO without the division by the group's spread.
+"""Dr.GRPO advantages: GRPO without the division by the group's standard deviation.
 
 A = r − mean of the group, the same on every token of the answer.
 
-arXiv 2503.20783 ("Understanding R1-Zero-like training"): dividing by the std weighs questions that are
-nearly always or never solved more. Goes with an aggregation that divides by a fixed length.
+arXiv 2503.20783 ("Understanding R1-Zero-like training"): dividing by the std gives more weight to questions that are
+nearly always or never solved. Goes with an aggregation that divides by a fixed length.
 """
 
 from dataclasses import dataclass
@@ -26,5 +26,4 @@ class DrGRPO(Estimator):
     needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return advantages [N, R] in the dtype of the rewards."""
         return inputs.spread(group_statistics(inputs.rewards, inputs.group_ids).distance)

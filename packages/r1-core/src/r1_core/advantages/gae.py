@@ -1,10 +1,10 @@
-"""GAE: a critic's forecast corrects the return at every token.
+"""GAE: a critic's value estimates give every token its own advantage.
 
 A_t = delta_t + gamma · lam · A_(t + 1) with delta_t = r_t + gamma · V_(t + 1) − V_t; returns = A + V; then whitening.
 
-arXiv 1506.02438 (GAE); whitening as PPO implementations do it. Assumes `values` [N, R], the
-critic's forecast of the return before each token; past the last trained token the value is 0. Tokens of the
-environment take no time: the next token is the next trained one.
+arXiv 1506.02438 (GAE); whitening as PPO implementations do it. Needs `values` [N, R], the critic's estimate of the
+return before each token; past the last trained token the value is 0. Environment tokens are skipped: the next token is
+the next trained one.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from r1_core.settings import Share, check_settings
 class GAE(Estimator):
     """`unbiased=False` whitens with the variance over n, as OpenRLHF and LMM-R1 do.
 
-    `reward_clip` holds rewards within two bounds before penalties come off; `norm_by_std=False` takes the mean off the
-    advantages and leaves their spread (LMM-R1's no_advantage_std_norm).
+    `reward_clip` clips rewards to two bounds before penalties are subtracted; `norm_by_std=False` subtracts the mean
+    only (LMM-R1's no_advantage_std_norm).
 
     Use it where credit shall differ from token to token, and there is memory and time for a critic. One answer a
     prompt is enough.
@@ -43,16 +43,14 @@ class GAE(Estimator):
         check_reward_clip(self.reward_clip)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return advantages [N, R], whitened, in the dtype of the rewards. Raises ValueError without `values`."""
         return self._whiten(self._blocks(inputs), inputs)
 
     def with_returns(self, inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-        """Return what calling it does, and the returns [N, R] that a critic learns; tokens are gone through once."""
         advantages, returns = self.estimate(inputs)
         return self._whiten(advantages.__getitem__, inputs), returns
 
     def estimate(self, inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-        """Return advantages before whitening and the returns that a critic learns, float64 [N, R], 0 off the mask."""
+        """Return advantages before whitening, and returns, float64 [N, R], 0 outside the mask."""
         mask = inputs.mask
         advantages = torch.where(mask, self._blocks(inputs)(slice(None)), 0.0)
         return advantages, torch.where(mask, advantages + inputs.require("values", "GAE"), 0.0)
@@ -62,7 +60,7 @@ class GAE(Estimator):
         return whiten_blocks(blocks, inputs.mask, dtype, unbiased=self.unbiased, norm_by_std=self.norm_by_std)
 
     def _blocks(self, inputs: AdvantageInputs) -> Blocks:
-        """Advantages of some rows before whitening."""
+        """Return a function from a slice of rows to their advantages before whitening."""
         rewards, mask = inputs.clip(self.reward_clip).shaped_rewards, inputs.mask
         values = inputs.require("values", "GAE")
 

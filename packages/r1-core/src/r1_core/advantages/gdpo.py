@@ -1,11 +1,10 @@
-"""GDPO advantages: several rewards of an answer, each judged within its group before they are added up.
+"""GDPO advantages: each part of the reward is normalized within its group before the parts are added.
 
 A = (S − mean S) / (std S + eps) over the batch, with S = Σ_k w_k · (r_k − group's mean) / (group's std + eps).
 
-arXiv 2601.05242 ("Group reward-decoupled normalization policy optimization"): added up first, rewards of unlike scales
-and combinations that say different things end up with the same advantage. Assumes `parts` [N, K], the K rewards of each
-answer; the batch's mean and std are over answers. Penalties on tokens have no part to go to, so the KL belongs in the
-loss.
+arXiv 2601.05242 ("Group reward-decoupled normalization policy optimization"): if parts are added first, different
+combinations of parts of different scales get the same advantage. Needs `parts` [N, K], the K rewards of each answer;
+the batch's mean and std are over answers. Put the KL in the loss: token penalties belong to no part.
 """
 
 from dataclasses import dataclass
@@ -20,9 +19,11 @@ from r1_core.settings import NonNegative
 
 @dataclass(frozen=True, slots=True)
 class GDPO(Estimator):
-    """Equal parts add exactly 0, and so does a group of one. For a part that no answer has, the reward stands in.
+    """Equal parts and groups of one add exactly 0. A part that no answer has is replaced by the reward.
 
-    Use it where the reward has several parts, such as accuracy and form, of unlike scales.
+    Raises ValueError without `parts`, with another number of weights than parts, or with token penalties.
+
+    Use it where the reward has several parts of different scales, such as accuracy and format.
     """
 
     names = ("gdpo",)
@@ -33,10 +34,6 @@ class GDPO(Estimator):
     eps: NonNegative = 1e-6
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return advantages [N, R] in the dtype of the rewards.
-
-        Raises ValueError without `parts`, with another number of weights, or with penalties on tokens.
-        """
         parts = self._chosen(inputs)
         weights = self.reward_weights if self.reward_weights is not None else (1.0,) * len(parts)
         if len(weights) != len(parts):
@@ -50,7 +47,7 @@ class GDPO(Estimator):
         return inputs.spread(batch.standardized(self.eps))
 
     def _chosen(self, inputs: AdvantageInputs) -> list[Tensor]:
-        """The parts to judge, each float64 [N]."""
+        """Return the parts to use, each float64 [N]."""
         columns = list(inputs.require("parts", "GDPO").double().unbind(-1))
         if self.reward_keys is None:
             return columns

@@ -1,9 +1,9 @@
-"""GPG advantages: group means as baseline, scaled up for the answers that teach nothing.
+"""GPG advantages: group mean as baseline, rescaled by the share of samples that carry a gradient.
 
 A = alpha · (r − mean of the group) / f_norm with alpha = N / M, the same on every token of the answer.
 
-arXiv 2504.02546 ("GPG: a simple and strong RL baseline"). There M counts the samples of groups whose
-rewards differ, so that groups without a gradient do not shrink the batch's. Assumes one reward per answer.
+arXiv 2504.02546 ("GPG: a simple and strong RL baseline"). M counts the samples of groups whose rewards differ, so that
+groups without a gradient do not shrink the batch's gradient. Assumes one reward per answer.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ Counted = Literal["informative", "nonzero"]
 
 @dataclass(frozen=True, slots=True)
 class GPG(Estimator):
-    """`counted` says what M is: the paper's samples of informative groups, or all with a reward other than 0 (veRL).
+    """`counted` defines M: samples of groups with a gradient (the paper), or all with a nonzero reward (veRL).
 
-    Equal rewards and groups of one give exactly 0. Raises ValueError on an unknown `counted` or an `f_norm` of 0.
+    Equal rewards and groups of one give exactly 0.
 
-    Use it with the loss `gpg` where many groups of a batch teach nothing and the plain policy gradient is wanted.
+    Use it with the loss `gpg` where many groups carry no gradient and you want the plain policy gradient.
     """
 
     names = ("gpg",)
@@ -34,7 +34,6 @@ class GPG(Estimator):
     counted: Counted = "informative"
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return advantages [N, R] in the dtype of the rewards."""
         rewards = inputs.rewards
         group = group_statistics(rewards, inputs.group_ids)
         teaching = ~group.constant if self.counted == "informative" else rewards != 0

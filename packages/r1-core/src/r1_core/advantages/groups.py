@@ -1,4 +1,4 @@
-"""Statistics of the samples that share a prompt, for groups of any size in any order."""
+"""Statistics of samples that share a prompt, for groups of any size in any order."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from r1_core.types import check_tensors
 
 @dataclass(frozen=True, slots=True)
 class GroupStatistics:
-    """Per sample, what its group looks like; every tensor has shape [N]."""
+    """The statistics of each sample's group; every tensor is [N]."""
 
     mean: Tensor  # float64
     distance: Tensor  # float64, of each reward from the mean; exactly 0 where all rewards of the group are equal
@@ -19,22 +19,22 @@ class GroupStatistics:
     constant: Tensor  # bool, true where all rewards of the group are the same number
 
     def standardized(self, eps: float) -> Tensor:
-        """distance / (std + eps), float64 [N]; exactly 0 in a constant group, even if eps is 0."""
+        """Return distance / (std + eps), float64 [N]; exactly 0 in a constant group, even if eps is 0."""
         return torch.where(self.constant, 0.0, self.distance / (self.std + eps))
 
 
 def check_group(rewards: Tensor, group_ids: Tensor) -> None:
-    """Raise ValueError, or TypeError, unless rewards are a tensor [N] and group ids one of the same length."""
+    """Raise ValueError or TypeError unless rewards and group ids are tensors [N] of the same length."""
     check_tensors("rewards of groups", "[N]", rewards=rewards)
     check_tensors("rewards of groups", "[N]", rewards.shape, group_ids=group_ids)
 
 
 def group_statistics(rewards: Tensor, group_ids: Tensor) -> GroupStatistics:
-    """Mean and unbiased standard deviation of the rewards [N] of each group, spread back to its samples.
+    """Compute mean and unbiased std of each group's rewards [N], repeated for its samples.
 
-    Float64 and two passes (first the mean, then squared distances from it): in one pass, rewards like 1000 ± 0.01
-    lose their variance to cancellation. The mean is measured from the group's lowest reward, because the plain mean of
-    n equal numbers may differ from them in the last bit.
+    Uses float64 and two passes (mean, then squared distances): in one pass, rewards like 1000 ± 0.01 lose their
+    variance to cancellation. The mean is computed relative to the group's lowest reward, because the mean of n equal
+    numbers may differ from them in the last bit.
     """
     check_group(rewards, group_ids)
     rewards = rewards.double()

@@ -1,4 +1,4 @@
-"""Pass@k advantages: only the best answer to a prompt is moved, by its lead over the second best.
+"""Pass@k advantages: only the best answer to a prompt gets one, its lead over the second best.
 
 A = (r_max − r_second) / (std of the group + eps) for the best answer, 0 for all others.
 
@@ -18,9 +18,9 @@ from r1_core.settings import NonNegative
 
 @dataclass(frozen=True, slots=True)
 class GRPOPassK(Estimator):
-    """`norm_by_std=False` leaves out the division, as in the paper. A tie for the best and a group of one give 0.
+    """`norm_by_std=False` omits the division, as in the paper. A tie for the best and a group of one give 0.
 
-    Use it where one right answer of k is what counts, as pass@k measures it, and not the average answer.
+    Use it to optimize pass@k, where one right answer of k counts, instead of the average answer.
     """
 
     names = ("grpo_passk",)
@@ -30,7 +30,6 @@ class GRPOPassK(Estimator):
     eps: NonNegative = 1e-6
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return advantages [N, R] in the dtype of the rewards."""
         rewards = inputs.rewards
         group = group_statistics(rewards, inputs.group_ids)
         _, index = torch.unique(inputs.group_ids, return_inverse=True)

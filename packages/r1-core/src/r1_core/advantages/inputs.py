@@ -1,4 +1,4 @@
-"""What an advantage estimator sees: `AdvantageInputs`."""
+"""The base class of advantage estimators and its input, `AdvantageInputs`."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, runtime_checkable
@@ -19,8 +19,8 @@ class AdvantageInputs:
     Example: two answers to one prompt, two and one tokens long, scored 1 and 0:
     `AdvantageInputs(token_rewards=[[0, 1], [0, 0]], group_ids=[7, 7], loss_mask=[[1, 1], [1, 0]])`.
 
-    The optional fields are filled for the estimators that need them. Per-token ones are arbitrary, even NaN, where
-    `loss_mask` is false.
+    Optional fields are filled if the estimator needs them. Per-token fields are arbitrary, even NaN, where `loss_mask`
+    is false.
     """
 
     token_rewards: Tensor  # float64 [N, R]; an outcome reward sits on the last trained token
@@ -59,31 +59,31 @@ class AdvantageInputs:
 
     @property
     def scores(self) -> Tensor:
-        """The reward of each whole sample before penalties, float64 [N]."""
+        """The reward of each sample before penalties, float64 [N]."""
         return row_sums(self.token_rewards)
 
     @property
     def rewards(self) -> Tensor:
-        """The reward of each whole sample, float64 [N]."""
+        """The reward of each sample after penalties, float64 [N]."""
         if self.token_penalties is None:
             return self.scores
         return self.scores - row_sums(self.token_penalties, self.mask)
 
     @property
     def shaped_rewards(self) -> Tensor:
-        """The reward of each trained token less its penalty [N, R]; arbitrary where `loss_mask` is false."""
+        """The reward of each token after penalties [N, R]; arbitrary where `loss_mask` is false."""
         return self.token_rewards if self.token_penalties is None else self.token_rewards - self.token_penalties
 
     def clip(self, bounds: tuple[float, float] | None) -> "AdvantageInputs":
-        """Return the inputs with every reward held within the bounds, before penalties (None: as they are)."""
+        """Return the inputs with rewards clipped to the bounds, before penalties (None: unchanged)."""
         return self if bounds is None else replace(self, token_rewards=self.token_rewards.clamp(*bounds))
 
     def spread(self, advantages: Tensor) -> Tensor:
-        """Give every trained token of a sample the sample's advantage: [N] to [N, R], in the dtype of the rewards."""
+        """Repeat each sample's advantage on its trained tokens: [N] to [N, R], in the dtype of the rewards."""
         return torch.where(self.mask, advantages.to(self.token_rewards.dtype)[:, None], 0.0)
 
     def require(self, name: str, estimator: str) -> Tensor:
-        """Return an optional field. Raises ValueError, naming who needs it, if it was not given."""
+        """Return an optional field. Raises ValueError, naming the estimator, if it is missing."""
         value: Tensor | None = getattr(self, name)
         if value is None:
             raise ValueError(f"{estimator} needs `{name}` but the advantage inputs have none")
@@ -91,16 +91,16 @@ class AdvantageInputs:
 
 
 def check_reward_clip(bounds: tuple[float, float] | None) -> None:
-    """Raise ValueError unless the first bound is at most the second."""
+    """Raise ValueError unless the lower bound is at most the upper."""
     if bounds is not None and not bounds[0] <= bounds[1]:
         raise ValueError(f"reward_clip is {bounds}; the first number must not exceed the second")
 
 
 class Estimator(Protocol):
-    """Turns rewards into advantages [N, R], which are 0 where `loss_mask` is false.
+    """Computes advantages [N, R], in the dtype of the rewards, 0 where `loss_mask` is false.
 
-    It says of itself its `names` in a configuration and what it `needs`, which is then filled in `AdvantageInputs`.
-    A dataclass that inherits from this class refuses settings outside the ranges of their types.
+    A subclass is a dataclass whose fields are its settings; a setting outside the range of its type raises ValueError.
+    `names` are its names in a configuration; `needs` are the fields of `AdvantageInputs` to fill.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
@@ -114,8 +114,8 @@ class Estimator(Protocol):
 
 @runtime_checkable
 class Forecasting(Protocol):
-    """An estimator by a critic's forecasts that says, too, what these should have been."""
+    """An estimator that also returns the targets of the critic."""
 
     def with_returns(self, inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-        """Return the advantages and the returns that the critic learns, both [N, R] and 0 off `loss_mask`."""
+        """Return the advantages and the critic's target returns, both [N, R] and 0 outside `loss_mask`."""
         ...

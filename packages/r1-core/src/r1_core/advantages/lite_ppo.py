@@ -1,10 +1,10 @@
-"""Lite PPO advantages: the group gives the location, the rewards of the whole batch the scale.
+"""Lite PPO advantages: centered by the group's mean, scaled by the batch's standard deviation.
 
 A = (r − mean of the group) / (std of the batch's rewards + eps), the same on every token of the answer.
 
-arXiv 2508.08221 ("Tricks or traps?"): where the rewards of a group hardly differ, its own std would blow them up.
-Assumes one reward per answer; goes with an average over tokens. Unlike `reinforce_plus_plus_baseline`, the std is that
-of the rewards, not of what the baseline leaves of them, and answers count once, however long.
+arXiv 2508.08221 ("Tricks or traps?"): dividing by a group's own small std would inflate small differences. Assumes one
+reward per answer; aggregate over tokens. Unlike `reinforce_plus_plus_baseline`, the std is that of the raw rewards, and
+every answer counts once, whatever its length.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from r1_core.settings import NonNegative
 
 @dataclass(frozen=True, slots=True)
 class LitePPO(Estimator):
-    """The std is the unbiased one (n − 1). Equal rewards in a group and groups of one give exactly 0.
+    """The std is unbiased (n − 1). Equal rewards in a group and groups of one give exactly 0.
 
-    Use it where rewards hardly differ within groups, so that a group's own std would make much of little.
+    Use it where rewards hardly differ within groups, so that dividing by a group's own std would inflate noise.
     """
 
     names = ("lite_ppo",)
@@ -30,7 +30,6 @@ class LitePPO(Estimator):
     eps: NonNegative = 1e-6
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return advantages [N, R] in the dtype of the rewards."""
         rewards = inputs.rewards
         group = group_statistics(rewards, inputs.group_ids)
         batch = group_statistics(rewards, torch.zeros_like(inputs.group_ids))

@@ -1,10 +1,10 @@
-"""MaxRL advantages: group means as baseline, divided by the group's mean.
+"""MaxRL advantages: the group's mean as baseline, and as divisor.
 
 A = (r − mean of the group) / mean of the group, the same on every token of the answer.
 
-arXiv 2602.02710 ("Maximum likelihood reinforcement learning"): dividing the policy gradient by the share of
-successes turns it into a truncated gradient of the log-likelihood of being right, so that hard prompts count for more.
-Assumes rewards that are not negative; in the paper they are 1 for right and 0 for wrong.
+arXiv 2602.02710 ("Maximum likelihood reinforcement learning"): dividing the policy gradient by the success rate gives a
+truncated gradient of the log-likelihood of being right, so hard prompts weigh more. Assumes rewards that are not
+negative; in the paper they are 1 for right and 0 for wrong.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ from r1_core.advantages.inputs import AdvantageInputs, Estimator
 
 @dataclass(frozen=True, slots=True)
 class MaxRL(Estimator):
-    """No settings. Equal rewards (none right among them) and groups of one give exactly 0.
+    """No settings. Equal rewards (also if none is right) and groups of one give exactly 0. A negative reward raises
+    ValueError.
 
     Use it where prompts are hard and rewards are 1 or 0: the few right answers to a hard prompt weigh more.
     """
@@ -27,7 +28,6 @@ class MaxRL(Estimator):
     needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return advantages [N, R] in the dtype of the rewards. Raises ValueError if a reward is negative."""
         rewards = inputs.rewards
         if (rewards < 0).any():
             row = int((rewards < 0).nonzero()[0])

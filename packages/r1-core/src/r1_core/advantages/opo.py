@@ -1,9 +1,9 @@
-"""OPO advantages: the baseline of least variance, each answer weighed by its length.
+"""OPO advantages: the minimum-variance baseline, a mean weighted by answer length.
 
 A_i = r_i − Σ_j l_j r_j / Σ_j l_j over the group, with l the number of trained tokens; the same on every token.
 
-arXiv 2505.23585 ("On-policy RL with optimal reward baseline"): assumes exact on-policy training, and that
-the squared gradient norm of an answer grows with its length.
+arXiv 2505.23585 ("On-policy RL with optimal reward baseline"): assumes exact on-policy training, and that the squared
+gradient norm of an answer grows with its length.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from r1_core.advantages.scan import row_sums
 
 @dataclass(frozen=True, slots=True)
 class OPO(Estimator):
-    """No settings. Equal rewards and groups of one give exactly 0, as the formula has it.
+    """No settings. Equal rewards and groups of one give exactly 0.
 
     Use it with one optimizer step a step, where answers to a prompt differ in length.
     """
@@ -27,7 +27,6 @@ class OPO(Estimator):
     needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return advantages [N, R] in the dtype of the rewards."""
         rewards = inputs.rewards
         group = group_statistics(rewards, inputs.group_ids)
         lengths = row_sums(inputs.mask)

@@ -1,12 +1,12 @@
-"""Optimal token baseline: at each token, the baseline of least variance over the group.
+"""Optimal token baseline: at each token, the minimum-variance baseline over the group.
 
 A_it = G_it − Σ_j W_jt G_jt / Σ_j W_jt over the group.
 
-G is the reward to come, W_it = Σ_(s ≤ t) w_is a proxy of the squared norm of the gradient so far, and
+G is the return, W_it = Σ_(s ≤ t) w_is estimates the squared norm of the gradient so far, and
 w = 1 − 2 π(token) + Σ_vocabulary π², times the squared correction weight.
 
-arXiv 2602.07078 ("Optimal token baseline"). w is the squared norm of the gradient of log π in the logits,
-|onehot − π|². Assumes `old_logprobs` and `squared_probs`, and takes `correction_weights` if given.
+arXiv 2602.07078 ("Optimal token baseline"). w is |onehot − π|², the squared norm of the gradient of log π in the
+logits. Needs `old_logprobs` and `squared_probs`, and uses `correction_weights` if given.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from r1_core.settings import Positive
 
 @dataclass(frozen=True, slots=True)
 class OptimalTokenBaseline(Estimator):
-    """Tokens are compared with those of the same rank among their answer's trained tokens.
+    """Compares tokens of the same rank among their answers' trained tokens. Advantages are float64.
 
-    `by_column` compares by column instead, observations counted. `free_tail`: where only one answer of a group is
-    still going on, its baseline is 0, not its own return. A group of one has the advantage 0 unless `free_tail`.
+    `by_column` compares by column instead, counting observation tokens. `free_tail`: where only one answer of a group
+    continues, its baseline is 0 instead of its own return. A group of one has advantage 0 unless `free_tail`.
 
-    Use it where answers are long and the gradient's variance is the trouble; it takes a forward pass of its own.
+    Use it where answers are long and gradient variance is the problem; it needs an extra forward pass.
     """
 
     names = ("optimal_token_baseline",)
@@ -37,7 +37,6 @@ class OptimalTokenBaseline(Estimator):
     eps: Positive = 1e-8
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return float64 advantages [N, R]. Raises ValueError without `old_logprobs` or `squared_probs`."""
         mask = inputs.mask
         if not mask.numel():
             return torch.zeros(mask.shape, dtype=torch.float64)

@@ -1,14 +1,14 @@
-"""REINFORCE with a group baseline under a per-token KL penalty, as OpenRLHF and LMM-R1 order the steps.
+"""REINFORCE with a group baseline and a per-token KL penalty, in the order of OpenRLHF and LMM-R1.
 
 A_t = whiten(clip(shaped score) − Σ_(s ≥ t) penalty_s), over all trained tokens of the batch. The steps:
 
 1. shaped score of the answer: s − mean, or s − mean of the others, or (s − mean) / (std + eps), over the group;
-2. the shaped score is clipped to `reward_clip`;
-3. it goes to the last trained token, and `token_penalties` are taken off every token;
-4. A_t = G_t = r_t + G_(t + 1), whitened over the batch if `whiten`, of which `norm_by_std=False` leaves the mean shift.
+2. clip it to `reward_clip`;
+3. put it on the last trained token and subtract `token_penalties` from every token;
+4. A_t = G_t = r_t + G_(t + 1), whitened over the batch if `whiten`; `norm_by_std=False` only subtracts the mean.
 
-arXiv 2501.03262 (REINFORCE++) and arXiv 2402.14740 (RLOO). Unlike `rloo` and `grpo`, the baseline is taken
-over scores alone, so that the penalty of a token reaches that token and those before it, and no other answer.
+arXiv 2501.03262 (REINFORCE++) and arXiv 2402.14740 (RLOO). Unlike in `rloo` and `grpo`, the baseline uses scores only,
+so a token's penalty affects that token and earlier ones, and no other answer.
 """
 
 from dataclasses import dataclass
@@ -29,11 +29,9 @@ Baseline = Literal["mean", "leave_one_out", "group_norm"]
 
 @dataclass(frozen=True, slots=True)
 class Reinforce(Estimator):
-    """Constant groups and groups of one have the shaped score 0. Raises ValueError on settings that mean nothing.
+    """Constant groups and groups of one have the shaped score 0. With penalties, advantages are float64.
 
-    `norm_by_std=False` whitens without dividing: only the batch's mean is taken off (LMM-R1's no_advantage_std_norm).
-
-    Use it to repeat runs of OpenRLHF and LMM-R1, and where the KL stands in the reward.
+    Use it to reproduce runs of OpenRLHF and LMM-R1, and with the KL in the reward.
     """
 
     names = ("reinforce_baseline",)
@@ -50,7 +48,6 @@ class Reinforce(Estimator):
         check_reward_clip(self.reward_clip)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return advantages [N, R]: float64 with penalties, else in the dtype of the rewards."""
         mask = inputs.mask
         shaped = self._shape(inputs.scores, inputs.group_ids)
         if self.reward_clip is not None:

@@ -2,8 +2,8 @@
 
 A_t = (G_t − mean) / sqrt(variance + eps) with G_t = r_t + gamma · G_(t + 1), over all trained tokens of the batch.
 
-arXiv 2501.03262 (REINFORCE++), where rewards carry the KL term (`token_penalties`). No groups are needed.
-Tokens of the environment take no time: earlier turns are credited with what came after them.
+arXiv 2501.03262 (REINFORCE++), where rewards include the KL term (`token_penalties`). No groups are needed.
+Environment tokens are skipped without discount, so earlier turns are credited with later rewards.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from r1_core.settings import Share, check_settings
 class ReinforcePlusPlus(Estimator):
     """`unbiased=False` whitens with the variance over n, as OpenRLHF and LMM-R1 do. Equal returns give exactly 0.
 
-    `reward_clip` holds rewards within two bounds before penalties come off; `norm_by_std=False` takes the mean off the
-    advantages and leaves their spread (LMM-R1's no_advantage_std_norm).
+    `reward_clip` clips rewards to two bounds before penalties are subtracted; `norm_by_std=False` subtracts the mean
+    only (LMM-R1's no_advantage_std_norm).
 
     Use it where a prompt has one answer (`worker.rollout.n=1`) and there is no critic: the batch is the baseline.
     """
@@ -38,7 +38,6 @@ class ReinforcePlusPlus(Estimator):
         check_reward_clip(self.reward_clip)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return advantages [N, R] in the dtype of the rewards."""
         rewards, mask = inputs.clip(self.reward_clip).shaped_rewards, inputs.mask
         return whiten_blocks(
             lambda rows: scan(rewards[rows], mask[rows], self.gamma),

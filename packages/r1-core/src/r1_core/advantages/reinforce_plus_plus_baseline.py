@@ -1,10 +1,10 @@
-"""REINFORCE++ with a group baseline: rewards less their group's mean, whitened over the whole batch.
+"""REINFORCE++ with a group baseline: rewards minus their group's mean, whitened over the whole batch.
 
 A = whiten(r − mean of the group), over all trained tokens of the batch.
 
-arXiv 2501.03262 (REINFORCE++), "REINFORCE++ with baseline": the group gives the location, the batch the
-scale, so that a group with little spread is not blown up. A constant group enters the whitening as 0; the batch's
-mean over tokens, which lengths keep from being 0, is then taken off it too.
+arXiv 2501.03262 (REINFORCE++), "REINFORCE++ with baseline": scaling by the batch avoids inflating groups of small
+spread. A constant group enters the whitening as 0; the batch's token mean, not 0 if lengths differ, is then subtracted
+from it, too.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,12 @@ from r1_core.advantages.whitening import whiten_rows
 class ReinforcePlusPlusBaseline(Estimator):
     """No settings. A batch of constant groups gives exactly 0.
 
-    Use it where groups that hardly differ shall not weigh as much as those that do.
+    Use it where groups of nearly equal rewards shall weigh less than others.
     """
 
     names = ("reinforce_plus_plus_baseline",)
     needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return advantages [N, R] in the dtype of the rewards."""
         distances = group_statistics(inputs.rewards, inputs.group_ids).distance
         return inputs.spread(whiten_rows(distances, row_sums(inputs.mask)))

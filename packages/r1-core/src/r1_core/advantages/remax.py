@@ -1,9 +1,9 @@
-"""ReMax advantages: each answer against the greedy answer to the same prompt.
+"""ReMax advantages: each answer compared with the greedy answer to the same prompt.
 
 A_t = Σ_(s ≥ t) r_s − b, with b the reward of the prompt's greedy answer.
 
-arXiv 2310.10505 (ReMax). One extra generation per prompt stands in for the critic. Assumes
-`baselines` [N], the same number for all samples of a prompt.
+arXiv 2310.10505 (ReMax). One extra generation per prompt replaces the critic. Needs `baselines` [N], the same number
+for all samples of a prompt.
 """
 
 from dataclasses import dataclass
@@ -17,17 +17,16 @@ from r1_core.advantages.scan import row_blocks, scan
 
 @dataclass(frozen=True, slots=True)
 class ReMax(Estimator):
-    """No settings. Equal rewards give zero only where the greedy answer earned the same.
+    """No settings. Equal rewards give 0 only where the greedy answer earned the same.
 
-    Use it where a prompt has one answer and there is no critic; each prompt gets one more, greedy answer, which is
-    scored and not trained on.
+    Use it where a prompt has one answer and there is no critic; each prompt gets an additional greedy answer, which is
+    scored but not trained on.
     """
 
     names = ("remax",)
     needs = ("baselines",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return advantages [N, R] in the dtype of the rewards. Raises ValueError without `baselines`."""
         baselines = inputs.require("baselines", "ReMax").double()
         rewards, mask = inputs.shaped_rewards, inputs.mask
         advantages = torch.empty_like(rewards)

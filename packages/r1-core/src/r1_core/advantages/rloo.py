@@ -1,9 +1,9 @@
-"""RLOO advantages: each answer against the mean of the others.
+"""RLOO advantages: each answer compared with the mean of the others.
 
 A_i = r_i − mean of r_j over j ≠ i = (r_i − mean) · n / (n − 1), the same on every token of the answer.
 
-arXiv 2402.14740 ("Back to basics"). The baseline leaves the answer itself out, so the gradient is
-unbiased. Assumes one reward per answer and at least two answers per prompt.
+arXiv 2402.14740 ("Back to basics"). The baseline excludes the answer itself, so the gradient is unbiased. Assumes one
+reward per answer and at least two answers per prompt.
 """
 
 from dataclasses import dataclass
@@ -16,20 +16,19 @@ from r1_core.advantages.inputs import AdvantageInputs, Estimator
 
 @dataclass(frozen=True, slots=True)
 class RLOO(Estimator):
-    """No settings. Equal rewards give exactly 0, and so does a group of one, which has no others.
+    """No settings. Equal rewards and groups of one give exactly 0.
 
-    Use it where the gradient shall be unbiased, and advantages shall keep the scale of the rewards.
+    Use it for an unbiased gradient with advantages on the scale of the rewards.
     """
 
     names = ("rloo",)
     needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        """Return advantages [N, R] in the dtype of the rewards."""
         return inputs.spread(leave_one_out(inputs.rewards, inputs.group_ids))
 
 
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Return each reward less the mean of the others of its group, float64 [N]."""
+    """Return each reward minus the mean of the others in its group, float64 [N]."""
     group = group_statistics(rewards, group_ids)
     return group.distance * group.size / (group.size - 1).clamp(min=1)

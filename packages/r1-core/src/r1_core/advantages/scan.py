@@ -1,4 +1,4 @@
-"""Sums over the tokens of each row, and discounted sums to the right of each token, without a loop over tokens."""
+"""Row sums and discounted sums from each token to the end, without a loop over tokens."""
 
 import math
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ BLOCK_SIZE = 1 << 17
 
 
 def row_blocks(shape: torch.Size) -> Iterator[slice]:
-    """Cut the N rows of a shape [N, ...] into slices of rows that fit the cache."""
+    """Split the N rows of a shape [N, ...] into slices that fit the cache."""
     rows = max(1, BLOCK_SIZE // max(math.prod(shape[1:]), 1))
     return (slice(start, start + rows) for start in range(0, shape[0], rows))
 
 
 def row_sums(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Sum values [N, R], of any dtype, over the tokens where mask [N, R] is true (all without one): float64 [N]."""
+    """Sum values [N, R], of any dtype, where mask [N, R] is true (None: everywhere): float64 [N]."""
     sums = torch.zeros(values.shape[0], dtype=torch.float64, device=values.device)
     # Truth values are counted as 32-bit integers, several times faster than as float64.
     kind = torch.int32 if values.dtype == torch.bool else torch.float64
@@ -34,9 +34,8 @@ def row_sums(values: Tensor, mask: Tensor | None = None) -> Tensor:
 def discounted_sums(values: Tensor, mask: Tensor, decay: float) -> Tensor:
     """Return S float64 [N, R] with S_t = values_t + decay · S_(next trained token), by one cumulative sum.
 
-    `values` [N, R] count 0 where `mask` bool [N, R] is false. Tokens outside the mask take no time: S passes over
-    them unchanged and undiscounted, so that a turn before an observation is credited with what came after it.
-    Raises ValueError if decay is outside [0, 1].
+    `values` [N, R] count 0 where `mask` bool [N, R] is false. Such tokens are skipped without discount, so a turn
+    before an observation is credited with what came after it. Raises ValueError if decay is outside [0, 1].
     """
     check_tensors("discounted_sums", "[N, R]", values=values)
     check_tensors("discounted_sums", "[N, R]", values.shape, mask=mask)
@@ -48,11 +47,11 @@ def discounted_sums(values: Tensor, mask: Tensor, decay: float) -> Tensor:
 
 
 def scan(values: Tensor, mask: Tensor, decay: float) -> Tensor:
-    """`discounted_sums` of a block of rows that fits the cache; off the mask it is arbitrary, but finite.
+    """`discounted_sums` of a block of rows that fits the cache; arbitrary but finite outside the mask.
 
-    With n_t trained tokens before t, S_t = Σ_(s ≥ t) decay^n_s · values_s / decay^n_t. Summed from the right, small
-    terms come first and nothing cancels, so this is as exact as the recursion. Long rows or strong decay are cut into
-    chunks whose weights stay representable; there are at most R · ln(decay) / ln(1e-150) of them.
+    With n_t trained tokens before t, S_t = Σ_(s ≥ t) decay^n_s · values_s / decay^n_t. Summing from the right adds
+    small terms first, so this is as exact as the recursion. Long rows or strong decay are split into chunks whose
+    weights do not underflow; there are at most R · ln(decay) / ln(1e-150) chunks.
     """
     if not 0 <= decay <= 1:
         raise ValueError(f"decay is {decay}; it must lie in [0, 1]")
@@ -76,7 +75,7 @@ def scan(values: Tensor, mask: Tensor, decay: float) -> Tensor:
 
 
 def following(values: Tensor, mask: Tensor) -> Tensor:
-    """Return, of a block of rows, the value of the next trained token after each column: float64, 0 past the last."""
+    """Return the value of the next trained token after each column, for a block of rows: float64, 0 past the last."""
     values = torch.where(mask, values, 0.0).double()
     if has_gaps(mask):
         values = _next_trained(values, mask)
@@ -84,7 +83,7 @@ def following(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def has_gaps(mask: Tensor) -> bool:
-    """Whether a row of the mask [N, R] is anything but trained tokens first and nothing after."""
+    """Return whether a row of the mask [N, R] has an untrained token before a trained one."""
     lengths, pairs = (part.sum(-1, dtype=torch.int32) for part in (mask, mask[:, 1:] & mask[:, :-1]))
     return not torch.equal(lengths, pairs + mask[:, 0])
 

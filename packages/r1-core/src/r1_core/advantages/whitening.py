@@ -1,9 +1,9 @@
 """Masked mean, variance and whitening, computed in float64 and exact for equal values.
 
 whiten(x) = (x − mean) / sqrt(variance + eps), over all trained tokens of the batch (arXiv 2005.12729, among the
-code-level optimisations of PPO). Values are first measured from one of themselves, the pivot: equal values then become
-exactly 0, and values like 1000 ± 0.01 keep their digits. One pass is enough from there, because (pivot − mean)² is at
-most n times the variance.
+code-level optimisations of PPO). Values are shifted by one of them, the pivot: equal values become exactly 0, and
+values like 1000 ± 0.01 keep their digits. One pass is then enough, because (pivot − mean)² is at most n times the
+variance.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ Blocks = Callable[[slice], Tensor]  # gives some rows of the values, float64; ar
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of values [...] where mask [...] is true: a float64 scalar, 0 if there are none."""
+    """Return the mean of values [...] where mask [...] is true: a float64 scalar, 0 if there are none."""
     _check(values, mask)
     pivot, distances = _distances(values.double(), mask.bool())
     return pivot + distances.sum() / mask.bool().sum().clamp(min=1)
 
 
 def masked_variance(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
-    """Variance of values [...] where mask [...] is true, over n − 1 or over n: float64, 0 for fewer than two."""
+    """Return the variance of values [...] where mask [...] is true, over n − 1 or n: float64, 0 for fewer than two."""
     _check(values, mask)
     _, distances = _distances(values.double(), mask.bool())
     return _moments(distances.sum(), distances.square().sum(), mask.bool().sum(), unbiased)[1]
@@ -39,10 +39,9 @@ def whiten(
     unbiased: bool = True,
     norm_by_std: bool = True,
 ) -> Tensor:
-    """Return values [...] with mean 0 (or their own, if not `shift_mean`) and variance 1, float64, 0 off the mask.
+    """Return values [...] with mean 0 (unchanged if not `shift_mean`) and variance 1, float64, 0 outside the mask.
 
-    With `unbiased=False` the variance is taken over n and is max(variance, eps), as OpenRLHF and LMM-R1 have it; with
-    `norm_by_std=False` the values keep their variance.
+    `unbiased=False` uses max(variance over n, eps), as OpenRLHF and LMM-R1 do; `norm_by_std=False` keeps the variance.
     """
     _check(values, mask)
     row, trained = values.double().reshape(1, -1), mask.bool().reshape(1, -1)
@@ -59,9 +58,9 @@ def whiten_blocks(
     unbiased: bool = True,
     norm_by_std: bool = True,
 ) -> Tensor:
-    """`whiten` for values [N, R] that are computed a few rows at a time, so that they need not all exist in float64.
+    """`whiten` for values [N, R] computed a few rows at a time, so that they need not all exist in float64.
 
-    What is kept of them in `dtype`, the result's, are distances from the pivot, which lose no digits that matter.
+    Only distances from the pivot are stored in `dtype`, the result's; they lose no significant digits.
     """
     whitened = torch.empty(mask.shape, dtype=dtype, device=mask.device)
     if not mask.numel():
@@ -84,7 +83,7 @@ def whiten_blocks(
 def whiten_rows(
     values: Tensor, lengths: Tensor, eps: float = 1e-8, unbiased: bool = True, norm_by_std: bool = True
 ) -> Tensor:
-    """`whiten` for values [N] that all `lengths` [N] tokens of a row share: float64 [N]."""
+    """`whiten` for values [N], each shared by the `lengths` [N] tokens of its row: float64 [N]."""
     _, distances = _distances(values.double(), lengths > 0)
     total, squares = (lengths * distances).sum(), (lengths * distances.square()).sum()
     offset, variance = _moments(total, squares, lengths.sum(), unbiased)
@@ -96,7 +95,7 @@ def _check(values: Tensor, mask: Tensor) -> None:
 
 
 def _distances(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first value [...] where mask [...] is true, the pivot, and how far the values are from it; else 0."""
+    """Return the pivot (the first value where mask is true) and the values' distances from it, 0 outside the mask."""
     if not values.numel():
         return values.new_zeros(()), values
     pivot = torch.where(mask.any(), values.flatten()[mask.flatten().byte().argmax()], 0.0)
@@ -104,7 +103,7 @@ def _distances(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _moments(total: Tensor, squares: Tensor, count: Tensor, unbiased: bool) -> tuple[Tensor, Tensor]:
-    """Mean distance from the pivot and variance, from the sums of n distances and of their squares."""
+    """Return the mean distance from the pivot and the variance, from the sums of n distances and of their squares."""
     offset = total / count.clamp(min=1)
     variance = (squares - total * offset) / (count - int(unbiased)).clamp(min=1)
     return offset, variance.clamp(min=0.0)

@@ -1,4 +1,4 @@
-"""Policy losses by name, how their tokens are averaged, and the corrections that weigh them."""
+"""Policy losses by name, the critic's loss, aggregation over tokens, and importance weights for stale samples."""
 
 from collections.abc import Callable
 

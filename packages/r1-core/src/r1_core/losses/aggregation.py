@@ -1,7 +1,7 @@
-"""From per-token values to one number, divided by the counts of the whole optimizer step.
+"""Reduce per-token values to one number, divided by the token and sequence counts of the whole optimizer step.
 
-Each way adds a micro-batch's values up into its share of the step's mean; the shares of all micro-batches and ranks
-add up to that mean, however the step was cut. Rows without tokens add 0 and are not counted.
+Each function returns a micro-batch's part of the step's mean. The parts of all micro-batches and ranks add up to that
+mean, whatever the micro-batch size. Rows without tokens add 0 and are not counted.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Aggregation = Callable[[Tensor, Tensor, Totals], Tensor]
 def token_mean(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
     """Σ values / tokens: every token of the step weighs the same (DAPO, arXiv 2503.14476).
 
-    BNPO's, too, which divides by the tokens of the batch at hand: here that batch is always the whole step.
+    BNPO divides by the tokens of the current batch; here that batch is always the whole step, so both are the same.
     """
     return values.sum() / max(totals.tokens, 1)
 
@@ -30,14 +30,14 @@ def sequence_mean_of_means(values: Tensor, mask: Tensor, totals: Totals) -> Tens
 
 
 def sequence_mean_of_sums(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """Σ values / sequences: the log-prob of an answer is the sum of its tokens', without a length's favour."""
+    """Σ values / sequences: token log-probs are summed, not averaged, so long answers weigh more."""
     return values.sum() / max(totals.sequences, 1)
 
 
 def fixed_length(values: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """Σ values / (sequences · length): a constant for each row's own length (Dr.GRPO, arXiv 2503.20783).
+    """Σ values / (sequences · length): divides by a constant, not by each row's length (Dr.GRPO, arXiv 2503.20783).
 
-    The length is `totals.length`: what the objective fixes, usually the most that an answer may have.
+    The length is `totals.length`, usually the maximum response length.
     """
     return values.sum() / (max(totals.sequences, 1) * max(totals.length, 1))
 
@@ -56,9 +56,9 @@ AGGREGATIONS: Registry[Aggregation] = Registry(
 
 
 def aggregate(values: Tensor, mask: Tensor, mode: str, totals: Totals) -> Tensor:
-    """Sum `values` [B, R] under `mask` [B, R] into this micro-batch's share of the step's mean (a scalar).
+    """Sum `values` [B, R] under `mask` [B, R] into this micro-batch's part of the step's mean (a scalar).
 
-    `mode` is a name of AGGREGATIONS. Values outside the mask may be anything. Raises ValueError for another name.
+    `mode` is a name of AGGREGATIONS; another one raises ValueError. Values outside the mask are ignored.
     """
     check_tensors("aggregate", "[B, R]", values=values)
     check_tensors("aggregate", "[B, R]", values.shape, mask=mask)

@@ -13,9 +13,10 @@ from r1_core.types import LossInputs
 class CISPO(PolicyLoss):
     """−sg(clip(ratio, 1 − clip_low, 1 + clip_high))·A·log pi (arXiv 2506.13585).
 
-    The weight carries no gradient (sg). A clip_low of 1 or more means no lower bound, which is what the paper uses.
+    The weight carries no gradient (sg). A clip_low of 1 or more means no lower bound, as in the paper. The metric
+    `pg_clipfrac_higher` counts tokens with a clipped weight.
 
-    Use it with several optimizer steps a step, where PPO's clip takes rare tokens out of the update that matter.
+    Use it with several optimizer steps a step: PPO's clip then removes rare but important tokens from the update.
     """
 
     names = ("cispo",)
@@ -25,7 +26,6 @@ class CISPO(PolicyLoss):
     clip_high: NonNegative = 4.0
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metrics `ppo_kl` and `pg_clipfrac_higher` (tokens of clipped weight)."""
         change = log_ratio(inputs).detach()
         ratio = change.exp()
         weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)

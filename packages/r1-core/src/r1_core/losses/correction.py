@@ -1,17 +1,17 @@
-"""Correction of the gap between the policy that sampled and the learner's own, by weights and by rejection.
+"""Importance weights and rejection for the gap between the engine's policy and the learner's.
 
-The engine samples with other kernels, another precision or older weights than the learner's, so tokens come from
-mu = exp(rollout_logprobs) while the loss takes them for pi_old = exp(old_logprobs). With the gap
-log(pi_old / mu) of a token, of a sequence (sum over its tokens) or geometric (mean over its tokens), w = exp(gap):
+The engine samples with other kernels, another precision or older weights. Tokens come from
+mu = exp(rollout_logprobs), while the loss assumes pi_old = exp(old_logprobs). With the gap log(pi_old / mu) of a token,
+of a sequence (sum over its tokens) or geometric (mean over its tokens), and w = exp(gap):
 
 - truncated importance sampling (TIS): the loss times min(w, upper) (arXiv 1802.01561 for the truncation; for
   language models Yao et al., "Your efficient RL framework secretly brings you off-policy training", 2025),
 - IcePop: the loss times w where lower <= w <= upper, else times 0 (Ling team, "Small Leak Can Sink a Great Ship",
   2025),
-- rejection: tokens or sequences whose gap is too wide leave the batch, and the means with it.
+- rejection: tokens or sequences with too wide a gap leave the batch and its means.
 
-Both numbers are known before the gradient is taken, so weights, rejections and diagnostics are computed once for the
-whole optimizer step, and are exact however it is cut.
+Weights, rejections and diagnostics are computed once per optimizer step, before any gradient, so they do not depend
+on the micro-batch size.
 """
 
 from collections.abc import Sequence
@@ -32,11 +32,11 @@ Span = Literal["token", "sum", "mean", "max"]
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Keep what has lower <= measure <= upper. Values of a token, or of a sequence's tokens: sum, mean or max.
+    """Keep tokens with lower <= measure <= upper, per token or per sequence (sum, mean or max over its tokens).
 
-    `k1` bounds the ratio exp(gap) itself on both sides; `k2` = gap² / 2 and `k3` = exp(gap) − 1 − gap, estimates of
-    the divergence, are never negative and need only `upper`. Over a sequence, k1's sum gives the sequence's ratio and
-    its mean the geometric one.
+    `k1` bounds the ratio exp(gap) on both sides; `k2` = gap² / 2 and `k3` = exp(gap) − 1 − gap, estimates of the
+    divergence, are never negative and need only `upper`. The sum of k1 over a sequence gives the sequence's ratio, its
+    mean the geometric one.
     """
 
     measure: Measure
@@ -51,7 +51,7 @@ class Rejection:
         _check_bounds(self.lower, self.upper)
 
     def keep(self, gap: Tensor, mask: Tensor) -> Tensor:
-        """Return `mask` [B, R] without what is rejected, from `log_gap`'s values [B, R]."""
+        """Return `mask` [B, R] without rejected tokens, given the values [B, R] of `log_gap`."""
         check_gap(gap, mask)
         values = self.values(gap, mask)
         if self.measure == "k1":
@@ -59,7 +59,7 @@ class Rejection:
         return mask & (values >= self.lower) & (values <= self.upper)
 
     def values(self, gap: Tensor, mask: Tensor) -> Tensor:
-        """The measure (k1 as the gap) of each token [B, R] or each sequence [B, 1]."""
+        """Return the measure (k1: the gap) of each token [B, R] or each sequence [B, 1]."""
         bounded = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         values = {"k1": gap, "k2": 0.5 * gap.square(), "k3": bounded.exp() - 1.0 - bounded}[self.measure]
         if self.span == "sum":
@@ -73,11 +73,11 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Weights of the loss, then rejections.
+    """Importance weights for the loss, and rejections.
 
-    `level` None: no weights. `outside` says what becomes of a weight outside [lower, upper]: `clamp` to the bound
-    (TIS) or `zero` (IcePop), which still counts in the mean. `normalize` divides the weights by their mean over the
-    step. `rejections` take their tokens out of the loss mask.
+    `level` None: no weights. `outside`: a weight outside [lower, upper] is clamped to the bound (`clamp`, TIS) or set
+    to 0 (`zero`, IcePop), which still counts in the mean. `normalize` divides the weights by their mean over the step.
+    `rejections` remove tokens from the loss mask.
     """
 
     level: Level | None = "token"
@@ -95,7 +95,7 @@ class Correction:
         _check_bounds(self.lower, self.upper)
 
     def weights(self, gap: Tensor, mask: Tensor) -> Tensor:
-        """Weights [B, R] from `log_gap`'s values [B, R] of the whole step; 0 outside the mask."""
+        """Return weights [B, R] from the values [B, R] of `log_gap` for the whole step; 0 outside the mask."""
         weights = importance_weights(gap, mask, self.level)
         if self.outside == "clamp":
             weights = weights.clamp(self.lower, self.upper)
@@ -110,7 +110,7 @@ class Correction:
         return weights
 
     def keep(self, gap: Tensor, mask: Tensor) -> Tensor:
-        """Return `mask` [B, R] without the tokens that any rejection takes."""
+        """Return `mask` [B, R] without the tokens that any rejection removes."""
         kept = mask
         for rejection in self.rejections:
             kept = kept & rejection.keep(gap, mask)
@@ -118,20 +118,20 @@ class Correction:
 
 
 def log_gap(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """log(pi_old / mu) of each token [B, R], 0 outside the mask."""
+    """Return log(pi_old / mu) of each token [B, R], 0 outside the mask."""
     check_tensors("log_gap", "[B, R]", mask=mask)
     check_tensors("log_gap", "[B, R]", mask.shape, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
     return torch.where(mask, old_logprobs - rollout_logprobs, 0.0).detach()
 
 
 def check_gap(gap: Tensor, mask: Tensor) -> None:
-    """Raise ValueError, or TypeError, unless the gap and the mask are tensors [B, R] of one shape."""
+    """Raise ValueError or TypeError unless gap and mask are tensors [B, R] of the same shape."""
     check_tensors("correction", "[B, R]", mask=mask)
     check_tensors("correction", "[B, R]", mask.shape, gap=gap)
 
 
 def importance_weights(gap: Tensor, mask: Tensor, level: Level | None) -> Tensor:
-    """exp(gap) of each token, of its sequence (sum) or of its sequence's mean, [B, R]; 1 for level None, 0 off mask."""
+    """Return exp(gap) per token, sequence (sum) or sequence mean, [B, R]; 1 for level None, 0 outside the mask."""
     check_gap(gap, mask)
     if level is None:
         gap = torch.zeros_like(gap)
@@ -143,10 +143,10 @@ def importance_weights(gap: Tensor, mask: Tensor, level: Level | None) -> Tensor
 
 
 def diagnose(gap: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Scalars that say how far the sampler is from the learner, over the trained tokens.
+    """Return scalars that measure the gap between engine and learner over the trained tokens.
 
     `rollout_gap_mean` and `rollout_gap_max`: of |log pi_old − log mu|; `rollout_kl`: KL(mu, pi_old) by k1,
-    `rollout_kl_k3` by k3; `rollout_chi2`: mean of exp(2·gap) − 1. All 0 without tokens.
+    `rollout_kl_k3` by k3; `rollout_chi2`: mean of exp(2·gap) − 1. All are 0 without tokens.
     """
     check_gap(gap, mask)
     count = mask.sum().clamp(min=1)
@@ -162,17 +162,17 @@ def diagnose(gap: Tensor, mask: Tensor) -> dict[str, Tensor]:
 
 
 def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
-    """(Σ w)² / (N Σ w²) over the N trained tokens: the share of them that the weights leave (Kish); 1 without any."""
+    """Return (Σ w)² / (N Σ w²) over the N trained tokens (Kish's effective sample size / N); 1 without tokens."""
     check_tensors("effective_sample_size", "[B, R]", mask.shape, weights=weights)
     squares = weights.square().sum() * mask.sum()
     return torch.where(squares == 0, 1.0, weights.sum().square() / squares)
 
 
 def correct(samples: Sequence[Sample], correction: Correction) -> tuple[list[Sample], dict[str, float]]:
-    """Return the samples of an optimizer step, in order, with weights and a narrowed loss mask; and diagnostics.
+    """Return an optimizer step's samples, in order, with weights and a reduced loss mask; and metrics.
 
     The metrics are those of `diagnose`, `rollout_ess`, `rollout_weight_mean`, `rollout_weight_max` and
-    `rollout_rejected` (share of tokens). Raises ValueError on samples without the log-probs of both.
+    `rollout_rejected` (share of tokens). Raises ValueError if a sample lacks `old_logprobs` or `rollout_logprobs`.
     """
     if not samples:
         return [], {}

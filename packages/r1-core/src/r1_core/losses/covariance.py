@@ -1,11 +1,11 @@
-"""Clip-Cov and KL-Cov: hold back the few tokens whose covariance of advantage and log-prob uses up the entropy.
+"""Clip-Cov and KL-Cov: restrain the few tokens whose covariance of advantage and log-prob lowers the entropy most.
 
 arXiv 2505.22617 (The Entropy Mechanism): cov_t = (A_t − mean A)·(log pi_t − mean log pi), means over the batch.
-Clip-Cov takes a random few tokens of high covariance out of the gradient; KL-Cov adds
-coef·|log(pi / pi_old)| to those of the highest.
+Clip-Cov removes a few random tokens of high covariance from the gradient; KL-Cov adds coef·|log(pi / pi_old)| to those
+of the highest.
 
-The choice is made among all trained tokens of the optimizer step, before it is cut into micro-batches, from the
-log-probs before the step (`Objective.prepare`); without that, among the tokens of the call by their current log-probs.
+Tokens are chosen among all trained tokens of the optimizer step, before micro-batching, by the log-probs before the
+step (`Objective.prepare`); without that, among the tokens of the call by their current log-probs.
 """
 
 import math
@@ -29,7 +29,8 @@ from r1_core.types import LossInputs, check_tensors
 class ClipCov(PolicyLoss):
     """PPO's clipped loss, but 0 on `ratio`·N tokens drawn at random from those with cov_low < cov_t < cov_high.
 
-    The draw depends on nothing but the number of tokens, so every rank makes the same and a resumed run repeats it.
+    The random choice is seeded by the number of tokens, so every rank and a resumed run make the same one. The metric
+    `cov_frac` counts the removed tokens.
 
     Use it where entropy falls early (`actor/entropy_loss`) and a wider upper clip does not stop it.
     """
@@ -45,7 +46,6 @@ class ClipCov(PolicyLoss):
     cov_high: float = 5.0  # and below
 
     def select(self, advantages: Tensor, logprobs: Tensor) -> Tensor:
-        """Return which of the M tokens leave the gradient, bool [M]; at least one if any lies in the band."""
         covariance = token_covariance(advantages, logprobs)
         candidates = ((covariance > self.cov_low) & (covariance < self.cov_high)).nonzero().squeeze(-1)
         number = max(int(self.ratio * len(covariance)), 1)
@@ -56,7 +56,6 @@ class ClipCov(PolicyLoss):
         return chosen
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metrics `ppo_kl`, `pg_clipfrac_higher` and `cov_frac` (tokens taken out)."""
         change, advantages = log_ratio(inputs), masked_advantages(inputs)
         losses, metrics = clipped_surrogate(change, advantages, self.clip_low, self.clip_high, math.inf)
         # A token that the ratio clip already holds has no gradient to take out.
@@ -73,7 +72,9 @@ class ClipCov(PolicyLoss):
 class KLCov(PolicyLoss):
     """−A·ratio, plus kl_coef·|log(pi / pi_old)| on the `ratio`·N tokens of the highest covariance.
 
-    Use it where entropy falls early, and the tokens at fault shall be held back, not left out.
+    At least one token is penalized unless `ratio` is 0; the metric `cov_frac` counts them.
+
+    Use it where entropy falls early, to penalize the responsible tokens instead of dropping them.
     """
 
     names = ("kl_cov",)
@@ -84,7 +85,6 @@ class KLCov(PolicyLoss):
     kl_coef: NonNegative = 1.0
 
     def select(self, advantages: Tensor, logprobs: Tensor) -> Tensor:
-        """Return which of the M tokens are penalised, bool [M]; at least one unless `ratio` is 0."""
         covariance = token_covariance(advantages, logprobs)
         chosen = torch.zeros_like(covariance, dtype=torch.bool)
         if self.ratio > 0 and len(covariance):
@@ -92,7 +92,6 @@ class KLCov(PolicyLoss):
         return chosen
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metrics `ppo_kl` and `cov_frac` (tokens penalised)."""
         change, advantages = log_ratio(inputs), masked_advantages(inputs)
         chosen = _selection(self, inputs, advantages) & inputs.loss_mask
         penalty = torch.where(chosen, self.kl_coef * change.abs(), 0.0)
@@ -101,7 +100,7 @@ class KLCov(PolicyLoss):
 
 
 def token_covariance(advantages: Tensor, logprobs: Tensor) -> Tensor:
-    """(A − mean A)·(log pi − mean log pi) for each of M tokens, float64 [M]."""
+    """Return (A − mean A)·(log pi − mean log pi) of each of M tokens, float64 [M]."""
     check_tensors("token_covariance", "[M]", advantages=advantages)
     check_tensors("token_covariance", "[M]", advantages.shape, logprobs=logprobs)
     advantages, logprobs = advantages.detach().double(), logprobs.detach().double()
@@ -109,7 +108,7 @@ def token_covariance(advantages: Tensor, logprobs: Tensor) -> Tensor:
 
 
 def _selection(loss: SelectingLoss, inputs: LossInputs, advantages: Tensor) -> Tensor:
-    """The step's choice [B, R] if it was made, else one among these tokens."""
+    """Return the step's selection [B, R] if there is one, else select among these tokens."""
     if inputs.selected is not None:
         return inputs.selected
     mask = inputs.loss_mask

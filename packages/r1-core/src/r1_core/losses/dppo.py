@@ -1,13 +1,13 @@
-"""DPPO: a trust region of the policy's divergence at each token, in place of a clip of the ratio.
+"""DPPO: a trust region on the policy's divergence at each token, instead of a clip of the ratio.
 
 −sg(m·min(ratio, clip_dual))·A·log pi, m = 0 where pi left the region and the update leads further, else 1
 (arXiv 2602.04879).
 
-A token leaves it where the divergence of its own probability, pi_old against pi (all other tokens counted as one),
-exceeds clip_high on the way up, which A > 0 leads, or clip_low on the way down: |pi − pi_old| (TV), or
-pi_old·log(pi_old / pi) + (1 − pi_old)·log((1 − pi_old) / (1 − pi)) (KL). An unlikely token may so move by a large
-ratio, a likely one not. `clip_dual` bounds the importance weight, which carries no gradient (sg). The widths are those
-of the authors' released script: 0.15 for TV, 0.05 for KL.
+A token leaves the region where the divergence of its own probability, pi_old against pi (all other tokens counted as
+one), exceeds clip_high while A > 0 raises it, or clip_low while A < 0 lowers it: |pi − pi_old| (TV), or
+pi_old·log(pi_old / pi) + (1 − pi_old)·log((1 − pi_old) / (1 − pi)) (KL). So an unlikely token may change by a large
+ratio and a likely one may not. `clip_dual` bounds the importance weight, which carries no gradient (sg). The default
+widths are those of the authors' script: 0.15 for TV, 0.05 for KL.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ PROBABILITY_FLOOR = 1e-8
 class DPPOTV(PolicyLoss):
     """−sg(m·min(ratio, clip_dual))·A·log pi, m = 0 where |pi − pi_old| is too large and would grow, else 1.
 
-    Use it with several optimizer steps a step, where a clip holds unlikely tokens too tight and likely ones too
-    loose.
+    Use it with several optimizer steps a step, where a ratio clip is too tight for unlikely tokens and too loose for
+    likely ones.
     """
 
     names = ("dppo_tv",)
@@ -39,7 +39,6 @@ class DPPOTV(PolicyLoss):
     clip_dual: DualClip = 20.0
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metrics of `held_gradient`."""
         new, old = _logprobs(inputs)
         distance = (new.exp() - old.exp()).abs()
         return held_gradient(inputs, distance, self.clip_low, self.clip_high, self.clip_dual)
@@ -49,7 +48,7 @@ class DPPOTV(PolicyLoss):
 class DPPOKL(PolicyLoss):
     """−sg(m·min(ratio, clip_dual))·A·log pi, m = 0 where KL(pi_old, pi) is too large and would grow, else 1.
 
-    Use it as `dppo_tv`, with the KL as the measure.
+    Use it like `dppo_tv`, with the KL as the divergence.
     """
 
     names = ("dppo_kl",)
@@ -60,7 +59,6 @@ class DPPOKL(PolicyLoss):
     clip_dual: DualClip = 20.0
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metrics of `held_gradient`."""
         new, old = _logprobs(inputs)
         rest, old_rest = ((1 - x.exp()).clamp(min=PROBABILITY_FLOOR) for x in (new, old))
         distance = old.exp() * (old - new) + old_rest * (old_rest / rest).log()
@@ -70,9 +68,9 @@ class DPPOKL(PolicyLoss):
 def held_gradient(
     inputs: LossInputs, distance: Tensor, clip_low: float, clip_high: float, clip_dual: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy gradient of the tokens whose `distance` [B, R] from the old policy lets them move.
+    """Policy gradient without the tokens that left the trust region, given each token's `distance` [B, R] from pi_old.
 
-    Returns losses [B, R] and the metrics `ppo_kl`, `pg_clipfrac_higher` (tokens held) and `pg_clipfrac_lower` (of the
+    Returns losses [B, R] and the metrics `ppo_kl`, `pg_clipfrac_higher` (tokens masked) and `pg_clipfrac_lower` (of the
     others, those with a bounded weight).
     """
     change, advantages = log_ratio(inputs).detach(), masked_advantages(inputs)
@@ -89,6 +87,6 @@ def held_gradient(
 
 
 def _logprobs(inputs: LossInputs) -> tuple[Tensor, Tensor]:
-    """The log-probs of the policy and of the old one [B, R], 0 outside the mask and without a gradient."""
+    """Return current and old log-probs [B, R], detached, 0 outside the mask."""
     new, old = (torch.where(inputs.loss_mask, x.detach(), 0.0) for x in (inputs.logprobs, inputs.old_logprobs))
     return new, old

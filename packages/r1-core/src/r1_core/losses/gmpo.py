@@ -20,11 +20,12 @@ from r1_core.types import LossInputs
 class GMPO(PolicyLoss):
     """−A·exp(mean over the row of d_t), d_t = the worse of x and clip(x, −clip_low, clip_high), x = log(pi / pi_old).
 
-    arXiv 2507.20673, with clip widths in log space (the paper: 0.4 both ways). The worse one is the smaller
-    where A > 0, the larger where A < 0. A is the row's mean advantage: the paper has one per sequence. One number per
-    sequence, on each of its tokens: aggregate with `seq`.
+    arXiv 2507.20673, with clip widths in log space (the paper: 0.4 both ways). The worse one is the smaller where A >
+    0, the larger where A < 0. A is the row's mean advantage. Every token of a sequence gets the sequence's loss:
+    aggregate with `seq`. `pg_clipfrac_higher` (A > 0) and `pg_clipfrac_lower` (A < 0) count tokens with a ratio outside
+    the band.
 
-    Use it where single tokens of extreme ratio upset training: a geometric mean feels them less.
+    Use it where single tokens of extreme ratio destabilize training: a geometric mean dampens them.
     """
 
     names = ("gmpo", "geo_mean")
@@ -34,10 +35,6 @@ class GMPO(PolicyLoss):
     clip_high: NonNegative = 0.4  # in log space
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metrics `ppo_kl`, `pg_clipfrac_higher` (A > 0) and `pg_clipfrac_lower` (A < 0).
-
-        The two count the tokens whose ratio lies outside the band, held or not.
-        """
         gap, mask = token_gap(inputs), inputs.loss_mask
         advantages = masked_advantages(inputs)
         sign = advantages.sign()

@@ -12,16 +12,15 @@ from r1_core.types import LossInputs
 class PolicyGradient(PolicyLoss):
     """−A·log pi (REINFORCE; GPG, arXiv 2504.02546).
 
-    No ratio and no clip: right only for answers that the policy itself has just sampled. After the first optimizer
-    step of a batch, or with a rollout that lags, correct it with importance weights (`losses.correction`).
+    No ratio and no clip: correct only for answers that the current policy sampled. After the first optimizer step of a
+    batch, or with stale samples, add importance weights (`losses.correction`).
 
-    Use it with one optimizer step a step, as with the estimator `gpg`.
+    Use it with one optimizer step a step, for example with the estimator `gpg`.
     """
 
     names = ("gpg", "reinforce")
     token_wise = True
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metric `ppo_kl`."""
         losses = -masked_advantages(inputs) * masked_logprobs(inputs)
         return losses, {"ppo_kl": -log_ratio(inputs).detach()}

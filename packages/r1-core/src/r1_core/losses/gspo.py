@@ -6,9 +6,9 @@ GSPO-token (arXiv 2507.18071): the same with s_t = sg(s)·pi_t / sg(pi_t), whose
 gradient reaches token t alone, so that advantages may differ between tokens.
 LUSPO (arXiv 2602.05261): GSPO's sequence loss times the sequence's length, which otherwise favours short answers.
 
-All are means over sequences, so `seq` is the aggregation that they are meant for: by tokens a row would weigh by its
-length once more. As s moves far less than a token's ratio, the clip widths are small: 3e-4 and 4e-4 in GSPO's paper,
-2e-3 and 2.5e-3 in LUSPO's. None of the papers has a dual clip.
+All are means over sequences: aggregate with `seq`, because a mean over tokens would weigh a row by its length again.
+s varies far less than a token's ratio, so the clip widths are small: 3e-4 and 4e-4 in GSPO's paper, 2e-3 and 2.5e-3 in
+LUSPO's. None of the papers has a dual clip.
 """
 
 import math
@@ -33,7 +33,7 @@ from r1_core.types import LossInputs
 class GSPO(PolicyLoss):
     """max(−A·s, −A·clip(s)) on every token of the sequence.
 
-    Use it where rewards are for whole answers, and with mixtures of experts, whose token ratios jump as routing
+    Use it where rewards are for whole answers, and with mixtures of experts, whose token ratios jump when routing
     changes.
     """
 
@@ -45,7 +45,6 @@ class GSPO(PolicyLoss):
     clip_dual: DualClip = math.inf
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metrics of `clipped_surrogate`, whose ratio is the sequence's."""
         return _by_sequence(inputs, self.clip_low, self.clip_high, self.clip_dual)
 
 
@@ -53,7 +52,7 @@ class GSPO(PolicyLoss):
 class LUSPO(PolicyLoss):
     """L·max(−A·s, −A·clip(s)) on every token of the sequence, L its length.
 
-    Use it in place of `gspo` where that one favours short answers.
+    Use it instead of `gspo` where that favours short answers.
     """
 
     names = ("luspo",)
@@ -64,7 +63,6 @@ class LUSPO(PolicyLoss):
     clip_dual: DualClip = math.inf
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metrics of `clipped_surrogate`, whose ratio is the sequence's."""
         losses, metrics = _by_sequence(inputs, self.clip_low, self.clip_high, self.clip_dual)
         return losses * inputs.loss_mask.sum(-1, keepdim=True), metrics
 
@@ -73,7 +71,7 @@ class LUSPO(PolicyLoss):
 class GSPOToken(PolicyLoss):
     """max(−A·s_t, −A·clip(s_t)), s_t = sg(s)·pi_t / sg(pi_t): the sequence's ratio with the token's gradient.
 
-    Use it in place of `gspo` where advantages differ from token to token, as with `gae`.
+    Use it instead of `gspo` where advantages differ between tokens, as with `gae`.
     """
 
     names = ("gspo_token",)
@@ -84,7 +82,6 @@ class GSPOToken(PolicyLoss):
     clip_dual: DualClip = math.inf
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metrics of `clipped_surrogate`, whose ratio is the sequence's."""
         logprobs = masked_logprobs(inputs)
         change = _sequence_change(inputs).detach() + (logprobs - logprobs.detach())
         return clipped_surrogate(change, masked_advantages(inputs), self.clip_low, self.clip_high, self.clip_dual)
@@ -93,11 +90,10 @@ class GSPOToken(PolicyLoss):
 def _by_sequence(
     inputs: LossInputs, clip_low: float, clip_high: float, clip_dual: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The sequence's clipped loss on each of its tokens."""
     change = _sequence_change(inputs).expand(inputs.loss_mask.shape)
     return clipped_surrogate(change, masked_advantages(inputs), clip_low, clip_high, clip_dual)
 
 
 def _sequence_change(inputs: LossInputs) -> Tensor:
-    """log s, [B, 1], clamped so that exp stays finite."""
+    """Return log s [B, 1], clamped so that exp stays finite."""
     return row_mean(token_gap(inputs), inputs.loss_mask).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

@@ -1,4 +1,4 @@
-"""What a policy loss is, and the pieces that the losses share: log-ratios, row means, the clipped surrogate."""
+"""The base class of policy losses, and what they share: log-ratios, row means, the clipped surrogate."""
 
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -13,15 +13,15 @@ LOG_RATIO_LIMIT = 20.0
 
 
 class PolicyLoss(Protocol):
-    """Per-token losses [B, R] and per-token metrics [B, R] (detached), both 0 where `loss_mask` is false.
+    """Computes losses [B, R] and metrics by name [B, R] (detached), all 0 where `loss_mask` is false.
 
-    A row is a whole sequence. A loss that is one number per sequence puts that number on each of its tokens, so that
-    the mean over sequences of token means (`seq`) gives the mean over sequences.
+    A row is a sequence. A loss with one value per sequence repeats it on each of the sequence's tokens; aggregate it
+    with `seq`. A subclass is a dataclass whose fields are its settings; a setting outside the range of its type raises
+    ValueError.
 
-    A loss says of itself, beside its `names` in a configuration: what it `needs` before any gradient; `token_wise`,
-    that a token's loss depends on no other token's log-prob or entropy (`selected` is given), so that its gradient can
-    be taken while the token's logits are there; and the `aggregation` that it is meant for. A dataclass that inherits
-    from this class refuses settings outside the ranges of their types.
+    `names` are its names in a configuration, `needs` what must be computed before any gradient, `aggregation` its
+    default. `token_wise`: no token's loss depends on another token's log-prob or entropy (`selected` is given), so the
+    gradient can be computed while the token's logits are in memory.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
@@ -37,40 +37,38 @@ class PolicyLoss(Protocol):
 
 @runtime_checkable
 class SelectingLoss(Protocol):
-    """A policy loss that treats some tokens apart, chosen among all the M trained tokens of the optimizer step."""
+    """A policy loss that treats some tokens differently, selected among all M trained tokens of the optimizer step."""
 
     def select(self, advantages: Tensor, logprobs: Tensor) -> Tensor:
-        """Return which tokens are chosen, bool [M], from their advantages [M] and log-probs [M]."""
+        """Return which tokens are selected, bool [M], given their advantages [M] and log-probs [M]."""
         ...
 
 
 def token_gap(inputs: LossInputs) -> Tensor:
-    """log(pi / pi_old) for each token [B, R]: 0 outside the mask, not clamped."""
+    """Return log(pi / pi_old) of each token [B, R], not clamped; 0 outside the mask."""
     return torch.where(inputs.loss_mask, inputs.logprobs - inputs.old_logprobs, 0.0)
 
 
 def log_ratio(inputs: LossInputs) -> Tensor:
-    """log(pi / pi_old) for each token [B, R]: 0 outside the mask, clamped to ±20 so that exp stays finite."""
+    """Return log(pi / pi_old) of each token [B, R], clamped to ±20 so that exp stays finite; 0 outside the mask."""
     return token_gap(inputs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def masked_advantages(inputs: LossInputs) -> Tensor:
-    """The advantages [B, R], 0 outside the mask."""
     return torch.where(inputs.loss_mask, inputs.advantages, 0.0)
 
 
 def masked_logprobs(inputs: LossInputs) -> Tensor:
-    """The log-probs [B, R], 0 outside the mask."""
     return torch.where(inputs.loss_mask, inputs.logprobs, 0.0)
 
 
 def choose(where: Tensor, value: float, other: float, dtype: torch.dtype) -> Tensor:
-    """One of two settings for each element, [B, R] in `dtype`; `torch.where` of two numbers would give float32."""
+    """Select one of two numbers per element, [B, R] in `dtype`; `torch.where` of two numbers would give float32."""
     return torch.full(where.shape, other, dtype=dtype, device=where.device).masked_fill_(where, value)
 
 
 def row_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean of each row's trained tokens [B, 1]; 0 for a row that has none. `values` is 0 outside `mask`."""
+    """Return the mean over each row's trained tokens [B, 1], 0 if there are none. `values` are 0 outside `mask`."""
     return values.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
 
 
@@ -79,9 +77,9 @@ def clipped_surrogate(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """max(−A·ratio, −A·clip(ratio, 1 − clip_low, 1 + clip_high)), and at most −A·clip_dual where A < 0.
 
-    `change` [B, R] is the logarithm of the ratio. Returns losses [B, R] and the metrics `ppo_kl`,
-    `pg_clipfrac_higher` (tokens held by the ratio clip) and `pg_clipfrac_lower` (by the dual clip), each [B, R];
-    `ppo_kl` is log(pi_old / pi), whose mean estimates the distance from the policy that sampled.
+    `change` [B, R] is log(ratio). Returns losses and the metrics `ppo_kl` (log(pi_old / pi), whose mean estimates the
+    divergence from the sampling policy), `pg_clipfrac_higher` (tokens clipped) and `pg_clipfrac_lower` (tokens at the
+    dual clip), each [B, R].
     """
     ratio = change.exp()
     plain = -advantages * ratio
@@ -97,8 +95,19 @@ def clipped_surrogate(
     return torch.where(bounded, bound, pessimistic), metrics
 
 
+def off_policy_weights(inputs: LossInputs, threshold: float) -> Tensor:
+    """Return 0 where A < 0 and the row's mean log(pi_old / pi) exceeds `threshold`, else 1, [B, R].
+
+    Off-policy sequence masking (arXiv 2512.02556): drops bad answers that the policy has already moved away from. Their
+    tokens still count in the mean.
+    """
+    distance = -row_mean(token_gap(inputs).detach(), inputs.loss_mask)
+    dropped = (inputs.advantages < 0) & (distance > threshold)
+    return (~dropped).to(inputs.logprobs.dtype)
+
+
 def check_not_negative(**settings: float) -> None:
-    """Raise ValueError, naming the setting, if one is below 0 or NaN."""
+    """Raise ValueError, naming the setting, if one is negative or NaN."""
     for name, value in settings.items():
         if not value >= 0:
             raise ValueError(f"{name} is {value}; it must not be negative")

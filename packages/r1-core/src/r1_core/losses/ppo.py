@@ -1,4 +1,4 @@
-"""The clipped policy loss of PPO, with two clip widths and dual clip."""
+"""PPO's clipped policy loss, with two clip widths and dual clip."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,10 @@ from r1_core.types import LossInputs
 class PPOClip(PolicyLoss):
     """max(−A·ratio, −A·clip(ratio, 1 − clip_low, 1 + clip_high)), and at most −A·clip_dual where A < 0.
 
-    arXiv 1707.06347 (clip); arXiv 2503.14476 (a wider upper clip lets unlikely tokens grow);
-    arXiv 1912.09729 (dual clip: a bound on the loss of a bad token whose ratio has exploded; infinity turns it
-    off).
+    arXiv 1707.06347 (clip); arXiv 2503.14476 (a wider upper clip lets unlikely tokens grow); arXiv 1912.09729 (dual
+    clip: bounds the loss of a bad token whose ratio exploded; infinity turns it off).
 
-    Use it first. Before the first optimizer step of a step every ratio is 1, so that the clip acts from the second
-    one on.
+    Use it first. Before the first optimizer step of a step every ratio is 1, so the clip acts from the second one on.
     """
 
     names = ("default",)
@@ -29,7 +27,6 @@ class PPOClip(PolicyLoss):
     clip_dual: DualClip = 3.0  # infinity: none
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metrics of `clipped_surrogate`."""
         return clipped_surrogate(
             log_ratio(inputs), masked_advantages(inputs), self.clip_low, self.clip_high, self.clip_dual
         )

@@ -1,4 +1,4 @@
-"""SAPO: a soft gate in place of the clip, so that the gradient fades with the ratio instead of stopping."""
+"""SAPO: a soft gate instead of the clip, so that the gradient fades with the ratio instead of stopping."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,8 @@ class SAPO(PolicyLoss):
     """−A·(4 / tau)·sigmoid(tau·(ratio − 1)), tau = tau_pos where A > 0 and tau_neg elsewhere
     (arXiv 2511.20347).
 
-    At ratio 1 its gradient is the policy gradient's; a larger tau makes it fade sooner. The paper takes tau_neg above
-    tau_pos, because updates of bad tokens push up many others and are the less stable.
+    At ratio 1 the gradient is the policy gradient; a larger tau makes it fade sooner. In the paper tau_neg exceeds
+    tau_pos: updates of bad tokens raise many other tokens and are less stable.
 
     Use it with several optimizer steps a step, where a hard clip drops tokens just outside its range.
     """
@@ -28,7 +28,6 @@ class SAPO(PolicyLoss):
     tau_neg: Positive = 1.05  # elsewhere
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metric `ppo_kl`."""
         change = log_ratio(inputs)
         advantages = masked_advantages(inputs)
         tau = choose(advantages > 0, self.tau_pos, self.tau_neg, change.dtype)

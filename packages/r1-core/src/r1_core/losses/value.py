@@ -13,7 +13,7 @@ from r1_core.types import check_mask, check_tensors
 class ValueLoss:
     """max((V − G)², (clip(V, V_old − clip, V_old + clip) − G)²) / 2, V the values and G the returns.
 
-    From the code released with arXiv 1707.06347, which does not write it out. `clip` None: no clip.
+    From the code released with arXiv 1707.06347 (not in the paper). `clip` None: no clip.
     """
 
     clip: float | None = 0.2
@@ -25,7 +25,7 @@ class ValueLoss:
     def __call__(
         self, values: Tensor, old_values: Tensor, returns: Tensor, loss_mask: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metrics `vf_clipfrac` and `vpred_mean` [B, R]; all arguments are [B, R]."""
+        """Return losses and the metrics `vf_clipfrac` and `vpred_mean`; all tensors are [B, R]."""
         check_tensors("ValueLoss", "[B, R]", values=values)
         given = {"old_values": old_values, "returns": returns, "loss_mask": loss_mask}
         check_tensors("ValueLoss", "[B, R]", values.shape, **given)

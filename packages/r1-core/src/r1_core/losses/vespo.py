@@ -22,10 +22,10 @@ LOG_WEIGHT_FLOOR = -18.420680743952367  # log 1e-8
 class VESPO(PolicyLoss):
     """−sg(phi(w))·A·log pi, phi(w) = w^k·exp(lam·(1 − w)), w = product over the row of pi / pi_old (arXiv 2602.10693).
 
-    phi is the density of a gamma distribution scaled to phi(1) = 1; k and lam are chosen by the sign of A. log w lies
-    in [log 1e-8, 20].
+    phi is the density of a gamma distribution scaled to phi(1) = 1; k and lam depend on the sign of A. log w is clamped
+    to [log 1e-8, 20]. The metric `vespo_phi` is the weight.
 
-    Use it with many optimizer steps a step: answers that the policy has left far behind fade out smoothly.
+    Use it with many optimizer steps a step: answers far off policy fade out smoothly.
     """
 
     names = ("vespo",)
@@ -36,7 +36,6 @@ class VESPO(PolicyLoss):
     lam_neg: NonNegative = 2.0
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return losses [B, R] and the metrics `ppo_kl` and `vespo_phi` (the weight), each [B, R]."""
         change, advantages = log_ratio(inputs).detach(), masked_advantages(inputs)
         log_weight = change.sum(-1, keepdim=True).clamp(LOG_WEIGHT_FLOOR, LOG_RATIO_LIMIT)
         good = advantages >= 0
