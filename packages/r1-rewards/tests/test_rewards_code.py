@@ -1,15 +1,20 @@
 """The code verifier: the forms of tests, what counts as right, and that no reward hacker gets a point."""
 
 import json
+import os
+import signal
+import threading
+import time
 
 import pytest
-from patience import growing
+from patience import eventually, growing
 
 from r1_rewards import RewardInput, RewardSpecError, code, load
 from r1_rewards.sandbox.code_grading import assertion_problem, same_output, same_value
 from r1_rewards.sandbox.code_tests import AssertTests, CallTests, StdinTests, TestsError, read_tests
 from r1_rewards.sandbox.execution import Sandbox
 from r1_rewards.sandbox.jail import kernel, values
+from r1_rewards.workers.descendants import children
 
 pytestmark = pytest.mark.skipif(not kernel.SUPPORTED, reason="judged code is confined on Linux, x86_64 or aarch64")
 
@@ -552,3 +557,50 @@ def test_a_solution_that_raises_stop_iteration_passes_nothing():
 def test_a_program_may_write_to_the_null_device():
     source = "import os\nwith open(os.devnull, 'w') as file: print('x', file=file)\nprint(int(input()) + 1)"
     assert score(source, PLUS_ONE).value == 1.0
+
+
+SLOW_ADD = "import time\ndef add(a, b):\n    time.sleep(0.3)\n    return a + b\n"
+SUPERVISOR, LAUNCHER, PROGRAM = 1, 2, 3  # by how many generations they are below the process that scores
+
+
+def descendants(generation):
+    found = [os.getpid()]
+    for _ in range(generation):
+        found = [child for pid in found for child in children(pid)]
+    return set(found)
+
+
+def kill_one(generation, delay, before, killed):
+    """Kill the first new descendant of a generation, `delay` seconds after it is seen; tell which in `killed`."""
+    assert eventually(lambda: descendants(generation) - before)
+    time.sleep(delay)
+    killed += sorted(descendants(generation) - before)[:1]
+    os.kill(killed[0], signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("tests", "generation", "delay"),
+    [
+        (PLUS_ONE, PROGRAM, 0.1), (PLUS_ONE, LAUNCHER, 0.0), (PLUS_ONE, SUPERVISOR, 0.0),
+        (ADD, PROGRAM, 0.1), (ADD, SUPERVISOR, 0.1), (ADD_ASSERTS, PROGRAM, 0.1), (ADD_ASSERTS, LAUNCHER, 0.0),
+    ],
+)  # fmt: skip
+def test_a_solution_that_is_killed_from_outside_is_judged_once_more(tests, generation, delay):
+    source = "import time\ntime.sleep(0.3)\nprint(int(input()) + 1)" if tests == PLUS_ONE else SLOW_ADD
+    killed = []
+    killer = threading.Thread(target=kill_one, args=(generation, delay, descendants(generation), killed))
+    killer.start()
+    assert score(source, tests, share=True).value == 1.0
+    killer.join()
+    assert killed
+
+
+def test_a_solution_that_is_killed_again_has_failed(monkeypatch):
+    def notice(sandbox, report):
+        tries.append(report)
+        sandbox.killed_from_outside = True
+
+    tries = []
+    monkeypatch.setattr(Sandbox, "_notice_kill", notice)
+    assert outcomes(score("import sys\nsys.exit(3)", PLUS_ONE)) == {"exception": 0.5}
+    assert len(tries) == 2

@@ -208,11 +208,14 @@ def _grade_asserts(
                             raise TestsError(problem)
                     yield verdict
         except (TimeoutError, EOFError, OutputError) as error:
+            if isinstance(error, EOFError):
+                own_sandbox.end(ended=True)
             for _ in range(len(tests.units) - verdicts):
                 yield "timeout" if isinstance(error, TimeoutError) else "output"
         finally:
             tester.close()
             solution.close()
+            sandbox.killed_from_outside |= own_sandbox.killed_from_outside
 
 
 def assertion_problem(tests: CodeTests, sandbox: Sandbox) -> str | None:
@@ -266,12 +269,12 @@ class _Solution:
                 raise _Failed(self.broken)
         return self._exchange(request, deadline)
 
-    def close(self) -> None:
-        """End the process, if there is one."""
+    def close(self, *, ended: bool = False) -> None:
+        """End the process, if there is one; see `Sandbox.end`."""
         if self._conversation is not None:
             self._conversation.close()
             self._conversation = None
-            self._sandbox.end()
+            self._sandbox.end(ended=ended)
 
     def _exchange(self, request: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
         """Send a request, or start the process, and return what it says."""
@@ -285,7 +288,7 @@ class _Solution:
             self.close()
             raise _Failed("timeout") from error
         except (EOFError, OutputError) as error:
-            self.close()
+            self.close(ended=isinstance(error, EOFError))
             raise _Failed("exception" if isinstance(error, EOFError) else "output") from error
 
 

@@ -15,16 +15,17 @@ import contextlib
 import functools
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from r1_rewards.sandbox.jail import channel
 from r1_rewards.sandbox.pipes import Conversation, Ending, Exchange
@@ -36,7 +37,10 @@ PROTECTIONS = {
     "limits": "address space, processor time, file size, open files, threads",
     "privileges": "no capabilities, and none to gain",
 }
+_END_SECONDS = 1.0  # for a process whose pipes are closed to be gone
 _START_SECONDS = 120.0  # for the supervisor to answer, which takes milliseconds where it gets a processor
+# Exit codes of a process that was killed from outside, as by the kernel's out-of-memory killer; None: its launcher was.
+_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, None)
 _BOOTSTRAP = (
     "import sys; sys.path.append(sys.argv[1]); from jail.supervisor import main; sys.path.pop(); "
     "main(int(sys.argv[2]), int(sys.argv[3]))"
@@ -46,7 +50,14 @@ logger = logging.getLogger("r1_rewards")
 
 
 class SandboxError(RuntimeError):
-    """The system lacks a protection that was asked for, or the sandbox itself failed; nothing was judged."""
+    """A protection is missing, or the sandbox itself failed; nothing was judged.
+
+    `killed_from_outside`: a process of the sandbox was killed, so that another try may succeed.
+    """
+
+    def __init__(self, message: str, *, killed_from_outside: bool = False) -> None:
+        super().__init__(message)
+        self.killed_from_outside = killed_from_outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,7 @@ class Sandbox:
         if sys.platform != "linux":
             raise SandboxError(f"judged code can be confined on Linux only, this is {sys.platform}")
         self.limits = limits or Limits()
+        self.killed_from_outside = False  # whether a process was ended by SIGKILL or SIGTERM, and not by `end`
         self.module_paths = tuple(str(Path(path).resolve()) for path in module_paths)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -128,13 +140,18 @@ class Sandbox:
                 raise
         return Conversation(writer, reader, self.limits.output_mib << 20)
 
-    def end(self, kill: bool = True) -> int | None:
-        """Wait until the running process and all it left are gone, after killing them; return its exit code."""
+    def end(self, kill: bool = True, *, ended: bool = False) -> int | None:
+        """Wait until the running process and all it left are gone, after killing them; return its exit code.
+
+        A process that seems to have `ended` gets a second to do so: only then is it known what ended it.
+        """
         with self._failing_closed():
-            if kill:
+            if kill and not (ended and select.select([self._connection], [], [], _END_SECONDS)[0]):
                 self._connection.sendall(b"K")
-            code: int | None = channel.receive(self._connection)["code"]
-            return code
+            report = channel.receive(self._connection)
+        self._notice_kill(report)
+        code: int | None = report["code"]
+        return code
 
     def close(self) -> None:
         """Kill the supervisor and everything in the sandbox."""
@@ -165,7 +182,9 @@ class Sandbox:
             channel.send(self._connection, request)
             report = channel.receive(self._connection)
         if "active" not in report:
-            raise SandboxError(f"the sandbox could not be set up: {report.get('failed', 'its process ended')}")
+            self._notice_kill(report)
+            message = f"the sandbox could not be set up: {report.get('failed', 'its process ended')}"
+            raise SandboxError(message, killed_from_outside=self.killed_from_outside)
         self.active: tuple[str, ...] = tuple(report["active"])
         missing = [name for name in PROTECTIONS if name not in self.active]
         if missing:
@@ -176,13 +195,27 @@ class Sandbox:
             )
         _announce(self.active)
 
+    def _notice_kill(self, report: Mapping[str, Any]) -> None:
+        """Set `killed_from_outside` by a report of how a process ended; other reports have no code."""
+        if "code" in report and not report["killed"] and report["code"] in _OUTSIDE:
+            self.killed_from_outside = True
+
     @contextlib.contextmanager
     def _failing_closed(self) -> Iterator[None]:
         try:
             yield
         except (OSError, EOFError, ValueError) as error:
+            killed = self._connection.fileno() >= 0 and self._supervisor_was_killed()
             self.close()
-            raise SandboxError(f"the sandbox's supervisor does not answer: {error}") from error
+            message = f"the sandbox's supervisor does not answer: {error}"
+            raise SandboxError(message, killed_from_outside=killed) from error
+
+    def _supervisor_was_killed(self) -> bool:
+        """Whether the supervisor was killed from outside; false while it lives."""
+        try:
+            return self._supervisor.wait(_END_SECONDS) in _OUTSIDE
+        except subprocess.TimeoutExpired:
+            return False
 
 
 def describe() -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 
 from r1_rewards.sandbox.code_grading import Grading, count, grade
-from r1_rewards.sandbox.code_tests import TestsError, read_tests
-from r1_rewards.sandbox.execution import Limits, Sandbox
+from r1_rewards.sandbox.code_tests import CodeTests, TestsError, read_tests
+from r1_rewards.sandbox.execution import Limits, Sandbox, SandboxError
 from r1_rewards.types import Score
 
 TRUTH_IS_ANSWER = False  # but tests
@@ -35,7 +36,8 @@ def score(
     Parts: `accuracy` (all passed), and the shares of tests that `passed`, and that failed by `wrong`, `exception`,
     `timeout`, `memory` or `output` (too much of it).
 
-    `timeout` is in seconds for one test, `total_timeout` for all; keep it below the pool's deadline. Outputs are
+    `timeout` is in seconds for one test, `total_timeout` for all; keep it below the pool's deadline. If a process is
+    killed from outside (SIGKILL, as for lack of memory, or SIGTERM), all tests are run once more. Outputs are
     compared word by word, values as Python compares them; with `tolerance`, floats may be off by it, absolutely or
     relatively.
     `module_paths` are what can be imported besides the standard library. Raises SandboxError where the system cannot
@@ -48,12 +50,10 @@ def score(
     total = count(tests)
     if not source.strip() or len(source) > MAX_CHARACTERS:
         return _score(Counter(exception=1 if not share else total), total, share)
-    with Sandbox(Limits(memory_mib=memory_mib, cpu_seconds=total_timeout), module_paths) as sandbox:
-        verdicts: Counter[str] = Counter()
-        for verdict in islice(grade(source, tests, sandbox, Grading(timeout, total_timeout, tolerance)), total):
-            verdicts[verdict] += 1
-            if verdict != "passed" and not share:
-                break
+    limits = Limits(memory_mib=memory_mib, cpu_seconds=total_timeout)
+    run = partial(_run_tests, source, tests, limits, Grading(timeout, total_timeout, tolerance), module_paths, share)
+    verdicts = run() or run(last=True)
+    assert verdicts is not None
     return _score(verdicts, total, share)
 
 
@@ -85,6 +85,33 @@ def solution(response: str) -> str:
     if opened is not None and opened[0] in _PYTHON:
         blocks.append(response[opened[1] :])
     return blocks[-1] if blocks else response
+
+
+def _run_tests(
+    source: str,
+    tests: CodeTests,
+    limits: Limits,
+    grading: Grading,
+    module_paths: Sequence[str],
+    share: bool,
+    *,
+    last: bool = False,
+) -> Counter[str] | None:
+    """Count the verdicts; return None, except in the `last` try, if a process was killed from outside."""
+    total = count(tests)
+    verdicts: Counter[str] = Counter()
+    try:
+        with Sandbox(limits, module_paths) as sandbox:
+            for verdict in islice(grade(source, tests, sandbox, grading), total):
+                verdicts[verdict] += 1
+                if verdict != "passed" and not share:
+                    break
+    except SandboxError as error:
+        if last or not error.killed_from_outside:
+            raise
+        return None
+    killed = sandbox.killed_from_outside and verdicts["passed"] < total
+    return None if killed and not last else verdicts
 
 
 def _score(verdicts: Counter[str], total: int, share: bool) -> Score:
