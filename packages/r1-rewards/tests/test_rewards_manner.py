@@ -6,6 +6,7 @@ import pytest
 
 from r1_rewards import RewardSpecError, combine, language, length, repetition
 from r1_rewards import format as response_format
+from r1_rewards.spec import check_options
 
 GOOD = "<think>1+1</think> <answer>2</answer>"
 
@@ -144,4 +145,4 @@ ROOM = {"max_length": 100, "buffer": 20}
 )
 def test_combine_refuses_what_it_cannot_add_by_name(parts, message):
     with pytest.raises(RewardSpecError, match=message):
-        combine.check(parts)
+        check_options("combine", {"parts": parts})

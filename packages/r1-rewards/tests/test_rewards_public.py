@@ -11,7 +11,7 @@ import pytest
 
 import r1_rewards
 from r1_rewards.main import main
-from r1_rewards.spec import BUILTINS, columns_of, truth_is_answer, truth_problem
+from r1_rewards.verifiers import BUILTINS, columns_of, truth_is_answer, truth_problem
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 NAMES = [

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import r1_rewards
-from r1_rewards.spec import BUILTINS, SERVICES
+from r1_rewards.spec import SERVICES
+from r1_rewards.verifiers import BUILTINS
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 ROWS = re.findall(r"^\| (`.*?`) \|.*\| (?:`([^|]*)`|see below) \|$", README.read_text(encoding="utf-8"), re.MULTILINE)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from r1_rewards.service import open_service
-from r1_rewards.spec import MODEL_REWARDS, SERVICES, RewardSpecError, parse_spec
+from r1_rewards.errors import RewardSpecError
+from r1_rewards.spec import MODEL_REWARDS, SERVICES, open_service, parse_spec
 from r1_rewards.types import FailurePolicy, OpenVerifier
 from r1_rewards.workers.pool import PooledVerifier
 from r1_rewards.workers.source import write_function

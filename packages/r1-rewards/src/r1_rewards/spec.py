@@ -1,26 +1,30 @@
 """Which verifier a configuration names: a built-in one, a service, or a function in a user's file."""
 
-import difflib
 import importlib
 import inspect
-import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The modules of `verifiers`, each with a function `score`: a new one is found by its name.
-BUILTINS = tuple(sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "verifiers")])))
+from r1_rewards.errors import RewardSpecError as RewardSpecError
+from r1_rewards.errors import suggest
+from r1_rewards.reference.options import read_options
+from r1_rewards.types import OpenVerifier
+from r1_rewards.verifiers import BUILTINS as BUILTINS
+from r1_rewards.verifiers import columns_of as columns_of
+from r1_rewards.verifiers import find_verifier
+from r1_rewards.verifiers import truth_is_answer as truth_is_answer
+from r1_rewards.verifiers import truth_problem as truth_problem
+from r1_rewards.verifiers.combine import read_parts
+
+describe = suggest
 SERVICES = {  # classes that run in the caller's process, because they run nobody's code
     "judge": "r1_rewards.services.judge:JudgeVerifier",
     "remote": "r1_rewards.services.remote:RemoteVerifier",
     "reward_model": "r1_rewards.services.reward_model:RewardModelVerifier",
 }
 MODEL_REWARDS = ("reference_probability",)  # which ask a model for log-probs: only a run has one
-
-
-class RewardSpecError(ValueError):
-    """A reward that cannot be used as configured; the message says what was found and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ def parse_spec(text: str) -> RewardSpec:
     if not colon and not text.endswith(".py"):
         raise RewardSpecError(
             f"reward {text!r} is neither a built-in verifier nor file.py:function"
-            + describe(text, [*BUILTINS, *SERVICES, *MODEL_REWARDS])
+            + suggest(text, [*BUILTINS, *SERVICES, *MODEL_REWARDS])
         )
     if not colon or not function.isidentifier():
         raise RewardSpecError(
@@ -54,65 +58,69 @@ def parse_spec(text: str) -> RewardSpec:
     path = Path(path_text).expanduser()
     if not path.is_file():
         neighbours = sorted(entry.name for entry in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise RewardSpecError(f"reward {text!r}: there is no file {path.absolute()}" + describe(path.name, neighbours))
+        raise RewardSpecError(f"reward {text!r}: there is no file {path.absolute()}" + suggest(path.name, neighbours))
     return RewardSpec(function, path.resolve())
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise RewardSpecError for an option that the built-in verifier `name` does not have, or that it needs."""
+    """Raise RewardSpecError for an option that the built-in reward `name` does not have, or lacks."""
     if name in MODEL_REWARDS:
-        importlib.import_module("r1_rewards.reference.options").read_options(options)
+        read_options(options)
         return
-    module = importlib.import_module(f"r1_rewards.verifiers.{name}")
-    signature = inspect.signature(module.score)
+    signature = inspect.signature(find_verifier(name).score)
     keywords = [key for key, parameter in signature.parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
     for key in options:
         if key not in keywords:
-            raise RewardSpecError(f"the built-in reward {name!r} takes no {key!r}" + describe(key, keywords))
+            raise RewardSpecError(f"the built-in reward {name!r} takes no {key!r}" + suggest(key, keywords))
     try:
         signature.bind("", "", **options)
     except TypeError as error:
         raise RewardSpecError(f"the built-in reward {name!r}: {error}") from error
     if name == "combine":
-        module.check(**options)
+        _check_parts(options["parts"])
 
 
-def truth_problem(
-    name: str, ground_truth: str, options: Mapping[str, Any] | None = None, columns: Mapping[str, Any] | None = None
-) -> str | None:
-    """Return why no response could be right for a truth by the built-in verifier `name`, or None; runs no algebra.
+def check_settings(spec: RewardSpec, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of the service that `spec` names, without opening it.
 
-    `options` are the verifier's, `columns` those of the data row, of which each verifier takes its own.
+    Raises RewardSpecError for keywords that are unknown, with the nearest, or missing.
     """
-    find = getattr(importlib.import_module(f"r1_rewards.verifiers.{name}"), "truth_problem", None)
-    if find is None:
-        return None
-    parameters = inspect.signature(find).parameters
-    given = {**(columns or {}), **(options or {})}
-    if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        given = {key: value for key, value in given.items() if key in parameters}
-    found: str | None = find(ground_truth, **given)
-    return found
+    settings = {"urls": spec.urls, **kwargs} if spec.urls else dict(kwargs)
+    signature = inspect.signature(_service(spec))
+    for key in settings:
+        if key not in signature.parameters:
+            raise RewardSpecError(f"the reward {spec.function!r} has no {key!r}" + suggest(key, signature.parameters))
+    try:
+        signature.bind(**settings)
+    except TypeError as error:
+        raise RewardSpecError(f"the reward {spec.function!r}: {error}; set it in reward_function_kwargs") from error
+    return settings
 
 
-def columns_of(name: str, options: Mapping[str, Any] | None = None) -> set[str]:
-    """Return the columns of a data row that a built-in verifier takes where `options` do not say them."""
-    module = importlib.import_module(f"r1_rewards.verifiers.{name}")
-    if name != "combine":
-        return set(getattr(module, "TAKES", ())) - set(options or ())
-    parts = module.read_parts((options or {}).get("parts")).values()
-    return set().union(*(columns_of(part.reward, part.options) for part in parts if part.reward in BUILTINS))
+def open_service(spec: RewardSpec, kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> OpenVerifier:
+    """Return the service that `spec` names, made with `kwargs` and with those of `defaults` that it knows.
+
+    Raises RewardSpecError as `check_settings` does, and for values out of range.
+    """
+    settings, parameters = check_settings(spec, kwargs), inspect.signature(_service(spec)).parameters
+    known = {key: value for key, value in defaults.items() if key in parameters}
+    return _service(spec)(**{**known, **settings})
 
 
-def truth_is_answer(name: str) -> bool:
-    """Whether a truth of a built-in verifier, written as an answer, has to be right: tests, for one, are no answer."""
-    return bool(getattr(importlib.import_module(f"r1_rewards.verifiers.{name}"), "TRUTH_IS_ANSWER", True))
+def _service(spec: RewardSpec) -> Callable[..., OpenVerifier]:
+    module, _, kind = SERVICES[spec.function].partition(":")
+    service: Callable[..., OpenVerifier] = getattr(importlib.import_module(module), kind)
+    return service
 
 
-def describe(wanted: str, names: Iterable[str]) -> str:
-    """Return the end of an error message: the name nearest to `wanted`, and all that exist."""
-    names = sorted(names)
-    nearest = difflib.get_close_matches(wanted, names, n=1)
-    suggestion = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    listing = f" (there are: {', '.join(names)})" if names else " (there are none)"
-    return suggestion + listing
+def _check_parts(parts: Mapping[str, Any]) -> None:
+    """Raise RewardSpecError, with the part's name, for a verifier of a sum that does not exist or lacks an option."""
+    for name, part in read_parts(parts).items():
+        try:
+            spec = parse_spec(part.reward)
+            if spec.function in SERVICES:
+                check_settings(spec, part.options)
+            elif spec.path is None:
+                check_options(spec.function, part.options)
+        except RewardSpecError as error:
+            raise RewardSpecError(f"parts.{name}: {error}") from error

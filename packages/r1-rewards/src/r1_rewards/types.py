@@ -1,7 +1,9 @@
 """What a verifier is given and what it gives back."""
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -54,6 +56,30 @@ class Score:
 Outcome = Score | Failure  # of one response; a Score here is one that the verifier itself gave
 
 
+def read_score(score: Any) -> Outcome:
+    """Read a Score, a number, or a mapping with `overall`; refuse what is not a finite number."""
+    if isinstance(score, Score):
+        read = read_score({**score.parts, "overall": score.value})
+        return replace(score, parts=read.parts) if isinstance(read, Score) else read
+    named = score if isinstance(score, Mapping) else {"overall": score}
+    if "overall" not in named:
+        return Failure("wrong_shape", f"the score has no 'overall', only {sorted(map(str, named))}")
+    parts = {}
+    for key, value in named.items():
+        if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+            return Failure("wrong_shape", f"{key!r} is {str(value)[:80]!r}, not a number")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        except (TypeError, ValueError) as error:
+            return Failure("wrong_shape", f"{key!r} is not one number: {error}")
+        if not math.isfinite(number):
+            return Failure("non_finite", f"{key!r} is {number}")
+        parts[str(key)] = number
+    return Score(parts["overall"], parts)
+
+
 class RewardFailure(RuntimeError):
     """A sample could not be scored, and the failure policy is "stop"."""
 
@@ -75,15 +101,27 @@ class Verifier(Protocol):
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]: ...
 
 
-class OpenVerifier(Verifier, Protocol):
+class OpenVerifier(ABC):
     """A verifier that holds processes or connections until it is closed, as `load` returns it."""
 
     @property
     def per_sample(self) -> bool:
-        """Whether a score depends on its own response only, to the bit, so that they may be scored as they come."""
+        """Whether a score depends on its own response only, to the bit, so that responses may be scored as they come.
 
-    def close(self) -> None: ...
-    def __enter__(self) -> Self: ...
+        False unless a verifier says otherwise: a server may look at a whole batch, and logits depend on the padding.
+        """
+        return False
+
+    @abstractmethod
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]: ...
+
+    def close(self) -> None:  # noqa: B027 - some hold nothing
+        """Release what the verifier holds; safe to call twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from r1_rewards.errors import RewardSpecError, suggest
 from r1_rewards.reference.reference_probability import Settings
 from r1_rewards.reference.splice import SLOTS
-from r1_rewards.spec import RewardSpecError, describe
 
 POLICY, REFERENCE = "policy", "reference"
 FORK = "easyr1_rlpr"
@@ -44,7 +44,7 @@ def read_options(kwargs: Mapping[str, Any]) -> Options:
     known = {field.name: field for field in fields(Options)} | {"gt_tokens_one_more": None}
     for key in kwargs:
         if key not in known or key in ("eos", "rule"):
-            raise RewardSpecError(f"the reward 'reference_probability' takes no {key!r}" + describe(key, known))
+            raise RewardSpecError(f"the reward 'reference_probability' takes no {key!r}" + suggest(key, known))
     given = dict(kwargs)
     if "gt_tokens_one_more" in given:  # OpenBMB/RLPR's name
         given["one_more_token"] = given.pop("gt_tokens_one_more")

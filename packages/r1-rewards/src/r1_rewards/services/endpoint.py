@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from r1_rewards.spec import RewardSpecError
+from r1_rewards.errors import RewardSpecError
 from r1_rewards.types import Cause
 
 if TYPE_CHECKING:

@@ -14,15 +14,12 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-from r1_rewards.service import Service
+from r1_rewards.errors import FailureRule, RewardSpecError, suggest
 from r1_rewards.services.endpoint import Endpoint, Patience, Post, RequestFailed, Unusable
 from r1_rewards.services.protocols import printable
-from r1_rewards.spec import RewardSpecError, describe
-from r1_rewards.types import Failure, FailurePolicy, Outcome, RewardInput, Score, check_inputs
-from r1_rewards.workers.failures import FailureRule
-from r1_rewards.workers.functions import read_score
+from r1_rewards.types import Failure, FailurePolicy, OpenVerifier, Outcome, RewardInput, Score, check_inputs, read_score
 
 PLACEHOLDERS = ("question", "ground_truth", "response", "nonce", "low", "high")
 TEMPLATE = """You grade one response to a question.
@@ -51,7 +48,7 @@ _MARK = re.compile(
 )
 
 
-class JudgeVerifier(Service):
+class JudgeVerifier(OpenVerifier):
     """A verifier that asks a judge model once per response, `concurrency` at a time per server.
 
     The value is the judge's mark, taken linearly from [low, high] to [0, 1]; the mark itself is the part `mark`.
@@ -60,7 +57,9 @@ class JudgeVerifier(Service):
     endpoint fail it as `remote` or `timeout`.
     """
 
-    per_sample: ClassVar[bool] = True
+    @property
+    def per_sample(self) -> bool:
+        return True
 
     def __init__(
         self,
@@ -209,7 +208,7 @@ def _fill(template: str, item: RewardInput, nonce: str, low: float, high: float)
 def _check_template(template: str) -> None:
     for name in _PLACEHOLDER.findall(template):
         if name not in PLACEHOLDERS:
-            raise RewardSpecError(f"the judge's template has no value for {{{name}}}" + describe(name, PLACEHOLDERS))
+            raise RewardSpecError(f"the judge's template has no value for {{{name}}}" + suggest(name, PLACEHOLDERS))
     for needed in ("{response}", "VERDICT-{nonce}:"):
         if needed not in template:
             raise RewardSpecError(f"the judge's template must contain {needed}")

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from r1_rewards.services.endpoint import Unusable
-from r1_rewards.types import Cause, Failure, Outcome, RewardInput, Score
-from r1_rewards.workers.functions import read_score
+from r1_rewards.types import Cause, Failure, Outcome, RewardInput, Score, read_score
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,15 @@ import asyncio
 import os
 from collections.abc import Sequence
 
-from r1_rewards.service import Service
+from r1_rewards.errors import FailureRule, RewardSpecError, suggest
 from r1_rewards.services.endpoint import Endpoint, Patience, Post, RequestFailed
 from r1_rewards.services.protocols import PROTOCOLS
-from r1_rewards.spec import RewardSpecError, describe
-from r1_rewards.types import Failure, FailurePolicy, Outcome, RewardInput, Score, check_inputs
-from r1_rewards.workers.failures import FailureRule
+from r1_rewards.types import Failure, FailurePolicy, OpenVerifier, Outcome, RewardInput, Score, check_inputs
 
 TOKEN_VARIABLE = "R1_REWARDS_TOKEN"
 
 
-class RemoteVerifier(Service):
+class RemoteVerifier(OpenVerifier):
     """A verifier on other machines; scores come in the order of the inputs, and none is ever missing.
 
     A batch is cut into requests of `batch_size` responses, balanced over the servers, and tried again as `Endpoint`
@@ -46,7 +44,7 @@ class RemoteVerifier(Service):
         `deadline` seconds per request. The environment variable `token_env`, where set, is sent as a bearer token.
         """
         if protocol not in PROTOCOLS:
-            raise RewardSpecError(f"no protocol {protocol!r}" + describe(protocol, PROTOCOLS))
+            raise RewardSpecError(f"no protocol {protocol!r}" + suggest(protocol, PROTOCOLS))
         if batch_size < 1:
             raise RewardSpecError(f"batch_size must be at least 1, got {batch_size}")
         token = os.environ.get(token_env)

@@ -9,15 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from r1_rewards.service import Service
+from r1_rewards.errors import FailureRule, RewardSpecError
 from r1_rewards.services.protocols import printable
-from r1_rewards.spec import RewardSpecError
-from r1_rewards.types import Failure, FailurePolicy, Outcome, RewardInput, Score, check_inputs
-from r1_rewards.workers.failures import FailureRule
-from r1_rewards.workers.functions import read_score
+from r1_rewards.types import Failure, FailurePolicy, OpenVerifier, Outcome, RewardInput, Score, check_inputs, read_score
 
 
-class RewardModelVerifier(Service):
+class RewardModelVerifier(OpenVerifier):
     """A verifier whose value is the model's only logit, in this process and on its device.
 
     A response is read in its conversation, rendered with the model's own chat template: `RewardInput.messages`, or the

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from r1_rewards.errors import RewardSpecError
 from r1_rewards.services.protocols import write_score
 from r1_rewards.services.remote import TOKEN_VARIABLE
-from r1_rewards.spec import RewardSpecError
 from r1_rewards.types import OpenVerifier, RewardInput, Score, Verifier
 
 DRAINED_BYTES = 1 << 20  # of a request that is turned away

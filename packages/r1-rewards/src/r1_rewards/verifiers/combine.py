@@ -1,15 +1,14 @@
 """Add any number of verifiers into one reward, a weighted sum that keeps each of them as a metric."""
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from r1_rewards import spec
-from r1_rewards.service import check_settings
-from r1_rewards.spec import BUILTINS, SERVICES, RewardSpecError, check_options, describe, parse_spec
+from r1_rewards import verifiers
+from r1_rewards.errors import RewardSpecError, suggest
 from r1_rewards.types import Score
+from r1_rewards.verifiers import BUILTINS, find_verifier
 
 TRUTH_IS_ANSWER = False  # a right one may be worth any share of the sum
 MAX_PARTS = 32
@@ -39,9 +38,9 @@ def score(response: str, ground_truth: str, *, parts: Mapping[str, Any], **colum
     for name, part in read_parts(parts).items():
         if part.reward not in BUILTINS:
             raise RewardSpecError(
-                f"parts.{name}: {part.reward!r} is no built-in verifier" + describe(part.reward, BUILTINS)
+                f"parts.{name}: {part.reward!r} is no built-in verifier" + suggest(part.reward, BUILTINS)
             )
-        verify = importlib.import_module(f"r1_rewards.verifiers.{part.reward}").score
+        verify = find_verifier(part.reward).score
         keywords = inspect.signature(verify).parameters.keys() - part.options
         taken = {key: value for key, value in columns.items() if key in keywords}
         scores[name] = verify(response, ground_truth, **part.options, **taken)
@@ -52,23 +51,10 @@ def truth_problem(ground_truth: str, *, parts: Mapping[str, Any], **columns: Any
     """Return why no response can be right for a truth by one of the verifiers, or None."""
     for name, part in read_parts(parts).items():
         if part.reward in BUILTINS and (
-            problem := spec.truth_problem(part.reward, ground_truth, part.options, columns)
+            problem := verifiers.truth_problem(part.reward, ground_truth, part.options, columns)
         ):
             return f"{name}: {problem}"
     return None
-
-
-def check(parts: Mapping[str, Any]) -> None:
-    """Raise RewardSpecError, with the part's name, for a verifier that does not exist or not take its options."""
-    for name, part in read_parts(parts).items():
-        try:
-            spec = parse_spec(part.reward)
-            if spec.function in SERVICES:
-                check_settings(spec, part.options)
-            elif spec.path is None:
-                check_options(spec.function, part.options)
-        except RewardSpecError as error:
-            raise RewardSpecError(f"parts.{name}: {error}") from error
 
 
 def read_parts(parts: Mapping[str, Any]) -> dict[str, Part]:

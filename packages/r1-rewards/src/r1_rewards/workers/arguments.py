@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from r1_rewards.spec import RewardSpecError, describe
+from r1_rewards.errors import RewardSpecError, suggest
 from r1_rewards.workers.pictures import decode
 from r1_rewards.workers.shapes import (
     ACCEPTED,
@@ -116,7 +116,7 @@ def read_signature(
     accepted = [p.name for p in named if p.name not in ("prompts", "responses", "answers", "completions", "queries")]
     for key in kwargs:
         if key not in accepted and not open_ended:
-            raise RewardSpecError(f"{where} does not accept reward_function_kwargs.{key}" + describe(key, accepted))
+            raise RewardSpecError(f"{where} does not accept reward_function_kwargs.{key}" + suggest(key, accepted))
     wants = [p.name for p in named if p.name not in kwargs and (p.default is p.empty or _is_known(p.name))]
     if shape in ("text", "texts"):
         wants = _wants_of_texts(named, shape, open_ended, kwargs)
@@ -140,7 +140,7 @@ def check_columns(wants: Iterable[str], columns: Iterable[str]) -> None:
         if not (_is_known(name) or name in FALLBACKS or name == "completions" or name in columns):
             raise RewardSpecError(
                 f"the reward function has a parameter {name!r}, which is no column of the data and not in "
-                "reward_function_kwargs" + describe(name, [*columns, *FIELDS, *PLURALS])
+                "reward_function_kwargs" + suggest(name, [*columns, *FIELDS, *PLURALS])
             )
 
 
@@ -232,7 +232,7 @@ def _column(name: str, sample: Sample) -> Any:
         return columns[name]
     if name in FALLBACKS:
         return FALLBACKS[name](sample)
-    raise LookupError(f"the parameter {name!r} asks for a column that the data row lacks" + describe(name, columns))
+    raise LookupError(f"the parameter {name!r} asks for a column that the data row lacks" + suggest(name, columns))
 
 
 def _row_columns(samples: Sequence[Sample], signature: Signature) -> dict[str, Any]:

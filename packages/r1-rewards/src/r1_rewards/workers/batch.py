@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from r1_rewards.spec import RewardSpecError
+from r1_rewards.errors import RewardSpecError
 from r1_rewards.types import Failure, Outcome
 from r1_rewards.workers.frames import unpack
 from r1_rewards.workers.process import ForkServer, Worker, WorkerCrash

@@ -6,22 +6,20 @@ any further numbers.
 
 import contextlib
 import functools
-import importlib
 import importlib.util
 import inspect
-import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from r1_rewards.service import open_service
-from r1_rewards.spec import MODEL_REWARDS, SERVICES, RewardSpec, RewardSpecError, check_options, describe, parse_spec
-from r1_rewards.types import Cause, Failure, Outcome, RewardInput, Score
-from r1_rewards.verifiers import combine
+from r1_rewards.errors import RewardSpecError, suggest
+from r1_rewards.spec import MODEL_REWARDS, SERVICES, RewardSpec, check_options, open_service, parse_spec
+from r1_rewards.types import Cause, Failure, Outcome, RewardInput, Score, read_score
+from r1_rewards.verifiers import combine, find_verifier
 from r1_rewards.workers.arguments import make_call, read_signature
 
 SAMPLE_KEYS = ("prompt", "response_length")  # what a built-in verifier may ask for by name
@@ -64,7 +62,7 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction
         found = {name: value for name, value in vars(module).items() if inspect.isfunction(value)}
         functions = [name for name, value in found.items() if value.__module__ == module.__name__]
         raise RewardSpecError(
-            f"reward file {spec.path} has no function {spec.function!r}" + describe(spec.function, functions)
+            f"reward file {spec.path} has no function {spec.function!r}" + suggest(spec.function, functions)
         )
     with contextlib.suppress(ImportError):
         _warm_algebra()
@@ -99,37 +97,13 @@ def score_samples(function: RewardFunction, samples: Sequence[Mapping[str, Any]]
     return [read_score(score) for score in scores]
 
 
-def read_score(score: Any) -> Outcome:
-    """Read a Score, a number, or a mapping with `overall`; refuse what is not a finite number."""
-    if isinstance(score, Score):
-        read = read_score({**score.parts, "overall": score.value})
-        return replace(score, parts=read.parts) if isinstance(read, Score) else read
-    named = score if isinstance(score, Mapping) else {"overall": score}
-    if "overall" not in named:
-        return Failure("wrong_shape", f"the score has no 'overall', only {sorted(map(str, named))}")
-    parts = {}
-    for key, value in named.items():
-        if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
-            return Failure("wrong_shape", f"{key!r} is {str(value)[:80]!r}, not a number")
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        except (TypeError, ValueError) as error:
-            return Failure("wrong_shape", f"{key!r} is not one number: {error}")
-        if not math.isfinite(number):
-            return Failure("non_finite", f"{key!r} is {number}")
-        parts[str(key)] = number
-    return Score(parts["overall"], parts)
-
-
 def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
     check_options(name, options)
     if name == "combine":
         return _load_sum(options["parts"])
     if name == "code":
         _try_sandbox()
-    module = importlib.import_module(f"r1_rewards.verifiers.{name}")
+    module = find_verifier(name)
     score = module.score
     keywords = inspect.signature(score).parameters
     columns = [key for key in getattr(module, "TAKES", ()) if key not in options]

@@ -6,13 +6,12 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
-from r1_rewards.spec import RewardSpecError, parse_spec
-from r1_rewards.types import Cause, Failure, FailurePolicy, Outcome, RewardInput, Score, check_inputs
+from r1_rewards.errors import FailureRule, RewardSpecError
+from r1_rewards.spec import parse_spec
+from r1_rewards.types import Cause, Failure, FailurePolicy, OpenVerifier, Outcome, RewardInput, Score, check_inputs
 from r1_rewards.workers.batch import Batch, Durations, score_whole
-from r1_rewards.workers.failures import FailureRule
 from r1_rewards.workers.pictures import encode
 from r1_rewards.workers.process import ForkServer, Reward, Worker, WorkerClosed, WorkerCrash
 
@@ -22,7 +21,7 @@ MAX_CHARACTERS = 10_000_000  # of a response
 logger = logging.getLogger("r1_rewards")
 
 
-class PooledVerifier:
+class PooledVerifier(OpenVerifier):
     """A verifier that runs a reward in worker processes; it never raises because of a response or a user's function.
 
     Worker processes are forked from one that has imported the reward: user code never runs in the caller's process,
@@ -141,14 +140,6 @@ class PooledVerifier:
         self._server.close()
         with self._lock:
             self._server.dispose()
-
-    def __enter__(self) -> "PooledVerifier":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _outcomes(self, samples: dict[int, dict[str, Any]]) -> Iterator[tuple[int, Outcome]]:
         for index, sample in list(samples.items()):

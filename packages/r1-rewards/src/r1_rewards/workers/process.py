@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from r1_rewards.spec import RewardSpec, RewardSpecError
+from r1_rewards.errors import RewardSpecError
+from r1_rewards.spec import RewardSpec
 from r1_rewards.types import Cause
 from r1_rewards.workers import frames
 from r1_rewards.workers.descendants import kill_tree

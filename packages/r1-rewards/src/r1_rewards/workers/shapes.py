@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FunctionType
 from typing import Any, Literal
 
-from r1_rewards.spec import RewardSpecError
+from r1_rewards.errors import RewardSpecError
 
 Shape = Literal["batch", "sequential", "columns", "completions", "text", "texts"]
 

@@ -1,0 +1,44 @@
+"""Errors of a reward: one that is configured wrongly, and samples that cannot be scored."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import get_args
+
+from r1_rewards.types import FailurePolicy, Outcome, RewardFailure, Score
+
+
+class RewardSpecError(ValueError):
+    """A reward that cannot be used as configured; the message names what was found and what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRule:
+    """The score of a failed sample: `score` under "score" and "drop"; under "stop", RewardFailure is raised."""
+
+    policy: FailurePolicy = "score"
+    score: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(FailurePolicy):
+            raise ValueError(f"failure_policy is 'score', 'drop' or 'stop', got {self.policy!r}")
+
+    def apply(self, reward: str, index: int, outcome: Outcome) -> Score:
+        """Return the score of response `index` by `reward`. Raises RewardFailure under the policy "stop"."""
+        if isinstance(outcome, Score):
+            return outcome
+        if self.policy == "stop":
+            raise RewardFailure(
+                f"the reward {reward!r} could not score response {index} ({outcome.cause}): {outcome.message}"
+            )
+        keep = self.policy == "score"
+        return Score(self.score, {"overall": self.score} if keep else {}, outcome, keep)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error message: the known name nearest to `name`, and all known names."""
+    known = sorted(known)
+    nearest = difflib.get_close_matches(name, known, n=1)
+    suggestion = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    listing = f" (there are: {', '.join(known)})" if known else " (there are none)"
+    return suggestion + listing
