@@ -76,7 +76,7 @@ ASIDE = {
     "tells of the step": """
         r1_cli.build.truths r1_cli.train.metrics r1_cli.runs.track r1_cli.runs.record
         r1_cli.checkpoint.background r1_cli.hardware
-        r1_core.learner.facts
+        r1_core.learner.info
         r1_core.losses.correction
     """,
     "stops the run, proves the sync, judges the group": """
@@ -127,7 +127,7 @@ NOT_ON_THE_WAY = {
     """,
     "what is known of rows, names and the step": """
         r1_data.formats.Columns r1_data.formats.Detected r1_rollout.names.Place r1_core.types.Totals
-        r1_core.learner.facts.Facts r1_cli.models.attention._Seen r1_cli.runs.track.types.Generation
+        r1_core.learner.info.LearnerInfo r1_cli.models.attention._Seen r1_cli.runs.track.types.Generation
         r1_rollout.handover.LocalWeights r1_rollout.checksums.Expected r1_core.learner.pack.Pack
         r1_rollout.checksums.Comparison r1_cli.train.sampling.proof.Expectation
     """,

@@ -55,7 +55,7 @@ from r1_cli.train.roles import Collected, Position, Schedule, Update
 from r1_core.advantages import GRPO
 from r1_core.filtering import KeepAll
 from r1_core.kl_control import FixedKL
-from r1_core.learner.facts import Facts
+from r1_core.learner.info import LearnerInfo
 from r1_core.objective import Objective
 from r1_core.reward_normalization import RewardNormalizer
 from r1_data.types import Example, Prompt
@@ -97,7 +97,7 @@ class Ranks(Store):
         self.response, self.found = response, np.full(sequences * response, -0.5, np.float32)
 
     def ask(self, verb: str, *args: Any) -> Any:
-        if verb == "annotate":
+        if verb == "add_logprobs":
             rows, _, needs = args
             return {name: self.found[: len(rows) * self.response] for name in needs}
         return {"forward_backward": {"pg_loss": 0.0}, "optim_step": {"grad_norm": 0.0, "lr": 0.0}}.get(verb)
@@ -107,7 +107,7 @@ class Ranks(Store):
         return self.put
 
     def ask_all(self, verb: str, *args: Any) -> list[Any]:
-        return [Facts(1, 6.0, "cpu", None, None)] * 8
+        return [LearnerInfo(1, 6.0, "cpu", None, None)] * 8
 
     def close(self) -> None: ...
 

@@ -86,7 +86,7 @@ def make_samples() -> list[Sample]:
 def take_step(learner: Any) -> float:
     """Return the seconds of a step."""
     samples, start = make_samples(), time.perf_counter()
-    samples = assign(learner.annotate(learner.annotate(samples, ["old_logprobs"]), ["ref_logprobs"]), GRPO())
+    samples = assign(learner.add_logprobs(learner.add_logprobs(samples, ["old_logprobs"]), ["ref_logprobs"]), GRPO())
     learner.forward_backward(samples, OBJECTIVE)
     learner.optim_step()
     return time.perf_counter() - start

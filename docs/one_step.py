@@ -52,7 +52,7 @@ def numbers() -> Iterator[str]:
             yield f"           reward {reward:.2f}  advantage {advantage:+.3f}  {text}"
 
         samples = [to_sample(prompt, completion, group=0) for completion in completions]
-        samples = learner.annotate(samples, {"old_logprobs"})
+        samples = learner.add_logprobs(samples, {"old_logprobs"})
         samples = [
             replace(sample, advantages=sample.loss_mask * float(advantage))
             for sample, advantage in zip(samples, advantages, strict=True)
@@ -77,7 +77,7 @@ def numbers() -> Iterator[str]:
 def logprob_of_best(trainer, samples) -> float:  # type: ignore[no-untyped-def]
     """Return the sum of the log-probs of the response with the largest advantage, under the weights there are."""
     best = max(samples, key=lambda sample: float(sample.advantages.max()))
-    [annotated] = trainer.learner.annotate([replace(best, old_logprobs=None)], {"old_logprobs"})
+    [annotated] = trainer.learner.add_logprobs([replace(best, old_logprobs=None)], {"old_logprobs"})
     return float(annotated.old_logprobs[annotated.loss_mask].sum())
 
 

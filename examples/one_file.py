@@ -100,7 +100,7 @@ class Trainer:
         rewards = torch.tensor(self.judge(asked), dtype=torch.float64).reshape(len(prompts), RESPONSES)
 
         samples = [to_sample(prompts[index], completion, group=index) for index, completion in pairs]
-        samples = self.learner.annotate(samples, {"old_logprobs"})  # the learner's own log-probs of what was sampled
+        samples = self.learner.add_logprobs(samples, {"old_logprobs"})  # the learner's own log-probs
         advantages = grpo_advantages(rewards).flatten().tolist()
         samples = [
             replace(sample, advantages=sample.loss_mask * advantage)  # the same for every token of a response

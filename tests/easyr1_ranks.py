@@ -41,8 +41,8 @@ def take_step(name: str, path: str) -> list[dict[str, float]]:
     examples = [draw_example(i, i) if model.vision_language else text(i) for i in range(schedule.rollout_batch_size)]
     groups = [drawn(renderer.render(example), config.worker.rollout.n, seed) for seed, example in enumerate(examples)]
     update = build_update(config, updates_per_step=schedule.updates_per_step)
-    samples = learner.annotate(to_samples(groups), update.needs & OF_POLICY)
-    samples = update.estimate(learner.annotate(samples, OF_REFERENCE), groups, config.algorithm.kl_coef)
+    samples = learner.add_logprobs(to_samples(groups), update.needs & OF_POLICY)
+    samples = update.estimate(learner.add_logprobs(samples, OF_REFERENCE), groups, config.algorithm.kl_coef)
     objective = replace(update.objective, kl_coef=config.algorithm.kl_coef)
     updates = minibatches(samples, schedule.global_batch_size, schedule.ppo_epochs)
     return [learner.forward_backward(some, objective) | learner.optim_step() for some in updates]

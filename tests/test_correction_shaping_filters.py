@@ -103,13 +103,13 @@ def test_a_step_of_one_update_needs_no_forward_pass_for_the_old_policy(
 ) -> None:
     one_update = ["worker.actor.global_batch_size=4", "worker.actor.micro_batch_size_per_device_for_update=8"]
     same = [*words, *one_update, "worker.actor.micro_batch_size_per_device_for_experience=8"]
-    asked, annotate = [], Learner.annotate
+    asked, add_logprobs = [], Learner.add_logprobs
 
     def noting(self: Learner, samples: Any, needs: Any) -> Any:
         asked.append(len(samples) if "old_logprobs" in needs else 0)
-        return annotate(self, samples, needs)
+        return add_logprobs(self, samples, needs)
 
-    monkeypatch.setattr(Learner, "annotate", noting)
+    monkeypatch.setattr(Learner, "add_logprobs", noting)
     once = run(r1, tmp_path / "once", *same, "worker.rollout.canary=false", steps=2)
     assert 16 not in asked
     with monkeypatch.context() as patch:

@@ -116,7 +116,7 @@ def assert_agreement(learner: Learner, prompts: list[Prompt], answers: list[list
         Group(prompt, [Response(completion, "", Score(0.0), 0.0) for completion in completions])
         for prompt, completions in zip(prompts, answers, strict=True)
     ]
-    for row, annotated in enumerate(learner.annotate(to_samples(groups), ["old_logprobs"])):
+    for row, annotated in enumerate(learner.add_logprobs(to_samples(groups), ["old_logprobs"])):
         mask, old, rollout = annotated.loss_mask, annotated.old_logprobs, annotated.rollout_logprobs
         assert old is not None
         assert rollout is not None

@@ -45,7 +45,9 @@ def test_a_pack_of_rendered_prompts_is_the_same_prompts_alone(family: str, paddi
     samples = make_samples(prompts)
     model, plain = families.make_model(family), families.make_model(family)
     learner = make_learner(model, rows=len(samples), padding_free=padding_free)
-    for prompt, sample, annotated in zip(prompts, samples, learner.annotate(samples, ["old_logprobs"]), strict=True):
+    for prompt, sample, annotated in zip(
+        prompts, samples, learner.add_logprobs(samples, ["old_logprobs"]), strict=True
+    ):
         token_ids = torch.tensor(prompt.token_ids)
         kinds = (token_ids == config.image_token_id).int() + 2 * (token_ids == config.video_token_id).int()
         expected = logprobs_alone(plain, prompt, sample, kinds)
@@ -64,8 +66,8 @@ def test_a_picture_changes_its_own_row_of_a_pack_and_no_other(family: str) -> No
     for name in ("pixel_values", "pixel_values_videos"):
         changed[name] = -3 * changed[name]
     learner = make_learner(families.make_model(family), rows=len(samples))
-    before = learner.annotate(samples, ["old_logprobs"])
-    after = learner.annotate([replace(samples[0], model_inputs=changed), *samples[1:]], ["old_logprobs"])
+    before = learner.add_logprobs(samples, ["old_logprobs"])
+    after = learner.add_logprobs([replace(samples[0], model_inputs=changed), *samples[1:]], ["old_logprobs"])
     gaps = [float((a.old_logprobs - b.old_logprobs).abs().max()) for a, b in zip(before, after, strict=True)]
     assert gaps[0] > 1e-2
     assert max(gaps[1:]) < 1e-5

@@ -149,7 +149,7 @@ def test_a_model_whose_scores_r1_does_not_know_attends_by_itself_and_all_of_it_l
     assert first.endswith("it attends by its own eager attention")
     assert "micro-batches are padded" in second
     samples = make_samples()
-    for annotated, sample in zip(learner.annotate(samples, ["old_logprobs"]), samples, strict=True):
+    for annotated, sample in zip(learner.add_logprobs(samples, ["old_logprobs"]), samples, strict=True):
         gap = annotated.old_logprobs[sample.loss_mask] - plain_logprobs(plain, sample)
         assert float(gap.abs().mean()) < (2e-6 if dtype == torch.float32 else 0.02)
     learner.forward_backward(samples, SumOfLogprobs())
@@ -198,7 +198,7 @@ def test_rows_that_see_one_another_are_computed_one_by_one(dtype: torch.dtype) -
     assert line.endswith("a micro-batch holds one sample")
     assert learner.batching.single
     samples = make_samples()
-    together, one_by_one = (learner.annotate(given, ["old_logprobs"]) for given in (samples, samples[:1]))
+    together, one_by_one = (learner.add_logprobs(given, ["old_logprobs"]) for given in (samples, samples[:1]))
     assert torch.equal(together[0].old_logprobs, one_by_one[0].old_logprobs)
 
 
@@ -228,7 +228,7 @@ def test_rotations_that_depend_on_the_longest_sample_are_computed_one_by_one_or_
     assert "llama rotates all samples of a micro-batch by the longest (longrope, beyond 128 tokens)" in line
     samples = make_samples()
     long = Sample(torch.arange(150) % 250, torch.arange(150) >= 2, torch.arange(150)[None], group_id=1, reward=0.0)
-    beside, alone = (longrope.annotate(given, ["old_logprobs"])[0] for given in ([samples[1], long], [samples[1]]))
+    beside, alone = (longrope.add_logprobs(given, ["old_logprobs"])[0] for given in ([samples[1], long], [samples[1]]))
     assert torch.equal(beside.old_logprobs, alone.old_logprobs)
     assert settle(longrope, "data.max_prompt_length=100", "data.max_response_length=28") == []
     dynamic = make_learner("llama", rope_parameters=rope("dynamic"))
@@ -256,7 +256,7 @@ def test_models_that_choose_their_attention_or_experts_themselves_load_and_are_r
     assert words in " ".join(said)
     assert len(said) == (1 if words else 0)
     plain.set_attn_implementation("eager")
-    for annotated, sample in zip(learner.annotate(make_samples(), ["old_logprobs"]), make_samples(), strict=True):
+    for annotated, sample in zip(learner.add_logprobs(make_samples(), ["old_logprobs"]), make_samples(), strict=True):
         gap = annotated.old_logprobs[sample.loss_mask] - plain_logprobs(plain, sample)
         assert float(gap.abs().max()) < 1e-5
 

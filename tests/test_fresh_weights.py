@@ -164,7 +164,7 @@ class Noisy:
     def __init__(self, precision: torch.dtype, noise: float) -> None:
         self.precision, self.noise = precision, noise
 
-    def own_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
+    def compute_eager_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
         assert noise in (None, self.precision)
         return [[-1.0 - (self.noise if noise else 0.0)] * int(sample.loss_mask.sum()) for sample in samples]
 
@@ -176,9 +176,11 @@ def test_the_first_sync_is_compared_on_a_sample_as_long_as_the_longest_of_which_
     asked: list[int] = []
 
     class Counting(Noisy):
-        def own_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
+        def compute_eager_logprobs(
+            self, samples: Sequence[Sample], noise: torch.dtype | None = None
+        ) -> list[list[float]]:
             asked.extend(len(sample.token_ids) for sample in samples)
-            return super().own_logprobs(samples, noise)
+            return super().compute_eager_logprobs(samples, noise)
 
     learner = cast(Any, Counting(torch.float32, 0.0))
     built = canary.build_canary(config, Hardware("cpu"), model, build_renderer(config, model), learner).opening

@@ -186,7 +186,7 @@ def test_values_and_gradients_are_those_of_each_sequence_alone(family: str) -> N
     if fault_of(learner) is not None:
         learner.set_layout("padded")
     expected = [alone(plain, sample) for sample in samples]
-    for annotated, own in zip(learner.annotate(samples, ["old_logprobs"]), expected, strict=True):
+    for annotated, own in zip(learner.add_logprobs(samples, ["old_logprobs"]), expected, strict=True):
         assert annotated.old_logprobs is not None
         torch.testing.assert_close(annotated.old_logprobs[annotated.loss_mask], own.detach(), rtol=0, atol=2e-5)
     torch.cat(expected).sum().backward()
@@ -215,5 +215,5 @@ def test_the_embedded_engine_agrees_with_the_learner_or_refuses_the_model_by_nam
         token_ids = torch.tensor([*prompt.token_ids, *response])
         mask = torch.arange(len(token_ids)) >= len(prompt.token_ids)
         sample = Sample(token_ids, mask, torch.arange(len(token_ids))[None], group_id=0, reward=0.0)
-        [expected] = learner.logprobs_together([sample], padding_free=True)
+        [expected] = learner.compute_logprobs_together([sample], padding_free=True)
         assert own == pytest.approx(expected, abs=1e-5)

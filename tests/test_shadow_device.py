@@ -78,12 +78,12 @@ CASES = [("qwen2", True), ("qwen2", False), ("qwen2_5_vl", True), ("gemma3_text"
 @pytest.mark.parametrize(("family", "layout"), CASES, ids=str)
 def test_a_step_is_the_processors_and_no_layer_waits(family: str, layout: bool) -> None:
     given, here = samples_of(family), build(family, layout, None)
-    expected = assign(here.annotate(given, NEEDS), GRPO())
+    expected = assign(here.add_logprobs(given, NEEDS), GRPO())
     here.forward_backward(expected, KL)
     waits = WAITS_A_PASS[layout] + EXTRA.get(family, 0)
     with shadow_device() as mode:
         there = build(family, layout, DEVICE)
-        found = there.annotate(given, NEEDS)
+        found = there.add_logprobs(given, NEEDS)
         # Two micro-batches, through the policy and through the reference, whose results come back in one copy each.
         assert mode.waits.total() <= 2 * 2 * waits + 2, dict(mode.waits)
         for one, other in zip(found, expected, strict=True):
@@ -106,7 +106,7 @@ def test_a_step_is_the_processors_and_no_layer_waits(family: str, layout: bool) 
 def pair() -> Iterator[tuple[Learner, Learner, list[Sample]]]:
     """A learner on the device, its twin on the processor, and samples ready for any objective."""
     here = build("qwen2", True, None)
-    samples = assign(here.annotate(samples_of("qwen2"), NEEDS), GRPO())
+    samples = assign(here.add_logprobs(samples_of("qwen2"), NEEDS), GRPO())
     with shadow_device():
         there = build("qwen2", True, DEVICE)
     return there, here, samples
@@ -129,7 +129,7 @@ def test_half_precision_runs_on_the_device() -> None:
         half = move(families.make_model("qwen2").to(torch.bfloat16))
         optimizer = build_optimizer(half.named_parameters(), lr=1e-3, strategy="adamw_bf16")
         learner = Learner(half, optimizer, lambda step: 1.0, device=DEVICE)
-        learner.forward_backward(assign(learner.annotate(samples), GRPO()), Objective())
+        learner.forward_backward(assign(learner.add_logprobs(samples), GRPO()), Objective())
         assert learner.optim_step()["skipped_steps"] == 0
 
 

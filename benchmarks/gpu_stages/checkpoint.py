@@ -25,7 +25,7 @@ def _job(parallel: Parallel, bench: Bench, name: str, folder: str) -> Row:
     learner = build_learner(build_model(name, bench, parallel, shard), bench, parallel, 4096)
     length = 64 if bench.tiny else 512
     samples = make_samples(name, 8, length, bench)
-    learner.forward_backward(learner.annotate(samples, ["old_logprobs"]), Objective())
+    learner.forward_backward(learner.add_logprobs(samples, ["old_logprobs"]), Objective())
     learner.optim_step()  # the optimizer has its moments now
     saving = seconds(bench, lambda: learner.save(Path(folder)), runs=1)
     loading = seconds(bench, lambda: learner.load(Path(folder)), runs=1)

@@ -46,7 +46,7 @@ def _job(parallel: Parallel, bench: Bench, name: str) -> Row:
     row: Row = {"model": name, "ranks": parallel.world, "loaded GB": gigabytes(bench)}
     for turn in range(2):  # the second is measured: the first makes moments and finds kernels
         times = [_now(bench)]
-        known = learner.annotate(samples, ["old_logprobs"])
+        known = learner.add_logprobs(samples, ["old_logprobs"])
         times.append(_now(bench))
         row["old log-probs GB"] = gigabytes(bench)
         metrics = learner.forward_backward(known, Objective())

@@ -26,7 +26,7 @@ def _job(parallel: Parallel, bench: Bench, name: str, form: str) -> Row:
     length, count = (64, 8) if bench.tiny else (2048, 32)
     between = Offload(weights=True, optimizer=True) if form == "between phases" else Offload()
     learner = build_learner(model, bench, parallel, 4 * length, between)
-    samples = learner.annotate(make_samples(name, count, length, bench), ["old_logprobs"])
+    samples = learner.add_logprobs(make_samples(name, count, length, bench), ["old_logprobs"])
 
     def step() -> None:
         learner.forward_backward(samples, Objective())
@@ -35,7 +35,7 @@ def _job(parallel: Parallel, bench: Bench, name: str, form: str) -> Row:
     taken = seconds(bench, step, runs=3)
     row: Row = {"model": name, "ranks": parallel.world, "offload": form, "step s": taken, "peak GB": gigabytes(bench)}
     row["held GB after a step"] = _held(bench, learner)
-    row["leaving s"] = _timed(bench, learner.rest)
+    row["leaving s"] = _timed(bench, learner.offload)
     row["held GB while others compute"] = _held(bench, learner)
     # The weights are fetched for the log-probs, and the optimizer's states for the next step of it.
     row["fetching weights s"] = _timed(bench, lambda: learner._residence.fetch(learner.model))

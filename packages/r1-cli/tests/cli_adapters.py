@@ -102,7 +102,7 @@ def step_samples(name: str, seed: int = 1) -> list[Sample]:
 
 def take_step(learner: AdaptedLearner, name: str, objective: str, seed: int = 1) -> dict[str, float]:
     """One step off policy, with all that it measures; the mean KL from the reference is among the metrics."""
-    samples = learner.annotate(step_samples(name, seed), ["old_logprobs", "full_kl", "ref_logprobs"])
+    samples = learner.add_logprobs(step_samples(name, seed), ["old_logprobs", "full_kl", "ref_logprobs"])
     moved = [replace(s, old_logprobs=s.old_logprobs + 0.1) for s in samples if s.old_logprobs is not None]
     metrics = learner.forward_backward(assign(moved, GRPO()), OBJECTIVES[objective])
     return metrics | learner.optim_step()

@@ -71,7 +71,7 @@ def delivered(dtype: torch.dtype | None, refuses: str = "") -> list[str]:
     order: list[str] = []
     engines = [Taking(order) for _ in range(2)]
     members = [OneHost(EngineHost(lambda stack, engine=engine: hold(stack, engine))) for engine in engines]
-    rank.learner.rest = lambda: order.append("rest")  # type: ignore[method-assign]
+    rank.learner.offload = lambda: order.append("rest")  # type: ignore[method-assign]
     together = as_set(members, dtype=dtype, way=WAY)
     engines[0].refuses = refuses
     wrong = []

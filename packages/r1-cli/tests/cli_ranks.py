@@ -22,7 +22,7 @@ from r1_cli.cluster.rank import Build, Rank
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
-from r1_core.learner.facts import Facts
+from r1_core.learner.info import LearnerInfo
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, find_blocks, shard_model
 from r1_core.objective import Objective
@@ -135,11 +135,11 @@ def meet(build: Build, **sizes: int) -> Rank:
     return rank
 
 
-def verb_by_verb(name: str, objective: str) -> tuple[list[Any], int, Facts]:
-    """A case for ranks: what comes back of all verbs, of how many prompts this rank has fetched pictures, facts."""
+def verb_by_verb(name: str, objective: str) -> tuple[list[Any], int, LearnerInfo]:
+    """A case for ranks: what comes back of all verbs, of how many prompts this rank has fetched pictures, its info."""
     learner = RankedLearner(Together(meet(partial(build, name, objective))))
     samples = step_samples(name)
-    learner.annotate(samples, ["squared_probs"])
+    learner.add_logprobs(samples, ["squared_probs"])
     fetched = {place for place in LOADS if b"pixel_values" in STORE[place][0] and len(STORE[place][1]) == 2}
     return go_through(learner, samples, OBJECTIVES[objective]), len(fetched), learner.describe()
 
@@ -160,10 +160,10 @@ def fail_and_save(folder: Path) -> dict[str, Tensor]:
     with pytest.raises(OwnCodeError, match="ValueError: this is mine"):
         learner.forward_backward(ready(step_samples("text")), OBJECTIVES["failing"])
     learner.save(folder)
-    assert learner.snapshot(room=1000) is None
+    assert learner.snapshot(max_bytes=1000) is None
     copied = learner.snapshot()
     assert copied is not None
-    learner.ablate(dict.fromkeys(before))
+    learner.zero_weights(dict.fromkeys(before))
     copied.write(folder / "later")
     return before
 
@@ -202,8 +202,8 @@ def take_many_steps(steps: int) -> list[int]:
     media = MediaSet(lambda: [OneRank(host)], 1, calls=2)
     for step in range(steps):
         canned.samples = step_samples("pictures", seed=step)
-        samples = learner.annotate(render_elsewhere(media, canned.samples), ["old_logprobs"])
-        samples = assign(learner.annotate(samples, ["ref_logprobs"]), GRPO())
+        samples = learner.add_logprobs(render_elsewhere(media, canned.samples), ["old_logprobs"])
+        samples = assign(learner.add_logprobs(samples, ["ref_logprobs"]), GRPO())
         learner.forward_backward(samples, OBJECTIVES["KL"])
         learner.optim_step()
         for store in (STORE, LOADS):  # what an object store lets go of by itself
@@ -294,22 +294,22 @@ def go_through(learner: Any, samples: list[Sample], objective: Objective, *, pad
         return annotated
 
     for needs in (["squared_probs"], ["full_kl"], ["ref_logprobs"], [], ["groups", "old_logprobs"]):
-        note(learner.annotate(samples, needs))
-    samples = note(learner.annotate(samples, {"old_logprobs", "full_kl", "squared_probs"}))
-    samples = assign(note(learner.annotate(samples, ["ref_logprobs"])), GRPO())
+        note(learner.add_logprobs(samples, needs))
+    samples = note(learner.add_logprobs(samples, {"old_logprobs", "full_kl", "squared_probs"}))
+    samples = assign(note(learner.add_logprobs(samples, ["ref_logprobs"])), GRPO())
     for minibatch in (samples[:2], samples[2:], samples[:1]):  # of the third, the second epoch's, nothing is new
         seen.append({**learner.forward_backward(minibatch, objective), **learner.optim_step()})
     bare = [replace(sample, old_logprobs=None, full_kl=None) for sample in samples]
     once, metrics = learner.forward_backward_on_policy(bare, replace(objective, kl_coef=0.2))
     note(once)
     seen.append({**metrics, **learner.optim_step()})
-    learner.ablate({name: None for name, _ in learner.weights() if name.endswith("norm.weight")})
-    note(learner.annotate(samples[:1], ["old_logprobs"]))
-    learner.restore()
-    seen.append(learner.logprobs_together(samples[::-1], padding_free=True))
+    learner.zero_weights({name: None for name, _ in learner.weights() if name.endswith("norm.weight")})
+    note(learner.add_logprobs(samples[:1], ["old_logprobs"]))
+    learner.restore_weights()
+    seen.append(learner.compute_logprobs_together(samples[::-1], padding_free=True))
     if pads:
         learner.set_layout("padded")
-    note(learner.annotate(samples, ["old_logprobs"]))
+    note(learner.add_logprobs(samples, ["old_logprobs"]))
     seen.append([learner.describe().parameters, learner.describe().flops_per_token])
     seen.append({name: tensor.clone() for name, tensor in learner.weights()})
     return seen

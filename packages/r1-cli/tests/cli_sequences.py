@@ -21,7 +21,7 @@ from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe
 from r1_cli.cluster.learner import RankedLearner
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
-from r1_core.learner.facts import Facts
+from r1_core.learner.info import LearnerInfo
 from r1_core.learner.microbatch import collate
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, find_blocks, shard_model, whole
@@ -98,8 +98,8 @@ def build_learner(name: str, parallel: Parallel | None = None, batching: Batchin
     )  # fmt: skip
 
 
-def verb_by_verb() -> tuple[list[Any], Facts]:
-    """What comes back of all verbs of ranks that share sequences, and their facts."""
+def verb_by_verb() -> tuple[list[Any], LearnerInfo]:
+    """What comes back of all verbs of ranks that share sequences, and their info."""
 
     def build_both(parallel: Parallel) -> tuple[Learner, Objective]:
         return build_learner("qwen2", parallel), cli_ranks.OBJECTIVES["KL"]
@@ -133,7 +133,7 @@ def take_course(name: str, objective: str, form: Form | None = None) -> Course:
     learner = build_learner(name) if form is None else build_learner(name, form.join(), form.batching)
     samples = samples_for(name)
     logprobs = exact_logprobs(learner, samples)
-    annotated = learner.annotate(samples, NEEDS)
+    annotated = learner.add_logprobs(samples, NEEDS)
     found = {need: torch.cat([getattr(sample, need) for sample in annotated]) for need in NEEDS}
     course = Course(logprobs, found, [], {}, {})
     for _ in range(3):

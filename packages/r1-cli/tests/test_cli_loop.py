@@ -23,7 +23,7 @@ from r1_cli.train.recorder import Recorder
 from r1_cli.train.roles import Schedule, Update
 from r1_core.advantages import GAE, GRPO
 from r1_core.filtering import KeepAll
-from r1_core.learner.facts import Facts
+from r1_core.learner.info import LearnerInfo
 from r1_core.objective import Objective
 from r1_core.own import OwnCodeError
 from r1_core.rows import tokens
@@ -44,7 +44,7 @@ class Learner:
 
     steps: int = field(default=0)
 
-    def annotate(self, samples: Sequence[Sample], needs: Any) -> list[Sample]:
+    def add_logprobs(self, samples: Sequence[Sample], needs: Any) -> list[Sample]:
         return list(samples)
 
     def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
@@ -59,20 +59,20 @@ class Learner:
         self.steps += 1
         return {"grad_norm": 0.0}
 
-    def describe(self) -> Facts:
-        return Facts(1, 6.0, "cpu", None, None)
+    def describe(self) -> LearnerInfo:
+        return LearnerInfo(1, 6.0, "cpu", None, None)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from ()
 
-    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> Snapshot:
+    def snapshot(self, *, model_only: bool = False, max_bytes: int | None = None) -> Snapshot:
         return Snapshot()
 
     def save(self, folder: Path, *, model_only: bool = False) -> None: ...
     def load(self, folder: Path, *, model_only: bool = False) -> None: ...
-    def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None: ...
-    def restore(self) -> None: ...
-    def rest(self) -> None: ...
+    def zero_weights(self, rows: Mapping[str, Sequence[int] | None]) -> None: ...
+    def restore_weights(self) -> None: ...
+    def offload(self) -> None: ...
 
 
 class Console:
@@ -202,7 +202,7 @@ class Noting(Learner):
 
     events: list[str] = field(default_factory=list)
 
-    def annotate(self, samples: Sequence[Sample], needs: Any) -> list[Sample]:
+    def add_logprobs(self, samples: Sequence[Sample], needs: Any) -> list[Sample]:
         self.events.append("actor's log-probs")
         return list(samples)
 
@@ -212,7 +212,7 @@ class Noting(Learner):
         self.events.append("actor learns")
         return super().forward_backward_on_policy(samples, objective)
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         self.events.append("actor rests")
 
 
@@ -222,7 +222,7 @@ class Critic:
 
     events: list[str]
 
-    def annotate_values(self, samples: Sequence[Sample]) -> list[Sample]:
+    def add_values(self, samples: Sequence[Sample]) -> list[Sample]:
         self.events.append("values")
         return [replace(sample, values=torch.zeros(len(sample.token_ids))) for sample in samples]
 
@@ -234,10 +234,10 @@ class Critic:
     def optim_step(self) -> dict[str, float]:
         return {"grad_norm": 0.5}
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         self.events.append("critic rests")
 
-    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> Snapshot:
+    def snapshot(self, *, model_only: bool = False, max_bytes: int | None = None) -> Snapshot:
         return Snapshot()
 
     def save(self, folder: Path, *, model_only: bool = False) -> None: ...
@@ -270,8 +270,8 @@ class Copied(Learner):
     until: int = 0
     has_room: bool = True
 
-    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> Any:
-        assert room is not None
+    def snapshot(self, *, model_only: bool = False, max_bytes: int | None = None) -> Any:
+        assert max_bytes is not None
         until, step = self.until, self.steps
 
         class Taken(Snapshot):

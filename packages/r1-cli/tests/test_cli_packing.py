@@ -46,7 +46,7 @@ def logprobs_alone(model: Any, sample: Sample) -> Tensor:
 
 def step(model: Any, samples: list[Sample], batching: Batching) -> tuple[Tensor, dict[str, Tensor]]:
     """Old log-probs of all tokens, and the gradient of a step with them."""
-    annotated = assign(learner_of(model, batching).annotate(samples, ["old_logprobs"]), GRPO())
+    annotated = assign(learner_of(model, batching).add_logprobs(samples, ["old_logprobs"]), GRPO())
     return old_logprobs(annotated), gradient(model, annotated, batching)
 
 
@@ -104,13 +104,13 @@ def test_shared_prompts_change_no_gradient_however_groups_are_cut_and_layers_are
     model = exact(build(name, packed=True), monkeypatch)
     samples = make_groups(name, ROWS.get(rows, [()] * 5), model.config)
     apart = Batching(True, MicroLimit(4), MicroLimit(4))
-    annotated = assign(learner_of(model, apart).annotate(samples, ["old_logprobs"]), GRPO())
+    annotated = assign(learner_of(model, apart).add_logprobs(samples, ["old_logprobs"]), GRPO())
     expected = gradient(model, annotated, apart)
     # Small groups whole through one call, and by the way of large ones.
     for limit, few in ((MicroLimit(11), 192), (MicroLimit(11), 0), (MicroLimit(3), 0), (MicroLimit(tokens=60), 192)):
         monkeypatch.setattr(shared_prompts, "FEW", few)
         batching = Batching(True, limit, limit, share_prompts=True)
-        found = learner_of(model, batching).annotate(samples, ["old_logprobs"])
+        found = learner_of(model, batching).add_logprobs(samples, ["old_logprobs"])
         torch.testing.assert_close(old_logprobs(found), old_logprobs(annotated), rtol=0, atol=1e-6)
         grads = gradient(model, annotated, batching)
         assert grads.keys() == expected.keys()

@@ -44,7 +44,7 @@ def ranked(name: str = "text", objective: str = "KL") -> tuple[RankedLearner, On
 def test_ranks_rest_once_the_engines_have_all_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     learner, crossing = ranked()
     order: list[str] = []
-    monkeypatch.setattr(crossing.rank.learner, "rest", lambda: order.append("rest"))
+    monkeypatch.setattr(crossing.rank.learner, "offload", lambda: order.append("rest"))
     for name, _ in learner.source(3).tensors():
         order.append(name)
     assert order.count("rest") == 1
@@ -74,10 +74,10 @@ def test_two_ranks_give_verb_by_verb_what_the_learner_gives(name: str, objective
     learner, _ = build(name, objective, Parallel())
     expected = go_through(learner, step_samples(name), OBJECTIVES[objective])
     answers = ranks.run(cli_ranks.verb_by_verb, name, objective)
-    for found, fetched, facts in answers:
-        assert facts == replace(learner.describe(), devices=2, straggler=facts.straggler, tokens=facts.tokens)
-        assert 1 < facts.straggler < 2
-        assert sum(facts.tokens) > max(facts.tokens) > min(facts.tokens) > 0
+    for found, fetched, info in answers:
+        assert info == replace(learner.describe(), devices=2, straggler=info.straggler, tokens=info.tokens)
+        assert 1 < info.straggler < 2
+        assert sum(info.tokens) > max(info.tokens) > min(info.tokens) > 0
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
         if name == "pictures":
             assert 0 < fetched < 3, "a rank has fetched pictures that it did not compute"
@@ -106,7 +106,7 @@ def test_a_rank_writes_its_copy_whatever_it_does_meanwhile_and_says_what_failed(
     learner, _ = ranked()
     learner.save(tmp_path / "at once")
     copies = [learner.snapshot() for _ in range(2)]
-    learner.ablate({name: None for name, _ in learner.weights()})
+    learner.zero_weights({name: None for name, _ in learner.weights()})
     assert copies[1] is not None
     copies[1].write(tmp_path / "later")
     assert written(tmp_path / "later") == written(tmp_path / "at once")
@@ -125,7 +125,7 @@ def test_what_fails_after_ranks_are_gone_is_told_by_why_they_went(monkeypatch: p
     samples = ready(step_samples("text"))
     with pytest.raises(OwnCodeError, match="this is mine") as first:
         far.forward_backward(samples, KL)
-    far.restore()  # they are still there
+    far.restore_weights()  # they are still there
     monkeypatch.setattr(crossing.rank, "save", gone)
     with pytest.raises(OwnCodeError) as second:
         far.save(Path("nowhere"))
@@ -138,8 +138,8 @@ def test_a_batch_crosses_once_and_a_field_once() -> None:
     samples = step_samples("text")
     rows = 4 * len(samples) + 1000  # row numbers, and what else a small pickle has
     for _ in range(2):
-        samples = learner.annotate(samples, ["old_logprobs", "full_kl"])
-    samples = assign(learner.annotate(samples, ["ref_logprobs"]), GRPO())
+        samples = learner.add_logprobs(samples, ["old_logprobs", "full_kl"])
+    samples = assign(learner.add_logprobs(samples, ["ref_logprobs"]), GRPO())
     for minibatch in (samples[:3], samples[3:], samples[:3], samples[3:]):
         learner.forward_backward(minibatch, KL)
         learner.optim_step()
@@ -152,16 +152,16 @@ def test_a_batch_crosses_once_and_a_field_once() -> None:
     assert columns < 4.2 * tokens + 4000
     assert rollout < 4 * tokens + rows
     assert sum(advantages) < 4 * tokens + 2 * rows
-    assert max(size for verb, size in crossing.asked if verb == "annotate") < 2 * 4 * trained + rows
-    assert max(size for verb, size in crossing.asked if verb != "annotate") < rows
+    assert max(size for verb, size in crossing.asked if verb == "add_logprobs") < 2 * 4 * trained + rows
+    assert max(size for verb, size in crossing.asked if verb != "add_logprobs") < rows
 
 
 def test_pictures_cross_once_a_prompt_and_are_fetched_once() -> None:
     learner, crossing = ranked("pictures")
     samples = step_samples("pictures")  # the first two share theirs, the fourth has none
-    learner.annotate(samples[3:4], ["old_logprobs"])
+    learner.add_logprobs(samples[3:4], ["old_logprobs"])
     assert len(crossing.stored) == 2  # columns, and the engine's log-probs
-    learner.annotate(samples, ["old_logprobs"])
+    learner.add_logprobs(samples, ["old_logprobs"])
     assert len(crossing.stored) == 7
     pictures = crossing.stored[2:5]
     for stored, sample in zip(pictures, (samples[0], samples[2], samples[4]), strict=True):
@@ -172,11 +172,11 @@ def test_pictures_cross_once_a_prompt_and_are_fetched_once() -> None:
 def test_a_new_batch_lets_go_of_the_last_one_here_and_there() -> None:
     learner, crossing = ranked("pictures")
     samples = step_samples("pictures")
-    learner.annotate(samples, ["old_logprobs"])
+    learner.add_logprobs(samples, ["old_logprobs"])
     there = crossing.rank._batch[0]
     kept = [weakref.ref(one) for one in (samples[2].token_ids, there.token_ids, there.model_inputs)]
     del samples, there
-    learner.annotate(step_samples("pictures")[:1], ["old_logprobs"])
+    learner.add_logprobs(step_samples("pictures")[:1], ["old_logprobs"])
     gc.collect()
     assert [one() for one in kept] == [None, None, None]
 
@@ -184,7 +184,7 @@ def test_a_new_batch_lets_go_of_the_last_one_here_and_there() -> None:
 def test_samples_with_other_tokens_masks_positions_or_pictures_are_another_batch() -> None:
     learner, crossing = ranked("pictures")
     samples = step_samples("pictures")
-    learner.annotate(samples, ["old_logprobs"])
+    learner.add_logprobs(samples, ["old_logprobs"])
     for count, changed in enumerate(
         [
             replace(samples[0], token_ids=samples[0].token_ids.clone()),
@@ -194,7 +194,7 @@ def test_samples_with_other_tokens_masks_positions_or_pictures_are_another_batch
         ],
         start=2,
     ):
-        learner.annotate([changed], ["old_logprobs"])
+        learner.add_logprobs([changed], ["old_logprobs"])
         assert Counter(verb for verb, _ in crossing.asked)["take"] == count
 
 
@@ -204,7 +204,7 @@ def test_a_sample_twice_with_other_fields_counts_twice() -> None:
     learner, _ = build("text", "KL", Parallel())
     expected = learner.forward_backward([one, other, *samples[1:]], KL)
     far, _ = ranked()
-    far.annotate(samples, ["old_logprobs"])
+    far.add_logprobs(samples, ["old_logprobs"])
     assert far.forward_backward([one, other, *samples[1:]], KL) == pytest.approx(expected, abs=1e-12)
     assert far.forward_backward([other, one, *samples[1:]], KL) == pytest.approx(expected, abs=1e-12)
 
@@ -228,7 +228,7 @@ def test_a_field_that_is_taken_away_or_replaced_is_so_on_the_ranks() -> None:
     ("samples", "message"),
     [
         ([], "was given no samples"),
-        (step_samples("text"), "a sample has no old_logprobs; call annotate first"),
+        (step_samples("text"), "a sample has no old_logprobs; call add_logprobs first"),
         ([replace(s, advantages=None) for s in ready(step_samples("text"))], "a sample has no advantages"),
     ],
     ids=["no samples", "no old log-probs", "no advantages"],
@@ -240,12 +240,12 @@ def test_what_a_learner_refuses_a_ranked_one_does_with_the_same_words(samples: l
 
 def test_steps_of_nothing_one_sample_or_none_that_trains_are_what_they_are_to_a_learner() -> None:
     (learner, _), (far, crossing) = build("text", "KL", Parallel()), ranked()
-    assert far.annotate([], ["old_logprobs"]) == []
+    assert far.add_logprobs([], ["old_logprobs"]) == []
     assert not crossing.asked
     samples = ready(step_samples("text"))
     for few in (samples[:1], samples[-1:]):  # the last has no trained token
-        assert far.annotate(few, ["old_logprobs"])[0].old_logprobs.tolist() == pytest.approx(
-            learner.annotate(few, ["old_logprobs"])[0].old_logprobs.tolist(), abs=1e-9
+        assert far.add_logprobs(few, ["old_logprobs"])[0].old_logprobs.tolist() == pytest.approx(
+            learner.add_logprobs(few, ["old_logprobs"])[0].old_logprobs.tolist(), abs=1e-9
         )
         assert far.forward_backward(few, KL) == pytest.approx(learner.forward_backward(few, KL), abs=1e-9)
 
@@ -255,8 +255,8 @@ def test_what_a_model_cannot_read_in_one_row_is_raised_and_the_ranks_go_on() -> 
     samples = step_samples("pictures")
     wrong = [replace(samples[0], position_ids=samples[0].position_ids + 1)]
     with pytest.raises(ValueError, match="must count 0, 1, 2"):
-        far.logprobs_together(wrong, padding_free=True)
-    assert len(far.logprobs_together(samples, padding_free=True)) == 5
+        far.compute_logprobs_together(wrong, padding_free=True)
+    assert len(far.compute_logprobs_together(samples, padding_free=True)) == 5
 
 
 def test_weights_come_in_buckets_and_a_pass_that_is_broken_off_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from r1_cli.build.rehearsal import Stage, with_sizes
 from r1_cli.config import ConfigError, load_config, printable
 from r1_cli.jobs.train import sizes_of
 from r1_core.learner.batching import MicroLimit
-from r1_core.learner.rehearsal import Trial
+from r1_core.learner.profiling import PassProfile
 from r1_core.own import OwnCodeError
 from r1_core.types import Sample
 
@@ -25,22 +25,22 @@ LONGEST = Longest(prompt=300, response=300, answers=4, axes=1, allowed=range(90)
 AUTO = (f"{UPDATE}=auto", f"{EXPERIENCE}=auto")
 
 
-def stage(rehearse: Callable[[list[Sample], MicroLimit, bool], Trial], *words: str, on_gpu: bool = True) -> Stage:
+def stage(rehearse: Callable[[list[Sample], MicroLimit, bool], PassProfile], *words: str, on_gpu: bool = True) -> Stage:
     return Stage(load_config([*BASE, *words])[0], "actor", on_gpu, True, LONGEST, rehearse)
 
 
-def full(samples: list[Sample], limit: MicroLimit, gradient: bool) -> Trial:
+def full(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
     """A device for 9 sequences with a gradient and for 45 without, with a margin."""
     return taken((10 if gradient else 2) * GB * limit.samples, 100 * GB)
 
 
-def taken(peak: int, room: int) -> Trial:
+def taken(peak: int, room: int) -> PassProfile:
     if peak > room:
         raise torch.OutOfMemoryError("CUDA out of memory")
-    return Trial(0.1, peak, room)
+    return PassProfile(0.1, peak, room)
 
 
-def message(rehearse: Callable[..., Trial], *words: str, on_gpu: bool = True) -> str:
+def message(rehearse: Callable[..., PassProfile], *words: str, on_gpu: bool = True) -> str:
     with pytest.raises(ConfigError) as caught:
         stage(rehearse, *words, on_gpu=on_gpu).settle({})
     return str(caught.value)
@@ -67,10 +67,10 @@ def test_a_size_that_is_set_and_does_not_fit_is_named() -> None:
 
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_a_sequence_that_does_not_fit_names_what_makes_it_so_long(on_gpu: bool) -> None:
-    def never(samples: list[Sample], limit: MicroLimit, gradient: bool) -> Trial:
+    def never(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
         if len(samples[0].token_ids) > 256:
             raise torch.OutOfMemoryError("out of memory")
-        return Trial(1e-4, GB)
+        return PassProfile(1e-4, GB)
 
     said = message(never, *AUTO, "worker.actor.model.enable_gradient_checkpointing=false", on_gpu=on_gpu)
     assert "data.max_response_length" in said
@@ -81,10 +81,10 @@ def test_a_sequence_that_does_not_fit_names_what_makes_it_so_long(on_gpu: bool) 
 
 
 def test_a_model_that_cannot_read_so_long_a_sequence_says_its_own_reason() -> None:
-    def short(samples: list[Sample], limit: MicroLimit, gradient: bool) -> Trial:
+    def short(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
         if len(samples[0].token_ids) > 256:
             raise IndexError("index 300 is out of bounds for positions\nand more lines")
-        return Trial(1e-4, GB)
+        return PassProfile(1e-4, GB)
 
     said = message(short, *AUTO, on_gpu=False)
     assert "cannot be computed (index 300 is out of bounds for positions): lower one" in said
@@ -92,7 +92,7 @@ def test_a_model_that_cannot_read_so_long_a_sequence_says_its_own_reason() -> No
 
 
 def test_a_model_that_fails_at_any_length_is_named() -> None:
-    def broken(samples: list[Sample], limit: MicroLimit, gradient: bool) -> Trial:
+    def broken(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     said = message(broken, *AUTO, on_gpu=False)
@@ -101,7 +101,7 @@ def test_a_model_that_fails_at_any_length_is_named() -> None:
 
 
 def test_a_users_own_loss_that_fails_says_so_itself() -> None:
-    def own(samples: list[Sample], limit: MicroLimit, gradient: bool) -> Trial:
+    def own(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
         raise OwnCodeError("loss.py: division by zero")
 
     with pytest.raises(OwnCodeError, match="division by zero"):
@@ -110,7 +110,7 @@ def test_a_users_own_loss_that_fails_says_so_itself() -> None:
 
 @pytest.mark.parametrize(("size", "expected"), [(1, 1), (7, 4), (64, 64)])
 def test_without_dynamic_batching_a_size_divides_what_there_is_to_cut(size: int, expected: int) -> None:
-    def room_for(samples: list[Sample], limit: MicroLimit, gradient: bool) -> Trial:
+    def room_for(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
         return taken(9 * GB * limit.samples, 10 * GB * size)
 
     found = stage(room_for, *AUTO, "worker.actor.dynamic_batching=false").settle({})

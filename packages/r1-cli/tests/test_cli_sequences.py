@@ -66,9 +66,9 @@ def test_ranks_that_share_a_critics_sequences_forecast_and_learn_what_one_proces
 def test_a_driver_of_ranks_that_share_sequences_gets_verb_by_verb_what_the_learner_gives() -> None:
     samples, objective = cli_ranks.step_samples("text"), cli_ranks.OBJECTIVES["KL"]
     expected = cli_ranks.go_through(cli_sequences.build_learner("qwen2"), samples, objective, pads=False)
-    for found, facts in ranks.run(cli_sequences.verb_by_verb):
+    for found, info in ranks.run(cli_sequences.verb_by_verb):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)  # float32 crosses
-        assert (facts.devices, facts.straggler) == (2, 1.0)  # both have the same tokens of every round
+        assert (info.devices, info.straggler) == (2, 1.0)  # both have the same tokens of every round
 
 
 @pytest.mark.parametrize("size", [2, 4])

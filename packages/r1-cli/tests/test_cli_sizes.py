@@ -7,7 +7,7 @@ import torch
 
 from r1_cli.build import sizes
 from r1_cli.build.sizes import Choice, fastest, largest
-from r1_core.learner.rehearsal import Trial
+from r1_core.learner.profiling import PassProfile
 
 GB = 10**9
 
@@ -22,10 +22,10 @@ class Processor:
         self.each, self.peak, self.tried = each, peak, list[tuple[int, int]]()
         self.disturbed = disturbed or {}
 
-    def __call__(self, length: int, size: int) -> tuple[Trial, float]:
+    def __call__(self, length: int, size: int) -> tuple[PassProfile, float]:
         turn = self.tried.count((length, size))
         self.tried.append((length, size))
-        return Trial(self.taken(length, size) * self.disturbed.get((size, turn), 1.0), self.peak), size
+        return PassProfile(self.taken(length, size) * self.disturbed.get((size, turn), 1.0), self.peak), size
 
     def taken(self, length: int, size: int) -> float:
         return self.each[size] * size * length / 84
@@ -87,12 +87,12 @@ class GPU:
     def __init__(self, base: int, each: int, room: int, bend: float = 0.0) -> None:
         self.base, self.each, self.room, self.bend, self.tried = base, each, room, bend, list[int]()
 
-    def __call__(self, size: int) -> Trial:
+    def __call__(self, size: int) -> PassProfile:
         self.tried.append(size)
         peak = self.base + int(self.each * size ** (1 + self.bend))
         if peak > self.room:
             raise torch.OutOfMemoryError
-        return Trial(1.0, peak, self.room)
+        return PassProfile(1.0, peak, self.room)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class Recording(Learner):
 
     batches: list[tuple[list[int], float]] = field(default_factory=list)  # group ids, coefficient of the KL
 
-    def annotate(self, samples: Sequence[Sample], needs: Any) -> list[Sample]:
+    def add_logprobs(self, samples: Sequence[Sample], needs: Any) -> list[Sample]:
         zeros = [torch.zeros(len(sample.token_ids)) for sample in samples]
         return [replace(s, old_logprobs=zero, ref_logprobs=zero - 1) for s, zero in zip(samples, zeros, strict=True)]
 

@@ -10,7 +10,7 @@ from r1_cli.cluster.loads import Loads
 from r1_cli.hardware import PEAK_FLOPS
 from r1_cli.train.metrics.step import performance, sequence_balance
 from r1_core.learner.batching import Batching, MicroLimit
-from r1_core.learner.facts import Facts
+from r1_core.learner.info import LearnerInfo
 from r1_core.types import Sample
 
 GIGABYTE = 2**30
@@ -52,15 +52,15 @@ class Devices:
     def __init__(self, peaks: list[int]) -> None:
         self._peaks = peaks
 
-    def ask_all(self, verb: str) -> list[Facts]:
-        return [Facts(7, 6e9, "NVIDIA H200", peak, peak + GIGABYTE, tokens=(7, 5)) for peak in self._peaks]
+    def ask_all(self, verb: str) -> list[LearnerInfo]:
+        return [LearnerInfo(7, 6e9, "NVIDIA H200", peak, peak + GIGABYTE, tokens=(7, 5)) for peak in self._peaks]
 
 
 def test_performance_is_of_all_devices_and_memory_of_the_fullest() -> None:
     ranks: Any = Devices([GIGABYTE, 5 * GIGABYTE, 2 * GIGABYTE, GIGABYTE])
-    facts = RankedLearner(ranks).describe()
+    info = RankedLearner(ranks).describe()
     seconds = {"step": 2.0, "gen": 1.0, "update_actor": 0.5}
-    found = performance(samples_of(5, 3, 2, 2), seconds, facts, ppo_epochs=3)
+    found = performance(samples_of(5, 3, 2, 2), seconds, info, ppo_epochs=3)
     assert found["perf/total_num_tokens"] == 12
     assert found["perf/throughput"] == 12 / 2.0 / 4
     assert found["perf/mfu_actor"] == pytest.approx(12 * 3 * 6e9 / 0.5 / (4 * PEAK_FLOPS["H200"]))

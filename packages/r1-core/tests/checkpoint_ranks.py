@@ -31,7 +31,7 @@ def learner_for(parallel: Parallel | None = None) -> Learner:
 
 
 def step(learner: Learner) -> dict[str, float]:
-    annotated = learner.annotate(samples(), ["old_logprobs"])
+    annotated = learner.add_logprobs(samples(), ["old_logprobs"])
     return learner.forward_backward(annotated, Objective()) | learner.optim_step()
 
 
@@ -45,7 +45,7 @@ def copy(source: Path, target: Path, shard_size: int) -> None:
     learner.load(source)
     learner.save(target, file_bytes=FILE_BYTES)
     taken = learner.snapshot(file_bytes=FILE_BYTES)
-    assert learner.snapshot(file_bytes=FILE_BYTES, room=FILE_BYTES) is None
+    assert learner.snapshot(file_bytes=FILE_BYTES, max_bytes=FILE_BYTES) is None
     assert taken is not None
     step(learner)
     taken.write(target.with_name(f"{target.name}_later"))

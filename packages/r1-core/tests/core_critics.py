@@ -58,7 +58,7 @@ def step_samples(name: str) -> list[Sample]:
 
 def forecast(critic: Critic, given: list[Sample]) -> list[Sample]:
     """The samples with values, advantages and returns."""
-    return assign(critic.annotate_values(given), GAE(0.9, 0.8))
+    return assign(critic.add_values(given), GAE(0.9, 0.8))
 
 
 Course = tuple[list[torch.Tensor], list[dict[str, float]], dict[str, torch.Tensor]]

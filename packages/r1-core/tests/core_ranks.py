@@ -124,7 +124,7 @@ def half_precision(name: str) -> dict[str, Any]:
     parallel = Parallel.join("cpu")
     learner = build(name, parallel, Shard(torch.bfloat16, torch.float32), exact=False)
     samples = samples_for(name)
-    logprobs = [sample.old_logprobs for sample in learner.annotate(samples, ["old_logprobs"])]
+    logprobs = [sample.old_logprobs for sample in learner.add_logprobs(samples, ["old_logprobs"])]
     metrics = learner.forward_backward(samples, THREE["KL term"])
     gradients = {key: param.grad for key, param in learner.model.named_parameters() if param.grad is not None}
     dtypes = {str(tensor.dtype) for tensor in gradients.values()} | {str(t.dtype) for _, t in learner.weights()}
@@ -148,7 +148,7 @@ def every_gradient() -> dict[tuple[str, str], tuple[dict[str, float], dict[str, 
 def on_policy_step(learner: Learner, name: str) -> dict[str, float]:
     """A step with old log-probs and full KL of its own."""
     own = text_samples(((3, 4), (9, 9), (2, 6), (4, 3))) if name == "text, tied" else picture_samples((0, 0, 2, 0, 0))
-    samples = learner.annotate(learner.annotate(own, ["old_logprobs", "full_kl"]), ["ref_logprobs"])
+    samples = learner.add_logprobs(learner.add_logprobs(own, ["old_logprobs", "full_kl"]), ["ref_logprobs"])
     samples = assign(samples, Reinforce(whiten=False), kl_penalty="full", kl_coef=0.1)
     metrics = learner.forward_backward(samples, [*THREE.values()][learner.step % 3])
     return {**metrics, **learner.optim_step()}
@@ -167,7 +167,7 @@ def train_and_save(name: str, folder: Path, form: Form | None = None) -> None:
     resumed = build(name, parallel, form.shard)
     resumed.load(folder / "single1")
     on_policy_step(resumed, name)
-    resumed.annotate(samples_for(name))  # a forward without backward must leave nothing unsharded behind
+    resumed.add_logprobs(samples_for(name))  # a forward without backward must leave nothing unsharded behind
     resumed.save(folder / "resumed")
 
 
@@ -175,9 +175,9 @@ def _ablate(learner: Learner, tensor: str) -> None:
     """Setting a tensor to zero changes that one alone, and is undone to the bit."""
     before = {n: t.clone() for n, t in learner.weights()}
     assert before.keys() == {n for n, _ in learner.model.named_parameters()}
-    learner.ablate({tensor: None})
+    learner.zero_weights({tensor: None})
     assert [n for n, t in learner.weights() if not t.equal(before[n])] == [tensor]
-    learner.restore()
+    learner.restore_weights()
     assert all(t.equal(before[n]) for n, t in learner.weights())
 
 
@@ -190,7 +190,7 @@ def one_pass(name: str) -> None:
         if once:
             annotated, metrics = learner.forward_backward_on_policy(samples, THREE["KL term"])
         else:
-            annotated = learner.annotate(samples, ["old_logprobs"])
+            annotated = learner.add_logprobs(samples, ["old_logprobs"])
             metrics = learner.forward_backward(annotated, THREE["KL term"])
         grads = {n: p.grad.to_local().clone() for n, p in learner.model.named_parameters()}
         learner.optimizer.zero_grad()
@@ -216,11 +216,11 @@ def offloaded_steps(shard_size: int) -> tuple[tuple[int, ...], list[float], list
         )
         line = []
         for _ in range(2):
-            samples = assign(learner.annotate(text_samples()), Reinforce())
+            samples = assign(learner.add_logprobs(text_samples()), Reinforce())
             line += learner.forward_backward(samples, Objective(kl_penalty="low_var_kl", kl_coef=0.1)).values()
             line += learner.optim_step().values()
             line += [tensor.double().sum().item() for _, tensor in learner.weights()]
-            learner.rest()
+            learner.offload()
             states = tensors_of(models[0]), states_of(optimizer), tensors_of(models[1])
             away = tuple(bytes_on_device(one) for one in states)
         lines.append(line)

@@ -101,7 +101,7 @@ def learn(objective: str, sequence_size: int | None = None) -> Course:
     learner = build(None if sequence_size is None else Parallel.join("cpu", sequence_size=sequence_size))
     metrics = [learner.forward_backward(samples(), OBJECTIVES[objective]) | learner.optim_step() for _ in range(3)]
     weights = {name: tensor.clone() for name, tensor in learner.weights()}
-    return metrics, weights, learner.logprobs_together(samples(), padding_free=True)
+    return metrics, weights, learner.compute_logprobs_together(samples(), padding_free=True)
 
 
 def refusals() -> list[str]:
@@ -110,7 +110,7 @@ def refusals() -> list[str]:
     said = []
     for refused in (
         lambda: build(parallel).set_layout("padded"),
-        lambda: build(parallel, padding_free=False).annotate(samples()),
+        lambda: build(parallel, padding_free=False).add_logprobs(samples()),
         lambda: Parallel.join("cpu", sequence_size=3),
     ):
         with pytest.raises(ValueError, match=r"share") as error:

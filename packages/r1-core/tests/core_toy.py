@@ -88,9 +88,9 @@ def learn(shard_size: int | None = None, shard: str = "sharded") -> tuple[list[d
 
 def rehearse(learner: Learner) -> None:
     """A pass that comes to its end, and one whose memory ends on the way back."""
-    assert learner.rehearse(samples(), Objective(), MicroLimit(2)).seconds > 0
+    assert learner.profile_pass(samples(), Objective(), MicroLimit(2)).seconds > 0
     with memory_ending(learner.model.layers[0]), pytest.raises(torch.OutOfMemoryError):
-        learner.rehearse(samples(), Objective(), MicroLimit(1))
+        learner.profile_pass(samples(), Objective(), MicroLimit(1))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ def state_of(model):
 def test_only_the_rows_named_are_zero_and_only_until_they_are_restored():
     model = qwen2(tied=True)
     learner, before = learner_for(model), state_of(model)
-    learner.ablate({NORM: None, EMBEDDING: [1, 3]})
+    learner.zero_weights({NORM: None, EMBEDDING: [1, 3]})
     inside = state_of(model)
     assert not inside[NORM].any()
     assert not inside[EMBEDDING][[1, 3]].any()
@@ -23,25 +23,25 @@ def test_only_the_rows_named_are_zero_and_only_until_they_are_restored():
     assert torch.equal(inside[EMBEDDING][rest], before[EMBEDDING][rest])
     assert torch.equal(inside["lm_head.weight"], inside[EMBEDDING])
     assert all(torch.equal(inside[n], t) for n, t in before.items() if n not in (NORM, EMBEDDING, "lm_head.weight"))
-    learner.restore()
+    learner.restore_weights()
     assert all(torch.equal(tensor, before[name]) for name, tensor in state_of(model).items())
 
 
 def test_a_second_ablation_waits_for_the_first_one_and_a_second_restore_does_nothing():
     model = qwen2()
     learner, before = learner_for(model), state_of(model)
-    learner.ablate({NORM: None})
-    with pytest.raises(RuntimeError, match="call restore first"):
-        learner.ablate({EMBEDDING: None})
-    learner.restore()
-    learner.restore()
+    learner.zero_weights({NORM: None})
+    with pytest.raises(RuntimeError, match="call restore_weights first"):
+        learner.zero_weights({EMBEDDING: None})
+    learner.restore_weights()
+    learner.restore_weights()
     assert all(torch.equal(tensor, before[name]) for name, tensor in state_of(model).items())
 
 
 def test_no_row_at_all_changes_nothing():
     model = qwen2()
     before = state_of(model)
-    learner_for(model).ablate({EMBEDDING: []})
+    learner_for(model).zero_weights({EMBEDDING: []})
     assert torch.equal(model.model.embed_tokens.weight, before[EMBEDDING])
 
 
@@ -49,17 +49,17 @@ def test_a_tensor_that_is_not_there_is_an_error_and_changes_nothing():
     model = qwen2()
     learner, before = learner_for(model), state_of(model)
     with pytest.raises(KeyError, match="nowhere"):
-        learner.ablate({NORM: None, "nowhere": None})
-    learner.ablate({})
+        learner.zero_weights({NORM: None, "nowhere": None})
+    learner.zero_weights({})
     assert torch.equal(model.model.norm.weight, before[NORM])
 
 
 def test_facts_count_what_is_multiplied_and_spare_frozen_weights_their_gradient():
     model = qwen2()
-    facts = learner_for(model).describe()
+    info = learner_for(model).describe()
     parameters = sum(p.numel() for p in model.parameters())
     multiplied = parameters - model.model.embed_tokens.weight.numel()
-    assert (facts.parameters, facts.flops_per_token, facts.device) == (parameters, 6 * multiplied, "cpu")
-    assert facts.peak_allocated is facts.peak_reserved is None
+    assert (info.parameters, info.flops_per_token, info.device) == (parameters, 6 * multiplied, "cpu")
+    assert info.peak_allocated is info.peak_reserved is None
     model.lm_head.requires_grad_(False)
     assert learner_for(model).describe().flops_per_token == 6 * multiplied - 2 * model.lm_head.weight.numel()

@@ -128,7 +128,7 @@ def learner_for(seed=0):
 
 
 def step(learner, seed):
-    samples = assign(learner.annotate(text_samples(seed=seed)), GRPO())
+    samples = assign(learner.add_logprobs(text_samples(seed=seed)), GRPO())
     return {**learner.forward_backward(samples, Objective()), **learner.optim_step()}
 
 

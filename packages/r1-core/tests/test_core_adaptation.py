@@ -71,7 +71,7 @@ def test_the_model_without_its_adapter_is_the_reference(penalty: Any) -> None:
     for _ in range(2):
         found = []
         for one in (learner, other):
-            annotated = one.annotate(samples(), ["old_logprobs", "ref_logprobs", "full_kl"])
+            annotated = one.add_logprobs(samples(), ["old_logprobs", "ref_logprobs", "full_kl"])
             found.append(one.forward_backward(annotated, objective) | one.optim_step())
         assert found[0] == pytest.approx(found[1], abs=1e-12)
         assert found[0]["kl_loss"] > 1e-3

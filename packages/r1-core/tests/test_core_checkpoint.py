@@ -25,7 +25,7 @@ def learner_for(seed=0):
 
 
 def step(learner, seed):
-    samples = assign(learner.annotate(text_samples(seed=seed)), GRPO())
+    samples = assign(learner.add_logprobs(text_samples(seed=seed)), GRPO())
     return {**learner.forward_backward(samples, Objective()), **learner.optim_step()}
 
 
@@ -69,7 +69,7 @@ def test_the_index_of_a_small_checkpoint_names_the_models_file_and_not_the_optim
 def test_a_snapshot_writes_what_was_when_it_was_taken(saved, tmp_path):
     folder, learner = saved
     taken = learner.snapshot(file_bytes=FILE_BYTES)
-    assert learner.snapshot(room=1000) is None, "there is no room for it"
+    assert learner.snapshot(max_bytes=1000) is None, "there is no room for it"
     step(learner, 2)
     taken.write(tmp_path / "later")
     names = sorted(file.name for file in folder.iterdir() if file.is_file())

@@ -28,7 +28,7 @@ from r1_core.rows import rows, tokens
 @pytest.mark.parametrize("name", ["text", "pictures"])
 def test_a_value_stands_with_the_token_that_comes_next(name):
     critic = exact_critic(name)
-    for sample in critic.annotate_values(step_samples(name)):
+    for sample in critic.add_values(step_samples(name)):
         batch = collate([sample], padding_free=False)
         outputs = critic.model(**batch.forward, use_cache=False).logits[0, :, 0].detach()
         expected = torch.cat([outputs.new_zeros(1), outputs[:-1]]) * sample.loss_mask
@@ -39,7 +39,7 @@ def test_a_new_head_forecasts_0():
     model = qwen2(tied=True)
     embedding = model.get_input_embeddings().weight.clone()
     give_value_head(model)
-    assert not tokens(make_critic(model).annotate_values(text_samples()), "values").any()
+    assert not tokens(make_critic(model).add_values(text_samples()), "values").any()
     assert torch.equal(model.get_input_embeddings().weight, embedding)
 
 
@@ -61,7 +61,7 @@ def test_values_are_what_the_head_gives_whatever_the_family_does_to_logits(famil
     given = []
     head.register_forward_hook(lambda module, inputs, output: given.append(inputs[0]))
     critic = make_critic(model)
-    annotated = critic.annotate_values(text_samples(((3, 4), (2, 2))))
+    annotated = critic.add_values(text_samples(((3, 4), (2, 2))))
     given.clear()
     logits = model(input_ids=annotated[0].token_ids[None]).logits[0, 2:-1, 0]
     outputs = torch.nn.functional.linear(given[0], head.weight, head.bias)[0, 2:-1, 0]
@@ -73,7 +73,7 @@ def test_values_are_what_the_head_gives_whatever_the_family_does_to_logits(famil
 
 def test_a_head_over_a_vocabulary_is_no_critics():
     with pytest.raises(ValueError, match="head has 64 outputs, not one; see give_value_head"):
-        make_critic(qwen2()).annotate_values(text_samples())
+        make_critic(qwen2()).add_values(text_samples())
 
 
 # --- returns --------------------------------------------------------------------------------------------------------
@@ -211,37 +211,37 @@ def test_old_values_that_are_not_finite_skip_the_step(bad, caplog):
 
 def test_samples_without_values_or_returns_and_a_step_of_none_are_refused():
     critic = exact_critic()
-    assert critic.annotate_values([]) == []
+    assert critic.add_values([]) == []
     with pytest.raises(ValueError, match="was given no samples"):
         critic.forward_backward([])
-    with pytest.raises(ValueError, match="a sample has no values; call annotate_values first"):
+    with pytest.raises(ValueError, match="a sample has no values; call add_values first"):
         critic.forward_backward(text_samples())
     with pytest.raises(ValueError, match=r"a sample has no returns; call advantages\.assign first"):
-        critic.forward_backward(critic.annotate_values(text_samples()))
+        critic.forward_backward(critic.add_values(text_samples()))
     with pytest.raises(RuntimeError, match="no gradient to step with"):
         critic.optim_step()
 
 
 def test_a_critic_that_pads_has_the_values_of_one_that_packs():
     critic = exact_critic()
-    packed = critic.annotate_values(step_samples("text"))
+    packed = critic.add_values(step_samples("text"))
     critic.set_layout("padded")
-    padded = critic.annotate_values(step_samples("text"))
+    padded = critic.add_values(step_samples("text"))
     torch.testing.assert_close(tokens(padded, "values"), tokens(packed, "values"), atol=1e-6, rtol=0)
 
 
 def test_a_critic_that_rests_takes_nothing_of_its_device_and_learns_the_same_to_the_bit(tmp_path):
     staying, leaving = exact_critic(), exact_critic(offload=Offload(weights=True, optimizer=True))
     expected = take_steps(staying, step_samples("text"))
-    leaving.rest()
-    rest = leaving.annotate_values
+    leaving.offload()
+    rest = leaving.add_values
 
     def annotate_after_rest(samples):
-        leaving.rest()
+        leaving.offload()
         assert bytes_on_device([*tensors_of(leaving.model), *states_of(leaving.optimizer)]) == 0
         return rest(samples)
 
-    leaving.annotate_values = annotate_after_rest
+    leaving.add_values = annotate_after_rest
     found = take_steps(leaving, step_samples("text"))
     assert all(torch.equal(one, other) for one, other in zip(found[0], expected[0], strict=True))
     assert all(torch.equal(tensor, found[2][name]) for name, tensor in expected[2].items())

@@ -64,7 +64,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_definition(head, head_of_ref
     model = in_float64(HEADS[head](), monkeypatch)
     reference = in_float64(REFERENCES[head_of_reference](), monkeypatch)
     learner = learner_for(model, padding_free=padding_free, reference=reference, temperature=TEMPERATURE)
-    samples = without_advantages(learner.annotate(text_samples()))
+    samples = without_advantages(learner.add_logprobs(text_samples()))
     metrics = learner.forward_backward(samples, KL_ONLY)
     found = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
     assert all(param.grad is None for param in reference.parameters())
@@ -86,8 +86,8 @@ def test_the_loss_and_its_gradient_are_those_of_the_definition(head, head_of_ref
 def test_samples_are_annotated_with_it_where_asked(head, padding_free):
     model, reference = HEADS[head](), qwen2(1)
     learner = learner_for(model, padding_free=padding_free, reference=reference, temperature=TEMPERATURE)
-    plain = learner.annotate(text_samples(), ["old_logprobs"])
-    annotated = learner.annotate(text_samples(), ["old_logprobs", "squared_probs", "full_kl"])
+    plain = learner.add_logprobs(text_samples(), ["old_logprobs"])
+    annotated = learner.add_logprobs(text_samples(), ["old_logprobs", "squared_probs", "full_kl"])
     for sample, bare in zip(annotated, plain, strict=True):
         assert bare.full_kl is None
         with torch.no_grad():
@@ -99,7 +99,7 @@ def test_samples_are_annotated_with_it_where_asked(head, padding_free):
 
 def test_the_reward_loses_it_token_by_token():
     learner = learner_for(qwen2(), reference=qwen2(1))
-    samples = learner.annotate(text_samples(), ["old_logprobs", "full_kl"])
+    samples = learner.add_logprobs(text_samples(), ["old_logprobs", "full_kl"])
     plain = assign(samples, Reinforce(whiten=False))
     for sample, other in zip(
         assign(samples, Reinforce(whiten=False), kl_penalty="full", kl_coef=0.5), plain, strict=True
@@ -111,7 +111,7 @@ def test_the_reward_loses_it_token_by_token():
 
 def test_a_policy_that_is_its_reference_has_none_and_is_not_pulled():
     learner = learner_for(qwen2(), reference=qwen2())
-    samples = without_advantages(learner.annotate(text_samples(), ["old_logprobs", "full_kl"]))
+    samples = without_advantages(learner.add_logprobs(text_samples(), ["old_logprobs", "full_kl"]))
     assert all((sample.full_kl == 0).all() for sample in samples)
     assert learner.forward_backward(samples, KL_ONLY)["kl_loss"] == 0
     assert max(float(param.grad.abs().max()) for param in learner.model.parameters()) < 1e-7
@@ -120,14 +120,14 @@ def test_a_policy_that_is_its_reference_has_none_and_is_not_pulled():
 def test_models_with_pictures_have_it_too():
     models = qwen25_vl().double(), qwen25_vl(1).double()
     learner = learner_for(models[0], reference=models[1])
-    samples = without_advantages(learner.annotate(picture_samples(), ["old_logprobs", "full_kl"]))
+    samples = without_advantages(learner.add_logprobs(picture_samples(), ["old_logprobs", "full_kl"]))
     trained = torch.cat([sample.full_kl[sample.loss_mask] for sample in samples])
     assert learner.forward_backward(samples, KL_ONLY)["kl_loss"] == pytest.approx(float(trained.mean()), abs=1e-6)
 
 
 def test_without_a_reference_its_absence_is_named():
     learner = learner_for(qwen2())
-    samples = learner.annotate(text_samples(), ["old_logprobs", "full_kl"])
+    samples = learner.add_logprobs(text_samples(), ["old_logprobs", "full_kl"])
     with pytest.raises(ValueError, match=r"sample 0 \(group 0\) lacks full_kl.*by a learner that has a reference"):
         assign(samples, Reinforce(), kl_penalty="full", kl_coef=0.1)
     with pytest.raises(ValueError, match="give the learner a reference"):

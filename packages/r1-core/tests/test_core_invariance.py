@@ -38,9 +38,9 @@ def learner_for(build, batching, monkeypatch):
 
 
 def step(build, samples, batching, monkeypatch):
-    """One step off policy: annotate with this model, move it, then take the gradient."""
+    """One step off policy: add_logprobs with this model, move it, then take the gradient."""
     learner = learner_for(build, batching, monkeypatch)
-    samples = assign(learner.annotate(samples), GRPO())
+    samples = assign(learner.add_logprobs(samples), GRPO())
     with torch.no_grad():
         generator = torch.Generator().manual_seed(3)
         for param in learner.model.parameters():

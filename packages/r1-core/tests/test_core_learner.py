@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from core_critics import make_critic
 from core_models import picture_samples, qwen2, qwen25_vl, text_samples
 from safetensors.torch import load_file
 
@@ -33,7 +34,7 @@ def learner_for(model, *, padding_free=True, **more):
 
 
 def step(learner, samples):
-    samples = assign(learner.annotate(samples), GRPO())
+    samples = assign(learner.add_logprobs(samples), GRPO())
     return {**learner.forward_backward(samples, Objective()), **learner.optim_step()}
 
 
@@ -50,7 +51,7 @@ def test_annotated_logprobs_are_those_of_each_sample_alone(build, make, padding_
                 {k: v.float() if v.is_floating_point() else v for k, v in s.model_inputs.items()})
         for s in samples
     ]  # fmt: skip
-    annotated = learner_for(model, padding_free=padding_free, reference=build(1), temperature=0.5).annotate(samples)
+    annotated = learner_for(model, padding_free=padding_free, reference=build(1), temperature=0.5).add_logprobs(samples)
     for sample, one in zip(samples, annotated, strict=True):
         with torch.no_grad():
             positions = sample.position_ids[-3:, None] if len(sample.position_ids) > 1 else sample.position_ids
@@ -67,13 +68,13 @@ def test_annotated_logprobs_are_those_of_each_sample_alone(build, make, padding_
 
 
 def test_without_a_reference_there_are_no_reference_logprobs():
-    assert all(sample.ref_logprobs is None for sample in learner_for(qwen2()).annotate(text_samples()))
+    assert all(sample.ref_logprobs is None for sample in learner_for(qwen2()).add_logprobs(text_samples()))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
 def test_the_first_update_is_on_policy(temperature):
     learner = learner_for(qwen2(), temperature=temperature)
-    samples = assign(learner.annotate(text_samples()), GRPO())
+    samples = assign(learner.add_logprobs(text_samples()), GRPO())
     metrics = learner.forward_backward(samples, Objective())
     assert metrics["ppo_kl"] == pytest.approx(0, abs=1e-6)
     assert metrics["pg_clipfrac_higher"] == 0
@@ -85,7 +86,7 @@ def test_the_first_update_is_on_policy(temperature):
 
 def test_steps_raise_the_probability_of_better_answers():
     learner = learner_for(qwen2())
-    samples = assign(learner.annotate(text_samples()), GRPO())
+    samples = assign(learner.add_logprobs(text_samples()), GRPO())
     before = learner.forward_backward(samples, Objective())["pg_loss"]
     learner.optim_step()
     assert learner.forward_backward(samples, Objective())["pg_loss"] < before
@@ -94,7 +95,7 @@ def test_steps_raise_the_probability_of_better_answers():
 @pytest.mark.parametrize("verb", ["advantages", "old_logprobs"])
 def test_samples_that_are_not_ready_are_refused(verb):
     learner = learner_for(qwen2())
-    samples = learner.annotate(text_samples()) if verb == "advantages" else assign(text_samples(), GRPO())
+    samples = learner.add_logprobs(text_samples()) if verb == "advantages" else assign(text_samples(), GRPO())
     with pytest.raises(ValueError, match=f"has no {verb}"):
         learner.forward_backward(samples, Objective())
 
@@ -108,7 +109,7 @@ def test_the_gradient_norm_is_clipped():
     learner = learner_for(qwen2(), max_grad_norm=0.125)
     learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=1.0)
     learner.learning_rate = lambda step: 100.0
-    samples = assign(learner.annotate(text_samples()), GRPO())
+    samples = assign(learner.add_logprobs(text_samples()), GRPO())
     before = snapshot(learner)
     learner.forward_backward(samples, Objective())
     assert learner.optim_step()["grad_norm"] > 0.125
@@ -118,7 +119,7 @@ def test_the_gradient_norm_is_clipped():
 
 def test_a_gradient_that_is_not_finite_skips_the_step_and_says_so_once(caplog):
     learner = learner_for(qwen2())
-    samples = assign(learner.annotate(text_samples()), GRPO())
+    samples = assign(learner.add_logprobs(text_samples()), GRPO())
 
     class Broken(Loss):
         def __call__(self, inputs):
@@ -151,7 +152,7 @@ def test_an_own_estimator_that_divides_by_zero_costs_the_step_and_not_the_run(ve
     estimator = as_estimator(divide_by_the_spread, "mine.py:estimator")
     equal = [replace(sample, reward=1.0) for sample in text_samples()]
     before = snapshot(learner)
-    getattr(learner, verb)(assign(learner.annotate(equal), estimator), Objective())
+    getattr(learner, verb)(assign(learner.add_logprobs(equal), estimator), Objective())
     assert "mine.py:estimator gives 4 of 5 samples advantages that are not finite, first sample 0" in caplog.text
     assert math.isnan(learner.optim_step()["grad_norm"])
     assert learner.skipped_steps == 1
@@ -222,7 +223,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_float32_parameters():
     try:
         shard_model(rough, find_blocks(rough), parallel.mesh, Shard(torch.bfloat16, torch.float32))
         rough = learner_for(rough, parallel=parallel)
-        first, second = (learner.annotate(text_samples())[0].old_logprobs for learner in (exact, rough))
+        first, second = (learner.add_logprobs(text_samples())[0].old_logprobs for learner in (exact, rough))
         assert not torch.equal(first, second)
         torch.testing.assert_close(first, second, atol=0.05, rtol=0)
         step(rough, text_samples())
@@ -306,7 +307,7 @@ REJECTIONS = (Rejection("k1", "sum", 2.0),)
 )
 def test_log_probs_that_are_not_finite_are_said_by_sample_and_skip_the_step(field, said, objective, bad, caplog):
     learner = learner_for(qwen2(), reference=qwen2(1))
-    samples = assign(learner.annotate(text_samples()), GRPO())
+    samples = assign(learner.add_logprobs(text_samples()), GRPO())
     samples = [replace(s, rollout_logprobs=s.old_logprobs) for s in samples]
     samples[1] = replace(samples[1], **{field: torch.where(samples[1].loss_mask, bad, 0.0)})
     before = snapshot(learner)
@@ -321,7 +322,7 @@ def test_log_probs_that_are_not_finite_are_said_by_sample_and_skip_the_step(fiel
 
 def test_log_probs_that_nobody_reads_may_be_anything():
     learner = learner_for(qwen2(), reference=qwen2(1))
-    samples = assign(learner.annotate(text_samples()), GRPO())
+    samples = assign(learner.add_logprobs(text_samples()), GRPO())
     for name in ("ref_logprobs", "rollout_logprobs"):
         samples[1] = replace(samples[1], **{name: torch.full(samples[1].token_ids.shape, math.nan)})
     learner.forward_backward(samples, Objective())
@@ -330,10 +331,20 @@ def test_log_probs_that_nobody_reads_may_be_anything():
 
 def test_the_first_gradient_after_a_load_is_to_the_bit_the_one_that_would_have_come(tmp_path):
     learner, twin = learner_for(qwen2()), learner_for(qwen2(1))
-    samples = assign(learner.annotate(text_samples()), GRPO())
+    samples = assign(learner.add_logprobs(text_samples()), GRPO())
     learner.save(tmp_path)
     twin.load(tmp_path)
     metrics = [one.forward_backward(samples, Objective()) for one in (learner, twin)]
     assert metrics[0] == metrics[1]
     for own, other in zip(learner.model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(own.grad, other.grad)
+
+
+@pytest.mark.parametrize("make", [lambda: learner_for(qwen2()), lambda: make_critic(qwen2())])
+def test_an_old_name_of_a_method_still_works_and_names_the_new_one(make):
+    trained = make()
+    for old, new in trained.old_names.items():
+        with pytest.warns(DeprecationWarning, match=f"{type(trained).__name__}.{old} is now called {new};"):
+            assert getattr(trained, old) == getattr(trained, new)
+    with pytest.raises(AttributeError, match="object has no attribute 'never'"):
+        trained.never  # noqa: B018

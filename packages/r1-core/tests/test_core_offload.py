@@ -33,14 +33,14 @@ def held(learner: Learner) -> tuple[bool, bool, bool]:
 
 
 def step(learner: Learner) -> dict[str, float]:
-    samples = assign(learner.annotate(text_samples()), GRPO())
+    samples = assign(learner.add_logprobs(text_samples()), GRPO())
     return learner.forward_backward(samples, Objective(kl_penalty="low_var_kl", kl_coef=0.1)) | learner.optim_step()
 
 
 def sample(learner: Learner) -> dict[str, torch.Tensor]:
     """Do what an engine does between two steps; return what it got."""
     taken = {name: tensor.clone() for name, tensor in learner.weights()}
-    learner.rest()
+    learner.offload()
     return taken
 
 
@@ -53,9 +53,9 @@ def test_in_each_phase_only_what_computes_is_on_the_device() -> None:
     passing = learner.weights()
     next(passing)
     assert held(learner) == (True, False, False)
-    learner.rest()
+    learner.offload()
     assert held(learner) == (False, False, False)
-    samples = learner.annotate(text_samples())
+    samples = learner.add_logprobs(text_samples())
     assert held(learner) == (True, False, False)
     learner.forward_backward(assign(samples, GRPO()), Objective())
     assert held(learner) == (True, False, False)
@@ -67,14 +67,14 @@ def test_in_each_phase_only_what_computes_is_on_the_device() -> None:
 def test_without_offload_everything_stays() -> None:
     learner = build(None)
     step(learner)
-    learner.rest()
+    learner.offload()
     assert held(learner) == (True, True, True)
 
 
 def test_the_reference_is_fetched_for_a_full_kl_in_the_update() -> None:
     learner = build(ALL)
-    samples = assign(learner.annotate(text_samples(), ["old_logprobs"]), GRPO())
-    learner.rest()
+    samples = assign(learner.add_logprobs(text_samples(), ["old_logprobs"]), GRPO())
+    learner.offload()
     learner.forward_backward(samples, Objective(kl_penalty="full", kl_coef=0.1))
     assert held(learner) == (True, False, False)
 
@@ -86,10 +86,10 @@ def test_steps_and_a_resume_are_the_same_to_the_bit(strategy: str, tmp_path) -> 
         expected, found = sample(staying), sample(moving)
         assert all(torch.equal(expected[name], found[name]) for name in expected)
         assert step(staying) == step(moving)
-    moving.rest()
+    moving.offload()
     moving.save(tmp_path)  # asks for what is away
     resumed = build(replace(ALL, optimizer=False), strategy, seed=5)
-    resumed.rest()
+    resumed.offload()
     resumed.load(tmp_path)
     assert step(staying) == step(moving) == step(resumed)
     expected, found, again = sample(staying), sample(moving), sample(resumed)
@@ -100,11 +100,11 @@ def test_steps_and_a_resume_are_the_same_to_the_bit(strategy: str, tmp_path) -> 
 def test_rows_are_set_to_zero_and_back_while_the_weights_rest() -> None:
     learner = build(ALL)
     name, before = next((name, tensor.clone()) for name, tensor in learner.weights() if tensor.dim() == 2)
-    learner.rest()
-    learner.ablate({name: [0]})
+    learner.offload()
+    learner.zero_weights({name: [0]})
     assert dict(learner.weights())[name][0].eq(0).all()
-    learner.rest()
-    learner.restore()
+    learner.offload()
+    learner.restore_weights()
     assert torch.equal(dict(learner.weights())[name], before)
 
 

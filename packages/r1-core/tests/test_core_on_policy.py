@@ -40,8 +40,8 @@ def gradients(learner):
 )
 def test_one_forward_pass_gives_what_two_would(build, make, objective, padding_free):
     two, one = (learner_for(build(), build(1), padding_free=padding_free) for _ in range(2))
-    samples = assign(two.annotate(make(), ["ref_logprobs"]), GRPO())
-    annotated = two.annotate(samples, ["full_kl"] if objective.full_kl else ["old_logprobs"])
+    samples = assign(two.add_logprobs(make(), ["ref_logprobs"]), GRPO())
+    annotated = two.add_logprobs(samples, ["full_kl"] if objective.full_kl else ["old_logprobs"])
     expected = two.forward_backward(annotated, objective)
     found, metrics = one.forward_backward_on_policy(samples, objective)
     assert metrics == expected

@@ -84,8 +84,8 @@ def test_a_learner_computes_the_same_and_reads_what_its_micro_batches_have(monke
     optimizer = build_optimizer(model.named_parameters(), lr=1e-2)
     learner = Learner(model, optimizer, lambda step: 1.0, batching=Batching(True, limit, limit))
     brought: list[tuple[int, bool]] = []
-    expected = learner.annotate(picture_samples(), ["old_logprobs"])
-    found = learner.annotate(far_samples(brought), ["old_logprobs"])
+    expected = learner.add_logprobs(picture_samples(), ["old_logprobs"])
+    found = learner.add_logprobs(far_samples(brought), ["old_logprobs"])
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.old_logprobs, other.old_logprobs, atol=0, rtol=0)
     order = [part[0] for (part,) in rounds(expected, limit, 1)]

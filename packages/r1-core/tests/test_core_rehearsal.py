@@ -15,7 +15,7 @@ from r1_core.learner.adamw_bf16 import AdamWBF16
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.offload import Offload, distinct_storages
 from r1_core.learner.optim import build_optimizer
-from r1_core.learner.rehearsal import Trial, is_out_of_memory, optimizer_bytes, worst
+from r1_core.learner.profiling import PassProfile, is_out_of_memory, merge_profiles, optimizer_bytes
 from r1_core.learner.value_scorer import give_value_head
 from r1_core.objective import Objective
 
@@ -81,30 +81,30 @@ def assert_same(found: object, expected: object) -> None:
 @pytest.mark.parametrize("stepped", [False, True])
 def test_nothing_remains_of_a_rehearsal_nor_of_one_that_fails(stepped: bool) -> None:
     learner = learner_of()
-    given = learner.annotate(samples())
+    given = learner.add_logprobs(samples())
     if stepped:
         learner.forward_backward(given, KL)
         learner.optim_step()
     before = state_of(learner)
     for objective in (KL, None):
-        assert learner.rehearse(given, objective, MicroLimit(tokens=40)).seconds > 0
+        assert learner.profile_pass(given, objective, MicroLimit(tokens=40)).seconds > 0
     with memory_ending(learner.model.layers[0]), pytest.raises(torch.OutOfMemoryError):
-        learner.rehearse(given, KL, MicroLimit(2))
+        learner.profile_pass(given, KL, MicroLimit(2))
     assert_same(state_of(learner), before)
 
 
 def test_states_that_are_away_are_away_again() -> None:
     learner = learner_of(offload=Offload(weights=True, optimizer=True, reference=True))
-    given = learner.annotate(samples())
+    given = learner.add_logprobs(samples())
     learner.forward_backward(given, KL)
     learner.optim_step()
     owners = learner.model, learner.reference, learner.optimizer
     learner._residence.fetch(*owners)
     before = state_of(learner)
-    learner.rest()
+    learner.offload()
     assert not distinct_storages(learner.model.parameters())
-    learner.rehearse(given, KL, MicroLimit(3))
-    learner.rest()
+    learner.profile_pass(given, KL, MicroLimit(3))
+    learner.offload()
     assert not distinct_storages([*learner.model.parameters(), *learner.reference.parameters()])
     learner._residence.fetch(*owners)
     assert_same(state_of(learner) | {"buffers": 0}, before | {"buffers": 0})
@@ -118,10 +118,10 @@ def test_nothing_remains_of_a_critics() -> None:
         critic = make_critic(model)
         given = [
             replace(sample, returns=torch.ones(len(sample.token_ids)))
-            for sample in critic.annotate_values(step_samples("text"))
+            for sample in critic.add_values(step_samples("text"))
         ]
         for gradient in (True, False) if rehearses else ():
-            assert critic.rehearse(given, MicroLimit(2), gradient=gradient).seconds > 0
+            assert critic.profile_pass(given, MicroLimit(2), gradient=gradient).seconds > 0
         critic.forward_backward(given)
         steps.append([param.grad for param in critic.model.parameters()])
     assert all(map(torch.equal, *steps))
@@ -129,7 +129,7 @@ def test_nothing_remains_of_a_critics() -> None:
 
 def test_a_micro_batch_is_cut_anew_from_then_on() -> None:
     learner = learner_of()
-    learner.cut(MicroLimit(5), MicroLimit(tokens=7))
+    learner.set_micro_batch_limits(MicroLimit(5), MicroLimit(tokens=7))
     assert learner.batching == Batching(True, MicroLimit(5), MicroLimit(tokens=7))
     assert learner.describe().micro_batch == 5
 
@@ -145,8 +145,8 @@ def test_the_optimizers_states_are_counted_before_they_are_there() -> None:
 
 
 def test_of_ranks_the_slowest_and_the_fullest_count() -> None:
-    assert worst([Trial(1.0, 5, 90), Trial(2.0, 4, 80)]) == Trial(2.0, 5, 80)
-    assert worst([Trial(1.0, 5)]) == Trial(1.0, 5, None)
+    assert merge_profiles([PassProfile(1.0, 5, 90), PassProfile(2.0, 4, 80)]) == PassProfile(2.0, 5, 80)
+    assert merge_profiles([PassProfile(1.0, 5)]) == PassProfile(1.0, 5, None)
 
 
 def test_the_end_of_memory_is_known_by_its_kinds() -> None:

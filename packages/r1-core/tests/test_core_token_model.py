@@ -55,7 +55,7 @@ def moved(model):
 def gradients(model, objective, samples, **more):
     """One step off policy, whose gradients are of several micro-batches; the names are the bare model's."""
     learner = learner_for(model, reference=qwen2(1).double(), temperature=0.7, **more)
-    samples = assign(learner.annotate(samples), GRPO())
+    samples = assign(learner.add_logprobs(samples), GRPO())
     moved(model)
     metrics = learner.forward_backward(samples, objective)
     grads = {
@@ -129,7 +129,7 @@ def test_models_that_change_the_logits_behind_the_head_are_noticed(name, padding
     torch.manual_seed(0)
     model = CHANGING[name]()
     learner = learner_for(model, padding_free=padding_free)
-    annotated = learner.annotate(text_samples())
+    annotated = learner.add_logprobs(text_samples())
     for sample in annotated:
         with torch.no_grad():
             logits = model(input_ids=sample.token_ids[None], position_ids=sample.position_ids).logits[0]
@@ -157,9 +157,9 @@ class Largest(TorchDispatchMode):
 
 def largest(model, objective, samples, padding_free, reference):
     learner = learner_for(model, padding_free=padding_free, limit=MicroLimit(9), reference=reference)
-    samples = assign(learner.annotate(samples), GRPO())
+    samples = assign(learner.add_logprobs(samples), GRPO())
     with Largest() as seen:
-        learner.annotate(samples, ["ref_logprobs", "full_kl" if objective.full_kl else "old_logprobs"])
+        learner.add_logprobs(samples, ["ref_logprobs", "full_kl" if objective.full_kl else "old_logprobs"])
         learner.forward_backward(samples, objective)
     return seen.elements
 
@@ -222,17 +222,17 @@ def test_a_loss_of_ones_own_and_off_policy_masks_are_not_taken_for_token_wise():
 def test_old_logprobs_are_those_of_the_first_gradient_to_the_bit():
     for name in ("default", "gspo"):
         learner = learner_for(qwen2())
-        metrics = learner.forward_backward(assign(learner.annotate(text_samples()), GRPO()), OBJECTIVES[name])
+        metrics = learner.forward_backward(assign(learner.add_logprobs(text_samples()), GRPO()), OBJECTIVES[name])
         assert metrics["ppo_kl"] == 0.0
 
 
 def test_squared_probs_are_annotated_where_asked_and_reach_the_estimator():
     model, samples = qwen2(), text_samples()
     learner = learner_for(model)
-    assert all(sample.squared_probs is None for sample in learner.annotate(samples, ["old_logprobs"]))
+    assert all(sample.squared_probs is None for sample in learner.add_logprobs(samples, ["old_logprobs"]))
     for squared, plain in zip(
-        learner.annotate(samples, ["old_logprobs", "squared_probs"]),
-        learner_for(Headless(model)).annotate(samples, ["old_logprobs", "squared_probs"]),
+        learner.add_logprobs(samples, ["old_logprobs", "squared_probs"]),
+        learner_for(Headless(model)).add_logprobs(samples, ["old_logprobs", "squared_probs"]),
         strict=True,
     ):
         with torch.no_grad():
@@ -241,10 +241,10 @@ def test_squared_probs_are_annotated_where_asked_and_reach_the_estimator():
         expected = torch.where(squared.loss_mask, expected, 0.0)
         torch.testing.assert_close(squared.squared_probs, expected, atol=1e-6, rtol=0)
         torch.testing.assert_close(plain.squared_probs, expected, atol=1e-6, rtol=0)
-    assigned = assign(learner.annotate(samples, ["old_logprobs", "squared_probs"]), OptimalTokenBaseline())
+    assigned = assign(learner.add_logprobs(samples, ["old_logprobs", "squared_probs"]), OptimalTokenBaseline())
     assert any(sample.advantages.any() for sample in assigned)
     with pytest.raises(ValueError, match="squared_probs"):
-        assign(learner.annotate(samples, ["old_logprobs"]), OptimalTokenBaseline())
+        assign(learner.add_logprobs(samples, ["old_logprobs"]), OptimalTokenBaseline())
 
 
 def test_the_head_is_itself_again_after_an_error():
@@ -265,13 +265,13 @@ def test_a_head_with_a_hook_on_its_weight_is_left_to_autograd():
     calls = []
     model.lm_head.weight.register_hook(calls.append)
     samples = text_samples()
-    learner.forward_backward(assign(learner.annotate(samples), GRPO()), Objective())
+    learner.forward_backward(assign(learner.add_logprobs(samples), GRPO()), Objective())
     assert len(calls) == len(samples)
 
 
 def test_models_with_pictures_have_heads_too():
     learner = learner_for(qwen25_vl().double())
-    assert learner.annotate(picture_samples())[0].old_logprobs.any()
+    assert learner.add_logprobs(picture_samples())[0].old_logprobs.any()
     assert learner._policy_tokens._head_is_last
 
 
@@ -295,6 +295,6 @@ def test_logits_that_are_changed_in_place_are_noticed():
     samples = text_samples()
     model = InPlace(qwen2())
     for one, other in zip(
-        *(learner_for(each).annotate(samples, ["old_logprobs"]) for each in (model, Headless(model))), strict=True
+        *(learner_for(each).add_logprobs(samples, ["old_logprobs"]) for each in (model, Headless(model))), strict=True
     ):
         torch.testing.assert_close(one.old_logprobs, other.old_logprobs, atol=1e-6, rtol=0)

@@ -82,7 +82,7 @@ class Objective:
         """
         samples = list(samples)
         if "old_logprobs" in self.needs and any(sample.old_logprobs is None for sample in samples):
-            raise ValueError("a sample has no old_logprobs, which this objective looks at first; call annotate")
+            raise ValueError("a sample has no old_logprobs, which this objective looks at first; call add_logprobs")
         metrics: dict[str, float] = {}
         if self.correction is not None:
             samples, metrics = correct(samples, self.correction)
@@ -135,7 +135,7 @@ class Objective:
         if inputs.ref_logprobs is None:
             raise ValueError(
                 f"kl_penalty is {name!r} but the samples have no ref_logprobs: give the learner a reference "
-                "model and annotate the samples, or set kl_penalty to None"
+                "model and call its add_logprobs, or set kl_penalty to None"
             )
         logprobs = torch.where(inputs.loss_mask, inputs.logprobs, 0.0)
         ref_logprobs = torch.where(inputs.loss_mask, inputs.ref_logprobs, 0.0)

@@ -57,4 +57,4 @@ class AdaptedLearner(Learner):
 
     def source(self, version: int) -> LocalWeights:
         """Return the factors as what a sync carries, to be called by this version."""
-        return LocalWeights(lambda: replace(self.form, weights=self.weights()), version, taken=self.rest)
+        return LocalWeights(lambda: replace(self.form, weights=self.weights()), version, taken=self.offload)

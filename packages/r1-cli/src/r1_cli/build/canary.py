@@ -54,7 +54,7 @@ def _find_noise(learner: Learner, probes: Probes, precision: torch.dtype) -> flo
         if prompt.model_inputs or len(prompt.token_ids) <= max(PROMPTS)
     ]
     try:
-        return widest_gap(learner.own_logprobs(shown, precision), learner.own_logprobs(shown))
+        return widest_gap(learner.compute_eager_logprobs(shown, precision), learner.compute_eager_logprobs(shown))
     except REFUSALS as refusal:
         log.warning("the canary takes the usual tolerance, the model's own attention fails: %s", refusal)
         return math.nan

@@ -55,9 +55,9 @@ class Questions:
         self.samples = list(map(_to_sample, probes.prompts, probes.responses))
         self._other = _to_sample(fresh.prompts[1], fresh.responses[1])  # in the place of the long text
         self._answers = _split_answers(fresh)
-        self._expected = learner.own_logprobs(self.samples)
+        self._expected = learner.compute_eager_logprobs(self.samples)
         # A model that names no layers shows no noise.
-        noise = widest_gap(learner.own_logprobs(self.samples, dtype), self._expected)
+        noise = widest_gap(learner.compute_eager_logprobs(self.samples, dtype), self._expected)
         if not all(torch.tensor(one).isfinite().all() for one in self._expected):
             raise ValueError("its log-probs are not finite: look at the weights")
         self.tolerance = learn_tolerance(noise, dtype)
@@ -126,10 +126,10 @@ class Questions:
             return f"cannot read a shared prompt ({_first_line(error)})"
         if not (leak := widest_gap(changed[1::2], found[1::2])) <= NEIGHBOUR:
             return f"mixes up the answers to a shared prompt (log-probs off by {leak:.2g} of their size)"
-        return self._differs(found, "has other log-probs behind a shared prompt", self._learner.own_logprobs(alone))
+        return self._differs(found, "has other log-probs behind a shared prompt", self._learner.compute_eager_logprobs(alone))
 
     def _compute(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
-        return self._learner.logprobs_together(samples, padding_free=padding_free)
+        return self._learner.compute_logprobs_together(samples, padding_free=padding_free)
 
     def _differs(self, found: list[list[float]], what: str, expected: list[list[float]] | None = None) -> str | None:
         gap = widest_gap(found, self._expected if expected is None else expected)

@@ -21,7 +21,7 @@ from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.train.roles import Critic, Learner
 from r1_core.learner.batching import MicroLimit
-from r1_core.learner.rehearsal import Trial, is_out_of_memory
+from r1_core.learner.profiling import PassProfile, is_out_of_memory
 from r1_core.types import Sample
 from r1_data.render import Renderer
 
@@ -32,7 +32,7 @@ OF_MODELS = (RuntimeError, ValueError, TypeError, IndexError)  # what one raises
 PASSES: tuple[Pass, ...] = ("update", "experience")
 SAID = {"update": "updates", "experience": "log-probs"}
 # Computes samples in micro-batches of a limit, with a gradient or without, and forgets it.
-Rehearse = Callable[[list[Sample], MicroLimit, bool], Trial]
+Rehearse = Callable[[list[Sample], MicroLimit, bool], PassProfile]
 
 
 def settle_micro_batches(
@@ -68,15 +68,15 @@ def settle_micro_batches(
             continue
         longest = longest or find_longest(config, model, renderer, pictures=pictures)
         if critic is not None:
-            (learner if owner == "critic" else critic).rest()
+            (learner if owner == "critic" else critic).offload()
         share = learner.describe().share_prompts and getattr(config.worker, owner).share_prompts
         sizes = Stage(config, owner, hardware.on_gpu, share, longest, rehearse).settle(kept)
         chosen |= {key_of(owner, kind): size for kind, size in sizes.items() if is_auto(config, owner, kind)}
         config = with_sizes(config, owner, sizes)
         batching = build_batching(config, getattr(config.worker, owner))
-        trained.cut(batching.update, batching.experience)
+        trained.set_micro_batch_limits(batching.update, batching.experience)
     if critic is not None:
-        critic.rest()
+        critic.offload()
     return config, chosen
 
 
@@ -85,9 +85,9 @@ def list_trained(
 ) -> Iterator[tuple[Owner, Learner | Critic, Rehearse]]:
     """Yield what is trained, and how it is rehearsed."""
     objective = build_objective(config)
-    yield "actor", learner, lambda samples, limit, grad: learner.rehearse(samples, objective if grad else None, limit)
+    yield "actor", learner, lambda samples, limit, grad: learner.profile_pass(samples, objective if grad else None, limit)
     if critic is not None:
-        yield "critic", critic, lambda samples, limit, grad: critic.rehearse(samples, limit, gradient=grad)
+        yield "critic", critic, lambda samples, limit, grad: critic.profile_pass(samples, limit, gradient=grad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +139,19 @@ class Stage:
     def limit(self, size: int, length: int) -> MicroLimit:
         return MicroLimit(size, size * length if self.section.dynamic_batching else None)
 
-    def time(self, kind: Pass, length: int, size: int) -> tuple[Trial, float]:
+    def time(self, kind: Pass, length: int, size: int) -> tuple[PassProfile, float]:
         """Compute one micro-batch on each rank; return what it took, and how many sequences each had."""
         ranks, limit = self.config.data_ranks(self.owner), self.limit(size, length)
         samples = self.longest.samples(limit, ranks, share=self.share, length=length)
         return self.explained(kind, size, length, samples, limit), len(samples) / ranks
 
-    def attempt(self, kind: Pass, size: int) -> Trial:
+    def attempt(self, kind: Pass, size: int) -> PassProfile:
         """Compute two micro-batches on each rank: the second meets the gradients of the first. For GPUs."""
         length, limit = self.longest.tokens, self.limit(size, self.longest.tokens)
         samples = self.longest.samples(limit, 2 * self.config.data_ranks(self.owner), share=self.share, length=length)
         return self.explained(kind, size, length, samples, limit)
 
-    def explained(self, kind: Pass, size: int, length: int, samples: list[Sample], limit: MicroLimit) -> Trial:
+    def explained(self, kind: Pass, size: int, length: int, samples: list[Sample], limit: MicroLimit) -> PassProfile:
         """Rehearse. Raises ConfigError, or OutOfMemoryError where a smaller size may still do."""
         try:
             return self.rehearse(samples, limit, kind == "update")

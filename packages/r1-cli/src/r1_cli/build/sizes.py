@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from r1_core.learner.rehearsal import Trial
+from r1_core.learner.profiling import PassProfile
 
 PATIENCE = 1.5  # seconds that trials on processors may take in all, each but the first of them foreseen
 TURNS = 8  # of each size that may be the best, as far as patience lasts
@@ -23,10 +23,10 @@ class Choice:
     """A size, and what it took; `trial` is None if even one longest sequence takes longer than trials may."""
 
     size: int
-    trial: Trial | None
+    trial: PassProfile | None
 
 
-def fastest(longest: int, most: int, attempt: Callable[[int, int], tuple[Trial, float]]) -> Choice:
+def fastest(longest: int, most: int, attempt: Callable[[int, int], tuple[PassProfile, float]]) -> Choice:
     """Return the smallest size that is about as fast as any: caches have no room for the layers of a larger one.
 
     No pass is begun that is likely to take longer than all may: of a model that computes one sequence for seconds
@@ -76,10 +76,10 @@ def doubled(most: int) -> Iterator[int]:
 class Trials:
     """What passes of some sizes have taken so far, each in its best turn."""
 
-    def __init__(self, attempt: Callable[[int, int], tuple[Trial, float]]) -> None:
+    def __init__(self, attempt: Callable[[int, int], tuple[PassProfile, float]]) -> None:
         self._attempt, self._spent = attempt, 0.0
-        self.found = dict[int, tuple[float, Trial]]()  # by size: seconds a sequence, and of the pass
-        self.last: Trial
+        self.found = dict[int, tuple[float, PassProfile]]()  # by size: seconds a sequence, and of the pass
+        self.last: PassProfile
 
     def measure(self, length: int, size: int) -> None:
         """Take another turn with a size."""
@@ -98,7 +98,7 @@ class Trials:
         return [size for size, (each, _) in self.found.items() if each <= times * best]
 
 
-def largest(most: int, attempt: Callable[[int], Trial], least: int = 1) -> Choice:
+def largest(most: int, attempt: Callable[[int], PassProfile], least: int = 1) -> Choice:
     """Return the largest size that fits, as a few sizes foretell it: each sequence more takes as much.
 
     Args:
@@ -127,9 +127,9 @@ def largest(most: int, attempt: Callable[[int], Trial], least: int = 1) -> Choic
     return fitting
 
 
-def _limit(trial: Trial) -> float:
+def _limit(trial: PassProfile) -> float:
     return MARGIN * (trial.room or 0)
 
 
-def _fits(trial: Trial) -> bool:
+def _fits(trial: PassProfile) -> bool:
     return trial.peak <= _limit(trial)

@@ -6,7 +6,7 @@ from pathlib import Path
 from r1_cli.cluster.crossing import Crossing
 from r1_cli.cluster.saving import RankedSnapshot
 from r1_core.learner.batching import Layout, MicroLimit
-from r1_core.learner.rehearsal import Trial, worst
+from r1_core.learner.profiling import PassProfile, merge_profiles
 from r1_core.types import Sample
 
 
@@ -16,25 +16,25 @@ class RankedCritic:
     def __init__(self, crossing: Crossing) -> None:
         self._crossing = crossing
 
-    def annotate_values(self, samples: Sequence[Sample]) -> list[Sample]:
+    def add_values(self, samples: Sequence[Sample]) -> list[Sample]:
         """Add the forecast before each trained token."""
         if not samples:
             return []
         rows, changes = self._crossing.show(samples)
-        return self._crossing.attach(rows, samples, self._crossing.ask("annotate_values", rows, changes))
+        return self._crossing.attach(rows, samples, self._crossing.ask("add_values", rows, changes))
 
     def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
         """Lay micro-batches out so, whatever the configuration says."""
         self._crossing.ask("critic_set_layout", layout, own_attention)
 
-    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+    def set_micro_batch_limits(self, train: MicroLimit, inference: MicroLimit) -> None:
         """Hold so much in a micro-batch from now on, with a gradient and without."""
-        self._crossing.ask("critic_cut", update, experience)
+        self._crossing.ask("critic_set_micro_batch_limits", train, inference)
 
-    def rehearse(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> Trial:
+    def profile_pass(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> PassProfile:
         """Compute the samples and forget it; return what it took on the rank that it took most of."""
         rows, changes = self._crossing.show(samples)
-        return worst(self._crossing.ask_all("critic_rehearse", rows, changes, limit, gradient))
+        return merge_profiles(self._crossing.ask_all("critic_profile_pass", rows, changes, limit, gradient))
 
     def forward_backward(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
@@ -46,13 +46,13 @@ class RankedCritic:
         metrics: dict[str, float] = self._crossing.ask("critic_optim_step")
         return metrics
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Let all that is offloaded leave the devices, until the verb that needs it."""
-        self._crossing.ask("critic_rest")
+        self._crossing.ask("critic_offload")
 
-    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> RankedSnapshot | None:
+    def snapshot(self, *, model_only: bool = False, max_bytes: int | None = None) -> RankedSnapshot | None:
         """Let the ranks copy weights and optimizer, as `RankedLearner.snapshot` does."""
-        return self._crossing.take_snapshot("critic", model_only, room)
+        return self._crossing.take_snapshot("critic", model_only, max_bytes)
 
     def save(self, folder: Path, *, model_only: bool = False) -> None:
         """Let the ranks write weights and optimizer into `folder`."""

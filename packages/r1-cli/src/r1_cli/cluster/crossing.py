@@ -54,12 +54,12 @@ class Crossing:
             self._error = error
             raise
 
-    def take_snapshot(self, owner: str, model_only: bool, room: int | None) -> RankedSnapshot | None:
+    def take_snapshot(self, owner: str, model_only: bool, max_bytes: int | None) -> RankedSnapshot | None:
         """Let the ranks copy what a checkpoint holds of the "learner" or the "critic".
 
-        None if those of a machine would take more than `room` bytes of its memory, which is taken to be alike on all.
+        None if a machine would need more than `max_bytes` of its memory; all machines are assumed to be alike.
         """
-        share = None if room is None else room // self._neighbours
+        share = None if max_bytes is None else max_bytes // self._neighbours
         copied = self._told(self._ranks.ask_all, "copy", owner, model_only, share)
         return RankedSnapshot(self._ranks, owner) if all(copied) else None
 

@@ -13,8 +13,8 @@ from r1_cli.cluster.ranks import Ranks
 from r1_cli.cluster.saving import RankedSnapshot
 from r1_cli.cluster.weights import RankedWeights
 from r1_core.learner.batching import Layout, MicroLimit
-from r1_core.learner.facts import Facts
-from r1_core.learner.rehearsal import Trial, worst
+from r1_core.learner.info import LearnerInfo
+from r1_core.learner.profiling import PassProfile, merge_profiles
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
 from r1_core.objective import Objective
 from r1_core.types import Sample
@@ -45,28 +45,28 @@ class RankedLearner:
 
     # --- the verbs of `roles.Learner` --------------------------------------------------------------------------------
 
-    def annotate(self, samples: Sequence[Sample], needs: Needs) -> list[Sample]:
+    def add_logprobs(self, samples: Sequence[Sample], needs: Needs) -> list[Sample]:
         """Add what `needs` asks for and a forward pass finds."""
         asked = sorted((OF_POLICY | OF_REFERENCE) & set(needs))
         if not samples or not asked:
             return list(samples)
         rows, changes = self.crossing.show(samples)
-        return self.crossing.attach(rows, samples, self._ask("annotate", rows, changes, asked))
+        return self.crossing.attach(rows, samples, self._ask("add_logprobs", rows, changes, asked))
 
-    def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
+    def compute_logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
         """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
 
         Raises what the model does that cannot read them so; the ranks go on.
         """
         shown = self.crossing.show(samples)
-        found: list[list[float]] | Exception = self._ask("logprobs_together", *shown, padding_free)
+        found: list[list[float]] | Exception = self._ask("compute_logprobs_together", *shown, padding_free)
         if isinstance(found, Exception):
             raise found
         return found
 
-    def own_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
-        """Return what `logprobs_together` should: by the policy's own eager forward of each sample alone."""
-        found: list[list[float]] | Exception = self._ask("own_logprobs", *self.crossing.show(samples), noise)
+    def compute_eager_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
+        """Return what `compute_logprobs_together` should: by the policy's own eager forward of each sample alone."""
+        found: list[list[float]] | Exception = self._ask("compute_eager_logprobs", *self.crossing.show(samples), noise)
         if isinstance(found, Exception):
             raise found
         return found
@@ -75,15 +75,15 @@ class RankedLearner:
         """Lay micro-batches out so, whatever the configuration says."""
         self._ask("set_layout", layout, own_attention)
 
-    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+    def set_micro_batch_limits(self, train: MicroLimit, inference: MicroLimit) -> None:
         """Hold so much in a micro-batch from now on, with a gradient and without."""
-        self._ask("cut", update, experience)
+        self._ask("set_micro_batch_limits", train, inference)
 
-    def rehearse(self, samples: Sequence[Sample], objective: Objective | None, limit: MicroLimit) -> Trial:
+    def profile_pass(self, samples: Sequence[Sample], objective: Objective | None, limit: MicroLimit) -> PassProfile:
         """Compute the samples and forget it; return what it took on the rank that it took most of."""
         rows, changes = self.crossing.show(samples)
         kl_coef = None if objective is None else objective.kl_coef
-        return worst(self.crossing.ask_all("rehearse", rows, changes, kl_coef, limit))
+        return merge_profiles(self.crossing.ask_all("profile_pass", rows, changes, kl_coef, limit))
 
     def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
@@ -93,7 +93,7 @@ class RankedLearner:
     def forward_backward_on_policy(
         self, samples: Sequence[Sample], objective: Objective
     ) -> tuple[list[Sample], dict[str, float]]:
-        """Do what `annotate` and `forward_backward` do, in one forward pass."""
+        """Do what `add_logprobs` and `forward_backward` do, in one forward pass."""
         rows, changes = self.crossing.show(samples)
         found, metrics = self._ask("forward_backward_on_policy", rows, changes, objective.kl_coef)
         return self.crossing.attach(rows, samples, found), metrics
@@ -103,31 +103,31 @@ class RankedLearner:
         metrics: dict[str, float] = self._ask("optim_step")
         return metrics
 
-    def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
-        """Set rows of the weights (None: all of a tensor) to zero until `restore`."""
-        self._ask("ablate", dict(rows))
+    def zero_weights(self, rows: Mapping[str, Sequence[int] | None]) -> None:
+        """Set rows of the weights (None: all of a tensor) to zero until `restore_weights`."""
+        self._ask("zero_weights", dict(rows))
 
-    def restore(self) -> None:
-        """Give the weights that `ablate` has set to zero their values back; without any, do nothing."""
-        self._ask("restore")
+    def restore_weights(self) -> None:
+        """Give the weights that `zero_weights` has set to zero their values back; without any, do nothing."""
+        self._ask("restore_weights")
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Let all that is offloaded leave the devices, until the verb that needs it."""
-        self._ask("rest")
+        self._ask("offload")
 
-    def describe(self) -> Facts:
+    def describe(self) -> LearnerInfo:
         """Return what is asked about model and devices; memory is that of the rank that took most."""
-        facts: list[Facts] = self._ranks.ask_all("describe")
+        info: list[LearnerInfo] = self._ranks.ask_all("describe")
         return replace(
-            facts[0],
-            devices=len(facts),
-            peak_allocated=max((one.peak_allocated for one in facts if one.peak_allocated is not None), default=None),
-            peak_reserved=max((one.peak_reserved for one in facts if one.peak_reserved is not None), default=None),
+            info[0],
+            devices=len(info),
+            peak_allocated=max((one.peak_allocated for one in info if one.peak_allocated is not None), default=None),
+            peak_reserved=max((one.peak_reserved for one in info if one.peak_reserved is not None), default=None),
         )
 
-    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> RankedSnapshot | None:
-        """Let the ranks copy weights and optimizer; None if those of a machine would take more than `room` bytes."""
-        return self.crossing.take_snapshot("learner", model_only, room)
+    def snapshot(self, *, model_only: bool = False, max_bytes: int | None = None) -> RankedSnapshot | None:
+        """Copy weights and optimizer on the ranks; None if a machine would need more than `max_bytes`."""
+        return self.crossing.take_snapshot("learner", model_only, max_bytes)
 
     def save(self, folder: Path, *, model_only: bool = False) -> None:
         """Let the ranks write weights and optimizer into `folder`."""

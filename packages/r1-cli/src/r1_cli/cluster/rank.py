@@ -36,9 +36,9 @@ from r1_core.learner import Learner
 from r1_core.learner.batching import Layout, MicroLimit
 from r1_core.learner.checkpoint import handed_over
 from r1_core.learner.critic import Critic
-from r1_core.learner.facts import Facts
+from r1_core.learner.info import LearnerInfo
 from r1_core.learner.parallel import Parallel
-from r1_core.learner.rehearsal import Trial
+from r1_core.learner.profiling import PassProfile
 from r1_core.needs import Needs
 from r1_core.objective import Objective
 from r1_core.rows import with_tokens
@@ -130,9 +130,9 @@ class Rank:
             parallel = Parallel.join(self._device, **self._sizes, timeout=self._timeout)
         self.learner, self.objective = self._build(parallel)
         if self._build_critic is not None:
-            self.learner.rest()
+            self.learner.offload()
             self.critic = self._build_critic(parallel)
-            self.critic.rest()
+            self.critic.offload()
 
     def close(self) -> None:
         """Leave the group of ranks, and that with the engines."""
@@ -161,26 +161,26 @@ class Rank:
 
     # --- the learner's verbs -----------------------------------------------------------------------------------------
 
-    def annotate(self, rows: Rows, changes: Reference | None, needs: Needs) -> Found | None:
+    def add_logprobs(self, rows: Rows, changes: Reference | None, needs: Needs) -> Found | None:
         """Do what the learner's does; return what it adds."""
         samples = self._shown(rows, changes)
-        return self._keep(rows, samples, self.learner.measure(samples, needs))
+        return self._keep(rows, samples, self.learner.compute_logprobs(samples, needs))
 
-    def logprobs_together(
+    def compute_logprobs_together(
         self, rows: Rows, changes: Reference | None, padding_free: bool
     ) -> list[list[float]] | Exception:
         """Do what the learner's does. What the model refuses is returned, as no rank has to end for it."""
         try:
-            return self.learner.logprobs_together(self._shown(rows, changes), padding_free=padding_free)
+            return self.learner.compute_logprobs_together(self._shown(rows, changes), padding_free=padding_free)
         except REFUSALS as refusal:
             return refusal
 
-    def own_logprobs(
+    def compute_eager_logprobs(
         self, rows: Rows, changes: Reference | None, noise: torch.dtype | None
     ) -> list[list[float]] | Exception:
         """Do what the learner's does. What the model refuses is returned, as no rank has to end for it."""
         try:
-            return self.learner.own_logprobs(self._shown(rows, changes), noise)
+            return self.learner.compute_eager_logprobs(self._shown(rows, changes), noise)
         except REFUSALS as refusal:
             return refusal
 
@@ -188,14 +188,16 @@ class Rank:
         """Do what the learner's does."""
         self.learner.set_layout(layout, own_attention=own_attention)
 
-    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+    def set_micro_batch_limits(self, train: MicroLimit, inference: MicroLimit) -> None:
         """Do what the learner's does."""
-        self.learner.cut(update, experience)
+        self.learner.set_micro_batch_limits(train, inference)
 
-    def rehearse(self, rows: Rows, changes: Reference | None, kl_coef: float | None, limit: MicroLimit) -> Trial:
+    def profile_pass(
+        self, rows: Rows, changes: Reference | None, kl_coef: float | None, limit: MicroLimit
+    ) -> PassProfile:
         """Do what the learner's does, without an objective if there is no KL coefficient."""
         objective = None if kl_coef is None else self._objective(kl_coef)
-        return self.learner.rehearse(self._shown(rows, changes), objective, limit)
+        return self.learner.profile_pass(self._shown(rows, changes), objective, limit)
 
     def forward_backward(self, rows: Rows, changes: Reference | None, kl_coef: float) -> dict[str, float]:
         """Do what the learner's does, by the configuration's objective with this KL coefficient."""
@@ -209,7 +211,7 @@ class Rank:
     ) -> tuple[Found | None, dict[str, float]]:
         """Do what the learner's does; return what it adds, and the metrics."""
         samples = self._shown(rows, changes)
-        found, metrics = self.learner.measure_on_policy(samples, self._objective(kl_coef))
+        found, metrics = self.learner.compute_logprobs_and_gradient(samples, self._objective(kl_coef))
         self._weigh(samples)
         return self._keep(rows, samples, found), metrics
 
@@ -223,22 +225,22 @@ class Rank:
         """Do what the learner's does."""
         return self.learner.optim_step()
 
-    def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
+    def zero_weights(self, rows: Mapping[str, Sequence[int] | None]) -> None:
         """Do what the learner's does."""
-        self.learner.ablate(rows)
+        self.learner.zero_weights(rows)
 
-    def restore(self) -> None:
+    def restore_weights(self) -> None:
         """Do what the learner's does."""
-        self.learner.restore()
+        self.learner.restore_weights()
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Do what the learner's does."""
-        self.learner.rest()
+        self.learner.offload()
 
-    def describe(self) -> Facts:
-        """Return the facts of the whole model, and of this rank's device."""
-        facts, loads = self.learner.describe(), self._loads
-        return replace(facts, straggler=loads.straggler, tokens=tuple(loads.tokens))
+    def describe(self) -> LearnerInfo:
+        """Return the info of the whole model, and of this rank's device."""
+        info, loads = self.learner.describe(), self._loads
+        return replace(info, straggler=loads.straggler, tokens=tuple(loads.tokens))
 
     def save(self, folder: Path, model_only: bool) -> None:
         """Do what the learner's does."""
@@ -248,10 +250,10 @@ class Rank:
         """Do what the learner's does."""
         self.learner.load(folder, model_only=model_only)
 
-    def copy(self, owner: str, model_only: bool, room: int | None) -> bool:
-        """Copy what this rank is to write of the "learner" or the "critic"; say whether there was `room`."""
+    def copy(self, owner: str, model_only: bool, max_bytes: int | None) -> bool:
+        """Copy what this rank is to write of the "learner" or the "critic"; say whether there was `max_bytes`."""
         trained: Learner | Critic = getattr(self, owner)
-        return self._copies.keep(owner, trained.snapshot(model_only=model_only, room=room))
+        return self._copies.keep(owner, trained.snapshot(model_only=model_only, max_bytes=max_bytes))
 
     def write_copy(self, owner: str, folder: Path) -> None:
         """Begin to write the copy, while this rank goes on."""
@@ -263,22 +265,24 @@ class Rank:
 
     # --- the critic's verbs ------------------------------------------------------------------------------------------
 
-    def annotate_values(self, rows: Rows, changes: Reference | None) -> Found | None:
+    def add_values(self, rows: Rows, changes: Reference | None) -> Found | None:
         """Do what the critic's does; return what it adds."""
         samples = self._shown(rows, changes)
-        return self._keep(rows, samples, self.critic.measure(samples))
+        return self._keep(rows, samples, self.critic.compute_values(samples))
 
     def critic_set_layout(self, layout: Layout, own_attention: bool) -> None:
         """Do what the critic's does."""
         self.critic.set_layout(layout, own_attention=own_attention)
 
-    def critic_cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+    def critic_set_micro_batch_limits(self, train: MicroLimit, inference: MicroLimit) -> None:
         """Do what the critic's does."""
-        self.critic.cut(update, experience)
+        self.critic.set_micro_batch_limits(train, inference)
 
-    def critic_rehearse(self, rows: Rows, changes: Reference | None, limit: MicroLimit, gradient: bool) -> Trial:
+    def critic_profile_pass(
+        self, rows: Rows, changes: Reference | None, limit: MicroLimit, gradient: bool
+    ) -> PassProfile:
         """Do what the critic's does."""
-        return self.critic.rehearse(self._shown(rows, changes), limit, gradient=gradient)
+        return self.critic.profile_pass(self._shown(rows, changes), limit, gradient=gradient)
 
     def critic_forward_backward(self, rows: Rows, changes: Reference | None) -> dict[str, float]:
         """Do what the critic's does."""
@@ -288,9 +292,9 @@ class Rank:
         """Do what the critic's does."""
         return self.critic.optim_step()
 
-    def critic_rest(self) -> None:
+    def critic_offload(self) -> None:
         """Do what the critic's does."""
-        self.critic.rest()
+        self.critic.offload()
 
     def critic_save(self, folder: Path, model_only: bool) -> None:
         """Do what the critic's does."""
@@ -336,7 +340,7 @@ class Rank:
             self._sender.close()
             self._sender = None
             raise
-        self.learner.rest()
+        self.learner.offload()
 
     def begin_weights(self, dtype: torch.dtype | None) -> None:
         """Begin a pass over the whole weights, cast to `dtype`, which `next_weights` takes in steps."""
@@ -346,7 +350,7 @@ class Rank:
         """Return the next whole tensors from rank 0, or where they were put down there; None at the end, then rest."""
         bucket = next(self._weights, None)
         if bucket is None:
-            self.learner.rest()
+            self.learner.offload()
             return None
         if self._rank > 0:
             return []

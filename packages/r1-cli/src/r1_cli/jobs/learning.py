@@ -141,9 +141,9 @@ def load_here(
     learner = build_learner(config, hardware, model, schedule, parallel)
     if not config.has_critic:
         return learner, None
-    learner.rest()
+    learner.offload()
     critic = build_critic(config, hardware, model, schedule, parallel)
-    critic.rest()
+    critic.offload()
     return learner, critic
 
 

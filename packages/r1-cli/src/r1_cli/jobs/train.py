@@ -259,7 +259,7 @@ def load_start(
         log.warning("%s was saved without the optimizer (save_model_only): its moments start at zero", start)
     try:
         if critic is not None:
-            learner.rest()
+            learner.offload()
             load_critic(critic, start, model_only=state["model_only"])
         learner.load(start / "actor", model_only=state["model_only"])
     except (FileNotFoundError, ValueError) as error:
@@ -290,7 +290,7 @@ def load_critic(critic: Critic, start: Path, *, model_only: bool) -> None:
         critic.load(folder, model_only=model_only)
     else:
         log.warning("%s has no critic: it begins as the model of worker.critic.model.model_path", start)
-    critic.rest()
+    critic.offload()
 
 
 def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:

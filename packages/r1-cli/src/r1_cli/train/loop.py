@@ -129,13 +129,13 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
         with watch.beside("to samples"):
             samples = to_samples(groups)
         with watch("old"):  # log π_old of each token, unless the update's own forward pass gives it
-            samples = run.learner.annotate(samples, update.needs & OF_POLICY)
+            samples = run.learner.add_logprobs(samples, update.needs & OF_POLICY)
         with watch("ref"):  # log π_ref
-            samples = run.learner.annotate(samples, OF_REFERENCE)
+            samples = run.learner.add_logprobs(samples, OF_REFERENCE)
         if run.critic:
             with watch("values"):  # V before each token
-                run.learner.rest()
-                samples = run.critic.annotate_values(samples)
+                run.learner.offload()
+                samples = run.critic.add_values(samples)
         with watch("adv"):  # A, for GRPO (r − mean r) / std r over the group
             samples = update.estimate(samples, groups, at.kl.coef)
         kl, updates, forecasts = at.kl, list[dict[str, float]](), list[dict[str, float]]()
@@ -174,7 +174,7 @@ def update_critic(critic: Critic, samples: list[Sample], schedule: Schedule) -> 
     """Take the critic's optimizer steps, and let it leave the device to the policy; return the metrics of each step."""
     batches = minibatches(samples, schedule.critic_global_batch_size, schedule.critic_ppo_epochs)
     taken = [critic.forward_backward(minibatch) | critic.optim_step() for minibatch in batches]
-    critic.rest()
+    critic.offload()
     return taken
 
 
@@ -260,9 +260,9 @@ def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> None:
     models: dict[str, Learner | Critic] = {"actor": run.learner} | ({"critic": run.critic} if run.critic else {})
     copies: dict[str, Snapshot | None] = {}
     for name, model in models.items():
-        copies[name] = model.snapshot(model_only=model_only, room=free_memory() // 2)
+        copies[name] = model.snapshot(model_only=model_only, max_bytes=free_memory() // 2)
         if run.critic:  # never both are on the device
-            model.rest()
+            model.offload()
     ahead, assets = run.ahead.under_way() if run.ahead else [], run.assets()
 
     def save(folder: Path) -> None:
@@ -271,7 +271,7 @@ def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> None:
                 copy.write(folder / name)
             else:
                 model.save(folder / name, model_only=model_only)
-                model.rest()
+                model.offload()
         for place, content in assets.items():
             (folder / place).write_bytes(content)
         save_surplus(at.supply.surplus, folder)

@@ -15,8 +15,8 @@ from r1_cli.train.groups.supply import Supply, resume_supply
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
 from r1_core.learner.batching import Layout, MicroLimit
-from r1_core.learner.facts import Facts
-from r1_core.learner.rehearsal import Trial
+from r1_core.learner.info import LearnerInfo
+from r1_core.learner.profiling import PassProfile
 from r1_core.needs import Needs
 from r1_core.objective import Objective
 from r1_core.reward_normalization import RewardNormalizer
@@ -42,17 +42,17 @@ class Snapshot(Protocol):
 class Learner(Protocol):
     """The policy that is being trained; one process or many ranks."""
 
-    def annotate(self, samples: Sequence[Sample], needs: Needs) -> list[Sample]:
+    def add_logprobs(self, samples: Sequence[Sample], needs: Needs) -> list[Sample]:
         """Add what `needs` asks for and a forward pass finds: of the policy before the step, and of the reference."""
 
-    def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
+    def compute_logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
         """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
 
         Packed, the micro-batch shares the prompts that samples tell of.
         """
 
-    def own_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
-        """Return what `logprobs_together` should: by the policy's own eager forward of each sample alone.
+    def compute_eager_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
+        """Return what `compute_logprobs_together` should: by the policy's own eager forward of each sample alone.
 
         With `noise` every layer's output is disturbed by a unit in the last place of that precision.
         """
@@ -60,10 +60,10 @@ class Learner(Protocol):
     def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
         """Lay micro-batches out so, whatever the configuration says; see `r1_core.learner.passes`."""
 
-    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+    def set_micro_batch_limits(self, train: MicroLimit, inference: MicroLimit) -> None:
         """Hold so much in a micro-batch from now on, with a gradient and without."""
 
-    def rehearse(self, samples: Sequence[Sample], objective: Objective | None, limit: MicroLimit) -> Trial:
+    def profile_pass(self, samples: Sequence[Sample], objective: Objective | None, limit: MicroLimit) -> PassProfile:
         """Compute the samples, with a gradient if there is an objective, and forget it; return what it took."""
 
     def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
@@ -72,25 +72,25 @@ class Learner(Protocol):
     def forward_backward_on_policy(
         self, samples: Sequence[Sample], objective: Objective
     ) -> tuple[list[Sample], dict[str, float]]:
-        """Do what `annotate` and `forward_backward` do, in one forward pass; see `r1_core.learner`."""
+        """Do what `add_logprobs` and `forward_backward` do, in one forward pass; see `r1_core.learner`."""
 
     def optim_step(self) -> dict[str, float]:
         """Clip, update, forget the gradient; return grad_norm and lr."""
 
-    def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
-        """Set rows of the weights (None: all of a tensor) to zero until `restore`."""
+    def zero_weights(self, rows: Mapping[str, Sequence[int] | None]) -> None:
+        """Set rows of the weights (None: all of a tensor) to zero until `restore_weights`."""
 
-    def restore(self) -> None:
-        """Give the weights that `ablate` has set to zero their values back; without any, do nothing."""
+    def restore_weights(self) -> None:
+        """Give the weights that `zero_weights` has set to zero their values back; without any, do nothing."""
 
-    def describe(self) -> Facts:
+    def describe(self) -> LearnerInfo:
         """Return what is asked about model and device, and the memory that was taken so far."""
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Let all that is offloaded leave the device, until the verb that needs it."""
 
-    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> "Snapshot | None":
-        """Copy what `save` would write, for a thread to write; None where a process has no `room` for so many bytes."""
+    def snapshot(self, *, model_only: bool = False, max_bytes: int | None = None) -> "Snapshot | None":
+        """Copy what `save` would write, for a thread to write; None if a process would copy more than `max_bytes`."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
     def save(self, folder: Path, *, model_only: bool = False) -> None: ...
@@ -100,16 +100,16 @@ class Learner(Protocol):
 class Critic(Protocol):
     """What forecasts returns and learns to, beside the policy; on the learner's process or its ranks."""
 
-    def annotate_values(self, samples: Sequence[Sample]) -> list[Sample]:
+    def add_values(self, samples: Sequence[Sample]) -> list[Sample]:
         """Add the forecast before each trained token."""
 
     def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
         """Lay micro-batches out so, whatever the configuration says; see `r1_core.learner.passes`."""
 
-    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+    def set_micro_batch_limits(self, train: MicroLimit, inference: MicroLimit) -> None:
         """Hold so much in a micro-batch from now on, with a gradient and without."""
 
-    def rehearse(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> Trial:
+    def profile_pass(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> PassProfile:
         """Compute the samples and forget it; return what it took."""
 
     def forward_backward(self, samples: Sequence[Sample]) -> dict[str, float]:
@@ -118,10 +118,10 @@ class Critic(Protocol):
     def optim_step(self) -> dict[str, float]:
         """Clip, update, forget the gradient; return grad_norm and lr."""
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Let all that is offloaded leave the device, until the verb that needs it."""
 
-    def snapshot(self, *, model_only: bool = False, room: int | None = None) -> "Snapshot | None":
+    def snapshot(self, *, model_only: bool = False, max_bytes: int | None = None) -> "Snapshot | None":
         """Copy what `save` would write, as the learner does."""
 
     def save(self, folder: Path, *, model_only: bool = False) -> None: ...
@@ -140,7 +140,7 @@ def weights_of(learner: Learner, version: int) -> WeightSource:
     """Return what an engine takes up, wherever the learner's weights are; once it has them, the learner rests."""
     if isinstance(learner, Remote):
         return learner.source(version)
-    return LocalWeights(learner.weights, version, taken=learner.rest)
+    return LocalWeights(learner.weights, version, taken=learner.offload)
 
 
 class Progress(Protocol):

@@ -10,8 +10,8 @@ from r1_core.learner.parallel import like, whole
 
 
 @torch.no_grad()
-def ablate(model: nn.Module, rows: Mapping[str, Sequence[int] | None]) -> dict[str, Tensor]:
-    """Set rows of the model's tensors to zero; return copies of these tensors, which `restore` puts back.
+def zero_weights(model: nn.Module, rows: Mapping[str, Sequence[int] | None]) -> dict[str, Tensor]:
+    """Set rows of the model's tensors to zero; return copies of these tensors, which `restore_weights` puts back.
 
     Sharded tensors are gathered, so all ranks must call it.
 
@@ -31,8 +31,8 @@ def ablate(model: nn.Module, rows: Mapping[str, Sequence[int] | None]) -> dict[s
 
 
 @torch.no_grad()
-def restore(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Give the model's tensors, to the bit, the values that `ablate` kept."""
+def restore_weights(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
+    """Give the model's tensors, to the bit, the values that `zero_weights` kept."""
     own = dict(named_state(model))
     for name, tensor in kept.items():
         own[name].copy_(tensor)

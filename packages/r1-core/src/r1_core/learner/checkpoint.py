@@ -85,23 +85,23 @@ def save(
     write_tensors(folder, parts, parallel, file_bytes)
 
 
-def take(
+def snapshot(
     model: nn.Module,
     optimizer: Optimizer | None,
     numbers: Mapping[str, Any],
     parallel: Parallel,
     file_bytes: int,
     adaptation: Adaptation | None = None,
-    room: int | None = None,
+    max_bytes: int | None = None,
 ) -> Snapshot | None:
-    """Copy what `save` writes. All ranks must call this; None on all of them if one would copy more than `room` bytes.
+    """Copy what `save` writes; None on all ranks if one would copy more than `max_bytes`. All ranks must call this.
 
     Args:
-        room: None: whatever it takes.
+        max_bytes: None: no limit.
     """
     parts, texts = contents(model, optimizer, numbers, adaptation)
     plan = {stem: cut(stem, tensors, file_bytes) for stem, tensors in parts.items()}
-    if room is not None and largest_share(plan, parallel.world) > room:
+    if max_bytes is not None and largest_share(plan, parallel.world) > max_bytes:
         return None
     held: dict[str, dict[str, Tensor]] = {}
     visit_files(parts, plan, parallel, held.__setitem__, copy=True)

@@ -1,9 +1,10 @@
 """The critic: values before a step, gradients of its loss, optimizer steps, save and load, as separate verbs."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from r1_core.learner.microbatch import MicroBatch
 from r1_core.learner.offload import Offload
 from r1_core.learner.parallel import Parallel, reshard
 from r1_core.learner.passes import spoil_if_not_finite
-from r1_core.learner.rehearsal import Trial
+from r1_core.learner.profiling import PassProfile
 from r1_core.learner.trainable import TrainableModel
 from r1_core.learner.value_scorer import ValueScorer
 from r1_core.losses.aggregation import AGGREGATIONS, aggregate
@@ -36,6 +37,11 @@ class Critic(TrainableModel):
     """
 
     name = "critic"
+    old_names: ClassVar[Mapping[str, str]] = {
+        **TrainableModel.old_names,
+        "annotate_values": "add_values",
+        "measure": "compute_values",
+    }
 
     def __init__(
         self,
@@ -65,15 +71,15 @@ class Critic(TrainableModel):
 
     # --- values ----------------------------------------------------------------------------------------------------
 
-    def annotate_values(self, samples: Sequence[Sample]) -> list[Sample]:
+    def add_values(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples, in order, with `values` float32 [L], the critic's forecasts before it is updated."""
-        return with_tokens(samples, **self.measure(samples))
+        return with_tokens(samples, **self.compute_values(samples))
 
-    def measure(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """Return what `annotate_values` adds to the samples, flat: float32 [T] for their T trained tokens."""
+    def compute_values(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """Return what `add_values` adds to the samples, flat: float32 [T] for their T trained tokens."""
         self._residence.fetch(self.model)
         self.model.eval()
-        found = self._passes.measure(samples, ("values",), lambda batch: self._values_of(batch)[:, None])
+        found = self._passes.compute(samples, ("values",), lambda batch: self._values_of(batch)[:, None])
         reshard(self.model)
         return found
 
@@ -87,7 +93,7 @@ class Critic(TrainableModel):
         """
         if not samples:
             raise ValueError("forward_backward was given no samples")
-        for name, giver in (("values", "annotate_values"), ("returns", "advantages.assign")):
+        for name, giver in (("values", "add_values"), ("returns", "advantages.assign")):
             if any(getattr(sample, name) is None for sample in samples):
                 raise ValueError(f"a sample has no {name}; call {giver} first")
         samples = spoil_if_not_finite(samples, FIELDS, "returns", self.step)
@@ -108,8 +114,8 @@ class Critic(TrainableModel):
         metrics = {name: aggregate(value, mask, "token", totals) for name, value in token_metrics.items()}
         return LossOutput(loss, {"vf_loss": loss.detach(), **metrics})
 
-    def rehearse(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> Trial:
-        """Compute the samples in micro-batches of `limit` and forget it; return what it took, as `Learner.rehearse`."""
-        run: Callable[[], object] = partial(self.forward_backward if gradient else self.measure, samples)
+    def profile_pass(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> PassProfile:
+        """Compute the samples in micro-batches of `limit` and forget it; return what it took, as `profile_pass`."""
+        run: Callable[[], object] = partial(self.forward_backward if gradient else self.compute_values, samples)
         self._residence.fetch(self.model)
-        return self._rehearse(run, limit, [self.model], away=self._residence.moves(self.optimizer))
+        return self._profile_pass(run, limit, [self.model], away=self._residence.moves(self.optimizer))

@@ -4,23 +4,23 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from r1_core.learner import checkpoint
-from r1_core.learner.ablation import ablate, restore
+from r1_core.learner.ablation import restore_weights, zero_weights
 from r1_core.learner.adaptation import Adaptation
 from r1_core.learner.batching import Batching, MicroLimit, count
-from r1_core.learner.facts import Facts, describe
-from r1_core.learner.logprobs import own_logprobs
+from r1_core.learner.info import LearnerInfo, describe
+from r1_core.learner.logprobs import compute_eager_logprobs
 from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
 from r1_core.learner.offload import Offload
 from r1_core.learner.parallel import Parallel, reshard, whole
 from r1_core.learner.passes import spoil_if_not_finite
-from r1_core.learner.rehearsal import Trial
+from r1_core.learner.profiling import PassProfile
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.learner.trainable import TrainableModel
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
@@ -77,6 +77,17 @@ class Learner(TrainableModel):
     the adapter is handed over and kept, and where `reference` is the model itself, it is the model without the adapter.
     """
 
+    old_names: ClassVar[Mapping[str, str]] = {
+        **TrainableModel.old_names,
+        "ablate": "zero_weights",
+        "annotate": "add_logprobs",
+        "logprobs_together": "compute_logprobs_together",
+        "measure": "compute_logprobs",
+        "measure_on_policy": "compute_logprobs_and_gradient",
+        "own_logprobs": "compute_eager_logprobs",
+        "restore": "restore_weights",
+    }
+
     def __init__(
         self,
         model: nn.Module,
@@ -100,14 +111,14 @@ class Learner(TrainableModel):
         )  # fmt: skip
         self.reference = reference
         self.temperature = temperature
-        self._kept: dict[str, Tensor] | None = None  # what `ablate` has set to zero
+        self._kept: dict[str, Tensor] | None = None  # what `zero_weights` has set to zero
         self._policy_tokens = TokenModel(model)
         inside = adaptation.off if adaptation is not None and reference is model else nullcontext
         self._reference_tokens = None if reference is None else TokenModel(reference, inside)
 
     # --- log-probs -------------------------------------------------------------------------------------------------
 
-    def annotate(self, samples: Sequence[Sample], needs: Needs = ("old_logprobs", "ref_logprobs")) -> list[Sample]:
+    def add_logprobs(self, samples: Sequence[Sample], needs: Needs = ("old_logprobs", "ref_logprobs")) -> list[Sample]:
         """Return the samples, in order, with what `needs` asks for and a forward pass finds, each float32 [L].
 
         One pass of the policy gives `old_logprobs` and `entropies`, and what is asked for of `squared_probs` and
@@ -117,22 +128,22 @@ class Learner(TrainableModel):
         training as in evaluation, and the micro-batches are the same; where only one of the two takes the full KL,
         they are to rounding.
         """
-        return with_tokens(samples, **self.measure(samples, needs))
+        return with_tokens(samples, **self.compute_logprobs(samples, needs))
 
-    def measure(self, samples: Sequence[Sample], needs: Needs) -> dict[str, Tensor]:
-        """Return what `annotate` adds to the samples, by field, flat: float32 [T] for their T trained tokens."""
+    def compute_logprobs(self, samples: Sequence[Sample], needs: Needs) -> dict[str, Tensor]:
+        """Return what `add_logprobs` adds to the samples, by field, flat: float32 [T] for their T trained tokens."""
         found: dict[str, Tensor] = {}
         if OF_POLICY & set(needs):
             fields = {"old_logprobs": "logprobs", "entropies": "entropy"}
             fields |= {need: need for need in ("squared_probs", "full_kl") if need in needs}
             if self._reference_tokens is None:
                 fields.pop("full_kl", None)
-            found |= self._measure(self._policy_tokens, samples, fields)
+            found |= self._compute(self._policy_tokens, samples, fields)
         if OF_REFERENCE & set(needs) and self._reference_tokens is not None:
-            found |= self._measure(self._reference_tokens, samples, {"ref_logprobs": "logprobs"})
+            found |= self._compute(self._reference_tokens, samples, {"ref_logprobs": "logprobs"})
         return found
 
-    def _measure(
+    def _compute(
         self, token_model: TokenModel, samples: Sequence[Sample], fields: Mapping[str, str]
     ) -> dict[str, Tensor]:
         """Return fields of the samples, for each of which the name in `TokenStats` is given: float32 [T]."""
@@ -144,13 +155,13 @@ class Learner(TrainableModel):
 
         self._residence.fetch(token_model.model)
         token_model.model.eval()
-        found = self._passes.measure(samples, tuple(fields), stats_of)
+        found = self._passes.compute(samples, tuple(fields), stats_of)
         reshard(token_model.model)
         self._residence.release(self._apart)
         return found
 
     @torch.no_grad()
-    def logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
+    def compute_logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
         """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
 
         Packed, they share the prompts that they tell of, whatever the batching says. Every rank computes all of it, or
@@ -164,11 +175,11 @@ class Learner(TrainableModel):
         reshard(self.model)
         return [own.tolist() for own in found.float().cpu().split([sample.response_length for sample in samples])]
 
-    def own_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
-        """Return what `logprobs_together` should, by the policy's own forward; see `logprobs.own_logprobs`."""
+    def compute_eager_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
+        """Return what `compute_logprobs_together` should, by the policy's own forward; see `logprobs`."""
         self._residence.fetch(self.model)
         self.model.eval()
-        found = own_logprobs(self.model, samples, self.temperature, noise)
+        found = compute_eager_logprobs(self.model, samples, self.temperature, noise)
         reshard(self.model)
         return found
 
@@ -182,13 +193,13 @@ class Learner(TrainableModel):
         old log-probs.
         """
         if any(sample.old_logprobs is None for sample in samples):
-            raise ValueError("a sample has no old_logprobs; call annotate first")
+            raise ValueError("a sample has no old_logprobs; call add_logprobs first")
         return self._forward_backward(samples, objective, None)
 
     def forward_backward_on_policy(
         self, samples: Sequence[Sample], objective: Loss
     ) -> tuple[list[Sample], dict[str, float]]:
-        """Do what `annotate` (of the policy) and `forward_backward` do, where no optimizer step lies between them.
+        """Do what `add_logprobs` (of the policy) and `forward_backward` do, where no optimizer step lies between them.
 
         The policy before the step is then the one whose gradient is taken, so one forward pass gives both. Returns the
         samples with `old_logprobs` and `entropies`, and the metrics. Gradient and metrics are those of the two, to
@@ -196,13 +207,13 @@ class Learner(TrainableModel):
 
         Raises ValueError on samples without advantages, and if the objective needs their old log-probs before.
         """
-        found, metrics = self.measure_on_policy(samples, objective)
+        found, metrics = self.compute_logprobs_and_gradient(samples, objective)
         return with_tokens(samples, **found), metrics
 
-    def measure_on_policy(
+    def compute_logprobs_and_gradient(
         self, samples: Sequence[Sample], objective: Loss
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Do what `forward_backward_on_policy` does, and return old log-probs and entropies as `measure` would."""
+        """Do what `forward_backward_on_policy` does; return the log-probs and entropies as `compute_logprobs` does."""
         table = TokenTable(samples, ("old_logprobs", "entropies"), self.device)
         metrics = self._forward_backward(samples, objective, table)
         return table.columns(self.parallel.sum_data), metrics
@@ -217,7 +228,7 @@ class Learner(TrainableModel):
             raise ValueError("a sample has no advantages; call advantages.assign first")
         if not self._policy_tokens.seen:
             # How the head is computed must not depend on where a run was begun, or a checkpoint loaded.
-            self.measure(samples[:1], ["old_logprobs"])
+            self.compute_logprobs(samples[:1], ["old_logprobs"])
         samples, prepared = objective.prepare(samples)
         reads = {"old_logprobs", "weights", *getattr(objective, "needs", LOSS_FIELDS)} & {*LOSS_FIELDS} - {"advantages"}
         samples = spoil_if_not_finite(samples, sorted(reads), "advantages", self.step)
@@ -257,21 +268,21 @@ class Learner(TrainableModel):
         self._residence.fetch(self._apart)
         return None if self._reference_tokens is None else self._reference_tokens.lazy_logits(batch)
 
-    def rehearse(self, samples: Sequence[Sample], objective: Loss | None, limit: MicroLimit) -> Trial:
+    def profile_pass(self, samples: Sequence[Sample], objective: Loss | None, limit: MicroLimit) -> PassProfile:
         """Compute the samples in micro-batches of `limit`, forward and backward, and forget it; return what it took.
 
-        Without an objective it is forward only, through policy and reference, as `annotate` does. All is as it was
-        then: see `rehearsal.rehearse`, which raises what is wrong.
+        Without an objective it is forward only, through policy and reference, as `add_logprobs` does. All is as it was
+        then: see `profiling.profile_pass`, which raises what is wrong.
         """
 
         def run() -> None:
             if objective is None:
-                self.measure(samples, ["old_logprobs", "ref_logprobs"])
+                self.compute_logprobs(samples, ["old_logprobs", "ref_logprobs"])
             else:
                 self.forward_backward(samples, objective)
 
         self._residence.fetch(self.model)
-        return self._rehearse(run, limit, self._models, away=self._residence.moves(self.optimizer))
+        return self._profile_pass(run, limit, self._models, away=self._residence.moves(self.optimizer))
 
     # --- weights and state -----------------------------------------------------------------------------------------
 
@@ -294,24 +305,24 @@ class Learner(TrainableModel):
             own = tensor.detach()
             yield name, own if dtype is None or not own.is_floating_point() else own.to(dtype)
 
-    def ablate(self, rows: Mapping[str, Sequence[int] | None]) -> None:
-        """Set rows of the weights (None: all of a tensor) to zero until `restore`; see `ablation.ablate`.
+    def zero_weights(self, rows: Mapping[str, Sequence[int] | None]) -> None:
+        """Set rows of the weights (None: all of a tensor) to zero until `restore_weights`; see `ablation.zero_weights`.
 
         Raises KeyError if there is no such tensor, and RuntimeError if some are zero already.
         """
         if self._kept is not None:
-            raise RuntimeError("some weights are set to zero already; call restore first")
+            raise RuntimeError("some weights are set to zero already; call restore_weights first")
         self._residence.fetch(self.model)
-        self._kept = ablate(self.model, rows)
+        self._kept = zero_weights(self.model, rows)
 
-    def restore(self) -> None:
-        """Give the weights that `ablate` has set to zero their values back, to the bit. Without any, do nothing."""
+    def restore_weights(self) -> None:
+        """Give the weights that `zero_weights` has zeroed their values back, to the bit. Without any, do nothing."""
         if self._kept is not None:
             self._residence.fetch(self.model)
-            restore(self.model, self._kept)
+            restore_weights(self.model, self._kept)
         self._kept = None
 
-    def describe(self) -> Facts:
+    def describe(self) -> LearnerInfo:
         """Return what a driver asks about model and device."""
-        facts, batching = describe(self.model, self.device), self.batching
-        return replace(facts, share_prompts=batching.share_prompts, micro_batch=batching.cap(batching.update).samples)
+        info, batching = describe(self.model, self.device), self.batching
+        return replace(info, share_prompts=batching.share_prompts, micro_batch=batching.cap(batching.update).samples)

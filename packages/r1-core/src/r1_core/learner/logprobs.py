@@ -52,7 +52,7 @@ def token_logprobs(
 # --- a model's own computation, to compare with -----------------------------------------------------------------------
 
 
-def own_logprobs(
+def compute_eager_logprobs(
     model: Any, samples: Sequence[Sample], temperature: float = 1.0, noise: torch.dtype | None = None
 ) -> list[list[float]]:
     """Return the log-probs of each sample's trained tokens by the model's own eager forward of that sample alone.

@@ -15,7 +15,7 @@ from r1_core.learner.parallel import reshard
 class Offload:
     """Which states are with the processor while nobody computes with them; `Offload()`: none.
 
-    Weights and optimizer states leave for the time in which an engine samples (`Learner.rest`), the optimizer's before
+    Weights and optimizer states leave for the time in which an engine samples (`offload`), the optimizer's before
     the weights' own; the reference leaves whenever a verb has used it.
     """
 

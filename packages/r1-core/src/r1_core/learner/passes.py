@@ -54,7 +54,7 @@ class Passes:
             )
 
     @torch.no_grad()
-    def measure(
+    def compute(
         self, samples: Sequence[Sample], names: Sequence[str], stats: Callable[[MicroBatch], Tensor]
     ) -> dict[str, Tensor]:
         """Return statistics of all trained tokens by name, flat: float32 [T] for the T of all samples.

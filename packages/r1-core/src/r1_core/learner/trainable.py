@@ -2,9 +2,11 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ from r1_core.learner.offload import Offload, Residence
 from r1_core.learner.optim import clip_and_step, group_norms
 from r1_core.learner.parallel import Parallel, reshard
 from r1_core.learner.passes import Passes
-from r1_core.learner.rehearsal import Trial, rehearse
+from r1_core.learner.profiling import PassProfile, profile_pass
 from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.types import Sample
 
@@ -43,6 +45,11 @@ class TrainableModel:
     """
 
     name = "policy"
+    old_names: ClassVar[Mapping[str, str]] = {  # of public methods, for one version
+        "cut": "set_micro_batch_limits",
+        "rehearse": "profile_pass",
+        "rest": "offload",
+    }
 
     def __init__(
         self,
@@ -75,6 +82,15 @@ class TrainableModel:
         self._models = [model] if self._apart is None else [model, self._apart]
         self._residence = Residence(offload or Offload(), model, self._apart, optimizer)
 
+    if not TYPE_CHECKING:  # a type checker knows the new names alone
+
+        def __getattr__(self, name):
+            if (new := self.old_names.get(name)) is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            message = f"{type(self).__name__}.{name} is now called {new}; the old name will go with the next version"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            return getattr(self, new)
+
     @property
     def _passes(self) -> Passes:
         return Passes(self.batching, self.parallel, self.fillers, self.device)
@@ -100,18 +116,18 @@ class TrainableModel:
         packed, single = layout == "packed", layout == "single"
         self.batching = replace(self.batching, padding_free=packed, share_prompts=False, single=single)
 
-    def cut(self, update: MicroLimit, experience: MicroLimit) -> None:
+    def set_micro_batch_limits(self, train: MicroLimit, inference: MicroLimit) -> None:
         """Hold so much in a micro-batch from now on, with a gradient and without, whatever the batching has said."""
-        self.batching = replace(self.batching, update=update, experience=experience)
+        self.batching = replace(self.batching, update=train, experience=inference)
 
-    def _rehearse(
+    def _profile_pass(
         self, run: Callable[[], object], limit: MicroLimit, models: Sequence[nn.Module], *, away: bool
-    ) -> Trial:
-        """Measure a pass in micro-batches of `limit`, of which nothing remains; see `rehearsal.rehearse`."""
+    ) -> PassProfile:
+        """Measure a pass in micro-batches of `limit`, of which nothing remains; see `profiling.profile_pass`."""
         before = self.batching
-        self.cut(limit, limit)
+        self.set_micro_batch_limits(limit, limit)
         try:
-            return rehearse(run, models, self.optimizer, self.device, away=away)
+            return profile_pass(run, models, self.optimizer, self.device, away=away)
         finally:
             self.batching = before
 
@@ -141,7 +157,7 @@ class TrainableModel:
             "skipped_steps": float(self.skipped_steps),
         } | norms
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Let all that is offloaded leave the device, until the verb that needs it."""
         self._residence.release(self.model, self._apart, self.optimizer)
 
@@ -156,10 +172,10 @@ class TrainableModel:
         checkpoint.save(folder, *self._state(model_only), file_bytes, self.adaptation)
 
     def snapshot(
-        self, *, model_only: bool = False, room: int | None = None, file_bytes: int = FILE_BYTES
+        self, *, model_only: bool = False, max_bytes: int | None = None, file_bytes: int = FILE_BYTES
     ) -> checkpoint.Snapshot | None:
-        """Copy what `save` would write, to be written while the learner goes on; None if it is above `room` bytes."""
-        return checkpoint.take(*self._state(model_only), file_bytes, self.adaptation, room)
+        """Copy what `save` would write, to be written while the learner goes on; None above `max_bytes`."""
+        return checkpoint.snapshot(*self._state(model_only), file_bytes, self.adaptation, max_bytes)
 
     def _state(self, model_only: bool) -> tuple[nn.Module, Optimizer | None, dict[str, int], Parallel]:
         optimizer = None if model_only else self.optimizer

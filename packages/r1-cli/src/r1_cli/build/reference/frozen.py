@@ -14,7 +14,7 @@ from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles
 from r1_cli.build.reference.reading import to_read
 from r1_core.learner.batching import Batching
-from r1_core.learner.logprobs import own_logprobs
+from r1_core.learner.logprobs import compute_eager_logprobs
 from r1_core.learner.microbatch import MicroBatch
 from r1_core.learner.parallel import Parallel
 from r1_core.learner.passes import Passes
@@ -55,8 +55,8 @@ class FrozenReading:
             ValueError: texts alone are wrong, too.
         """
         samples = list(map(_to_sample, texts))
-        expected = own_logprobs(self._model, samples)
-        noise = widest_gap(own_logprobs(self._model, samples, noise=dtype), expected)
+        expected = compute_eager_logprobs(self._model, samples)
+        noise = widest_gap(compute_eager_logprobs(self._model, samples, noise=dtype), expected)
         tolerance = learn_tolerance(noise, dtype)
         for single in (self._batching.single, True):
             self._passes = Passes(replace(self._batching, single=single), Parallel(), (), self._device)
@@ -82,7 +82,7 @@ class FrozenReading:
         def stats_of(batch: MicroBatch) -> Tensor:
             return self._tokens(batch, temperature).logprobs[:, None]
 
-        flat = self._passes.measure(samples, ("logprobs",), stats_of)["logprobs"]
+        flat = self._passes.compute(samples, ("logprobs",), stats_of)["logprobs"]
         return [own.tolist() for own in flat.split([sample.response_length for sample in samples])]
 
 

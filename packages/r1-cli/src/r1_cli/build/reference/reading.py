@@ -43,8 +43,8 @@ class LearnerReading:
             raise ValueError(f"the learner computes at temperature {self.temperature}, not at {temperature}")
         field = FIELDS[self.model]
         samples = [to_read(*one) for one in zip(prompts, responses, starts, strict=True)]
-        found = self.learner.annotate(samples, [field])
-        self.learner.rest()
+        found = self.learner.add_logprobs(samples, [field])
+        self.learner.offload()
         return [getattr(sample, field)[sample.loss_mask].tolist() for sample in found]
 
 

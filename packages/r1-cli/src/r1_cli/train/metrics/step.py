@@ -11,7 +11,7 @@ import torch
 from r1_cli.hardware import peak_flops
 from r1_cli.train.groups.group import Group
 from r1_core import kl
-from r1_core.learner.facts import Facts
+from r1_core.learner.info import LearnerInfo
 from r1_core.losses import correction
 from r1_core.prompts import Work
 from r1_core.rows import known, rows, tokens, trained
@@ -223,13 +223,13 @@ def divergence(samples: Sequence[Sample], kl_penalty: str | None) -> float:
 
 
 def performance(
-    samples: Sequence[Sample], seconds: Mapping[str, float], facts: Facts, ppo_epochs: int
+    samples: Sequence[Sample], seconds: Mapping[str, float], info: LearnerInfo, ppo_epochs: int
 ) -> dict[str, float]:
     """Return times, throughput and memory; MFU only where the device's peak is known, never a made-up one.
 
     Tokens are those that have to be computed: a prompt once where its answers share it, however often it was.
     """
-    lengths = Work.of(samples, facts.share_prompts).in_order()
+    lengths = Work.of(samples, info.share_prompts).in_order()
     total = sum(lengths)
     sampled = sum(sample.response_length for sample in samples)
     tokens_of = {"gen": sampled, "reward": sampled, **dict.fromkeys(OF_ALL_TOKENS, total)}
@@ -241,20 +241,20 @@ def performance(
             if stage in seconds
         },
         "perf/total_num_tokens": float(total),
-        "perf/micro_batch_size": float(facts.micro_batch),
+        "perf/micro_batch_size": float(info.micro_batch),
         "perf/time_per_step": seconds["step"],
         "perf/samples_per_second": len(samples) / seconds["step"],
-        "perf/throughput": total / (seconds["step"] * facts.devices),
-        **sequence_balance(lengths, facts.tokens),
+        "perf/throughput": total / (seconds["step"] * info.devices),
+        **sequence_balance(lengths, info.tokens),
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
-    peak = peak_flops(facts.device)
+    peak = peak_flops(info.device)
     if peak is not None and "update_actor" in seconds:
-        flops = total * ppo_epochs * facts.flops_per_token
-        record["perf/mfu_actor"] = flops / (seconds["update_actor"] * peak * facts.devices)
-    if facts.devices > 1:
-        record["perf/straggler"] = facts.straggler
-    if facts.peak_allocated is not None and facts.peak_reserved is not None:
-        record["perf/max_memory_allocated_gb"] = facts.peak_allocated / 2**30
-        record["perf/max_memory_reserved_gb"] = facts.peak_reserved / 2**30
+        flops = total * ppo_epochs * info.flops_per_token
+        record["perf/mfu_actor"] = flops / (seconds["update_actor"] * peak * info.devices)
+    if info.devices > 1:
+        record["perf/straggler"] = info.straggler
+    if info.peak_allocated is not None and info.peak_reserved is not None:
+        record["perf/max_memory_allocated_gb"] = info.peak_allocated / 2**30
+        record["perf/max_memory_reserved_gb"] = info.peak_reserved / 2**30
     return record

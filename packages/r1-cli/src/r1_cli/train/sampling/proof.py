@@ -35,17 +35,17 @@ class LearnerReference:
     def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-prob of each response token, at the learner's temperature."""
         samples = [to_sample(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
-        annotated = self.learner.annotate(samples, ["old_logprobs"])
+        annotated = self.learner.add_logprobs(samples, ["old_logprobs"])
         return [s.old_logprobs[s.loss_mask].tolist() for s in annotated if s.old_logprobs is not None]
 
     @contextmanager
     def zeroed(self, rows: ParameterRows) -> Iterator[None]:
         """Inside the block these rows of its weights are zero; after it, what they were."""
-        self.learner.ablate(rows)
+        self.learner.zero_weights(rows)
         try:
             yield
         finally:
-            self.learner.restore()
+            self.learner.restore_weights()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class LearnerInfo:
     """A learner in numbers.
 
-    Example: `Facts(parameters=494_032_768, flops_per_token=2.96e9, device="NVIDIA H200", peak_allocated=2 * 10**10,
-    peak_reserved=3 * 10**10)`.
+    Example: `LearnerInfo(parameters=494_032_768, flops_per_token=2.96e9, device="NVIDIA H200",
+    peak_allocated=2 * 10**10, peak_reserved=3 * 10**10)`.
     """
 
     parameters: int
@@ -26,10 +26,10 @@ class Facts:
     straggler: float = 1.0  # tokens of the fullest device to those of the mean one, round by round of a step's updates
 
 
-def describe(model: nn.Module, device: torch.device) -> Facts:
-    """Return the facts of a model that trains on `device`."""
+def describe(model: nn.Module, device: torch.device) -> LearnerInfo:
+    """Describe a model that trains on `device`."""
     on_gpu = device.type == "cuda"
-    return Facts(
+    return LearnerInfo(
         parameters=sum(p.numel() for p in model.parameters()),
         flops_per_token=flops_per_token(model),
         device=torch.cuda.get_device_name(device) if on_gpu else device.type,

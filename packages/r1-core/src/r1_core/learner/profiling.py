@@ -21,10 +21,10 @@ HOST_IS_FULL = "can't allocate memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class PassProfile:
     """What a pass took.
 
-    Example: `Trial(0.8, peak=61 * 10**9, room=139 * 10**9)`.
+    Example: `PassProfile(0.8, peak=61 * 10**9, room=139 * 10**9)`.
     """
 
     seconds: float
@@ -32,16 +32,16 @@ class Trial:
     room: int | None = None  # bytes of the device that there are for it; None on processors, which name no end
 
 
-def worst(trials: Sequence[Trial]) -> Trial:
+def merge_profiles(trials: Sequence[PassProfile]) -> PassProfile:
     """Return what the same pass took on several ranks: as long as the slowest, as much as the fullest."""
     rooms = [trial.room for trial in trials if trial.room is not None]
     peak = max(trial.peak for trial in trials)
-    return Trial(max(trial.seconds for trial in trials), peak, min(rooms, default=None))
+    return PassProfile(max(trial.seconds for trial in trials), peak, min(rooms, default=None))
 
 
-def rehearse(
+def profile_pass(
     run: Callable[[], object], models: Sequence[nn.Module], optimizer: Optimizer, device: torch.device, *, away: bool
-) -> Trial:
+) -> PassProfile:
     """Measure a pass, and leave models, gradients and random numbers as they were.
 
     Args:
@@ -56,12 +56,12 @@ def rehearse(
             begun, own = time.perf_counter(), time.process_time()
             run()
             # What else the machine does must not count: threads together compute for as long at least as it takes.
-            return Trial(min(time.perf_counter() - begun, time.process_time() - own), host_peak())
-        return _rehearse_on_gpu(run, optimizer, device, away)
+            return PassProfile(min(time.perf_counter() - begun, time.process_time() - own), host_peak())
+        return _profile_on_gpu(run, optimizer, device, away)
 
 
-def _rehearse_on_gpu(run: Callable[[], object], optimizer: Optimizer, device: torch.device, away: bool) -> Trial:
-    """Do what `rehearse` does on a GPU. NOT RUN ON A GPU."""
+def _profile_on_gpu(run: Callable[[], object], optimizer: Optimizer, device: torch.device, away: bool) -> PassProfile:
+    """Do what `profile_pass` does on a GPU. NOT RUN ON A GPU."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
@@ -76,9 +76,9 @@ def _rehearse_on_gpu(run: Callable[[], object], optimizer: Optimizer, device: to
         torch.cuda.reset_peak_memory_stats(device)  # what a run reports of itself begins behind this
     trained, states = optimizer_bytes(optimizer)
     if away:  # they come when the activations are gone
-        return Trial(seconds, max(peak, before + trained + states), room)
+        return PassProfile(seconds, max(peak, before + trained + states), room)
     present = bytes_on_device(states_of(optimizer))
-    return Trial(seconds, peak + max(states - present, 0), room)
+    return PassProfile(seconds, peak + max(states - present, 0), room)
 
 
 def optimizer_bytes(optimizer: Optimizer) -> tuple[int, int]:
