@@ -126,7 +126,7 @@ class Engine:
         self.groups = [make_group(row, response) for row in range(prompts)]
 
     @contextmanager
-    def awake(self, source: Any = None) -> Iterator[None]:
+    def active(self, source: Any = None) -> Iterator[None]:
         yield
 
     def collect(self, at: Position, watch: Stopwatch) -> Collected:

@@ -37,7 +37,7 @@ def numbers() -> Iterator[str]:
         yield f"prompt     {len(prompt.token_ids)} tokens, position_ids {list(prompt.position_ids.shape)}, {pixels}"
 
         learner, engine = trainer.learner, trainer.engine
-        with engine.awake(LocalWeights(learner.weights(), version=0)):
+        with engine.active(LocalWeights(learner.weights(), version=0)):
             params = SamplingParams(max_tokens=20, n=8, temperature=1.0, seed=0)
             [(_, completions)] = list(engine.generate([prompt], params))
         texts = [trainer.decode(completion.token_ids) for completion in completions]

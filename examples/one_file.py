@@ -89,7 +89,7 @@ class Trainer:
         """Sample, judge, compare, update; return what happened. Steps count from 0."""
         prompts = [self.dataset[row] for row in self.stream.batch(number)]
 
-        with self.engine.awake(LocalWeights(self.learner.weights(), version=number)):
+        with self.engine.active(LocalWeights(self.learner.weights(), version=number)):
             sampling = SamplingParams(max_tokens=20, n=RESPONSES, temperature=1.0, seed=number)
             groups = dict(self.engine.generate(prompts, sampling))
         pairs = [(index, completion) for index in range(len(prompts)) for completion in groups[index]]

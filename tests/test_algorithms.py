@@ -63,7 +63,7 @@ class Given:
 
     collected: Collected
 
-    def awake(self, source: WeightSource) -> AbstractContextManager[None]:
+    def active(self, source: WeightSource) -> AbstractContextManager[None]:
         return nullcontext()
 
     def collect(self, at: Position, watch: Stopwatch) -> Collected:
@@ -100,7 +100,7 @@ def standing(r1: R1, tmp_path_factory: pytest.TempPathFactory) -> Standing:
 
     def stand(run: loop.Run, at: Position) -> Position:
         run.learner.save(folder / "begin")
-        with run.engine.awake(weights_of(run.learner, at.step)):
+        with run.engine.active(weights_of(run.learner, at.step)):
             given = Given(run.collector.collect(at, Stopwatch()))
         found.append(Standing(replace(run, engine=given, collector=given), folder / "begin"))
         return at

@@ -106,7 +106,7 @@ def learner_of(model: Any, params: SamplingParams) -> Learner:
 def sample(
     engine: Generator, learner: Learner, prompts: Sequence[Prompt], params: SamplingParams
 ) -> list[list[Completion]]:
-    with engine.awake(LocalWeights(learner.weights(), 1)):
+    with engine.active(LocalWeights(learner.weights(), 1)):
         groups = dict(engine.generate(prompts, params))
     return [groups[index] for index in range(len(prompts))]
 
@@ -252,6 +252,6 @@ def test_a_weight_that_does_not_come_is_named(engine: Generator, family: str) ->
             rest = [(name, tensor) for name, tensor in weights.items() if name not in absent]
             with (
                 pytest.raises(WeightsError, match=rf"not given: .*{re.escape(part)}"),
-                engine.awake(LocalWeights(rest, 1)),
+                engine.active(LocalWeights(rest, 1)),
             ):
                 pass

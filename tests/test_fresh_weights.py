@@ -31,13 +31,13 @@ class ForgetfulEngine(EmbeddedEngine):
     forgets = "layers.1."
 
     @contextmanager
-    def awake(self, source: WeightSource) -> Iterator[None]:
+    def active(self, source: WeightSource) -> Iterator[None]:
         first, weights = self.__dict__.setdefault("first", {}), source.tensors()
         assert not isinstance(weights, Adapter)
         named = {name: tensor.clone() for name, tensor in weights}
         changed = {name: first.get(name, tensor) if self.forgets in name else tensor for name, tensor in named.items()}
         first.update({name: tensor for name, tensor in named.items() if name not in first})
-        with super().awake(LocalWeights(changed.items(), source.version)):
+        with super().active(LocalWeights(changed.items(), source.version)):
             yield
 
 

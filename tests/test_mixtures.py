@@ -22,7 +22,7 @@ def test_an_engines_logprobs_are_the_learners_after_experts_and_router_have_move
     learner, prompts = learner_of(families.make_model(family), PARAMS), make_prompts(family, PICTURES[:3])
     with make_engine(family, tmp_path, **rules_of(family)) as engine:
         for version in (1, 2):
-            with engine.awake(LocalWeights(learner.weights(), version)):
+            with engine.active(LocalWeights(learner.weights(), version)):
                 groups = dict(engine.generate(prompts, PARAMS))
             assert_agreement(learner, prompts, [groups[index] for index in range(len(prompts))])
             with torch.no_grad():

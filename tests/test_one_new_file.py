@@ -96,11 +96,11 @@ class Seven:
     def __init__(self, end: int) -> None:
         self.end, self.version = end, -1
 
-    def update(self, source: Any) -> None:
+    def load_weights(self, source: Any) -> None:
         self.version = source.version
 
-    def awake(self, source: Any = None) -> Any:
-        self.update(source)
+    def active(self, source: Any = None) -> Any:
+        self.load_weights(source)
         return nullcontext()
 
     def generate(self, prompts: Any, params: Any) -> Any:

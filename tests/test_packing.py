@@ -209,7 +209,7 @@ def test_the_embedded_engine_agrees_with_the_learner_or_refuses_the_model_by_nam
     learner = make_learner(families.make_model(family))
     probes = text_probes(range(250), longest_prompt=16, longest_response=8)
     engine = EmbeddedEngine(model, end_token_ids=END)
-    with engine.awake(LocalWeights(learner.weights(), 1)):
+    with engine.active(LocalWeights(learner.weights(), 1)):
         found = engine.logprobs_of(probes.prompts, probes.responses)
     for prompt, response, own in zip(probes.prompts, probes.responses, found, strict=True):
         token_ids = torch.tensor([*prompt.token_ids, *response])

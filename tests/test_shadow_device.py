@@ -141,7 +141,7 @@ def test_the_embedded_engine_samples_on_the_device_what_it_samples_on_the_proces
         model = families.make_model(family)
         engine = EmbeddedEngine(model if device is None else move(model), end_token_ids={258}, device=device or "cpu")
         weights = [(name, tensor.clone()) for name, tensor in families.make_model(family).state_dict().items()]
-        with engine.awake(LocalWeights(weights, 1)):
+        with engine.active(LocalWeights(weights, 1)):
             groups = dict(engine.generate(prompts, params))
         return [[[*completion.token_ids] for completion in groups[index]] for index in range(len(prompts))]
 

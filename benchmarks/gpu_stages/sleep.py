@@ -42,7 +42,7 @@ def _sleep(bench: Bench, name: str) -> Row:
 
     for version in range(2):  # the second is measured
         start = time.perf_counter()
-        with engine.awake(LocalWeights(weights, version)):
+        with engine.active(LocalWeights(weights, version)):
             wait(bench)
             row["wake and load s"] = time.perf_counter() - start
             row["free GB awake"] = _free(bench)

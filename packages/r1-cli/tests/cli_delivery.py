@@ -48,7 +48,7 @@ class Taking(EmbeddedEngine):
                     brought.append((name, tensor))
                 if self.refuses in info["names"]:
                     raise WeightsError(f"no room for {self.refuses}")
-        self.order.append("awake")
+        self.order.append("active")
         return super()._load(LocalWeights(brought, source.version))
 
 
@@ -78,7 +78,7 @@ def delivered(dtype: torch.dtype | None, refuses: str = "") -> list[str]:
     for version in (3, 4):
         source = RankedWeights(lambda verb, *args: getattr(rank, verb)(*args), Stored.put, version)
         try:
-            with together.awake(source):
+            with together.active(source):
                 order.append("sampling")
         except WeightsError as error:
             wrong.append(str(error))

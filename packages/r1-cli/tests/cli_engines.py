@@ -101,7 +101,9 @@ def weights_reach_engines(dtype: torch.dtype | None) -> list[str]:
             pass
         return []
     members = hosts(2)
-    as_set(members, dtype=dtype).update(RankedWeights(lambda verb, *args: getattr(rank, verb)(*args), Stored.put, 3))
+    as_set(members, dtype=dtype).load_weights(
+        RankedWeights(lambda verb, *args: getattr(rank, verb)(*args), Stored.put, 3)
+    )
     whole = {name: tensor.clone() for name, tensor in rank.learner.weights()}
     kept = whole if dtype is None else {name: tensor.to(dtype) for name, tensor in whole.items()}
     expected = expected_checksums({name: tensor.float() for name, tensor in kept.items()}.items(), ["float32"])

@@ -76,7 +76,7 @@ class Engine:
             yield index, answers
 
     @contextmanager
-    def awake(self, source: WeightSource) -> Iterator[None]:
+    def active(self, source: WeightSource) -> Iterator[None]:
         self.version = source.version
         yield
 

@@ -125,7 +125,7 @@ def test_factors_alone_are_handed_over_and_a_swapped_one_is_found(folders: Any) 
     factors = sum(p.numel() for p in learner.model.parameters() if p.requires_grad)
     assert sum(tensor.numel() for _, tensor in sent.weights) == factors
     for version in (1, 2):
-        with proven.awake(weights_of(learner, version)):
+        with proven.active(weights_of(learner, version)):
             assert proven.gap < TOLERANCE[torch.float32] / 5
         take_step(learner, "text", "KL", version)
 
@@ -133,7 +133,7 @@ def test_factors_alone_are_handed_over_and_a_swapped_one_is_found(folders: Any) 
     with pytest.raises(
         StaleWeights, match=r"bytes of 2 of the engine's weights are not the learner's\. At fault: adapter"
     ):
-        proven.update(weights_of(learner, 3))
+        proven.load_weights(weights_of(learner, 3))
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_learner_and_engine_have_one_copy_of_the_base_and_do_not_disturb_each_ot
     proven = ProvenGenerator(engine, LearnerReference(learner), Canary(*probes, TOLERANCE[torch.float32]))
     seen = list[Any]()
     for version in (1, 2):
-        with proven.awake(weights_of(learner, version)):
+        with proven.active(weights_of(learner, version)):
             assert proven.gap < TOLERANCE[torch.float32] / 5
             seen.append(engine.logprobs_of(probes[0].prompts, probes[0].responses))
             # Whatever the learner does meanwhile, the engine has the adapter of the last sync, all of it.
@@ -168,7 +168,7 @@ def test_learner_and_engine_have_one_copy_of_the_base_and_do_not_disturb_each_ot
     with pytest.raises(
         StaleWeights, match=r"bytes of 2 of the engine's weights are not the learner's\. At fault: adapter"
     ):
-        proven.update(weights_of(learner, 3))
+        proven.load_weights(weights_of(learner, 3))
 
 
 class Swapping(EmbeddedEngine):

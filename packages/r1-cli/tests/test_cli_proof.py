@@ -32,7 +32,7 @@ class Engine:
         self.own: dict[str, Tensor] = {name: torch.zeros(4) for name in deaf}
 
     @contextmanager
-    def awake(self, source: WeightSource) -> Iterator[None]:
+    def active(self, source: WeightSource) -> Iterator[None]:
         for name, tensor in cast(Any, source.tensors()):
             if name not in self.deaf:
                 self.own[name] = tensor.flip(0) if name in self.turned else tensor.clone()
@@ -59,7 +59,7 @@ def weights(step: int) -> LocalWeights:
 
 def sync(proven: ProvenGenerator, *steps: int) -> None:
     for step in steps:
-        with proven.awake(weights(step)):
+        with proven.active(weights(step)):
             pass
 
 
@@ -103,9 +103,9 @@ def test_what_bytes_no_longer_prove_is_said_when_it_shows(caplog: pytest.LogCapt
     name = LAYER_1[0]
     engine = proven(Engine(keeps_layout=False, turned=LAYER_1))
     caplog.set_level(logging.WARNING, "r1")
-    with engine.awake(LocalWeights({name: torch.zeros(4)}.items(), 0)):
+    with engine.active(LocalWeights({name: torch.zeros(4)}.items(), 0)):
         assert not caplog.records
-    with engine.awake(LocalWeights({name: torch.arange(4.0)}.items(), 1)):
+    with engine.active(LocalWeights({name: torch.arange(4.0)}.items(), 1)):
         assert "1 of 1 weights in a layout of its own" in caplog.records[0].getMessage()
 
 

@@ -228,7 +228,7 @@ def test_a_model_apart_is_asked_while_the_engine_samples() -> None:
                 yield index, [Completion(text, [-1.0] * len(text), "stop", 0)] * params.n
 
         @contextmanager
-        def awake(self, source: Any) -> Iterator[None]:
+        def active(self, source: Any) -> Iterator[None]:
             yield
 
     engine, verifier = Patient(), asking(Noting(concurrent=True))

@@ -84,13 +84,13 @@ def test_a_checkpoint_holds_the_position_after_its_own_step(tmp_path: Path) -> N
 
 
 def test_each_step_samples_from_the_weights_of_the_step_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    versions, awake = list[int](), Engine.awake
+    versions, active = list[int](), Engine.active
 
     def noting(engine: Engine, source: Any) -> AbstractContextManager[None]:
         versions.append(source.version)
-        return awake(engine, source)
+        return active(engine, source)
 
-    monkeypatch.setattr(Engine, "awake", noting)
+    monkeypatch.setattr(Engine, "active", noting)
     loop.train(run(tmp_path, steps=3), start(KeepAll()))
     assert versions == [0, 1, 2]
     assert [record["staleness/max"] for record in records(tmp_path)] == [0, 0, 0]

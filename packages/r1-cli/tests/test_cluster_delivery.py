@@ -24,13 +24,13 @@ JOIN, START, UPDATE, FINISH = (
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_ranks_send_engines_their_weights_and_rest_before_these_make_room_to_sample(dtype: torch.dtype | None) -> None:
     order, _ = ranks.run(delivered, dtype)
-    verbs = [JOIN, START, UPDATE, FINISH, "rest", "awake", "sampling"]
+    verbs = [JOIN, START, UPDATE, FINISH, "rest", "active", "sampling"]
     assert [*dict.fromkeys(order)] == verbs  # no tensor's name: none of an engine's differs
     assert order.count(JOIN) == 2  # each engine joins once, for both syncs
     assert order.count("rest") == 2
     again = order[order.index("sampling") + 1 :]
     assert again[:2] == [START, START]
-    assert again.index("rest") < again.index("awake")
+    assert again.index("rest") < again.index("active")
     assert order.count(UPDATE) > 8  # in buckets
 
 

@@ -53,7 +53,7 @@ def one_engine(params: SamplingParams = PARAMS) -> list[list[tuple[list[int], st
     """What one engine draws."""
     with ExitStack() as stack:
         engine = build_engine(stack)
-        with engine.awake(weights(4)):
+        with engine.active(weights(4)):
             return plain(dict(engine.generate(PROMPTS, params)))
 
 
@@ -71,7 +71,7 @@ def test_engines_together_draw_what_one_draws_sample_by_sample(count: int) -> No
     assert isinstance(engines, Replaying)
     assert isinstance(engines, Checksummed)
     assert not isinstance(engines, Drainable)
-    with engines.awake(weights(4)):
+    with engines.active(weights(4)):
         assert plain(dict(engines.generate(PROMPTS, PARAMS))) == one_engine()
         assert plain(dict(engines.generate(PROMPTS, PARAMS))) == one_engine()
     assert all("work" in member.asked for member in members), "one engine had nothing to do"
@@ -95,7 +95,7 @@ def test_no_engine_has_more_than_it_has_room_for_while_another_has_less() -> Non
     for number, member in enumerate(members):
         watched(number, member)
     engines = as_set(members)
-    with engines.awake(weights(4)):
+    with engines.active(weights(4)):
         assert len(dict(engines.generate(PROMPTS, PARAMS))) == len(PROMPTS)
     assert most == [4, 4]  # two groups of three sequences of eight, and two in reserve
 
@@ -110,7 +110,7 @@ def test_of_an_adapter_the_factors_alone_cross_to_all_engines() -> None:
             factors += [(f"{name}.lora_A.default.weight", a), (f"{name}.lora_B.default.weight", b)]
             merged[f"{name}.weight"] = module.weight.detach() + 2.0 * (b @ a)
     before = len(STORE)
-    engines.update(LocalWeights(Adapter(2, 4.0, ("up_proj",), factors), 4))
+    engines.load_weights(LocalWeights(Adapter(2, 4.0, ("up_proj",), factors), 4))
     assert sum(Stored(place).num_bytes for place in range(before, len(STORE))) < 2 * 4 * 2 * 2 * (16 + 32)
     sent = Adapter(2, 4.0, ("up_proj",), factors)
     proof = engines.compare(expected_checksums(sent, engines.precisions, factors=True))
@@ -118,7 +118,7 @@ def test_of_an_adapter_the_factors_alone_cross_to_all_engines() -> None:
     assert not proof.unread
     with ExitStack() as stack:
         engine = build_engine(stack)
-        engine.update(LocalWeights(merged, 4))
+        engine.load_weights(LocalWeights(merged, 4))
         own = engine.logprobs_of(PROMPTS[:2], [[1, 2], [3]])
     found = engines.logprobs_of(PROMPTS[:2], [[1, 2], [3]])
     assert found == [pytest.approx(one, abs=1e-5) for one in own]
@@ -128,12 +128,12 @@ def test_weights_are_everywhere_the_same_and_proven_everywhere() -> None:
     members = hosts(2)
     engines = as_set(members)
     source = weights(4)
-    with engines.awake(source):
+    with engines.active(source):
         expected = expected_checksums(source.tensors(), engines.precisions)
         assert not engines.compare(expected).differing
         (own,) = build_and_ask([[1, 2]])
         assert engines.logprobs_of(PROMPTS[:1], [[1, 2]]) == [pytest.approx(own, abs=1e-6)]
-        members[1].host._engine.update(weights(4, seed=9))  # type: ignore[attr-defined]
+        members[1].host._engine.load_weights(weights(4, seed=9))  # type: ignore[attr-defined]
         assert engines.compare(expected).differing
         with pytest.raises(EngineError, match="engine-0 and engine-1 give the same responses log-probs that differ"):
             engines.logprobs_of(PROMPTS[:1], [[1, 2]])
@@ -142,29 +142,29 @@ def test_weights_are_everywhere_the_same_and_proven_everywhere() -> None:
 def build_and_ask(responses: list[list[int]]) -> list[list[float]]:
     with ExitStack() as stack:
         engine = build_engine(stack)
-        with engine.awake(weights(4)):
+        with engine.active(weights(4)):
             return engine.logprobs_of(PROMPTS[: len(responses)], responses)
 
 
 def test_asleep_or_with_too_large_groups_they_refuse_as_one_engine_does() -> None:
     engines = as_set(hosts(2))
-    with pytest.raises(RuntimeError, match=r"generate\(\) needs awake engines"):
+    with pytest.raises(RuntimeError, match=r"generate\(\) needs active engines"):
         engines.generate(PROMPTS, PARAMS)
-    with engines.awake(weights(4)):
+    with engines.active(weights(4)):
         with pytest.raises(ValueError, match="n=9 samples a prompt, but max_sequences=8"):
             engines.generate(PROMPTS, SamplingParams(max_tokens=2, n=9))
-        with pytest.raises(RuntimeError, match="awake already"), engines.awake(weights(5)):
+        with pytest.raises(RuntimeError, match="active already"), engines.active(weights(5)):
             pass
         with pytest.raises(PromptError, match="prompt p3 is empty"):
             list(engines.generate([*PROMPTS[:3], prompt(3, 0)], PARAMS))
         assert plain(dict(engines.generate(PROMPTS, PARAMS))) == one_engine()
-    engines.update(weights(5))
+    engines.load_weights(weights(5))
     assert len(dict(engines.generate(PROMPTS[:3], PARAMS))) == 3
 
 
 def test_a_call_that_is_over_says_so_and_leaves_the_engines_well() -> None:
     engines = as_set(hosts(2))
-    with engines.awake(weights(4)):
+    with engines.active(weights(4)):
         first = engines.generate(PROMPTS, PARAMS)
         next(first)
         second = engines.generate(PROMPTS, PARAMS)
@@ -176,9 +176,9 @@ def test_a_call_that_is_over_says_so_and_leaves_the_engines_well() -> None:
         third.close()
         assert list(third) == []
         last = engines.generate(PROMPTS, PARAMS)
-    with pytest.raises(RuntimeError, match="its awake block ended"):
+    with pytest.raises(RuntimeError, match="its active block ended"):
         list(last)
-    with engines.awake(weights(5)):
+    with engines.active(weights(5)):
         assert len(dict(engines.generate(PROMPTS, PARAMS))) == len(PROMPTS)
 
 
@@ -187,7 +187,7 @@ def test_a_dead_engine_ends_the_call_with_its_name_and_nobody_waits_for_the_othe
     engines = as_set(members)
 
     def sample() -> None:
-        with engines.awake(weights(4)):
+        with engines.active(weights(4)):
             members[1].dies_in = "work"
             members[0].host.work = lambda prompts: held.wait() and []  # type: ignore[assignment, method-assign]
             list(engines.generate(PROMPTS, PARAMS))
@@ -267,7 +267,7 @@ def test_two_buckets_are_alive_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
 
     asked.putter = counted
     asked.ask = lambda verb, *args: getattr(asked.rank, verb)(*args)  # type: ignore[method-assign]
-    with engines.awake(weights_of(learner, 2)):
+    with engines.active(weights_of(learner, 2)):
         assert len(references) > 2
         expected = expected_checksums({n: t.float() for n, t in asked.rank.learner.weights()}.items(), ["float32"])
         assert not engines.compare(expected).differing
@@ -278,15 +278,15 @@ def test_what_an_engine_does_not_take_is_told_when_the_ranks_have_ended_their_pa
 ) -> None:
     learner, asked = ranked(monkeypatch)
     engines = as_set(hosts(2))
-    engines.update(weights(9))
+    engines.load_weights(weights(9))
     with pytest.raises(WeightsError, match="weights of version 2 are older than version 9"):
-        engines.update(weights_of(learner, 2))
+        engines.load_weights(weights_of(learner, 2))
     assert [verb for verb, _ in asked.asked][-1] == "end_weights"
-    engines.update(weights_of(learner, 10))
+    engines.load_weights(weights_of(learner, 10))
     assert [verb for verb, _ in asked.asked][-1] == "next_weights"
     with pytest.raises(WeightsError, match="the adapter for q_proj holds no weights"):
-        engines.update(LocalWeights(Adapter(1, 1.0, ("q_proj",), []), 11))
-    engines.update(weights_of(learner, 12))
+        engines.load_weights(LocalWeights(Adapter(1, 1.0, ("q_proj",), []), 11))
+    engines.load_weights(weights_of(learner, 12))
 
 
 def test_weights_that_break_off_are_an_error_of_the_engine_that_has_half_of_them() -> None:

@@ -42,7 +42,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def answered(pool: Any, source: Any) -> None:
-    with pool.awake(source):
+    with pool.active(source):
         assert len(dict(pool.generate(prompts(4), PARAMS))) == 4
 
 
@@ -93,11 +93,11 @@ def test_a_rank_that_cannot_write_is_named_nothing_is_taken_up_and_the_next_push
     pool = pools.open(fake, bucket_bytes=FILE)
     answered(pool, source)
     source.version, source.fault = 1, "full"
-    with pytest.raises(OSError, match="No space left on device, rank 1"), pool.awake(source):
+    with pytest.raises(OSError, match="No space left on device, rank 1"), pool.active(source):
         pass
     assert [label.partition("-")[0] for label in fake.loads] == ["0"]
     assert [path.name.partition("-")[0] for path in pool._root.iterdir()] == ["0"]
-    with pytest.raises(RuntimeError, match="needs an awake pool"):
+    with pytest.raises(RuntimeError, match="needs an active pool"):
         pool.generate(prompts(1), PARAMS)
     source.version, source.fault = 2, ""
     answered(pool, source)
@@ -129,7 +129,7 @@ def test_an_adapter_of_ranks_is_the_file_that_one_process_writes(pools: Pools, t
     write_adapter(expected, one)
     fake = FakeServer()
     pool = pools.open(fake, base=base, broadcast=broadcast)
-    with pool.awake(OnRanks(partial(cli_spreading.adapter, base, folder), form=expected)):
+    with pool.active(OnRanks(partial(cli_spreading.adapter, base, folder), form=expected)):
         (pushed,) = pool._root.iterdir()
         assert content(pushed) == content(one)
     assert len(fake.adapters) == 1

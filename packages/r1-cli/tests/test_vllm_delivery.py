@@ -85,7 +85,7 @@ def test_vllm_samples_from_what_ranks_have_sent_it(tmp_path: Path, monkeypatch: 
     try:
         for version in (1, 2):
             source = learner.source(version)
-            with engines.awake(source):
+            with engines.active(source):
                 found = engines.logprobs_of(PROMPTS, RESPONSES)
                 torch.testing.assert_close(found, logprobs_of(model), atol=TOLERANCE, rtol=0)
                 compared = engines.compare(source.hand_over(partial(expected_checksums, precisions=["float32"])))

@@ -68,13 +68,13 @@ def copy_of(model: Any) -> Any:
 
 
 def engine_for(model: Any, **options: Any) -> EmbeddedEngine:
-    """An engine on its own module; the weights arrive by `awake`."""
+    """An engine on its own module; the weights arrive by `active`."""
     return EmbeddedEngine(copy_of(model), **{"end_token_ids": {END}, "banned_token_ids": MEDIA, **options})
 
 
 def sample(model: Any, prompts: list[Any], params: SamplingParams, **options: Any) -> list[list[Completion]]:
     engine = engine_for(model, **options)
-    with engine.awake(LocalWeights(model.state_dict().items(), version=3)):
+    with engine.active(LocalWeights(model.state_dict().items(), version=3)):
         groups = dict(engine.generate(prompts, params))
     return [groups[index] for index in range(len(prompts))]
 

@@ -101,7 +101,7 @@ class FaultyEngine:
         self.syncs = 0
 
     @contextmanager
-    def awake(self, source: WeightSource) -> Iterator[None]:
+    def active(self, source: WeightSource) -> Iterator[None]:
         self.syncs += 1
         weights = source.tensors()
         named = weights.weights if isinstance(weights, Adapter) else weights
@@ -109,7 +109,7 @@ class FaultyEngine:
         self.first = self.first or self.latest
         changed = [(name, self.tamper(self, name, tensor)) for name, tensor in self.latest.items()]
         tampered = replace(weights, weights=changed) if isinstance(weights, Adapter) else changed
-        with self.engine.awake(LocalWeights(tampered, source.version)):
+        with self.engine.active(LocalWeights(tampered, source.version)):
             yield
 
     def generate(self, *args: Any) -> Any:
@@ -126,8 +126,8 @@ class RenumberedEngine:
         self.engine, self.first = engine, engine._latest + 1
 
     @contextmanager
-    def awake(self, source: WeightSource) -> Iterator[None]:
-        with self.engine.awake(LocalWeights(source.tensors(), self.first + source.version)):
+    def active(self, source: WeightSource) -> Iterator[None]:
+        with self.engine.active(LocalWeights(source.tensors(), self.first + source.version)):
             yield
 
     def logprobs_of(self, *args: Any) -> list[list[float]]:

@@ -51,7 +51,7 @@ def peak() -> dict[str, int]:
     for version in range(3):
         Path("/proc/self/clear_refs").write_text("5")  # forgets the most that was
         given = chain.from_iterable(buckets(fresh(shapes), bound, torch.bfloat16))
-        with engine.awake(LocalWeights(given, version)):
+        with engine.active(LocalWeights(given, version)):
             most = max(most, memory("VmHWM") - before)
     return {"model": size, "bucket": bound, "above": most}
 
@@ -60,7 +60,7 @@ def cycles() -> dict[str, int]:
     engine, source = EmbeddedEngine(make(num_hidden_layers=1), end_token_ids={0}), make(num_hidden_layers=1)
     after_warm_up = 0
     for version in range(10_000):
-        with engine.awake(LocalWeights(source.named_parameters(), version)):
+        with engine.active(LocalWeights(source.named_parameters(), version)):
             if version % 100 == 0:
                 list(engine.generate([PROMPT], SamplingParams(max_tokens=2, n=2)))
                 engine.logprobs_of([PROMPT], [[3, 4]])
@@ -72,13 +72,13 @@ def cycles() -> dict[str, int]:
 def sleep() -> dict[str, int]:
     model = make(hidden_size=512, num_attention_heads=8, num_key_value_heads=8, num_hidden_layers=4)
     engine = EmbeddedEngine(model, end_token_ids={0})
-    with engine.awake(LocalWeights(model.state_dict().items(), 0)):  # what the first call of all allocates stays
+    with engine.active(LocalWeights(model.state_dict().items(), 0)):  # what the first call of all allocates stays
         list(engine.generate([PROMPT], SamplingParams(max_tokens=2, n=2)))
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
-    with engine.awake(LocalWeights(model.state_dict().items(), 1)):
+    with engine.active(LocalWeights(model.state_dict().items(), 1)):
         next(engine.generate([PROMPT], SamplingParams(max_tokens=150, n=48, ignore_eos=True)))
-    return {"awake": memory("VmHWM") - before, "left": memory("VmRSS") - before}
+    return {"active": memory("VmHWM") - before, "left": memory("VmRSS") - before}
 
 
 if __name__ == "__main__":

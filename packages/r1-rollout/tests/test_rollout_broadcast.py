@@ -44,7 +44,7 @@ def test_every_server_gets_every_tensor_in_vllms_order_of_calls(pools: Pools) ->
     fakes = [FakeServer(), FakeServer()]
     pool = pools.open(*fakes, **BY_TWOS)
     sent = [*weights(5), ("scalar", torch.tensor(3)), ("wide", torch.arange(12.0).reshape(3, 4).T)]
-    with pool.awake(LocalWeights(sent, 4)):
+    with pool.active(LocalWeights(sent, 4)):
         assert len(dict(pool.generate(prompts(8), PARAMS))) == 8
     for fake in fakes:
         assert fake.calls == [
@@ -60,7 +60,7 @@ def test_masters_in_float32_arrive_in_the_precision_asked_for(pools: Pools) -> N
     fake = FakeServer()
     pool = pools.open(fake, dtype=torch.bfloat16, **BY_TWOS)
     master = torch.randn(3, 5)
-    with pool.awake(LocalWeights([("w", master), ("steps", torch.tensor([7]))], 0)):
+    with pool.active(LocalWeights([("w", master), ("steps", torch.tensor([7]))], 0)):
         assert torch.equal(fake.received["w"], master.bfloat16())
         assert torch.equal(fake.received["steps"], torch.tensor([7]))
 
@@ -77,7 +77,7 @@ def test_one_bucket_exists_at_a_time_and_each_tensor_is_made_once(pools: Pools) 
 
     fakes = [FakeServer() for _ in range(3)]
     pool = pools.open(*fakes, **BY_TWOS)
-    with pool.awake(LocalWeights(stream(), 0)):
+    with pool.active(LocalWeights(stream(), 0)):
         assert made == NAMES
 
 
@@ -85,7 +85,7 @@ def test_one_bucket_exists_at_a_time_and_each_tensor_is_made_once(pools: Pools) 
 def test_a_server_that_dies_in_a_push_gets_the_weights_from_the_folder_and_the_others_go_on(pools: Pools) -> None:
     good, mortal = FakeServer(), local(FAKE_UPDATE_DIES_AT="1")
     pool = pools.open(good, mortal, **BY_TWOS)
-    with pool.awake(LocalWeights(weights(5), 3)):
+    with pool.active(LocalWeights(weights(5), 3)):
         assert sorted(good.received) == NAMES
         assert len(dict(pool.generate(prompts(10), PARAMS))) == 10
         wait_for(lambda: all_ready(pool))  # started anew, it is told the folder: no second broadcast would get through
@@ -100,7 +100,7 @@ def test_a_server_that_hangs_in_a_push_is_left_after_the_deadline_and_the_others
     good, hung = FakeServer(), FakeServer()
     hung.update_fault = lambda number: "hang" if number == 1 else None
     pool = pools.open(good, hung, deadlines=Deadlines(stall=60, load=20.0, probe=0.01, recovery=120), **BY_TWOS)
-    with pool.awake(LocalWeights(weights(5), 3)):
+    with pool.active(LocalWeights(weights(5), 3)):
         assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
         assert sorted(good.received) == NAMES
         wait_for(lambda: all_ready(pool))  # it hung in this push only
@@ -113,7 +113,7 @@ def test_a_given_server_without_our_disk_returns_by_a_broadcast_of_its_own(pools
     far.rejects_weights = True  # from a folder, that is
     far.update_fault = lambda number: "reject" if number == 1 else None
     pool = pools.open(far, other, **BY_TWOS)
-    with pool.awake(LocalWeights(weights(5), 3)):
+    with pool.active(LocalWeights(weights(5), 3)):
         wait_for(lambda: all_ready(pool))
         assert all(torch.equal(far.received[name], tensor) for name, tensor in weights(5))
     assert far.loads == other.loads
@@ -125,7 +125,7 @@ def test_servers_follow_push_after_push_and_serve_no_old_weights(pools: Pools) -
     fakes[1].update_fault = lambda number: "reject" if number == 4 else None  # in the second push
     pool = pools.open(*fakes, max_sequences=2, **BY_TWOS)
     for version in range(4):
-        with pool.awake(LocalWeights(weights(5), version)):
+        with pool.active(LocalWeights(weights(5), version)):
             assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
             wait_for(lambda: all_ready(pool))
     for fake in fakes:
@@ -142,9 +142,9 @@ def test_weights_that_break_off_leave_servers_that_the_next_push_can_fill(pools:
     fakes = [FakeServer(), FakeServer()]
     pool = pools.open(*fakes, **BY_TWOS)
     for version in range(2):
-        with pytest.raises(ValueError, match="a shard is gone"), pool.awake(LocalWeights(broken(), version)):
+        with pytest.raises(ValueError, match="a shard is gone"), pool.active(LocalWeights(broken(), version)):
             pass
-        with pool.awake(LocalWeights(weights(5), version)):
+        with pool.active(LocalWeights(weights(5), version)):
             assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
     assert [len(fake.loads) for fake in fakes] == [2, 2]
 
@@ -156,13 +156,13 @@ def test_weights_that_every_server_rejects_end_the_push_at_once_and_the_next_may
         fake.update_fault = lambda number: "reject"
     with (
         pytest.raises(WeightsError, match=r"no module named w0(.*\n)*.*no module named w0"),
-        pool.awake(LocalWeights(weights(5), 0)),
+        pool.active(LocalWeights(weights(5), 0)),
     ):
         pass
     assert not list(pool._root.iterdir())
     for fake in fakes:
         fake.update_fault = lambda number: None
-    with pool.awake(LocalWeights(weights(5), 0)):
+    with pool.active(LocalWeights(weights(5), 0)):
         assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
     assert [len(fake.loads) for fake in fakes] == [1, 1]
 
@@ -170,7 +170,7 @@ def test_weights_that_every_server_rejects_end_the_push_at_once_and_the_next_may
 def test_weights_of_other_names_or_shapes_than_the_first_never_become_a_version(pools: Pools) -> None:
     fakes = [FakeServer(), FakeServer()]
     pool = pools.open(*fakes, **BY_TWOS)
-    with pool.awake(LocalWeights(weights(5), 0)):
+    with pool.active(LocalWeights(weights(5), 0)):
         pass
     first = fakes[0].base
     for wrong, came, message in [
@@ -179,16 +179,16 @@ def test_weights_of_other_names_or_shapes_than_the_first_never_become_a_version(
         ([*weights(2), ("w2", torch.ones(2, 2)), *weights(5)[3:]], [], "w2 is [2, 2], was [4]"),
     ]:
         fakes[1].update_fault = lambda number: "reject"  # which is not what the push fails by
-        with pytest.raises(WeightsError, match=re.escape(message)), pool.awake(LocalWeights(wrong, 1)):
+        with pytest.raises(WeightsError, match=re.escape(message)), pool.active(LocalWeights(wrong, 1)):
             pass
         assert sorted(fakes[0].received) == came
         assert {fake.base for fake in fakes} == {None}
         assert {(server.state, server.label) for server in pool._supervisor.servers} == {("new", None)}
         fakes[1].update_fault = lambda number: None
-    with pool.awake(LocalWeights(adapter(), 1)):  # upon the base that none of them holds any more
+    with pool.active(LocalWeights(adapter(), 1)):  # upon the base that none of them holds any more
         assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
         assert {fake.base for fake in fakes} == {first}
-    with pool.awake(LocalWeights(weights(5), 2)):
+    with pool.active(LocalWeights(weights(5), 2)):
         assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
     for fake in fakes:
         assert [label.partition("-")[0] for label in fake.loads] == ["0", "0", "1", "2"]
@@ -197,18 +197,18 @@ def test_weights_of_other_names_or_shapes_than_the_first_never_become_a_version(
 def test_adapters_alone_go_over_the_folder_upon_what_was_broadcast(pools: Pools) -> None:
     fakes = [FakeServer(), FakeServer()]
     pool = pools.open(*fakes, max_sequences=2, **BY_TWOS)
-    with pool.awake(LocalWeights(weights(5), 0)):
+    with pool.active(LocalWeights(weights(5), 0)):
         pass
     for version in (1, 2):
-        with pool.awake(LocalWeights(adapter(), version)):
+        with pool.active(LocalWeights(adapter(), version)):
             assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
-    with pool.awake(LocalWeights(adapter(), 3)):
+    with pool.active(LocalWeights(adapter(), 3)):
         fakes[0].forget()
         assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
         wait_for(lambda: all_ready(pool))
     assert [label.partition("-")[0] for label in fakes[0].loads] == ["0", "1", "2", "3", "0", "3"]
     assert [fake.calls.count("r1_begin") for fake in fakes] == [1, 1]
-    with pool.awake(LocalWeights(weights(5), 4)):
+    with pool.active(LocalWeights(weights(5), 4)):
         assert len(dict(pool.generate(prompts(6), PARAMS))) == 6
     assert [fake.calls.count("r1_begin") for fake in fakes] == [2, 2]
 
@@ -219,7 +219,7 @@ def test_a_server_started_for_another_transfer_is_told_the_option(pools: Pools) 
     pool = pools.open(fake, **BY_TWOS)
     with (
         pytest.raises(WeightsError, match=r'--weight-transfer-config={"backend": "r1_tcp"}'),
-        pool.awake(LocalWeights(weights(5), 0)),
+        pool.active(LocalWeights(weights(5), 0)),
     ):
         pass
 
@@ -235,7 +235,7 @@ def test_a_sender_that_cannot_make_its_end_says_so(pools: Pools, monkeypatch: py
     pool = pools.open(fake, deadlines=short, broadcast="nccl")
     with (
         pytest.raises(ServersLost, match=r"no group over nccl .*: libnccl is not"),
-        pool.awake(LocalWeights(weights(5), 0)),
+        pool.active(LocalWeights(weights(5), 0)),
     ):
         pass
 
@@ -244,7 +244,7 @@ def test_a_server_that_only_says_it_took_the_weights_never_serves(pools: Pools) 
     stale, good = FakeServer(), FakeServer()
     stale.keeps_old_weights = True
     pool = pools.open(stale, good, **BY_TWOS)
-    with pool.awake(LocalWeights(weights(5), 0)):
+    with pool.active(LocalWeights(weights(5), 0)):
         assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
     assert not stale.requests
 

@@ -68,7 +68,7 @@ def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeEngine
 
 @pytest.fixture(params=["embedded", pytest.param("vllm", marks=[pytest.mark.vllm, NEEDS_VLLM])])
 def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
-    """An engine for a text model's architecture; the weights arrive by `awake`."""
+    """An engine for a text model's architecture; the weights arrive by `active`."""
     return embedded_engine if request.param == "embedded" else request.getfixturevalue("vllm_engine")
 
 
@@ -118,7 +118,7 @@ def canary_for(model: Any, longest_prompt: int = 40) -> Canary:
 
 def sync(canary: Canary, engine: Any, reference: ModelReference, version: int) -> float:
     """The gap after a sync."""
-    with engine.awake(reference.weights(version)):
+    with engine.active(reference.weights(version)):
         return canary.gap(engine, reference.logprobs_of(canary.probes.prompts, canary.probes.responses))
 
 
@@ -227,7 +227,7 @@ def test_vllms_prefix_cache_that_outlives_the_sync_is_named(
 ) -> None:
     model = text_model(tied=False)
     engine = vllm_engine(model)
-    with engine.awake(LocalWeights(list(model.state_dict().items()), 0)):
+    with engine.active(LocalWeights(list(model.state_dict().items()), 0)):
         pass  # what earlier tests have left in the cache is gone
     monkeypatch.setattr("vllm.v1.core.sched.scheduler.Scheduler.reset_prefix_cache", lambda *args, **options: True)
     canary = canary_for(model, longest_prompt=200)  # a block of the cache has 128 tokens on processors
@@ -326,7 +326,7 @@ def test_an_adapter_that_is_bound_to_nothing_or_to_another_layer_is_named(make_e
     model = text_model(tied=False)
     for tamper, expected in ((no_fault, None), (drops_adapter, "adapter"), (swaps_layers("up_proj.lora_B"), "adapter")):
         engine = make_engine(model)
-        with engine.awake(LocalWeights(list(model.state_dict().items()), 0)):
+        with engine.active(LocalWeights(list(model.state_dict().items()), 0)):
             pass
         learner = copy.deepcopy(model)
         reference = ModelReference(learner, adapter_of(learner, 0.1))
@@ -340,7 +340,7 @@ def test_an_adapter_that_is_bound_to_nothing_or_to_another_layer_is_named(make_e
 def test_stale_base_weights_under_an_adapter_are_not_blamed_on_it(make_engine: MakeEngine) -> None:
     model = text_model(tied=False)
     engine = make_engine(model)
-    with engine.awake(LocalWeights(list(model.state_dict().items()), 0)):
+    with engine.active(LocalWeights(list(model.state_dict().items()), 0)):
         pass
     train(model)
     reference = ModelReference(model, adapter_of(model, 0.1))

@@ -59,7 +59,7 @@ def test_parts_of_fused_tensors_are_compared_one_by_one() -> None:
 def test_an_engine_behind_by_less_than_rounding_shows_is_found_in_half_precision(text_model: Any) -> None:
     learner = copy.deepcopy(text_model)
     engine = EmbeddedEngine(copy.deepcopy(text_model).bfloat16(), end_token_ids={END})
-    engine.update(LocalWeights(learner.state_dict, 0))
+    engine.load_weights(LocalWeights(learner.state_dict, 0))
     precisions = engine.precisions
     assert precisions == ("bfloat16",)
     assert [*engine.compare(expected_checksums(learner.state_dict().items(), precisions)).differing] == []
@@ -68,7 +68,7 @@ def test_an_engine_behind_by_less_than_rounding_shows_is_found_in_half_precision
         weight[0, 0] *= 1.01
     stale = [*engine.compare(expected_checksums(learner.state_dict().items(), precisions)).differing]
     assert stale == ["model.layers.0.mlp.up_proj.weight"]
-    engine.update(LocalWeights(learner.state_dict, 1))
+    engine.load_weights(LocalWeights(learner.state_dict, 1))
     assert [*engine.compare(expected_checksums(learner.state_dict().items(), precisions)).differing] == []
 
 

@@ -153,7 +153,7 @@ def test_banned_tokens_are_never_sampled(vision_model):
 def test_a_group_is_yielded_once_it_is_finished(text_model):
     engine: Generator = engine_for(text_model, max_sequences=4)
     prompts = [text_prompt(f"p{i}", 5 + i) for i in range(6)]
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 0)):
         groups = engine.generate(prompts, SamplingParams(max_tokens=6, n=2))
         first, _ = next(groups)
         calls = count_forwards(engine)
@@ -178,7 +178,7 @@ def test_a_prompt_is_prefilled_once_and_max_sequences_bounds_the_rows(text_model
         (prompted if "logits_to_keep" in kwargs else rows).append(len(kwargs["input_ids"]))
 
     engine._model.register_forward_pre_hook(watch, with_kwargs=True)
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 0)):
         list(engine.generate([text_prompt(f"p{i}", 4) for i in range(20)], SamplingParams(max_tokens=6, n=3)))
     assert sum(prompted) == 20
     assert max(rows) <= 7
@@ -190,7 +190,7 @@ def test_new_weights_are_used_and_stamped(text_model):
     params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
     answers = []
     for version, scale in enumerate((1.0, -1.0)):
-        with engine.awake(LocalWeights(((k, v * scale) for k, v in text_model.state_dict().items()), version)):
+        with engine.active(LocalWeights(((k, v * scale) for k, v in text_model.state_dict().items()), version)):
             ((_, (completion,)),) = engine.generate([prompt], params)
         assert completion.weight_version == version
         answers.append(completion.token_ids.tolist())
@@ -201,7 +201,7 @@ def test_tied_weights_come_without_the_output_layer(text_model):
     tied = Qwen2ForCausalLM(Qwen2Config(**{**text_model.config.to_dict(), "tie_word_embeddings": True}))
     weights = [(name, tensor) for name, tensor in tied.state_dict().items() if name != "lm_head.weight"]
     engine, prompt = engine_for(tied), text_prompt("p", 6)
-    with engine.awake(LocalWeights(weights, 0)):
+    with engine.active(LocalWeights(weights, 0)):
         ((_, (completion,)),) = engine.generate([prompt], SamplingParams(max_tokens=5))
     expected = plain_logprobs(tied.eval(), prompt, completion.token_ids.tolist(), 1.0)
     torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=2e-6, rtol=2e-6)
@@ -211,21 +211,21 @@ def test_wrong_weights_leave_the_engine_asleep(text_model):
     engine = engine_for(text_model)
     weights = dict(text_model.state_dict())
     del weights["model.norm.weight"]
-    with pytest.raises(WeightsError, match=r"model\.norm\.weight"), engine.awake(LocalWeights(weights.items(), 0)):
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight"), engine.active(LocalWeights(weights.items(), 0)):
         pass
-    with pytest.raises(RuntimeError, match="awake"):
+    with pytest.raises(RuntimeError, match="active"):
         engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=2))
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 0)):
         assert list(engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=2)))
 
 
 def test_sampling_needs_an_awake_engine(text_model):
     engine = engine_for(text_model)
-    with pytest.raises(RuntimeError, match="needs an awake engine"):
+    with pytest.raises(RuntimeError, match="needs an active engine"):
         engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=2))
-    again = engine.awake(LocalWeights(text_model.state_dict().items(), 5))
+    again = engine.active(LocalWeights(text_model.state_dict().items(), 5))
     with (
-        engine.awake(LocalWeights(text_model.state_dict().items(), 4)),
+        engine.active(LocalWeights(text_model.state_dict().items(), 4)),
         pytest.raises(RuntimeError, match="weight version 4"),
         again,
     ):
@@ -236,7 +236,7 @@ def test_stopping_early_leaves_the_engine_usable(text_model):
     engine = engine_for(text_model, max_sequences=4)
     prompts, params = [text_prompt(f"p{i}", 5) for i in range(6)], SamplingParams(max_tokens=6, n=2)
     expected = sample(text_model, prompts, params)
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 3)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 3)):
         for _ in engine.generate(prompts, params):
             break
         abandoned = engine.generate(prompts, params)
@@ -252,20 +252,20 @@ def test_the_cache_is_freed_when_the_engine_falls_asleep(text_model):
     engine = engine_for(text_model, max_sequences=2)
     gc.collect()
     others = {id(o) for o in gc.get_objects() if type(o) is GroupCache}  # of other tests' engines
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 0)):
         groups = engine.generate([text_prompt(f"p{i}", 5) for i in range(4)], SamplingParams(max_tokens=6, n=2))
         next(groups)
         caches = [weakref.ref(o) for o in gc.get_objects() if type(o) is GroupCache and id(o) not in others]
         assert any(ref() is not None for ref in caches)
     gc.collect()
     assert all(ref() is None for ref in caches)
-    with pytest.raises(RuntimeError, match="awake block ended"):
+    with pytest.raises(RuntimeError, match="active block ended"):
         list(groups)
 
 
 def test_no_gradient_and_no_inference_mode_leak_to_the_consumer(text_model):
     engine = engine_for(text_model)
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 0)):
         for _ in engine.generate([text_prompt("p", 5), text_prompt("q", 6)], SamplingParams(max_tokens=3)):
             assert torch.is_grad_enabled()
             assert not torch.is_inference_mode_enabled()
@@ -274,7 +274,7 @@ def test_no_gradient_and_no_inference_mode_leak_to_the_consumer(text_model):
 
 def test_a_half_precision_engine_takes_float32_weights(text_model):
     engine = EmbeddedEngine(copy_of(text_model).to(torch.bfloat16), end_token_ids={END})
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 0)):
         ((_, group),) = engine.generate([text_prompt("p", 5)], SamplingParams(max_tokens=8, n=4))
     assert all(logprob < 0 for completion in group for logprob in completion.logprobs.tolist())
 
@@ -283,7 +283,7 @@ def test_nan_weights_are_reported_with_prompt_and_version(text_model):
     engine = engine_for(text_model)
     weights = {**text_model.state_dict(), "model.norm.weight": torch.full((48,), torch.nan)}
     with (
-        engine.awake(LocalWeights(weights.items(), 12)),
+        engine.active(LocalWeights(weights.items(), 12)),
         pytest.raises(FloatingPointError, match=r"prompt p5.*version 12"),
     ):
         list(engine.generate([text_prompt("p5", 5)], SamplingParams(max_tokens=2)))
@@ -300,7 +300,7 @@ def test_nan_weights_are_reported_with_prompt_and_version(text_model):
 )
 def test_impossible_calls_are_refused_before_sampling(text_model, prompt, params, message):
     engine = engine_for(text_model, max_sequences=8)
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)), pytest.raises(ValueError, match=message):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 0)), pytest.raises(ValueError, match=message):
         engine.generate([prompt], SamplingParams(max_tokens=2, **params))
 
 
@@ -308,7 +308,7 @@ def test_prompts_of_different_position_axes_are_refused(text_model):
     engine = engine_for(text_model)
     four = HandPrompt("four", [1, 2], torch.arange(2).expand(4, 2))
     with (
-        engine.awake(LocalWeights(text_model.state_dict().items(), 0)),
+        engine.active(LocalWeights(text_model.state_dict().items(), 0)),
         pytest.raises(ValueError, match=r"prompt four: .*1 axes"),
     ):
         engine.generate([text_prompt("one", 2), four], SamplingParams(max_tokens=2))
@@ -316,7 +316,7 @@ def test_prompts_of_different_position_axes_are_refused(text_model):
 
 def test_no_prompts_give_no_groups(text_model):
     engine = engine_for(text_model)
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 0)):
         assert list(engine.generate([], SamplingParams(max_tokens=2))) == []
 
 
@@ -331,7 +331,7 @@ def test_a_drained_engine_finishes_what_it_has_begun_and_begins_no_more(text_mod
     engine = engine_for(text_model, max_sequences=4)
     assert isinstance(engine, Drainable)
     engine.drain()  # asleep: nothing to do
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 0)):
         whole = dict(engine.generate(prompts, params))
         running = engine.generate(prompts, params)
         found = dict([next(running)])

@@ -73,7 +73,7 @@ def prompts(count: int) -> list[HandPrompt]:
 def answers(model: Any, asked: list[HandPrompt], params: SamplingParams, *, graphs: bool, rows: int) -> list[Any]:
     engine = engine_for(copy.deepcopy(model), max_sequences=rows)
     engine._graphs = graphs
-    with engine.awake(LocalWeights(model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(model.state_dict().items(), 0)):
         groups = dict(engine.generate(asked, params))
     return [(one.token_ids.tolist(), one.logprobs) for index in range(len(asked)) for one in groups[index]]
 

@@ -15,6 +15,7 @@ from r1_rollout import LoadedEngine, SamplingParams, load
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.handover import LocalWeights
 from r1_rollout.tokens import media_token_ids
+from r1_rollout.types import accept_old_names
 
 PARAMS = SamplingParams(max_tokens=6, n=2, seed=3)
 
@@ -83,10 +84,10 @@ def test_stop_strings_work_with_the_loaded_tokenizer(engine):
 def test_another_trainer_pushes_weights_to_it(engine, text_model):
     greedy = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
     first = answers(engine, ["what"], greedy)
-    engine.update(LocalWeights(((name, -tensor) for name, tensor in text_model.state_dict().items()), 1))
+    engine.load_weights(LocalWeights(((name, -tensor) for name, tensor in text_model.state_dict().items()), 1))
     assert answers(engine, ["what"], greedy) != first
     assert len(engine.logprobs_of(["what"], [[1, 2]])[0]) == 2
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 2)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 2)):
         assert answers(engine, ["what"], greedy) == first
 
 
@@ -206,3 +207,23 @@ def test_a_string_in_place_of_a_list_of_prompts_is_refused(engine):
     engine.tokenizer.chat_template = None
     with pytest.raises(ValueError, match="chat=False"):
         engine.generate(["what"], PARAMS)
+
+
+def test_engines_and_those_of_users_keep_their_old_method_names_for_a_version(engine, text_model):
+    weights = LocalWeights(text_model.state_dict().items(), 1)
+    with pytest.warns(DeprecationWarning, match=r"call engine\.load_weights"):
+        engine.update(weights)
+    with pytest.warns(DeprecationWarning, match=r"call engine\.active"), engine.awake(weights):
+        assert answers(engine, [[5, 9, 7]])
+
+    class Old:
+        def awake(self, source: Any = None) -> str:
+            return f"awake {source}"
+
+        def update(self, source: Any) -> str:
+            return f"updated {source}"
+
+    with pytest.warns(DeprecationWarning, match=r"Old\.awake is deprecated: call it active"):
+        old = accept_old_names(Old())
+    assert (old.active(3), old.load_weights(4)) == ("awake 3", "updated 4")
+    assert accept_old_names(engine) is engine

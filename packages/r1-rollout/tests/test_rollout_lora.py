@@ -86,11 +86,11 @@ def test_the_engine_samples_from_the_adapted_weights(text_model: Any) -> None:
     probes = text_probes(range(50), longest_prompt=20, longest_response=5)
     adapter = adapter_for(text_model, 4)
     engines = [EmbeddedEngine(copy.deepcopy(text_model), end_token_ids={7}) for _ in range(2)]
-    with engines[0].awake(LocalWeights(adapter, 1)):
+    with engines[0].active(LocalWeights(adapter, 1)):
         adapted = engines[0].logprobs_of(probes.prompts, probes.responses)
-    with engines[1].awake(LocalWeights(merged(state_of(text_model), adapter).items(), 1)):
+    with engines[1].active(LocalWeights(merged(state_of(text_model), adapter).items(), 1)):
         assert engines[1].logprobs_of(probes.prompts, probes.responses) == adapted
-    with engines[1].awake(LocalWeights(state_of(text_model).items(), 1)):
+    with engines[1].active(LocalWeights(state_of(text_model).items(), 1)):
         assert engines[1].logprobs_of(probes.prompts, probes.responses) != adapted
 
 
@@ -118,7 +118,7 @@ def test_beside_read_only_weights_an_adapter_says_what_merged_weights_say(text_m
     seen = []
     for version, adapter in enumerate([adapter_for(text_model, 1), adapter_for(text_model, 2, ends=("up_proj",))]):
         for engine in (merging, beside):
-            engine.update(LocalWeights(adapter, version))
+            engine.load_weights(LocalWeights(adapter, version))
         seen.append(beside.logprobs_of(probes.prompts, probes.responses))
         wanted = merging.logprobs_of(probes.prompts, probes.responses)
         assert [*map(pytest.approx, wanted)] == seen[-1]
@@ -128,7 +128,7 @@ def test_beside_read_only_weights_an_adapter_says_what_merged_weights_say(text_m
     assert seen[0] != seen[1]
     assert all(torch.equal(tensor, base[name]) for name, tensor in text_model.state_dict().items())
     with pytest.raises(WeightsError, match=r"version 5: the engine's weights are the learner's own"):
-        beside.update(LocalWeights(base.items(), 5))
+        beside.load_weights(LocalWeights(base.items(), 5))
     assert all(torch.equal(tensor, base[name]) for name, tensor in text_model.state_dict().items())
 
 

@@ -38,7 +38,7 @@ def test_pictures_of_unequal_size_and_text_are_sampled_together_as_each_alone_wo
     model = sharpen(Mistral3ForConditionalGeneration(CONFIG))
     engine = EmbeddedEngine(type(model)(copy.deepcopy(CONFIG)), end_token_ids={END}, banned_token_ids={IMAGE})
     prompts = [prompt(0, 4, 32, 32), prompt(1, 7, 48, 32), prompt(2, 9), prompt(3, 5, 32, 32)]
-    with engine.awake(LocalWeights(model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(model.state_dict().items(), 0)):
         groups = dict(engine.generate(prompts, SamplingParams(max_tokens=5, n=2, seed=1)))
     for index, one in enumerate(prompts):
         for completion in groups[index]:

@@ -25,7 +25,7 @@ def test_scores_equal_a_plain_forward_of_each_sequence_alone(model, temperature,
     prompts = mixed_prompts(model)
     generator = torch.Generator().manual_seed(3)
     responses = [torch.randint(0, 50, (n,), generator=generator).tolist() for n in (7, 1, 0, 12, 3)]
-    with engine.awake(LocalWeights(model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(model.state_dict().items(), 0)):
         scoring: Replaying = engine
         scores = scoring.logprobs_of(prompts, responses, temperature)
     assert [len(score) for score in scores] == [7, 1, 0, 12, 3]
@@ -39,7 +39,7 @@ def test_scores_are_those_that_were_reported_when_sampling(text_model):
     prompts = mixed_prompts(text_model)
     groups = sample(text_model, prompts, SamplingParams(max_tokens=9, n=1, temperature=0.8))
     engine = engine_for(text_model)
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 0)):
         scores = engine.logprobs_of(prompts, [group[0].token_ids for group in groups], 0.8)
     for (completion,), score in zip(groups, scores, strict=True):
         assert score == pytest.approx(completion.logprobs.tolist(), abs=2e-6)
@@ -48,7 +48,7 @@ def test_scores_are_those_that_were_reported_when_sampling(text_model):
 def test_scoring_leaves_an_unfinished_call_alone(text_model):
     prompts, params = mixed_prompts(text_model), SamplingParams(max_tokens=9, n=2)
     engine = engine_for(text_model, max_sequences=4)
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 0)):
         groups = engine.generate(prompts, params)
         first = next(groups)
         assert len(engine.logprobs_of(prompts[:1], [[1, 2, 3]])[0]) == 3
@@ -60,9 +60,9 @@ def test_scoring_leaves_an_unfinished_call_alone(text_model):
 
 def test_a_replay_is_refused_where_it_cannot_be_right(text_model):
     engine, prompt = engine_for(text_model), text_prompt("p", 3)
-    with pytest.raises(RuntimeError, match=r"logprobs_of\(\) needs an awake engine"):
+    with pytest.raises(RuntimeError, match=r"logprobs_of\(\) needs an active engine"):
         engine.logprobs_of([prompt], [[1]])
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 0)):
         assert engine.logprobs_of([], []) == []
         with pytest.raises(ValueError, match="1 prompts and 2 responses"):
             engine.logprobs_of([prompt], [[1], [2]])
@@ -103,7 +103,7 @@ def test_a_model_that_changes_the_keys_behind_the_cache_is_refused(text_model, m
 
     monkeypatch.setattr("transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.get_interface", lambda *_: scaled)
     with (
-        engine.awake(LocalWeights(text_model.state_dict().items(), 0)),
+        engine.active(LocalWeights(text_model.state_dict().items(), 0)),
         pytest.raises(RuntimeError, match=f"{type(layer).__name__} does not attend to the keys as its cache gave them"),
     ):
         list(engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=3, ignore_eos=True)))

@@ -129,7 +129,7 @@ def test_one_long_prompt_among_short_ones_costs_its_own_length(text_model, monke
 
     monkeypatch.setattr(GroupCache, "aim", watched)
     engine = engine_for(text_model, max_sequences=32)
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 0)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 0)):
         list(engine.generate(prompts, SamplingParams(max_tokens=12, ignore_eos=True)))
     own = sum(len(prompt.token_ids) for prompt in prompts) + 12 * len(prompts)
     assert max(read_ for _, read_ in found) <= own + 8 * len(prompts)

@@ -28,7 +28,7 @@ def test_thousands_of_samples_arrive_once_each_whatever_two_of_three_servers_do(
     ]
     pool, asked = pools.open(*fakes, max_sequences=32), prompts(1500)
     counts: Counter[int] = Counter()
-    with pool.awake(LocalWeights(weights(), 7)):
+    with pool.active(LocalWeights(weights(), 7)):
         for index, group in pool.generate(asked, PARAMS):
             counts[index] += 1
             assert told(group) == expected(asked[index])
@@ -46,7 +46,7 @@ def test_a_group_goes_elsewhere_when_its_server_answers_nonsense(pools: Pools, k
     bad, good = FakeServer(lambda number, body: kind), FakeServer()
     pool, asked = pools.open(bad, good), prompts(6)
     asked = [SimpleNamespace(**vars(p) | {"token_ids": [5, 6]}) for p in asked]
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         groups = dict(pool.generate(asked, PARAMS))
     assert {index: told(group) for index, group in groups.items()} == {i: expected(p) for i, p in enumerate(asked)}
     assert bad.requests
@@ -56,7 +56,7 @@ def test_a_group_goes_elsewhere_when_its_server_answers_nonsense(pools: Pools, k
 def test_a_server_that_hangs_is_left_after_its_deadline(pools: Pools) -> None:
     hung = FakeServer(lambda number, body: "hang")
     pool = pools.open(hung, FakeServer(), deadlines=Deadlines(stall=2.0, load=60, probe=0.01, recovery=120))
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         assert len(dict(pool.generate(prompts(8), PARAMS))) == 8
     assert hung.requests
 
@@ -64,7 +64,7 @@ def test_a_server_that_hangs_is_left_after_its_deadline(pools: Pools) -> None:
 def test_without_a_server_the_call_ends_after_the_stated_time_and_says_why(pools: Pools) -> None:
     fake = FakeServer()
     pool = pools.open(fake, deadlines=Deadlines(stall=60, load=60, probe=0.01, recovery=0.5))
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         fake.down = True
         with pytest.raises(ServersLost, match="HTTP 503"):
             list(pool.generate(prompts(3), PARAMS))
@@ -75,7 +75,7 @@ def test_a_prompt_that_fails_everywhere_ends_the_call_and_is_named(pools: Pools)
         return "reset" if body["token_ids"] == [5, 5] else None
 
     pool = pools.open(FakeServer(poison), FakeServer(poison), max_attempts=3)
-    with pool.awake(LocalWeights(weights(), 0)), pytest.raises(ServerFault, match="prompt row 1 failed 3 times"):
+    with pool.active(LocalWeights(weights(), 0)), pytest.raises(ServerFault, match="prompt row 1 failed 3 times"):
         list(pool.generate(prompts(4), PARAMS))
 
 
@@ -84,7 +84,7 @@ def test_a_prompt_that_is_refused_is_named_and_not_tried_again(pools: Pools, kin
     fakes = [FakeServer(lambda number, body: kind), FakeServer(lambda number, body: kind)]
     pool = pools.open(*fakes)
     with (
-        pool.awake(LocalWeights(weights(), 0)),
+        pool.active(LocalWeights(weights(), 0)),
         pytest.raises(RequestRefused, match=r"row 0.*longer than max_model_len"),
     ):
         list(pool.generate(prompts(1), PARAMS))
@@ -95,7 +95,7 @@ def test_one_bad_prompt_takes_no_server_out_and_is_not_sent(pools: Pools) -> Non
     fakes = [FakeServer(), FakeServer()]
     fakes[1].max_model_len = 40
     pool, asked = pools.open(*fakes), prompts(3)
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         for token_ids, said in (([5, 64], "row 1: token 64 is outside the vocabulary of 64"),
                                 ([5] * 40, "row 1 has 40 tokens, its answer up to 6, but max_model_len=40"),
                                 ([], "row 1 is empty")):  # fmt: skip
@@ -111,7 +111,7 @@ def test_one_bad_prompt_takes_no_server_out_and_is_not_sent(pools: Pools) -> Non
 def test_stop_strings_are_refused_where_a_server_has_no_tokenizer(pools: Pools) -> None:
     fakes = [FakeServer(), FakeServer()]
     pool, params = pools.open(*fakes), SamplingParams(max_tokens=6, stop=("end",))
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         assert len(dict(pool.generate(prompts(3), params))) == 3
         fakes[1].has_tokenizer = False
         with pytest.raises(RequestRefused, match="no tokenizer"):
@@ -125,7 +125,7 @@ def test_requests_go_to_the_server_that_owes_least(pools: Pools) -> None:
     pool = pools.open(*fakes, max_sequences=1000)
     asked = prompts(60)
     asked[0].token_ids = [5] * 500
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         for fake in fakes:
             fake.gate.clear()
         groups = pool.generate(asked, PARAMS)
@@ -145,7 +145,7 @@ def test_a_server_gets_no_more_samples_than_it_has_room_for(pools: Pools) -> Non
     fake = FakeServer()
     fake.gate.clear()
     pool = pools.open(fake, max_sequences=5)
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         groups = pool.generate(prompts(9), PARAMS)
         first = threading.Thread(target=lambda: next(groups))
         first.start()
@@ -160,7 +160,7 @@ def test_a_server_gets_no_more_samples_than_it_has_room_for(pools: Pools) -> Non
 def test_a_group_is_one_request_with_its_own_seed(pools: Pools) -> None:
     fake = FakeServer()
     pool = pools.open(fake)
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         list(pool.generate(prompts(5), PARAMS))
         list(pool.generate(prompts(5)[::-1], PARAMS))
     seeds = [body["sampling_params"]["seed"] for body in fake.requests]
@@ -172,7 +172,7 @@ def test_closing_the_iterator_breaks_off_what_is_under_way(pools: Pools) -> None
     quick, slow = FakeServer(), FakeServer()
     slow.gate.clear()
     pool = pools.open(quick, slow, max_sequences=2)
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         groups = pool.generate(prompts(40), PARAMS)
         next(groups)
         wait_for(lambda: bool(slow.requests))
@@ -185,7 +185,7 @@ def test_closing_the_iterator_breaks_off_what_is_under_way(pools: Pools) -> None
 
 def test_a_later_call_and_the_end_of_the_block_end_an_earlier_call(pools: Pools) -> None:
     pool = pools.open(FakeServer())
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         first = pool.generate(prompts(4), PARAMS)
         next(first)
         second = pool.generate(prompts(4), PARAMS)
@@ -201,7 +201,7 @@ def test_temperatures_that_vllm_does_not_sample_at_are_refused_before_anything_i
 ) -> None:
     fake = FakeServer()
     pool = pools.open(fake)
-    pool.update(LocalWeights(weights(), 0))
+    pool.load_weights(LocalWeights(weights(), 0))
     with pytest.raises(ValueError, match=f"from 0.01 to 2 under vLLM, got temperature={temperature}"):
         pool.generate(prompts(1), replace(PARAMS, temperature=temperature))
     with pytest.raises(ValueError, match="to 2 under vLLM"):
@@ -213,19 +213,19 @@ def test_temperatures_that_vllm_does_not_sample_at_are_refused_before_anything_i
 
 def test_it_samples_only_while_awake(pools: Pools) -> None:
     pool = pools.open(FakeServer())
-    with pytest.raises(RuntimeError, match="awake"):
+    with pytest.raises(RuntimeError, match="active"):
         pool.generate(prompts(1), PARAMS)
     with (
-        pool.awake(LocalWeights(weights(), 0)),
-        pytest.raises(RuntimeError, match="awake already"),
-        pool.awake(LocalWeights(weights(), 1)),
+        pool.active(LocalWeights(weights(), 0)),
+        pytest.raises(RuntimeError, match="active already"),
+        pool.active(LocalWeights(weights(), 1)),
     ):
         pass
 
 
 def test_a_server_without_a_lock_is_warned_of(pools: Pools, caplog: pytest.LogCaptureFixture) -> None:
     pool = pools.open(FakeServer(token="secret"), FakeServer())
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         pass
     open_doors = [record.message for record in caplog.records if "for anybody" in record.message]
     assert len(open_doors) == 1
@@ -238,7 +238,7 @@ def test_a_wrong_token_is_said_to_be_wrong(pools: Pools) -> None:
     url = pools.stack.enter_context(serving(fake))
     short = Deadlines(stall=60, load=60, probe=0.01, recovery=0.3)
     pool = pools.stack.enter_context(ServerPool([Endpoint(url, "wrong")], end_token_ids={END}, deadlines=short))
-    with pytest.raises(ServersLost, match="does not take this token"), pool.awake(LocalWeights(weights(), 0)):
+    with pytest.raises(ServersLost, match="does not take this token"), pool.active(LocalWeights(weights(), 0)):
         pass
     assert "wrong" not in repr(Endpoint(url, "wrong"))
 
@@ -247,7 +247,7 @@ def test_scores_come_from_every_server_and_must_agree(pools: Pools) -> None:
     fakes = [FakeServer(), FakeServer()]
     pool = pools.open(*fakes)
     asked = prompts(2)
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         assert pool.logprobs_of(asked, [[7, 8], [9]]) == [[-0.07, -0.08], [-0.09]]
         assert [len(fake.requests) for fake in fakes] == [2, 2]
         fakes[1].shift = -0.5

@@ -88,7 +88,7 @@ def test_a_server_that_cannot_start_shows_its_log() -> None:
     with pytest.raises(ServerFailed, match=r"server 0 did not start \(the process ended\).*\n(.*\n)*.*nobody knows"):
         local(FAKE_START="broken").start()
     pool = ServerPool([local(FAKE_START="broken")], end_token_ids={END}, deadlines=QUICK)
-    with pool, pytest.raises(ServersLost, match=r"lost(.*\n)*.*nobody knows"), pool.awake(LocalWeights(weights(), 0)):
+    with pool, pytest.raises(ServersLost, match=r"lost(.*\n)*.*nobody knows"), pool.active(LocalWeights(weights(), 0)):
         pass
 
 
@@ -96,7 +96,7 @@ def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_weights()
     servers = [local("server 0", FAKE_DIES_AT="20"), local("server 1")]
     rows = [Row(i) for i in range(200)]
     with ServerPool(servers, end_token_ids={END}, deadlines=QUICK, max_sequences=8) as pool:
-        with pool.awake(LocalWeights(weights(), 4)):
+        with pool.active(LocalWeights(weights(), 4)):
             before = servers[0].pid
             groups = list(pool.generate(rows, PARAMS))
             assert sorted(index for index, _ in groups) == list(range(200))
@@ -109,7 +109,7 @@ def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_weights()
             assert ask(servers[0].endpoint, "GET", "/weight_info", timeout=60) == {"weight_version": label}
             os.killpg(servers[1].pid or 0, signal.SIGKILL)
             assert len(list(pool.generate(rows[:10], PARAMS))) == 10
-        with pool.awake(LocalWeights(weights(), 5)):
+        with pool.active(LocalWeights(weights(), 5)):
             wait_for(lambda: all(server.state == "ready" for server in pool._supervisor.servers))
             assert {server.label for server in pool._supervisor.servers} == {pool._supervisor.current.label}  # type: ignore[union-attr]
         pids = [server.pid or 0 for server in servers]

@@ -18,7 +18,7 @@ def test_every_server_holds_the_new_weights_before_it_serves(pools: Pools) -> No
     fakes = [FakeServer() for _ in range(3)]
     pool = pools.open(*fakes, max_sequences=2)
     for version in range(3):
-        with pool.awake(LocalWeights(weights(), version)):
+        with pool.active(LocalWeights(weights(), version)):
             list(pool.generate(prompts(30), PARAMS))
     for fake in fakes:
         assert [label.partition("-")[0] for label in fake.loads] == ["0", "1", "2"]
@@ -29,23 +29,23 @@ def test_every_server_holds_the_new_weights_before_it_serves(pools: Pools) -> No
 def test_weights_are_pushed_from_the_process_that_has_them(pools: Pools) -> None:
     fake = FakeServer()
     pool = pools.open(fake)
-    with pool.awake(WeightsElsewhere()):
+    with pool.active(WeightsElsewhere()):
         groups = dict(pool.generate(prompts(5), PARAMS))
     assert {one.weight_version for group in groups.values() for one in group} == {3}
     assert [label.partition("-")[0] for label in fake.loads] == ["3"]
     with pytest.raises(WeightsError, match=r"w2 is missing, was \[4\]"):
-        pool.update(LocalWeights(weights(2), 4))
+        pool.load_weights(LocalWeights(weights(2), 4))
 
 
 def test_updated_weights_are_sampled_from_until_others_come_awake_or_not(pools: Pools) -> None:
     fake = FakeServer()
     pool = pools.open(fake)
     for version in range(2):
-        pool.update(LocalWeights(weights(), version))
+        pool.load_weights(LocalWeights(weights(), version))
         for _ in range(2):
             ((_, group),) = pool.generate(prompts(1), PARAMS)
             assert group[0].weight_version == version
-    with pool.awake():
+    with pool.active():
         ((_, group),) = pool.generate(prompts(1), PARAMS)
     assert group[0].weight_version == 1
     assert len(fake.loads) == 2
@@ -54,16 +54,16 @@ def test_updated_weights_are_sampled_from_until_others_come_awake_or_not(pools: 
 def test_older_weights_are_refused_and_the_newer_ones_go_on(pools: Pools) -> None:
     fake = FakeServer()
     pool = pools.open(fake)
-    pool.update(LocalWeights(weights(), 5))
+    pool.load_weights(LocalWeights(weights(), 5))
     with pytest.raises(WeightsError, match="version 1 are older than version 5"):
-        pool.update(LocalWeights(weights(), 1))
+        pool.load_weights(LocalWeights(weights(), 1))
     ((_, group),) = pool.generate(prompts(1), PARAMS)
     assert group[0].weight_version == 5
     with pytest.raises(WeightsError, match="w2 is missing"):
-        pool.update(LocalWeights(weights(2), 6))
+        pool.load_weights(LocalWeights(weights(2), 6))
     with pytest.raises(WeightsError, match="version 4 are older than version 5"):
-        pool.update(LocalWeights(weights(), 4))
-    pool.update(LocalWeights(weights(), 5))
+        pool.load_weights(LocalWeights(weights(), 4))
+    pool.load_weights(LocalWeights(weights(), 5))
     assert len(fake.loads) == 2
 
 
@@ -71,18 +71,18 @@ def test_a_server_that_keeps_its_old_weights_never_serves(pools: Pools) -> None:
     stale, good = FakeServer(), FakeServer()
     stale.keeps_old_weights = True
     pool = pools.open(stale, good)
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
     assert not stale.requests
     alone = pools.open(stale, deadlines=Deadlines(stall=60, load=60, probe=0.01, recovery=0.5))
-    with pytest.raises(ServersLost, match=r"holds .* not 4-"), alone.awake(LocalWeights(weights(), 4)):
+    with pytest.raises(ServersLost, match=r"holds .* not 4-"), alone.active(LocalWeights(weights(), 4)):
         pass
 
 
 def test_a_server_that_comes_back_with_other_weights_gets_the_current_ones_first(pools: Pools) -> None:
     fake, other = FakeServer(), FakeServer()
     pool = pools.open(fake, other, max_sequences=2)
-    with pool.awake(LocalWeights(weights(), 3)):
+    with pool.active(LocalWeights(weights(), 3)):
         fake.down = True
         assert len(dict(pool.generate(prompts(10), PARAMS))) == 10
         fake.forget()  # somebody has started it anew
@@ -104,13 +104,13 @@ def test_weights_that_no_server_can_load_end_the_push_at_once(pools: Pools) -> N
         fake.rejects_weights = True
     with (
         pytest.raises(WeightsError, match=r"no module named w0(.*\n)*.*no module named w0"),
-        pool.awake(LocalWeights(weights(), 0)),
+        pool.active(LocalWeights(weights(), 0)),
     ):
         pass
     assert not list(pool._root.iterdir())
     for fake in fakes:
         fake.rejects_weights = False
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
 
 
@@ -118,7 +118,7 @@ def test_a_server_that_alone_rejects_the_weights_is_taken_out(pools: Pools) -> N
     bad, good = FakeServer(), FakeServer()
     pool = pools.open(bad, good)
     bad.rejects_weights = True
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
         assert not bad.requests
         bad.rejects_weights = False
@@ -129,16 +129,16 @@ def test_a_server_that_alone_rejects_the_weights_is_taken_out(pools: Pools) -> N
 def test_weights_of_other_names_or_shapes_than_the_first_never_reach_a_server(pools: Pools) -> None:
     fake = FakeServer()
     pool = pools.open(fake)
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         pass
     for wrong, message in [
         (weights(2), "1 weights are not those of the first sync: w2 is missing, was [4]"),
         (weights(4), "w3 is [4], was unknown"),
         ([*weights(2), ("w2", torch.ones(2, 2))], "w2 is [2, 2], was [4]"),
     ]:
-        with pytest.raises(WeightsError, match=re.escape(message)), pool.awake(LocalWeights(wrong, 1)):
+        with pytest.raises(WeightsError, match=re.escape(message)), pool.active(LocalWeights(wrong, 1)):
             pass
-    with pool.awake(LocalWeights(weights(), 1)):
+    with pool.active(LocalWeights(weights(), 1)):
         assert len(dict(pool.generate(prompts(5), PARAMS))) == 5
     assert [label.partition("-")[0] for label in fake.loads] == ["0", "1"]
     assert len(list(pool._root.iterdir())) == 1
@@ -147,10 +147,10 @@ def test_weights_of_other_names_or_shapes_than_the_first_never_reach_a_server(po
 def test_adapters_alone_go_over_the_full_weights_that_came_last(pools: Pools) -> None:
     fakes = [FakeServer(), FakeServer()]
     pool = pools.open(*fakes)
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         list(pool.generate(prompts(4), PARAMS))
     for version in (1, 2, 3):
-        with pool.awake(LocalWeights(adapter(), version)):
+        with pool.active(LocalWeights(adapter(), version)):
             groups = dict(pool.generate(prompts(10), PARAMS))
             assert pool.logprobs_of(prompts(1), [[7]]) == [[-0.07]]
         assert {one.weight_version for group in groups.values() for one in group} == {version}
@@ -163,7 +163,7 @@ def test_adapters_alone_go_over_the_full_weights_that_came_last(pools: Pools) ->
     (last,) = pool._root.glob("3-*")  # all that crosses is what it holds
     assert bytes_in(last) == adapter_bytes(adapter())
     before = [len(fake.requests) for fake in fakes]
-    with pool.awake(LocalWeights(weights(), 4)):
+    with pool.active(LocalWeights(weights(), 4)):
         list(pool.generate(prompts(4), PARAMS))
     after = [body for fake, start in zip(fakes, before, strict=True) for body in fake.requests[start:]]
     assert len(after) == 4
@@ -173,9 +173,9 @@ def test_adapters_alone_go_over_the_full_weights_that_came_last(pools: Pools) ->
 def test_a_server_that_comes_back_gets_the_base_and_then_the_adapter(pools: Pools) -> None:
     fake, other = FakeServer(), FakeServer()
     pool = pools.open(fake, other, max_sequences=2)
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         pass
-    with pool.awake(LocalWeights(adapter(), 1)):
+    with pool.active(LocalWeights(adapter(), 1)):
         fake.forget()  # the pool learns of it from the requests: there is no such model
         assert len(dict(pool.generate(prompts(20), PARAMS))) == 20
         wait_for(lambda: all_ready(pool))
@@ -185,18 +185,18 @@ def test_a_server_that_comes_back_gets_the_base_and_then_the_adapter(pools: Pool
 def test_an_adapter_without_a_base_or_without_modules_is_refused(pools: Pools) -> None:
     fakes = [FakeServer(), FakeServer()]
     pool = pools.open(*fakes)
-    with pytest.raises(WeightsError, match="before the full weights"), pool.awake(LocalWeights(adapter(), 0)):
+    with pytest.raises(WeightsError, match="before the full weights"), pool.active(LocalWeights(adapter(), 0)):
         pass
-    with pool.awake(LocalWeights(weights(), 0)):
+    with pool.active(LocalWeights(weights(), 0)):
         pass
-    with pytest.raises(WeightsError, match="holds no weights"), pool.awake(LocalWeights(Adapter(2, 4.0, (), []), 1)):
+    with pytest.raises(WeightsError, match="holds no weights"), pool.active(LocalWeights(Adapter(2, 4.0, (), []), 1)):
         pass
     for fake in fakes:
         fake.binds = False
     with (
         pytest.raises(WeightsError, match=r"bound to nothing.*layers\.7\.q_proj"),
-        pool.awake(LocalWeights(adapter(), 1)),
+        pool.active(LocalWeights(adapter(), 1)),
     ):
         pass
-    with pool.awake(LocalWeights(weights(), 1)):
+    with pool.active(LocalWeights(weights(), 1)):
         assert len(dict(pool.generate(prompts(5), PARAMS))) == 5

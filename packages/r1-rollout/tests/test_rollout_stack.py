@@ -31,7 +31,7 @@ def prompts() -> list[HandPrompt]:
 
 
 def sampled(engine: EmbeddedEngine, one: Any, asked: list[HandPrompt]) -> list[list[Completion]]:
-    with engine.awake(LocalWeights(one.state_dict().items(), 0)):
+    with engine.active(LocalWeights(one.state_dict().items(), 0)):
         groups = dict(engine.generate(asked, PARAMS))
     return [groups[index] for index in range(len(asked))]
 

@@ -91,7 +91,7 @@ def alive(kind: type) -> list[Any]:
 def test_closing_a_call_abandons_what_is_unfinished_and_frees_it(text_model, started):
     engine = engine_for(text_model, max_sequences=4)
     prompts, params = [text_prompt(f"p{i}", 5) for i in range(6)], SamplingParams(max_tokens=6, n=2)
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 3)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 3)):
         before = len(alive(GroupCache))
         groups = engine.generate(prompts, params)
         if started:
@@ -105,7 +105,7 @@ def test_closing_a_call_abandons_what_is_unfinished_and_frees_it(text_model, sta
 
 def test_a_call_that_nobody_holds_any_more_is_freed(text_model):
     engine = engine_for(text_model, max_sequences=4)
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 3)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 3)):
         before = len(alive(GroupCache))
         for _ in engine.generate([text_prompt(f"p{i}", 5) for i in range(6)], SamplingParams(max_tokens=6, n=2)):
             break
@@ -124,20 +124,20 @@ def test_an_engine_that_was_given_a_version_samples_at_once_and_takes_updates(te
 
     first = answer()
     assert first[1] == 0
-    engine.update(LocalWeights(((name, -tensor) for name, tensor in text_model.state_dict().items()), 1))
+    engine.load_weights(LocalWeights(((name, -tensor) for name, tensor in text_model.state_dict().items()), 1))
     assert answer() == (answer()[0], 1)
     assert answer()[0] != first[0]
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 2)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 2)):
         assert answer() == (first[0], 2)
     assert answer() == (first[0], 2)
 
 
 def test_an_update_ends_the_call_that_is_running(text_model):
     engine = engine_for(text_model, max_sequences=2)
-    engine.update(LocalWeights(text_model.state_dict().items(), 1))
+    engine.load_weights(LocalWeights(text_model.state_dict().items(), 1))
     groups = engine.generate([text_prompt(f"p{i}", 5) for i in range(4)], SamplingParams(max_tokens=6, n=2))
     next(groups)
-    engine.update(LocalWeights(text_model.state_dict().items(), 2))
+    engine.load_weights(LocalWeights(text_model.state_dict().items(), 2))
     with pytest.raises(RuntimeError, match="new weights came"):
         next(groups)
 
@@ -147,10 +147,10 @@ def test_a_call_that_is_ended_while_its_prompts_are_computed_does_not_pass_for_c
     text_model, monkeypatch, ending
 ):
     engine = engine_for(text_model)
-    engine.update(LocalWeights(text_model.state_dict().items(), 1))
+    engine.load_weights(LocalWeights(text_model.state_dict().items(), 1))
     end = {
         "a later generate": lambda: engine.generate([text_prompt("z", 3)], SamplingParams(max_tokens=2)),
-        "new weights": lambda: engine.update(LocalWeights(text_model.state_dict().items(), 2)),
+        "new weights": lambda: engine.load_weights(LocalWeights(text_model.state_dict().items(), 2)),
         "close": lambda: groups.close(),
     }[ending]
 
@@ -173,11 +173,11 @@ def test_a_call_that_is_ended_while_its_prompts_are_computed_does_not_pass_for_c
 def test_weights_that_are_too_old_change_nothing_and_end_nothing(text_model):
     engine, params = engine_for(text_model, max_sequences=2), SamplingParams(max_tokens=6, n=2)
     prompts = [text_prompt(f"p{i}", 5) for i in range(4)]
-    engine.update(LocalWeights(text_model.state_dict().items(), 5))
+    engine.load_weights(LocalWeights(text_model.state_dict().items(), 5))
     groups = engine.generate(prompts, params)
     first = next(groups)
     with pytest.raises(ValueError, match="version 4 are older than version 5"):
-        engine.update(LocalWeights(((name, -tensor) for name, tensor in text_model.state_dict().items()), 4))
+        engine.load_weights(LocalWeights(((name, -tensor) for name, tensor in text_model.state_dict().items()), 4))
     answers = dict([first, *groups])
     assert answers == dict(engine.generate(prompts, params))
     assert {completion.weight_version for group in answers.values() for completion in group} == {5}
@@ -185,31 +185,33 @@ def test_weights_that_are_too_old_change_nothing_and_end_nothing(text_model):
 
 def test_after_a_trainer_that_died_while_it_pushed_nothing_is_sampled_until_a_whole_set_has_come(text_model):
     engine = engine_for(text_model)
-    engine.update(LocalWeights(text_model.state_dict().items(), 1))
+    engine.load_weights(LocalWeights(text_model.state_dict().items(), 1))
 
     def half() -> Any:
         yield from list(text_model.state_dict().items())[:5]
         raise ConnectionError("the trainer is gone")
 
     with pytest.raises(ConnectionError):
-        engine.update(LocalWeights(half(), 2))
+        engine.load_weights(LocalWeights(half(), 2))
     with pytest.raises(
         RuntimeError,
-        match=r"needs an awake engine with whole weights: .*awake\(source\)`, or after `engine.up",
+        match=r"needs an active engine with whole weights: .*active\(source\)`, or after `engine.load_w",
     ):
         engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=2))
-    engine.update(LocalWeights(text_model.state_dict(), 2))
+    engine.load_weights(LocalWeights(text_model.state_dict(), 2))
     assert list(engine.generate([text_prompt("p", 3)], SamplingParams(max_tokens=2)))
 
 
 def test_after_an_update_that_failed_nothing_is_sampled_until_the_next(text_model):
     engine, prompt = engine_for(text_model), text_prompt("p", 3)
-    engine.update(LocalWeights(text_model.state_dict().items(), 1))
+    engine.load_weights(LocalWeights(text_model.state_dict().items(), 1))
     with pytest.raises(ValueError, match=r"model\.norm\.weight"):
-        engine.update(LocalWeights([(k, v) for k, v in text_model.state_dict().items() if k != "model.norm.weight"], 2))
-    with pytest.raises(RuntimeError, match="awake"):
+        engine.load_weights(
+            LocalWeights([(k, v) for k, v in text_model.state_dict().items() if k != "model.norm.weight"], 2)
+        )
+    with pytest.raises(RuntimeError, match="active"):
         engine.generate([prompt], SamplingParams(max_tokens=2))
-    engine.update(LocalWeights(text_model.state_dict().items(), 3))
+    engine.load_weights(LocalWeights(text_model.state_dict().items(), 3))
     assert list(engine.generate([prompt], SamplingParams(max_tokens=2)))
 
 
@@ -220,7 +222,7 @@ def test_too_little_memory_is_told_with_what_to_lower_and_leaves_the_engine_usab
     def full(*args: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 3)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 3)):
         with monkeypatch.context() as patch:
             patch.setattr(GroupCache, "aim", full)
             with pytest.raises(MemoryError, match=r"4 samples .* lower max_sequences \(4"):
@@ -233,7 +235,7 @@ def test_prompts_that_are_appended_while_others_run_are_sampled_as_if_they_had_b
     expected = sample(text_model, prompts, params)
     engine, growing = engine_for(text_model, max_sequences=4), prompts[:2]
     found = {}
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 3)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 3)):
         for index, group in engine.generate(growing, params):
             found[index] = group
             growing += prompts[len(growing) : len(growing) + 2]
@@ -249,7 +251,7 @@ def test_prompts_that_are_appended_while_others_run_are_sampled_as_if_they_had_b
 def test_a_drained_call_begins_nothing_that_is_appended_later(text_model):
     growing, params = [text_prompt("p", 4)], SamplingParams(max_tokens=6, n=2)
     engine = engine_for(text_model)
-    with engine.awake(LocalWeights(text_model.state_dict().items(), 3)):
+    with engine.active(LocalWeights(text_model.state_dict().items(), 3)):
         groups = engine.generate(growing, params)
         engine.drain()
         growing.append(text_prompt("q", 4))

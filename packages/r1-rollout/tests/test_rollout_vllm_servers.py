@@ -87,7 +87,7 @@ def open_pool(servers: Sequence[LocalServer | Endpoint], **options: Any) -> Serv
 
 def open_broadcast(pool: ServerPool, policy: Any) -> ServerPool:
     """Open a pool over the same servers as given ones, which nobody starts anew, with buckets smaller than a layer."""
-    with pool.awake(LocalWeights(policy.state_dict().items(), 0)):
+    with pool.active(LocalWeights(policy.state_dict().items(), 0)):
         pass  # they run from here on
     given = [server.endpoint for server in pool._supervisor.servers]
     return open_pool(given, bucket_bytes=20_000, broadcast="r1_tcp")
@@ -153,7 +153,7 @@ def change(policy: Any) -> None:
 def test_logprobs_are_those_of_a_forward_pass_after_every_push(policy: Any, pool: ServerPool) -> None:
     asked, params = prompts(24), SamplingParams(max_tokens=24, n=4, temperature=0.8, top_p=0.9, seed=3)
     for version in range(3):
-        with pool.awake(LocalWeights(policy.state_dict().items(), version)):
+        with pool.active(LocalWeights(policy.state_dict().items(), version)):
             groups = dict(pool.generate(asked, params))
             scores = pool.logprobs_of(asked, [groups[i][0].token_ids for i in range(24)], temperature=0.8)
         assert gap(policy, asked, groups, temperature=0.8) < 1e-5
@@ -177,7 +177,7 @@ def test_a_server_gives_a_sample_the_seed_that_the_engine_of_this_process_gives_
 
 def test_a_sample_is_the_same_when_it_is_asked_for_alone(policy: Any, pool: ServerPool) -> None:
     asked, params = prompts(6), SamplingParams(max_tokens=24, n=4, seed=3)
-    with pool.awake(LocalWeights(policy.state_dict().items(), 0)):
+    with pool.active(LocalWeights(policy.state_dict().items(), 0)):
         together = dict(pool.generate(asked, params))
         alone = [next(pool.generate([one], replace(params, n=2)))[1] for one in asked]  # of a smaller group, too
     same = [
@@ -190,7 +190,7 @@ def test_a_sample_is_the_same_when_it_is_asked_for_alone(policy: Any, pool: Serv
 
 def test_a_sample_has_its_own_noise_whoever_computes_it(policy: Any, pool: ServerPool) -> None:
     asked, params = prompts(12), SamplingParams(max_tokens=24, n=4, seed=3)
-    with pool.awake(LocalWeights(policy.state_dict().items(), 0)):
+    with pool.active(LocalWeights(policy.state_dict().items(), 0)):
         once = dict(pool.generate(asked, params))
         again = dict(pool.generate(asked[::-1], params))
         other = dict(pool.generate(asked, SamplingParams(max_tokens=24, n=4, seed=4)))
@@ -214,7 +214,7 @@ def test_a_sample_has_its_own_noise_whoever_computes_it(policy: Any, pool: Serve
 
 def test_greedy_and_ignored_ends(policy: Any, pool: ServerPool) -> None:
     asked = prompts(6)
-    with pool.awake(LocalWeights(policy.state_dict().items(), 0)):
+    with pool.active(LocalWeights(policy.state_dict().items(), 0)):
         greedy = dict(pool.generate(asked, SamplingParams(max_tokens=16, temperature=0.0)))
         long = dict(pool.generate(asked, SamplingParams(max_tokens=64, n=2, ignore_eos=True)))
     assert gap(policy, asked, greedy) < 1e-5
@@ -225,7 +225,7 @@ def test_a_prompt_that_a_server_would_refuse_or_die_of_is_named_and_not_sent(pol
     good = SimpleNamespace(id="row 8", token_ids=[5] * 4, model_inputs={})
     long = SimpleNamespace(id="row 9", token_ids=[5] * 300, model_inputs={})
     strange = SimpleNamespace(id="row 7", token_ids=[5, 64], model_inputs={})
-    with pool.awake(LocalWeights(policy.state_dict().items(), 0)):
+    with pool.active(LocalWeights(policy.state_dict().items(), 0)):
         with pytest.raises(PromptError, match="row 9 has 300 tokens"):
             pool.generate([good, long], SamplingParams(max_tokens=16))
         with pytest.raises(PromptError, match="row 7: token 64 is outside the vocabulary of 64"):
@@ -240,7 +240,7 @@ def test_a_prompt_that_a_server_would_refuse_or_die_of_is_named_and_not_sent(pol
 
 
 def test_every_door_is_locked(policy: Any, pool: ServerPool, servers: list[LocalServer]) -> None:
-    with pool.awake(LocalWeights(policy.state_dict().items(), 0)):
+    with pool.active(LocalWeights(policy.state_dict().items(), 0)):
         stranger = Endpoint(servers[0].endpoint.url)
         for path in ("/collective_rpc", "/update_weight_version", "/reset_prefix_cache", "/pause", "/v1/completions"):
             with pytest.raises(ServerFault, match="does not take this token"):
@@ -257,7 +257,7 @@ def test_weights_by_broadcast_are_those_that_are_sampled_from(policy: Any, broad
     asked, params = prompts(12), SamplingParams(max_tokens=16, n=2, seed=3)
     for version in range(3):
         change(policy)
-        with broadcasting.awake(LocalWeights(policy.state_dict().items(), version)):
+        with broadcasting.active(LocalWeights(policy.state_dict().items(), version)):
             groups = dict(broadcasting.generate(asked, params))
             scores = broadcasting.logprobs_of(asked, [groups[i][0].token_ids for i in range(12)])  # both servers agree
         assert gap(policy, asked, groups) < 1e-5
@@ -278,11 +278,11 @@ def test_what_a_broken_broadcast_left_in_the_layers_does_not_mix_into_the_next_w
             if "layers.1.self_attn.q_proj.weight" in name:
                 raise ValueError("a shard is gone")
 
-    with pytest.raises(ValueError, match="a shard is gone"), broadcasting.awake(LocalWeights(broken(), 0)):
+    with pytest.raises(ValueError, match="a shard is gone"), broadcasting.active(LocalWeights(broken(), 0)):
         pass
     change(policy)
     asked, chosen = prompts(12), broadcasting if way == "broadcast" else pool
-    with chosen.awake(LocalWeights(policy.state_dict().items(), 1)):
+    with chosen.active(LocalWeights(policy.state_dict().items(), 1)):
         groups = dict(chosen.generate(asked, SamplingParams(max_tokens=16, n=2)))
     assert gap(policy, asked, groups) < 1e-5
 
@@ -292,19 +292,19 @@ def test_weights_that_vllm_cannot_load_are_named_and_the_next_push_is_good(
 ) -> None:
     asked, right = prompts(12), policy.state_dict()
     other = [(name.replace("layers.1.", "layers.9."), tensor) for name, tensor in right.items()]
-    with pytest.raises(WeightsError, match=r"layers\.9"), broadcasting.awake(LocalWeights(other, 0)):
+    with pytest.raises(WeightsError, match=r"layers\.9"), broadcasting.active(LocalWeights(other, 0)):
         pass
-    with broadcasting.awake(LocalWeights(right.items(), 0)):
+    with broadcasting.active(LocalWeights(right.items(), 0)):
         groups = dict(broadcasting.generate(asked, SamplingParams(max_tokens=16, n=2)))
     assert gap(policy, asked, groups) < 1e-5
     wrong = right | {"model.layers.1.self_attn.k_proj.weight": torch.zeros(3, 3)}
     with (
         pytest.raises(WeightsError, match=r"k_proj\.weight is \[3, 3\], was"),
-        broadcasting.awake(LocalWeights(wrong.items(), 1)),
+        broadcasting.active(LocalWeights(wrong.items(), 1)),
     ):
         pass
     change(policy)
-    with broadcasting.awake(LocalWeights(policy.state_dict().items(), 1)):
+    with broadcasting.active(LocalWeights(policy.state_dict().items(), 1)):
         groups = dict(broadcasting.generate(asked, SamplingParams(max_tokens=16, n=2)))
     assert gap(policy, asked, groups) < 1e-5
 
@@ -314,7 +314,7 @@ def test_a_server_killed_in_the_middle_loses_nothing_and_returns_with_the_curren
 ) -> None:
     change(policy)
     asked, params = prompts(150), SamplingParams(max_tokens=64, n=2, seed=8)
-    with pool.awake(LocalWeights(policy.state_dict().items(), 5)):
+    with pool.active(LocalWeights(policy.state_dict().items(), 5)):
         groups = {}
         for index, group in pool.generate(asked, params):
             assert index not in groups
@@ -336,11 +336,11 @@ def test_a_server_killed_in_the_middle_loses_nothing_and_returns_with_the_curren
 
 def test_adapters_alone_go_over_the_full_weights_that_came_last(policy: Any, lone: ServerPool) -> None:
     asked, params = prompts(8), SamplingParams(max_tokens=16, n=2)
-    with lone.awake(LocalWeights(policy.state_dict().items(), 0)):
+    with lone.active(LocalWeights(policy.state_dict().items(), 0)):
         assert gap(policy, asked, dict(lone.generate(asked, params))) < 1e-5
     for seed in (1, 2):
         merged, adapter = adapted(policy, seed)
-        with lone.awake(LocalWeights(adapter, seed)):
+        with lone.active(LocalWeights(adapter, seed)):
             groups = dict(lone.generate(asked, params))
             scores = lone.logprobs_of(asked, [groups[i][0].token_ids for i in range(8)])
         assert gap(merged, asked, groups) < 2e-5
@@ -353,9 +353,9 @@ def test_adapters_alone_go_over_the_full_weights_that_came_last(policy: Any, lon
     require_swap_is_found(policy, lone, adapter, 2)
     elsewhere = [(name.replace("layers.1", "layers.7"), tensor) for name, tensor in adapter.weights]
     lost = Adapter(4, 8.0, adapter.target_modules, elsewhere)
-    with pytest.raises(WeightsError, match=r"bound to nothing.*layers\.7"), lone.awake(LocalWeights(lost, 3)):
+    with pytest.raises(WeightsError, match=r"bound to nothing.*layers\.7"), lone.active(LocalWeights(lost, 3)):
         pass
-    with lone.awake(LocalWeights(policy.state_dict().items(), 3)):  # full weights take the adapter away
+    with lone.active(LocalWeights(policy.state_dict().items(), 3)):  # full weights take the adapter away
         assert gap(policy, asked, dict(lone.generate(asked, params))) < 1e-5
 
 
@@ -366,7 +366,7 @@ def require_swap_is_found(policy: Any, pool: ServerPool, adapter: Adapter, versi
     expected = reference.logprobs_of(probes[0].prompts, probes[0].responses)
     for tamper, fault in ((no_fault, None), (swaps_layers("down_proj.lora_B"), "adapter")):
         engine = FaultyEngine(pool, tamper)
-        with engine.awake(reference.weights(version)):
+        with engine.active(reference.weights(version)):
             found = canary.gap(engine, expected)
         assert canary.accepts(found) == (fault is None)
         if fault:
@@ -378,10 +378,10 @@ def test_adapters_alone_go_over_full_weights_that_were_broadcast(policy: Any, lo
     with open_broadcast(lone, policy) as pool:
         for seed in (4, 5):  # the second base comes while an adapter is there
             change(policy)
-            with pool.awake(LocalWeights(policy.state_dict().items(), seed)):
+            with pool.active(LocalWeights(policy.state_dict().items(), seed)):
                 assert gap(policy, asked, dict(pool.generate(asked, params))) < 1e-5
             merged, adapter = adapted(policy, seed)
-            with pool.awake(LocalWeights(adapter, seed)):
+            with pool.active(LocalWeights(adapter, seed)):
                 assert gap(merged, asked, dict(pool.generate(asked, params))) < 2e-5
 
 
@@ -389,25 +389,25 @@ def test_a_server_that_rejected_weights_starts_anew_with_the_base_and_then_the_a
     policy: Any, lone: ServerPool
 ) -> None:
     asked, params = prompts(8), SamplingParams(max_tokens=16, n=2)
-    with lone.awake(LocalWeights(policy.state_dict().items(), 4)):
+    with lone.active(LocalWeights(policy.state_dict().items(), 4)):
         pass
     wrong = dict(policy.state_dict()) | {"model.layers.1.self_attn.k_proj.weight": torch.zeros(3, 3)}
     with (
         pytest.raises(WeightsError, match=r"k_proj\.weight is \[3, 3\], was"),
-        lone.awake(LocalWeights(wrong.items(), 5)),
+        lone.active(LocalWeights(wrong.items(), 5)),
     ):
         pass
     lone._shapes = {}  # a first push has nothing to be compared with
-    with pytest.raises(WeightsError, match=r"server 0: .*dimension size"), lone.awake(LocalWeights(wrong.items(), 5)):
+    with pytest.raises(WeightsError, match=r"server 0: .*dimension size"), lone.active(LocalWeights(wrong.items(), 5)):
         pass
     merged, adapter = adapted(policy, 3)
-    with lone.awake(LocalWeights(adapter, 5)):
+    with lone.active(LocalWeights(adapter, 5)):
         assert gap(merged, asked, dict(lone.generate(asked, params))) < 2e-5
 
 
 def test_answers_end_at_the_token_that_completes_a_stop_string(policy: Any, lone: ServerPool) -> None:
     asked, params = prompts(8), SamplingParams(max_tokens=100, n=2, seed=4, ignore_eos=True)
-    with lone.awake(LocalWeights(policy.state_dict().items(), 4)):
+    with lone.active(LocalWeights(policy.state_dict().items(), 4)):
         free = dict(lone.generate(asked, params))
         written = [
             "".join(LETTERS[token] for token in one.token_ids.tolist()) for group in free.values() for one in group
@@ -424,5 +424,5 @@ def test_answers_end_at_the_token_that_completes_a_stop_string(policy: Any, lone
 
 
 def test_stop_strings_need_a_server_with_a_tokenizer(policy: Any, pool: ServerPool) -> None:
-    with pool.awake(LocalWeights(policy.state_dict().items(), 0)), pytest.raises(RequestRefused, match="tokenizer"):
+    with pool.active(LocalWeights(policy.state_dict().items(), 0)), pytest.raises(RequestRefused, match="tokenizer"):
         list(pool.generate(prompts(2), SamplingParams(max_tokens=8, stop=("ab",))))

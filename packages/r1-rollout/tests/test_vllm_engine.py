@@ -58,7 +58,7 @@ def test_logprobs_are_the_learners_after_every_sync(any_family: Case) -> None:
     for seed in range(1, 5):
         model = make_model(any_family.family, seed)
         version = next_version(any_family.engine)
-        with any_family.engine.awake(LocalWeights(model.state_dict().items(), version)):
+        with any_family.engine.active(LocalWeights(model.state_dict().items(), version)):
             groups = dict(any_family.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=2, temperature=0.7)))
         assert_exact(model, [groups[index] for index in range(len(PROMPTS))], 0.7)
         assert {completion.weight_version for group in groups.values() for completion in group} == {version}
@@ -79,7 +79,7 @@ def test_the_engine_is_a_generator(case: Case) -> None:
 def test_given_answers_are_scored_as_samples_are(case: Case) -> None:
     responses = [[1, 2, 3], [60], [], [5] * 20, [9, 61]]  # banned tokens, too
     for temperature in (1.0, 0.5):
-        with case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
+        with case.engine.active(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
             scores = case.engine.logprobs_of(PROMPTS, responses, temperature)
         for prompt, response, own in zip(PROMPTS, responses, scores, strict=True):
             assert len(own) == len(response)
@@ -93,7 +93,7 @@ def test_a_banned_token_is_not_sampled_even_if_it_is_all_that_the_model_wants(ca
     with torch.no_grad():
         model.model.embed_tokens.weight[list(BANNED)] *= 50
     for temperature in (1.0, 0.0):
-        with case.engine.awake(LocalWeights(model.state_dict().items(), next_version(case.engine))):
+        with case.engine.active(LocalWeights(model.state_dict().items(), next_version(case.engine))):
             groups = dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=4, temperature=temperature)))
         assert not {t for group in groups.values() for c in group for t in c.token_ids.tolist()} & {*BANNED}
 
@@ -125,14 +125,14 @@ def test_answers_end_at_end_tokens_stop_tokens_or_the_limit(case: Case) -> None:
 
 def test_stop_strings_need_a_tokenizer(case: Case) -> None:
     with (
-        case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))),
+        case.engine.active(LocalWeights(case.model.state_dict().items(), next_version(case.engine))),
         pytest.raises(ValueError, match="no tokenizer"),
     ):
         case.engine.generate(PROMPTS, SamplingParams(max_tokens=4, stop=("x",)))
 
 
 def test_groups_come_as_they_finish_and_a_closed_call_leaves_nothing_behind(case: Case) -> None:
-    with case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
+    with case.engine.active(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
         first = case.engine.generate(PROMPTS, SamplingParams(max_tokens=40, n=4, temperature=2.0))
         index, group = next(first)
         assert len(group) == 4
@@ -145,25 +145,25 @@ def test_groups_come_as_they_finish_and_a_closed_call_leaves_nothing_behind(case
 
 
 def test_generating_asleep_and_waking_twice_are_refused(case: Case) -> None:
-    with pytest.raises(RuntimeError, match="needs an awake engine"):
+    with pytest.raises(RuntimeError, match="needs an active engine"):
         case.engine.generate(PROMPTS, SamplingParams(max_tokens=2))
     weights = list(case.model.state_dict().items())
-    with case.engine.awake(LocalWeights(weights, next_version(case.engine))):
+    with case.engine.active(LocalWeights(weights, next_version(case.engine))):
         left = case.engine.generate(PROMPTS, SamplingParams(max_tokens=40))
-        with pytest.raises(RuntimeError, match="awake already"), case.engine.awake(LocalWeights(weights, 99)):
+        with pytest.raises(RuntimeError, match="active already"), case.engine.active(LocalWeights(weights, 99)):
             pass
-    with pytest.raises(RuntimeError, match="its awake block ended"):
+    with pytest.raises(RuntimeError, match="its active block ended"):
         next(left)
     with (
         pytest.raises(WeightsError, match="version 0 are older than version"),
-        case.engine.awake(LocalWeights(weights, 0)),
+        case.engine.active(LocalWeights(weights, 0)),
     ):
         pass
 
 
 @pytest.mark.parametrize("temperature", [0.001, 2.5])
 def test_temperatures_that_vllm_does_not_sample_at_are_refused(case: Case, temperature: float) -> None:
-    with case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
+    with case.engine.active(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
         with pytest.raises(ValueError, match="to 2 under vLLM"):
             case.engine.generate(PROMPTS, SamplingParams(max_tokens=2, temperature=temperature))
         with pytest.raises(ValueError, match="to 2 under vLLM"):
@@ -173,7 +173,7 @@ def test_temperatures_that_vllm_does_not_sample_at_are_refused(case: Case, tempe
 
 def test_prompts_that_are_empty_or_too_long_are_named(case: Case) -> None:
     long = HandPrompt("row 9", [1] * 100)
-    with case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
+    with case.engine.active(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
         with pytest.raises(ValueError, match=r"prompt row 9 has 100 tokens.*max_model_len=128"):
             case.engine.generate([*PROMPTS, long], SamplingParams(max_tokens=29))
         with pytest.raises(ValueError, match="prompt row 3 is empty"):
@@ -182,7 +182,7 @@ def test_prompts_that_are_empty_or_too_long_are_named(case: Case) -> None:
 
 def test_the_engines_weights_are_the_learners_byte_by_byte_where_it_keeps_them_as_they_came(case: Case) -> None:
     weights = dict(case.model.state_dict())
-    with case.engine.awake(LocalWeights(weights.items(), next_version(case.engine))):
+    with case.engine.active(LocalWeights(weights.items(), next_version(case.engine))):
         assert [*case.engine.compare(expected_checksums(weights.items(), case.engine.precisions)).differing] == []
         weights["model.norm.weight"] = weights["model.norm.weight"] * 1.0001
         weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] * 1.0001
@@ -193,7 +193,7 @@ def test_the_engines_weights_are_the_learners_byte_by_byte_where_it_keeps_them_a
 def test_one_bad_prompt_leaves_the_engine_well(case: Case) -> None:
     strange = HandPrompt("row 4", [1, 64])
     seen = HandPrompt("row 5", [1, 2], model_inputs={"pixel_values": torch.zeros(1, 3, 4, 4)})
-    with case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
+    with case.engine.active(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
         with pytest.raises(PromptError, match="row 4: token 64 is outside the vocabulary of 64"):
             case.engine.generate([*PROMPTS, strange], SamplingParams(max_tokens=4))
         with pytest.raises(PromptError, match=f"{PROMPTS[0].id}: response token -1 is outside"):
@@ -209,7 +209,7 @@ def test_after_weights_that_are_not_finite_the_next_are_sampled_from_exactly(cas
         name: tensor * torch.nan if "up_proj" in name else tensor for name, tensor in case.model.state_dict().items()
     }
     with (
-        case.engine.awake(LocalWeights(spoilt.items(), next_version(case.engine))),
+        case.engine.active(LocalWeights(spoilt.items(), next_version(case.engine))),
         pytest.raises(NonFiniteLogits, match="not finite"),
     ):
         list(case.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=4)))
@@ -228,7 +228,7 @@ def test_weights_of_another_model_are_refused_and_the_next_sync_mends_all(
     wrong = {own: tensor + 1 for own, tensor in case.model.state_dict().items()} | {name: torch.zeros(shape)}
     with (
         pytest.raises(WeightsError, match=f"did not take weight version.*{re.escape(name)}"),
-        case.engine.awake(LocalWeights(wrong.items(), next_version(case.engine))),
+        case.engine.active(LocalWeights(wrong.items(), next_version(case.engine))),
     ):
         pass
     assert_exact(case.model, sample(case, SamplingParams(max_tokens=8)), 1.0)
@@ -244,10 +244,10 @@ def test_a_weight_that_does_not_come_is_named(case: Case, name: str) -> None:
     weights = [(own, tensor) for own, tensor in case.model.state_dict().items() if own not in tied]
     with (
         pytest.raises(WeightsError, match=f"1 weights of the engine's model were not given: {re.escape(name)}"),
-        case.engine.awake(LocalWeights(weights, next_version(case.engine))),
+        case.engine.active(LocalWeights(weights, next_version(case.engine))),
     ):
         pass
-    with pytest.raises(RuntimeError, match="awake"):
+    with pytest.raises(RuntimeError, match="active"):
         case.engine.generate(PROMPTS, SamplingParams(max_tokens=8))
     assert_exact(case.model, sample(case, SamplingParams(max_tokens=8)), 1.0)
 
@@ -265,7 +265,7 @@ def test_factors_alone_are_synced_over_the_last_full_weights(case: Case, monkeyp
     monkeypatch.setattr("r1_rollout.vllm.sync.bring", None)  # nothing else crosses
     for seed in (1, 2):
         model, adapter = adapted(case.model, seed)
-        with case.engine.awake(LocalWeights(adapter, next_version(case.engine))):
+        with case.engine.active(LocalWeights(adapter, next_version(case.engine))):
             groups = dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=2)))
         assert crossed.pop() == adapter_bytes(adapter)
         assert_exact(model, [groups[index] for index in range(len(PROMPTS))], 1.0)
@@ -279,7 +279,7 @@ def test_an_adapter_that_binds_to_nothing_is_refused(case: Case) -> None:
     lost = Adapter(4, 8.0, adapter.target_modules, elsewhere.items())
     with (
         pytest.raises(WeightsError, match=r"bound to nothing.*layers\.7"),
-        case.engine.awake(LocalWeights(lost, next_version(case.engine))),
+        case.engine.active(LocalWeights(lost, next_version(case.engine))),
     ):
         pass
 
@@ -292,7 +292,7 @@ def test_many_syncs_samples_and_sleeps_keep_memory_flat(case: Case) -> None:
 
     def cycle(times: int) -> None:
         for _ in range(times):
-            with case.engine.awake(LocalWeights(weights, next_version(case.engine))):
+            with case.engine.active(LocalWeights(weights, next_version(case.engine))):
                 assert len(list(case.engine.generate(PROMPTS[:2], SamplingParams(max_tokens=3, n=2)))) == 2
 
     cycle(50)
@@ -305,7 +305,7 @@ def test_a_prefix_cached_under_old_weights_is_not_used_again(case: Case) -> None
     prompt = HandPrompt("same", list(range(1, 41)) * 2)
     for seed in (11, 12):
         model = make_model("qwen2 tied", seed)
-        with case.engine.awake(LocalWeights(model.state_dict().items(), next_version(case.engine))):
+        with case.engine.active(LocalWeights(model.state_dict().items(), next_version(case.engine))):
             for _ in range(2):
                 ((_, (completion,)),) = case.engine.generate([prompt], SamplingParams(max_tokens=4))
                 expected = plain_logprobs(model, prompt, completion.token_ids.tolist(), 1.0)
@@ -350,7 +350,7 @@ def test_an_engine_that_dies_mid_batch_is_said_so_and_no_group_comes_twice(
     weights = list(doomed.model.state_dict().items())
 
     def collect() -> None:
-        with doomed.engine.awake(LocalWeights(weights, 1)):
+        with doomed.engine.active(LocalWeights(weights, 1)):
             for index, group in doomed.engine.generate(PROMPTS, SamplingParams(max_tokens=40, n=2, temperature=2.0)):
                 seen.append(index)
                 assert len(group) == 2
@@ -358,7 +358,7 @@ def test_an_engine_that_dies_mid_batch_is_said_so_and_no_group_comes_twice(
     with pytest.raises(EngineError, match=r"died in the middle of a batch.*kernel on fire"):
         collect()
     assert len(seen) == len(set(seen)) < len(PROMPTS)
-    with pytest.raises(EngineError, match="died"), doomed.engine.awake(LocalWeights(weights, 2)):
+    with pytest.raises(EngineError, match="died"), doomed.engine.active(LocalWeights(weights, 2)):
         pass
 
 
@@ -367,7 +367,7 @@ def test_an_engine_that_hangs_is_given_up_at_its_deadline(doomed: Case, monkeypa
     weights = list(doomed.model.state_dict().items())
 
     def wait() -> None:
-        with doomed.engine.awake(LocalWeights(weights, 1)):
+        with doomed.engine.active(LocalWeights(weights, 1)):
             groups = doomed.engine.generate(PROMPTS[:1], SamplingParams(max_tokens=4))
             monkeypatch.setattr(doomed.engine._llm.llm_engine, "step", release.wait)
             monkeypatch.setattr(doomed.engine, "_options", replace(doomed.engine._options, deadline=3.0))

@@ -48,7 +48,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_batch_ends_the_engine_and_le
     assert all(name.endswith(" (deleted)") for name in shared), "what has a name stays when processes are killed"
 
     def collect() -> None:
-        with case.engine.awake(LocalWeights(case.model.state_dict().items(), 1)):
+        with case.engine.active(LocalWeights(case.model.state_dict().items(), 1)):
             groups = case.engine.generate(PROMPTS, SamplingParams(max_tokens=60, temperature=2.0))
             next(groups)  # a short answer; others are not at their ends
             second.kill()
@@ -56,7 +56,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_batch_ends_the_engine_and_le
 
     with pytest.raises(EngineError, match="Start the run again"):
         collect()
-    with pytest.raises(EngineError, match="Start the run again"), case.engine.awake(LocalWeights([], 2)):
+    with pytest.raises(EngineError, match="Start the run again"), case.engine.active(LocalWeights([], 2)):
         pass
     assert list(cases) == []  # closed
     assert running_workers() == set()
@@ -123,7 +123,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
 def test_logprobs_are_the_learners_after_every_sync_to_two_workers(pair: Case) -> None:
     for seed in (1, 2):
         model = make_model(FAMILY, seed)
-        with pair.engine.awake(LocalWeights(model.state_dict().items(), next_version(pair.engine))):
+        with pair.engine.active(LocalWeights(model.state_dict().items(), next_version(pair.engine))):
             groups = dict(pair.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=2, temperature=0.7)))
             scores = pair.engine.logprobs_of(PROMPTS, [[3, 60, 5]] * len(PROMPTS), 0.7)
         assert_exact(model, [groups[index] for index in range(len(PROMPTS))], 0.7)
@@ -135,7 +135,7 @@ def test_logprobs_are_the_learners_after_every_sync_to_two_workers(pair: Case) -
 def test_two_workers_take_adapters(pair: Case) -> None:
     sample(pair, SamplingParams(max_tokens=2))
     model, adapter = adapted(pair.model, 1)
-    with pair.engine.awake(LocalWeights(adapter, next_version(pair.engine))):
+    with pair.engine.active(LocalWeights(adapter, next_version(pair.engine))):
         groups = dict(pair.engine.generate(PROMPTS, SamplingParams(max_tokens=8, n=2)))
     assert_exact(model, [groups[index] for index in range(len(PROMPTS))], 1.0)
 
@@ -148,7 +148,7 @@ def test_both_workers_refuse_weights_of_another_model_and_take_the_next(
     for _ in range(2):
         with (
             pytest.raises(WeightsError, match=r"worker 0: .*nonsense"),
-            pair.engine.awake(LocalWeights(wrong, next_version(pair.engine))),
+            pair.engine.active(LocalWeights(wrong, next_version(pair.engine))),
         ):
             pass
     assert_exact(pair.model, sample(pair, SamplingParams(max_tokens=8)), 1.0)

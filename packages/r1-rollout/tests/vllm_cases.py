@@ -79,7 +79,7 @@ def start(family: str, folder: Path, **options: Any) -> Iterator[Case]:
 
 def sample(case: Case, params: SamplingParams, prompts: list[HandPrompt] = PROMPTS) -> list[list[Completion]]:
     """Sample from the case's own weights."""
-    with case.engine.awake(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
+    with case.engine.active(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
         groups = dict(case.engine.generate(prompts, params))
     return [groups[index] for index in range(len(prompts))]
 

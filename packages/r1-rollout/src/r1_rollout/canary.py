@@ -42,7 +42,7 @@ class Canary:
     opening: "Canary | None" = None  # compared at the first sync, too
 
     def gap(self, engine: Replaying, expected: Sequence[Sequence[float]]) -> float:
-        """Return how far the engine, awake, is from the log-probs that the learner gives the probes.
+        """Return how far the engine, active, is from the log-probs that the learner gives the probes.
 
         Raises:
             ValueError: there is not one expected log-prob for each token.
@@ -50,7 +50,7 @@ class Canary:
         return widest_gap(probe_logprobs(engine, self.probes, self.temperature), expected)
 
     def tells_pictures_apart(self, engine: Replaying, expected: Sequence[Sequence[float]]) -> bool:
-        """Whether the engine, awake, gives the two pictures other log-probs, as the learner does: `expected`.
+        """Whether the engine, active, gives the two pictures other log-probs, as the learner does: `expected`.
 
         A tenth of the learner's difference is enough. Without it the pictures do not reach the model, which rounding
         would hide where the difference is small.
@@ -65,7 +65,7 @@ class Canary:
 
 
 def probe_logprobs(engine: Replaying, probes: Probes, temperature: float) -> list[list[float]]:
-    """Return what the engine, awake, gives the probes."""
+    """Return what the engine, active, gives the probes."""
     return engine.logprobs_of(probes.prompts, probes.responses, temperature)
 
 

@@ -131,7 +131,7 @@ def _judge(
 
 def _look(canary: Canary, engine: Engine, reference: Reference, version: int, probes: Probes) -> _Sight:
     """Sync, and let both sides say the probes' log-probs."""
-    with engine.awake(reference.weights(version)):
+    with engine.active(reference.weights(version)):
         sampled = probe_logprobs(engine, probes, canary.temperature)
     return _Sight(sampled, reference.logprobs_of(probes.prompts, probes.responses))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from r1_rollout.tokens import end_token_ids, media_token_ids, read_end_token_ids
-from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
+from r1_rollout.types import Completion, Groups, OldEngineNames, PromptLike, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +80,7 @@ def prefers_vllm() -> bool:
     return bool(find_spec("vllm")) and Path("/proc/driver/nvidia").is_dir()
 
 
-class LoadedEngine:
+class LoadedEngine(OldEngineNames):
     """A `Generator` and a `Replaying` that takes text and token ids for prompts, too.
 
     A prompt without an id of its own has its tokens for one, so its samples depend on what it says and on the seed; the
@@ -113,14 +113,14 @@ class LoadedEngine:
         logprobs: list[list[float]] = self.engine.logprobs_of(self._prompts(prompts), responses, temperature)
         return logprobs
 
-    def awake(self, source: "WeightSource | None" = None) -> AbstractContextManager[None]:
+    def active(self, source: "WeightSource | None" = None) -> AbstractContextManager[None]:
         """Sample inside the block, from the weights of `source` or those that are there; then the engine sleeps."""
-        block: AbstractContextManager[None] = self.engine.awake(source)
+        block: AbstractContextManager[None] = self.engine.active(source)
         return block
 
-    def update(self, source: "WeightSource") -> None:
+    def load_weights(self, source: "WeightSource") -> None:
         """Load weights to sample from them until others come."""
-        self.engine.update(source)
+        self.engine.load_weights(source)
 
     def text(self, completion: Completion) -> str:
         """Return the answer's text without special tokens.

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from warnings import warn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,19 +144,19 @@ class Groups(Protocol):
 
 
 class Generator(Protocol):
-    """An engine. It owns its copy of the weights; which they are and whether it is awake are two things."""
+    """An engine. It owns its copy of the weights; which they are and whether it is active are two things."""
 
-    def update(self, source: "WeightSource") -> None:
+    def load_weights(self, source: "WeightSource") -> None:
         """Take up weights, or an adapter upon those that are there, to sample from them until others come.
 
         A version older than the one that the engine has is refused; the same one may come again. Calls to `generate`
         that are unfinished are over.
         """
 
-    def awake(self, source: "WeightSource | None" = None) -> AbstractContextManager[None]:
+    def active(self, source: "WeightSource | None" = None) -> AbstractContextManager[None]:
         """Hold inside the block what sampling takes, such as room for keys and values; let go of what it can after.
 
-        With a `source` the engine takes that up first, as by `update`, when waking leaves the room for it.
+        With a `source` the engine takes that up first, as by `load_weights`, when waking leaves the room for it.
         """
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
@@ -163,6 +164,29 @@ class Generator(Protocol):
 
         An engine of one process also begins what is appended to `prompts` while some are unfinished.
         """
+
+
+class OldEngineNames:
+    """Deprecated names of `Generator.active` and `Generator.load_weights`, gone in the next version."""
+
+    def awake(self: Any, source: "WeightSource | None" = None) -> AbstractContextManager[None]:
+        warn("engine.awake() is deprecated: call engine.active()", DeprecationWarning, stacklevel=2)
+        block: AbstractContextManager[None] = self.active(source)
+        return block
+
+    def update(self: Any, source: "WeightSource") -> None:
+        warn("engine.update() is deprecated: call engine.load_weights()", DeprecationWarning, stacklevel=2)
+        self.load_weights(source)
+
+
+def accept_old_names(engine: Any) -> Any:
+    """Return an engine that was written with `awake` and `update` as one with `active` and `load_weights`, too."""
+    for old, new in (("awake", "active"), ("update", "load_weights")):
+        if not hasattr(engine, new) and hasattr(engine, old):
+            message = f"{type(engine).__name__}.{old} is deprecated: call it {new}"
+            warn(message, DeprecationWarning, stacklevel=2)
+            setattr(engine, new, getattr(engine, old))
+    return engine
 
 
 @runtime_checkable

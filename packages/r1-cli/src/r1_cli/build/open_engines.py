@@ -16,7 +16,7 @@ from r1_cli.models.files import ModelFiles, load_weights
 from r1_cli.train.roles import Scorer
 from r1_rollout.errors import EngineError
 from r1_rollout.tokens import end_token_ids, media_token_ids
-from r1_rollout.types import Generator, SamplingParams
+from r1_rollout.types import Generator, SamplingParams, accept_old_names
 
 
 def build_scorer(config: RunConfig, model: ModelFiles, verifier: DispatchingVerifier, engine: Generator) -> Scorer:
@@ -52,7 +52,7 @@ def build_engine(
     banned = media_token_ids(model.config, model.tokenizer)
     setup = EngineSetup(config, hardware, model, ends, banned, max_sequences(config), load, read_only)
     try:
-        engine: Generator = engine_module(config.worker.rollout.engine).open_engine(setup, stack)
+        engine: Generator = accept_old_names(engine_module(config.worker.rollout.engine).open_engine(setup, stack))
         return engine
     except models.ModelError:
         raise

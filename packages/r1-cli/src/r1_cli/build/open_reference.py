@@ -72,7 +72,7 @@ def in_training(
 ) -> Find:
     """Return how a run in training finds whom to ask.
 
-    The policy is asked in the learner, whose weights are there; where it shares a GPU with an engine that is awake, in
+    The policy is asked in the learner, whose weights are there; where it shares a GPU with an engine that is active, in
     the engine, which has the same weights. `engine` is None while none is.
     """
     temperature = config.worker.rollout.temperature

@@ -40,7 +40,7 @@ class EngineHost:
     """One engine, and what is under way in it: weights that come, or prompts that are sampled."""
 
     def __init__(self, build: BuildEngine) -> None:
-        self._stack, self._awake = ExitStack(), ExitStack()
+        self._stack, self._active = ExitStack(), ExitStack()
         self._engine = build(self._stack)
         self._arrival: Arrival | None = None
         self._params: SamplingParams | None = None
@@ -57,7 +57,7 @@ class EngineHost:
 
     def wake(self) -> None:
         """Get ready to sample from the weights that are there, until `rest`."""
-        self._awake.enter_context(self._engine.awake())
+        self._active.enter_context(self._engine.active())
 
     def expect(self, version: int, wake: bool, form: Adapter | None = None, delivered: bool = False) -> None:
         """Begin to take up weights, or with a `form` an adapter; with `wake`, sample from them, too, until `rest`.
@@ -68,9 +68,9 @@ class EngineHost:
 
     def _take_up(self, source: WeightSource, *, wake: bool) -> None:
         if wake:
-            self._awake.enter_context(self._engine.awake(source))
+            self._active.enter_context(self._engine.active(source))
         else:
-            self._engine.update(source)
+            self._engine.load_weights(source)
 
     def take(self, bucket: Reference) -> None:
         """Take up one bucket; when this returns the engine has done with it. Raises what the engine raises."""
@@ -91,7 +91,7 @@ class EngineHost:
     def rest(self) -> None:
         """Let go of what sampling takes."""
         self.abandon()
-        self._awake.close()
+        self._active.close()
 
     def compare(self, expected: Mapping[str, Expected]) -> Comparison:
         """Do what the engine's does."""

@@ -91,15 +91,15 @@ class EngineSet:
         self.keeps_layout = all(fact.keeps_layout for fact in facts)
 
     @contextmanager
-    def awake(self, source: WeightSource | None = None) -> Iterator[None]:
+    def active(self, source: WeightSource | None = None) -> Iterator[None]:
         """Wake all engines, with the weights of `source` if there is one; at the end let them rest.
 
         Raises:
-            RuntimeError: they are awake already.
+            RuntimeError: they are active already.
             WeightsError, EngineError: an engine's.
         """
         if self._inside:
-            raise RuntimeError("the engines are awake already")
+            raise RuntimeError("the engines are active already")
         if source is None:
             self._ask("wake")
         else:
@@ -109,11 +109,11 @@ class EngineSet:
             yield
         finally:
             self._inside = False
-            if self._end("its awake block ended"):
+            if self._end("its active block ended"):
                 self._ask("rest")
 
-    def update(self, source: WeightSource) -> None:
-        """Let all engines take up weights, to sample from them until others come. Raises as `awake` does."""
+    def load_weights(self, source: WeightSource) -> None:
+        """Let all engines take up weights, to sample from them until others come. Raises as `active` does."""
         self._end("new weights came before it finished")
         self._bring(source, wake=False)
         self._ready = True
@@ -156,12 +156,12 @@ class EngineSet:
         A later call ends an earlier one.
 
         Raises:
-            RuntimeError: the engines have no weights, or are not awake.
+            RuntimeError: the engines have no weights, or are not active.
             ValueError: a group exceeds `max_sequences`.
             RolloutError: an engine's.
         """
         if not (self._inside or self._ready):
-            raise RuntimeError("generate() needs awake engines: call it inside `with engines.awake(source)`")
+            raise RuntimeError("generate() needs active engines: call it inside `with engines.active(source)`")
         if params.n > self._max_sequences:
             raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
         self._end("a later generate() began before it finished")

@@ -57,7 +57,7 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
         scorer = build_scorer(config, files, verifier, engine)
         sets = build_validation(prompts, sources, sampling)
         validation = Validation(scorer, sets, config.data.val_batch_size, shown=0, progress=reporter.progress)
-        with scorer.generator.awake(LocalWeights(weights.state_dict, 0)):
+        with scorer.generator.active(LocalWeights(weights.state_dict, 0)):
             groups = validation.sample("evaluation")
     result = {
         **summarise(groups),

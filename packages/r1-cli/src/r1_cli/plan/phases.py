@@ -79,7 +79,7 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, o
     at_rest |= {} if config.shares_devices and actor.offload.offload_optimizer else states
     sleeps = engine_module(rollout.engine) is not engine_module("embedded")
     engine = {"engine's weights": memory.engine} if config.colocated else {}
-    awake = engine | _cache(config, memory, card if sleeps else None, sleeps)
+    active = engine | _cache(config, memory, card if sleeps else None, sleeps)
     beside = {} if sleeps else engine  # the embedded engine keeps its copy
     busy = {} if actor.offload.offload_optimizer and config.shares_devices else states
     activations = {"activations": _activations(config, "actor")} | _media(config, "actor") | _chunk(config, "actor")
@@ -89,7 +89,7 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, o
     base = alone | _critic_at_rest(config, memory)
     return [
         *(Phase(name, alone | at_rest | beside | parts) for name, parts in _critic_phases(config, memory)),
-        Phase("sampling", base | at_rest | awake),
+        Phase("sampling", base | at_rest | active),
         Phase("hand-over of weights", base | stays | weights | busy | engine),
         Phase("log-probs", base | stays | weights | busy | beside | reference | forward | passing),
         Phase("gradient", base | stays | weights | busy | beside | gradients | activations | passing | whole_gradients),

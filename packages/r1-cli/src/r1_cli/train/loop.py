@@ -163,9 +163,9 @@ def sample(run: Run, at: Position, watch: Stopwatch) -> Collected:
     weights = weights_of(run.learner, at.step)
     if run.ahead:
         return run.ahead.collect(at, weights, watch)
-    with ExitStack() as awake:
+    with ExitStack() as active:
         with watch("sync"):
-            awake.enter_context(run.engine.awake(weights))
+            active.enter_context(run.engine.active(weights))
         groups, after, metrics = run.collector.collect(at, watch)
     return groups, after, metrics | canary_metrics(run.engine)
 
@@ -211,7 +211,7 @@ def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, flo
     """Measure the weights of `step` on the validation set; return its metrics and some responses to look at."""
     if run.ahead:
         run.ahead.settle()
-    with run.engine.awake(weights_of(run.learner, step)):
+    with run.engine.active(weights_of(run.learner, step)):
         record, groups = validation.measure()
     run.recorder.take(step, "validation", groups)
     return record, generations_of(groups[: validation.shown], "val")

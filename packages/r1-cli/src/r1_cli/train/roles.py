@@ -268,7 +268,7 @@ class Collector(Protocol):
     """Gives a step its groups; now, or by then, as one that samples ahead of the learner would."""
 
     def collect(self, at: Position, watch: Stopwatch) -> Collected:
-        """Return the scored groups of the step that begins at `at`; the engine is awake."""
+        """Return the scored groups of the step that begins at `at`; the engine is active."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,14 @@ from r1_rollout.embedded.prefill import rotary_axes
 from r1_rollout.errors import PromptError
 from r1_rollout.handover import WeightSource
 from r1_rollout.sampling import banned_tokens
-from r1_rollout.types import PromptLike, SamplingParams
+from r1_rollout.types import OldEngineNames, PromptLike, SamplingParams
 from r1_rollout.weights import WeightStore
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(OldEngineNames):
     """A `Generator` and a `Replaying` over a Hugging Face causal or vision-language model.
 
     A prompt is computed and kept once for all its samples; the samples of many prompts decode together, and new groups
@@ -53,7 +53,7 @@ class EmbeddedEngine:
             max_sequences: samples that decode at the same time; with the lengths it bounds the memory.
             device: where to compute.
             tokenizer: a Hugging Face tokenizer, needed by stop strings only.
-            version: of the weights in `model`, if they are to be sampled from; else `awake` or `update` bring some.
+            version: of the weights in `model`, if they are to be sampled from; else load some first.
             read_only: its weights are another's memory, who may compute with them meanwhile and not change them. They
                 must be on `device`. What syncs bring is then an adapter, which is kept beside them.
             eager: launch a GPU's steps kernel by kernel instead of replaying CUDA graphs of them.
@@ -78,38 +78,38 @@ class EmbeddedEngine:
         self._graphs = self._banned.is_cuda and not eager
         self._weights = WeightStore(self._model, read_only=read_only)
         self._weights.version = version
-        self._version, self._stays_ready, self._awake = version, version is not None, False
+        self._version, self._stays_ready, self._active = version, version is not None, False
         self._decoding: weakref.ref[Decoding] | None = None
 
     keeps_layout = True  # see `r1_rollout.types.Checksummed`
 
     @contextmanager
-    def awake(self, source: WeightSource | None = None) -> Iterator[None]:
+    def active(self, source: WeightSource | None = None) -> Iterator[None]:
         """Sample inside the block, from the weights of `source` or those that are there.
 
         At its end the cache is freed and unfinished calls are over.
 
         Raises:
-            RuntimeError: the engine is awake already.
+            RuntimeError: the engine is active already.
             WeightsError: the weights are not those of the engine's model.
         """
-        if self._awake:
-            raise RuntimeError(f"the engine is awake already, with weight version {self._version}")
+        if self._active:
+            raise RuntimeError(f"the engine is active already, with weight version {self._version}")
         if source is not None:
             self._load(source)
-        self._awake, self._version = True, self._weights.version
+        self._active, self._version = True, self._weights.version
         try:
             yield
         finally:
-            self._awake = False
+            self._active = False
             if not self._stays_ready:
                 self._version = None
-            self._end("its awake block ended")
+            self._end("its active block ended")
             if self._banned.is_cuda:
                 torch.cuda.empty_cache()
 
-    def update(self, source: WeightSource) -> None:
-        """Load weights to sample from them until others come, with no `awake` block.
+    def load_weights(self, source: WeightSource) -> None:
+        """Load weights to sample from them until others come, with no `active` block.
 
         An unfinished call is over: its answers would be of two versions.
 
@@ -128,7 +128,7 @@ class EmbeddedEngine:
         the rotary axes of M-RoPE (arXiv 2409.12191) at the prompt's largest position + 1 + t.
 
         Raises:
-            RuntimeError: outside an awake block, or continued after the call was ended.
+            RuntimeError: outside an active block, or continued after the call was ended.
             PromptError: a prompt is empty, has a token that the model does not know, its positions do not fit the
                 others', or its answer may run past what the model knows or sees; the engine is well.
             ValueError: a group exceeds `max_sequences`; stop strings without a tokenizer.
@@ -162,7 +162,7 @@ class EmbeddedEngine:
             [responses][response_length], at `temperature` (1 if it is 0).
 
         Raises:
-            RuntimeError: outside an awake block.
+            RuntimeError: outside an active block.
             ValueError: prompts and responses differ in number, or a token is not of the vocabulary.
             NonFiniteLogits: the model's logits are not finite.
         """
@@ -192,8 +192,8 @@ class EmbeddedEngine:
     def _decode(self, name: str, prompts: Sequence[PromptLike], choices: Choices) -> Decoding:
         if self._version is None:
             raise RuntimeError(
-                f"{name}() needs an awake engine with whole weights: call it inside `with engine.awake(source)`, "
-                "or after `engine.update(source)`"
+                f"{name}() needs an active engine with whole weights: call it inside `with engine.active(source)`, "
+                "or after `engine.load_weights(source)`"
             )
 
         def require(prompt: PromptLike, limit: int) -> None:

@@ -14,7 +14,7 @@ from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
 from r1_rollout.handover import Delivered, Shapes, WeightSource
 from r1_rollout.lora import Adapter
-from r1_rollout.types import Completion, Groups, PromptLike, SamplingParams
+from r1_rollout.types import Completion, Groups, OldEngineNames, PromptLike, SamplingParams
 from r1_rollout.vllm.limits import Limits, require_temperature
 from r1_rollout.vllm.options import EngineOptions, explain_failed_start
 from r1_rollout.vllm.running import Running
@@ -32,7 +32,7 @@ SETTINGS = {
 }
 
 
-class VllmEngine:
+class VllmEngine(OldEngineNames):
     """A `Generator` over vLLM in this process (arXiv 2309.06180); several workers are processes of their own.
 
     Make one with `VllmEngine.load`. Two engines in one process are fine one after the other, not at the same time on
@@ -121,7 +121,7 @@ class VllmEngine:
         return engine
 
     @contextmanager
-    def awake(self, source: WeightSource | None = None) -> Iterator[None]:
+    def active(self, source: WeightSource | None = None) -> Iterator[None]:
         """Sample inside the block, sleep after it; unfinished calls are then over.
 
         Room for the weights is made first and for the cache after loading, so that the two never stand beside what
@@ -132,31 +132,31 @@ class VllmEngine:
                 that came last. None: the weights that are there; an engine that has slept needs new ones.
 
         Raises:
-            RuntimeError: the engine is awake already.
+            RuntimeError: the engine is active already.
             WeightsError: the weights are not those of the engine's model, or they are older than those it has.
             EngineError: vLLM hangs or has died.
         """
         if self._inside:
-            raise RuntimeError(f"the engine is awake already, with weight version {self._version}")
+            raise RuntimeError(f"the engine is active already, with weight version {self._version}")
         self._inside = True
         try:
             if source is not None:
-                self.update(source)
+                self.load_weights(source)
             elif self._version is None:
-                raise EngineError("the engine has let go of its weights when it went to sleep: awake(source)")
+                raise EngineError("the engine has let go of its weights when it went to sleep: active(source)")
             yield
         finally:
             self._inside = False
             self._version = None
-            self._close("its awake block ended")
+            self._close("its active block ended")
             if not self._thread.failure:
                 self._call(self._sleep)
 
-    def update(self, source: WeightSource) -> None:
+    def load_weights(self, source: WeightSource) -> None:
         """Load weights to sample from them until others come; unfinished calls are over.
 
         Raises:
-            WeightsError, EngineError: as for `awake`.
+            WeightsError, EngineError: as for `active`.
         """
         version = source.version
         require_newer(version, self._latest)
@@ -176,13 +176,13 @@ class VllmEngine:
         A later call ends an earlier one, and so does closing the iterator.
 
         Raises:
-            RuntimeError: the engine is not awake.
+            RuntimeError: the engine is not active.
             ValueError: vLLM cannot sample at this temperature.
             PromptError: a prompt and its answer can be longer than `max_model_len`, or vLLM does not take the prompt.
             NonFiniteLogits: the model's logits are not finite.
             EngineError: vLLM hangs or has died; groups that were yielded before are whole.
         """
-        self._require_awake("generate")
+        self._require_active("generate")
         require_temperature(params.temperature)
         for prompt in prompts:
             self._limits.require(prompt, params.max_tokens)
@@ -204,7 +204,7 @@ class VllmEngine:
         """
         from r1_rollout.vllm.requests import forced_settings
 
-        self._require_awake("logprobs_of")
+        self._require_active("logprobs_of")
         require_temperature(temperature)
         for prompt, response in zip(prompts, responses, strict=True):
             self._limits.require(prompt, len(response), response)
@@ -258,9 +258,9 @@ class VllmEngine:
             # Dead, or after an error of vLLM's own calls no longer in step: see `sync.load_folder`.
             raise self._thread.fail(f"vLLM's workers have failed: {error!r}. Start the run again") from error
 
-    def _require_awake(self, what: str) -> None:
+    def _require_active(self, what: str) -> None:
         if self._version is None:
-            raise RuntimeError(f"{what}() needs an awake engine: call it inside `with engine.awake(source)`")
+            raise RuntimeError(f"{what}() needs an active engine: call it inside `with engine.active(source)`")
 
     def _groups(
         self, prompts: Sequence[PromptLike], params: SamplingParams

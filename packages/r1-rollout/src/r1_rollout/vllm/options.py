@@ -21,7 +21,7 @@ class EngineOptions:
     banned_token_ids: frozenset[int] = frozenset()  # never sampled, such as the placeholders of pictures
     dtype: str = "bfloat16"
     tokenizer: str | None = None  # a folder, where it is not the model's
-    dummy_weights: bool = False  # start with random weights, because `awake` will bring the right ones
+    dummy_weights: bool = False  # start with random weights, because `active` will bring the right ones
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.6  # share of a GPU's memory for weights, activations and cache
     kv_cache_bytes: int | None = None  # the cache's size instead; on processors one GiB if not given
@@ -35,7 +35,7 @@ class EngineOptions:
     pixels: Mapping[str, int | None] = field(default_factory=dict)  # min_pixels and max_pixels of a picture, likewise
     lora_rank: int = 0  # the largest rank of an adapter; 0: none will come
     transfer: str | None = None  # backend of vLLM's weight transfer over which a sender elsewhere brings the weights
-    starts_asleep: bool = False  # leave the device to others until `awake` brings weights
+    starts_asleep: bool = False  # leave the device to others until `active` brings weights
     log_stats: bool = False
     trust_remote_code: bool = False
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)  # changes to the model's configuration

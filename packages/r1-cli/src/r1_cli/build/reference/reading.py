@@ -57,7 +57,7 @@ def to_read(prompt: PromptLike, response: "Tokens", start: int) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReading:
-    """An engine that is awake and knows no better: it takes in what stands before, then says what it is asked for."""
+    """An engine that is active and knows no better: it takes in what stands before, then says what it is asked for."""
 
     engine: Replaying
 

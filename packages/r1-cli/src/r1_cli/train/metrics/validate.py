@@ -37,7 +37,7 @@ class Validation:
     progress: Progress
 
     def measure(self) -> tuple[dict[str, float], list[Group]]:
-        """Sample from the weights that the engine, which is awake, has; return metrics, and the groups.
+        """Sample from the weights that the engine, which is active, has; return metrics, and the groups.
 
         The noise is the same at every step, so that two validations differ by their weights alone.
         """

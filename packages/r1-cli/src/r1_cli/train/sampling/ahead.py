@@ -94,8 +94,8 @@ class Ahead:
 
     def _wake(self, source: WeightSource) -> Wake:
         if isinstance(self._engine, ProvenGenerator):  # the learner is asked while it has these weights
-            return partial(self._engine.awake_later, source, self._engine.expect(source))
-        return partial(self._engine.awake, source)
+            return partial(self._engine.active_later, source, self._engine.expect(source))
+        return partial(self._engine.active, source)
 
     def _sample(self, at: Position, before: Future[Collected] | None, wake: Wake) -> Collected:
         """Sample the groups of one step, in the thread, where those of the step before have left off."""

@@ -74,37 +74,37 @@ class ProvenGenerator:
         self._bytes = ByteProof(isinstance(self.engine, Checksummed) and self.engine.keeps_layout)
 
     @contextmanager
-    def awake(self, source: WeightSource | None = None) -> Iterator[None]:
-        """Wake the engine as its own `awake` does; weights that it takes up are proven first.
+    def active(self, source: WeightSource | None = None) -> Iterator[None]:
+        """Wake the engine as its own `active` does; weights that it takes up are proven first.
 
         Raises:
             StaleWeights: its weights' bytes or its log-probs are not the learner's; nothing has been sampled with
                 these weights.
         """
         expected = self.expect(source) if source is not None else None
-        with self.engine.awake(source):
+        with self.engine.active(source):
             if source is None or expected is None or self._agrees(source, expected):
                 yield
                 return
         raise self._fault(source.version)
 
     @contextmanager
-    def awake_later(self, source: WeightSource, expected: Expectation) -> Iterator[None]:
-        """Do as `awake`, with what `expect` has said of the weights: the learner may have others by now.
+    def active_later(self, source: WeightSource, expected: Expectation) -> Iterator[None]:
+        """Do as `active`, with what `expect` has said of the weights: the learner may have others by now.
 
-        Raises StaleWeights as `awake` does; which weights are at fault is not looked for, as the learner is busy.
+        Raises StaleWeights as `active` does; which weights are at fault is not looked for, as the learner is busy.
         """
-        with self.engine.awake(source):
+        with self.engine.active(source):
             if not self._agrees(source, expected):
                 seen = f"the engine's log-probs of fixed sequences differ from the learner's by {self.gap:.3g} of them"
                 found = "not looked for, as the learner has gone on; trainer.max_staleness=0 names it"
                 raise StaleWeights("the weights", found, version=source.version, seen=seen, gap=self.gap)
             yield
 
-    def update(self, source: WeightSource) -> None:
-        """Let the engine take up weights as its own `update` does. Raises StaleWeights as `awake` does."""
+    def load_weights(self, source: WeightSource) -> None:
+        """Let the engine take up weights as its own `load_weights` does. Raises StaleWeights as `active` does."""
         expected = self.expect(source)
-        self.engine.update(source)
+        self.engine.load_weights(source)
         if not self._agrees(source, expected):
             raise self._fault(source.version)
 

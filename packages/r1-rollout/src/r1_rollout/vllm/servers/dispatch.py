@@ -15,7 +15,7 @@ Ask = Callable[[PooledServer, PromptLike, Call, Callable[[int], None]], list[Com
 
 FinishedGroups = Generator[tuple[int, list[Completion]], None, None]
 Outcome = tuple[int, list[Completion]] | BaseException
-ENDED = "this generate() call was ended: by a later one, or by the end of its awake block"
+ENDED = "this generate() call was ended: by a later one, or by the end of its active block"
 
 
 class Dispatch:

@@ -18,7 +18,7 @@ from r1_rollout.checksums import Comparison, Expected, merged
 from r1_rollout.errors import WeightsError
 from r1_rollout.handover import Shapes, WeightSource
 from r1_rollout.lora import Adapter
-from r1_rollout.types import Completion, PromptLike, SamplingParams
+from r1_rollout.types import Completion, OldEngineNames, PromptLike, SamplingParams
 from r1_rollout.vllm.client import Call, Endpoint, NotThere, ServerFault, ask, stream
 from r1_rollout.vllm.limits import require_temperature
 from r1_rollout.vllm.private_folder import PrivateFolder
@@ -42,14 +42,14 @@ flatten = chain.from_iterable
 _DISAGREEMENT = 0.2  # nats; half precision in another batch moves a log-prob by less
 
 
-class ServerPool:
+class ServerPool(OldEngineNames):
     """A `Generator` over servers that it starts (`LocalServer`) or is given (`Endpoint`).
 
     Full weights go over a folder of safetensors files, or by broadcast to the servers' workers; the folder then serves
     a server that fails meanwhile or later. Adapters always go over the folder. A server takes requests only after its
     workers have said that they hold the current weights, and every answer must name them.
 
-    Servers do not sleep between two `awake` blocks: they are meant to have GPUs of their own, which nobody else waits
+    Servers do not sleep between two `active` blocks: they are meant to have GPUs of their own, which nobody else waits
     for. Only an engine on the learner's own GPUs (`VllmEngine`) gains by letting go of its memory.
     """
 
@@ -69,7 +69,7 @@ class ServerPool:
         broadcast: Backend | None = None,
         base: Path | None = None,
     ) -> None:
-        """Take over the servers; they are started, side by side, by the first `awake`.
+        """Take over the servers; they are started, side by side, by the first `active`.
 
         Args:
             servers: those to start, and the addresses of those that run (see `server.REQUIRED` for their options).
@@ -111,7 +111,7 @@ class ServerPool:
         self._base = None if base is None else PushedWeights(base, f"base-{uuid.uuid4().hex[:12]}", count_tensors(base))
         self._version: int | None = None
         self._latest = -1  # the newest version that servers have held
-        self._awake = self._stays_ready = False
+        self._active = self._stays_ready = False
         self._dispatch: Dispatch | None = None
 
     def __enter__(self) -> "ServerPool":
@@ -129,27 +129,27 @@ class ServerPool:
         self._folder.remove()
 
     @contextmanager
-    def awake(self, source: WeightSource | None = None) -> Iterator[None]:
+    def active(self, source: WeightSource | None = None) -> Iterator[None]:
         """Sample inside the block, from the weights of `source` or those that the servers have.
 
         At its end unfinished requests are broken off.
 
         Raises:
-            RuntimeError: the pool is awake already.
-            WeightsError, ServersLost: as for `update`.
+            RuntimeError: the pool is active already.
+            WeightsError, ServersLost: as for `load_weights`.
         """
-        if self._awake:
-            raise RuntimeError(f"the pool is awake already, with weight version {self._version}")
+        if self._active:
+            raise RuntimeError(f"the pool is active already, with weight version {self._version}")
         if source is not None:
             self._push(source)
-        self._awake = True
+        self._active = True
         try:
             yield
         finally:
-            self._awake = False
+            self._active = False
             self._end_dispatch()
 
-    def update(self, source: WeightSource) -> None:
+    def load_weights(self, source: WeightSource) -> None:
         """Push weights to all servers, to sample from them until others come; unfinished requests are broken off.
 
         Args:
@@ -232,7 +232,7 @@ class ServerPool:
         A later call ends an earlier one.
 
         Raises:
-            RuntimeError: outside an awake block, or continued after the call was ended.
+            RuntimeError: outside an active block, or continued after the call was ended.
             ValueError: n exceeds `max_sequences`, or vLLM cannot sample at this temperature.
             PromptError: a prompt is too long for the servers, or has a token that the model does not know; nothing was
                 sent, and the pool is well.
@@ -291,8 +291,8 @@ class ServerPool:
     def _require_ready(self, what: str) -> tuple[int, PushedWeights]:
         """Return the version of the weights and where they are."""
         current = self._supervisor.current
-        if self._version is None or current is None or not (self._awake or self._stays_ready):
-            raise RuntimeError(f"{what}() needs an awake pool: call it inside `with pool.awake(source)`")
+        if self._version is None or current is None or not (self._active or self._stays_ready):
+            raise RuntimeError(f"{what}() needs an active pool: call it inside `with pool.active(source)`")
         return self._version, current
 
     def _require_fit(self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", max_tokens: int) -> None:
@@ -317,7 +317,7 @@ class ServerPool:
         Every server computes all of them, so that one with other weights than the rest is found.
 
         Raises:
-            RuntimeError: outside an awake block.
+            RuntimeError: outside an active block.
             ValueError: vLLM cannot report at this temperature.
             ServerFault: a server fails, or two servers disagree.
         """
