@@ -22,7 +22,6 @@ CONTAINERS_TO_THE_LOSS = 10
 
 # Functions that may be longer than LONGEST_FUNCTION, each with its reason.
 LONG_FUNCTIONS = {
-    "r1_cli.jobs.train.train": "sets up a run, one part a line",
     "r1_cli.train.sampling.generate.sample_groups": "overlaps sampling with scoring",
     "r1_rewards.services.serve.build_app": "holds its routes",
     "r1_rollout.vllm.servers.pool.__init__": "describes its arguments",

@@ -36,7 +36,7 @@ from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.learning import open_seats, prepare_learner, start_ranks
 from r1_cli.jobs.sampling import open_engine, start_engines
-from r1_cli.jobs.train import build_schedule
+from r1_cli.jobs.session import build_schedule
 from r1_cli.models.files import open_model
 from r1_cli.plan.batches import count, make_plan
 from r1_core.advantages import GRPO, assign

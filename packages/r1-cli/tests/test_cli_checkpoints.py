@@ -13,7 +13,7 @@ import pytest
 
 from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore, read_state
 from r1_cli.checkpoint.saving import Saver
-from r1_cli.jobs.train import load_start
+from r1_cli.jobs.resume import load_start
 
 
 def save(store: CheckpointStore, step: int, score: float | None = None) -> None:

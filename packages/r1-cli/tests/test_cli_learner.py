@@ -12,7 +12,7 @@ from r1_cli.build import learner as assembly
 from r1_cli.build.learner import build_learner, build_learning_rate, build_offload, build_shards, joined_alone
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
-from r1_cli.jobs.train import build_schedule
+from r1_cli.jobs.session import build_schedule
 from r1_cli.plan.batches import make_plan
 from r1_core.learner.offload import Offload
 from r1_core.learner.parallel import Parallel, Shard, shard_model

@@ -8,7 +8,7 @@ import torch
 from r1_cli.build.longest import Longest
 from r1_cli.build.rehearsal import Stage, with_sizes
 from r1_cli.config import ConfigError, load_config, printable
-from r1_cli.jobs.train import sizes_of
+from r1_cli.jobs.resume import sizes_of
 from r1_core.learner.batching import MicroLimit
 from r1_core.learner.profiling import PassProfile
 from r1_core.own import OwnCodeError

@@ -1,0 +1,80 @@
+"""Resume a run: load its checkpoint, reuse its micro-batch sizes, warn of settings that changed."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from r1_cli.checkpoint.folders import CheckpointError, read_state
+from r1_cli.config import RunConfig, printable
+from r1_cli.train.groups.supply import load_surplus
+from r1_cli.train.roles import Critic, Dataset, Learner, Position
+
+log = logging.getLogger("r1")
+
+
+def load_start(
+    learner: Learner, critic: Critic | None, prompts: Dataset, start: Path | None, begin: Position
+) -> Position:
+    """Load the checkpoint, if there is one, into learner and critic; return the position to go on from.
+
+    Raises:
+        CheckpointError: it lacks a file, or is not of this model.
+    """
+    if start is None:
+        return begin
+    state = read_state(start)
+    if state["model_only"]:
+        log.warning("%s was saved without the optimizer (save_model_only): its moments start at zero", start)
+    try:
+        if critic is not None:
+            learner.offload()
+            load_critic(critic, start, model_only=state["model_only"])
+        learner.load(start / "actor", model_only=state["model_only"])
+    except (FileNotFoundError, ValueError) as error:
+        raise CheckpointError(f"{start} cannot be resumed from: {error}") from error
+    log.info("going on from %s", start)
+    at = begin.resume(state)
+    return replace(at, supply=replace(at.supply, surplus=load_surplus(start, prompts.__getitem__)))
+
+
+def load_critic(critic: Critic, start: Path, *, model_only: bool) -> None:
+    """Load the critic of a checkpoint, if it has one, and let it leave the device until it is needed."""
+    folder = start / "critic"
+    if folder.is_dir():
+        critic.load(folder, model_only=model_only)
+    else:
+        log.warning("%s has no critic: it begins as the model of worker.critic.model.model_path", start)
+    critic.offload()
+
+
+def sizes_of(starts: Sequence[Mapping[str, Any]], config: RunConfig, devices: Sequence[str]) -> dict[str, int]:
+    """Return the sizes of micro-batches that the last of the folder's starts chose, by key.
+
+    A run that was killed before its first checkpoint and is started again is then the same run, to the bit. None if
+    that start had other rows, models or devices: the sizes may be slow now, or not fit into memory.
+    """
+    if not starts or starts[-1]["host"]["devices"] != devices:
+        return {}
+    sizes: dict[str, int] = starts[-1].get("numerics", {}).get("micro_batches", {})
+    before, now = (flatten(json.loads(json.dumps(one))) for one in (starts[-1]["config"], printable(config)))
+    differing = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)} - sizes.keys()
+    return {} if any(key.startswith(("data.", "worker.")) for key in differing) else dict(sizes)
+
+
+def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Say which settings differ from those that the run was started with."""
+    old, new = flatten(before), flatten(now)
+    for key in new:
+        if key in old and old[key] != new[key]:
+            log.warning("going on with another setting than before: %s=%s, was %s", key, new[key], old[key])
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under their dotted keys."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat

@@ -1,0 +1,386 @@
+"""The phases that start a training run. Each takes what earlier phases returned and returns what it adds.
+
+The order is the order in which memory is taken: processes start while this one reads the data, engines claim devices
+before the learner's weights are on them, and nothing trains before rows, rewards and packing were checked.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+from rich.console import Console
+
+from r1_cli.build import algorithm
+from r1_cli.build.canary import build_canary
+from r1_cli.build.open_engines import build_sampling, build_scorer
+from r1_cli.build.open_reference import attach_references, in_training
+from r1_cli.build.packing import settle_packing
+from r1_cli.build.prompts import begin_rendering, build_prompts, build_stream, build_validation
+from r1_cli.build.rehearsal import settle_micro_batches
+from r1_cli.build.rendering import build_renderer, open_rendering
+from r1_cli.build.rows import open_sources
+from r1_cli.build.truths import TruthReader, first_problems
+from r1_cli.build.verifiers import open_verifier, require_columns
+from r1_cli.checkpoint.folders import CheckpointStore, read_state
+from r1_cli.checkpoint.rows import record_rows
+from r1_cli.checkpoint.saving import Saver
+from r1_cli.checkpoint.stop import StopRequest
+from r1_cli.config import Provenance, RunConfig, printable
+from r1_cli.config.base import shares_base
+from r1_cli.config.sequences import require_shareable
+from r1_cli.config.sources import training_sources, validation_sources
+from r1_cli.hardware import find_card, find_hardware
+from r1_cli.jobs.learning import open_seats, prepare_learner, seated_hardware, settle_devices, start_ranks
+from r1_cli.jobs.media import begin_media, open_media, require_batch_room
+from r1_cli.jobs.resume import load_start, report_changes, sizes_of
+from r1_cli.jobs.sampling import (
+    open_engine,
+    open_engine_beside,
+    open_engine_upon,
+    start_engine_beside,
+    start_engines,
+)
+from r1_cli.jobs.startup import Data, DataSplit, Devices, Logs, Models, Reports, RunFolder, Sampling
+from r1_cli.models.files import open_critic_config, open_model, read_assets
+from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
+from r1_cli.plan.batches import Plan, make_plan
+from r1_cli.plan.start import find_start, hold_folder, require_same_shape, set_damaged_aside
+from r1_cli.runs.record.manifest import describe as describe_start
+from r1_cli.runs.record.manifest import read_manifest
+from r1_cli.runs.track import RunInfo, Tracker, libraries
+from r1_cli.runs.track.console import ConsoleReporter
+from r1_cli.runs.track.files import read_settings
+from r1_cli.runs.track.timeline import TIMELINE_FILE, Timeline
+from r1_cli.train import loop
+from r1_cli.train.groups.supply import Supply, resume_supply
+from r1_cli.train.metrics.validate import Validation
+from r1_cli.train.recorder import Recorder
+from r1_cli.train.roles import Position, Progress, Schedule, Scorer, Stream, Update
+from r1_cli.train.sampling.ahead import Ahead, load_ahead
+from r1_cli.train.sampling.collect import DynamicSampling
+from r1_cli.train.sampling.proof import prove
+from r1_data.mixture import Mixture
+from r1_rollout.types import SamplingParams
+
+log = logging.getLogger("r1")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One start of `r1 train`, phase by phase. What a phase opens, `stack` closes."""
+
+    console: Console
+    provenance: Provenance
+    stack: ExitStack
+    threads: int  # of torch, before an engine process gets half of them
+
+    def open_folder(self, config: RunConfig) -> RunFolder:
+        """Lock the run's folder and find the checkpoint to resume from.
+
+        Raises:
+            ConfigError: another run has the folder, or nothing in it can be resumed.
+        """
+        store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
+        self.stack.enter_context(hold_folder(store.root))
+        start = find_start(config, store)
+        for line in set_damaged_aside(store, start):
+            log.warning("%s", line)
+        return RunFolder(store, start)
+
+    def reserve_devices(self, config: RunConfig, folder: RunFolder) -> tuple[RunConfig, Devices]:
+        """Read the model's files, place ranks and engines, and start their processes, which import meanwhile.
+
+        Returns:
+            The configuration with the number of devices in it, and what was reserved.
+
+        Raises:
+            ConfigError, ModelError: the model does not fit the checkpoint or the settings.
+            ClusterError: a process does not start.
+        """
+        model, hardware = open_model(config), find_hardware()
+        require_same_shape(config, folder.start, model.config.to_dict())
+        config = settle_devices(config, self.provenance, hardware)
+        require_shareable(config, model.config.get_text_config())
+        critic_config = open_critic_config(config, model) if config.has_critic else None
+        if critic_config is not None:
+            require_shareable(config, critic_config.get_text_config(), "critic")
+        self.stack.enter_context(libraries.quiet(folder.path / libraries.LOG_FILE))
+        seats = self.stack.enter_context(open_seats(config, hardware))
+        hardware = seated_hardware(hardware, seats.ranks)
+        ranks = start_ranks(config, hardware, seats.ranks, self.stack)
+        engines = start_engines(config, hardware, seats.engines, self.stack)
+        process = start_engine_beside(config, self.stack)
+        return config, Devices(model, critic_config, hardware, seats, ranks, engines, process)
+
+    def open_reports(self, config: RunConfig, folder: RunFolder) -> Reports:
+        """Show progress on the terminal and note the run's timeline."""
+        console = ConsoleReporter(self.console, step_lines="console" in config.trainer.logger)
+        self.stack.enter_context(console)
+        timeline = Timeline(folder.path / TIMELINE_FILE, config.trainer.timeline)
+        self.stack.callback(timeline.close)
+        return Reports(console, timeline)
+
+    def open_data(self, config: RunConfig, devices: Devices, reports: Reports) -> Data:
+        """Open rewards and sources, and check every row.
+
+        Raises:
+            DataError, RewardSpecError: rows or rewards cannot be used.
+        """
+        sources, val_sources = training_sources(config.data), validation_sources(config.data)
+        verifier = open_verifier(config, [*sources, *val_sources], self.stack)
+        opened, val_opened = open_sources(sources), open_sources(val_sources)
+        renderer = build_renderer(config, devices.model)
+        rendering = self.stack.enter_context(open_rendering(config, renderer, reports.timeline.record))
+        media = open_media(config, devices.hardware, renderer, devices.seats.ranks, self.stack)
+        rendering = replace(rendering, elsewhere=media)
+        training, validation = (
+            DataSplit(names, rows, build_prompts(config, rows, rendering, reports.console.counter))
+            for names, rows in ((sources, opened), (val_sources, val_opened))
+        )
+        return Data(training, validation, verifier, renderer, media)
+
+    def show_plan(self, config: RunConfig, devices: Devices, data: Data) -> Plan:
+        """Print what the run will do, and start to render what it begins with.
+
+        Raises:
+            ConfigError: the rows do not fill one batch, or a batch does not fit on a node.
+        """
+        training, validation = data.training.prompts, data.validation.prompts
+        plan = make_plan(config, [len(part) for part in training.parts], len(validation) if validation.parts else None)
+        announce(self.console, config, self.provenance, plan, devices.seats)
+        if devices.hardware.on_gpu:
+            show_phases(self.console, config, plan, find_card())
+        summaries = [part.summary for part in data.parts]
+        show_table(self.console, render_sources(data.sources, data.opened, summaries))
+        for line in first_problems(TruthReader(config, data.sources), data.opened):
+            log.warning("%s", line)
+        require_batch_room(config, devices.hardware, devices.seats.ranks, training)
+        begin_media(data.media, training, validation)
+        return plan
+
+    def open_stream(self, config: RunConfig, folder: RunFolder, data: Data) -> Stream:
+        """Return the order of the prompts, whose first are rendered while models are loaded."""
+        stream = build_stream(config, data.training.prompts, data.training.sources)
+        supply = resume_supply(read_state(folder.start)) if folder.start else Supply()
+        first = supply.pending or stream.batch(supply.cursor)
+        begin_rendering(config, data.training.prompts, first, data.validation.prompts)
+        return stream
+
+    def load_models(self, config: RunConfig, devices: Devices, schedule: Schedule) -> Models:
+        """Load the learner, the critic and the engine.
+
+        Raises:
+            ModelError: one cannot be loaded, or the engine cannot run this kind of model.
+            ClusterError: a rank or an engine has died.
+        """
+        model, hardware, seats = devices.model, devices.hardware, devices.seats
+        load_learner = prepare_learner(config, hardware, model, schedule, seats.ranks, devices.ranks, self.stack)
+        if shares_base(config, on_gpu=hardware.on_gpu):
+            learner, critic = load_learner()
+            return Models(learner, critic, open_engine_upon(learner, config, hardware, model, self.stack))
+        # Before the learner's weights are on the devices: vLLM claims a share of what is free.
+        if devices.engine_process is not None:
+            engine = open_engine_beside(config, hardware, devices.engine_process)
+        else:
+            engine = open_engine(config, hardware, model, seats.engines, devices.engines, self.stack)
+        return Models(*load_learner(), engine)
+
+    def check_models(
+        self, config: RunConfig, folder: RunFolder, devices: Devices, data: Data, models: Models
+    ) -> tuple[RunConfig, dict[str, int]]:
+        """Check that packing is right for the models, and choose or check the sizes of micro-batches.
+
+        Returns:
+            The configuration with numbers in place of `auto`, and the sizes that were chosen, by key.
+
+        Raises:
+            ConfigError: a setting needs packing that is wrong for the model, or a size does not fit into memory.
+        """
+        model, hardware, start = devices.model, devices.hardware, folder.start
+        settle_packing(config, hardware, model, data.renderer, models.learner, models.critic)
+        if start:
+            chosen = read_state(start).get("micro_batches", {})
+        else:
+            chosen = sizes_of(read_manifest(folder.path), config, devices.names)
+        pictures = any(part.has_media for part in data.training.prompts.parts)
+        return settle_micro_batches(
+            config, hardware, model, data.renderer, models.learner, models.critic, chosen, pictures=pictures
+        )
+
+    def resume(
+        self, config: RunConfig, folder: RunFolder, data: Data, models: Models, micro_batches: Mapping[str, int]
+    ) -> Position:
+        """Load the checkpoint to resume from, if there is one, and return the position in the run.
+
+        Raises:
+            CheckpointError: it lacks a file, or is not of this model.
+        """
+        begin = algorithm.build_start(config)
+        at = load_start(models.learner, models.critic, data.training.prompts, folder.start, begin)
+        return replace(at, micro_batches=micro_batches)
+
+    def open_logs(
+        self, config: RunConfig, folder: RunFolder, devices: Devices, data: Data, reports: Reports, at: Position
+    ) -> Logs:
+        """Open the loggers and the record, add this start to the manifest, and warn of settings that changed."""
+        trainer, path, resumed = config.trainer, folder.path, folder.start is not None
+        info = RunInfo(trainer.project_name, trainer.experiment_name, path, printable(config), at.step)
+        named = [*data.training.named(), *data.validation.named(" (validation)")]
+        record_rows(path, named, resumed=resumed)
+        starts = read_manifest(path)
+        digests = {name: part.digest for name, part in named}
+        numerics = {"threads": self.threads, "micro_batches": at.micro_batches}
+        entry = self.stack.enter_context(describe_start(path, info.config, digests, devices.names, at.step, numerics))
+        if resumed:
+            threads = starts[-1].get("numerics", {}).get("threads", self.threads) if starts else self.threads
+            before = {**read_settings(path), "OMP_NUM_THREADS": threads}
+            report_changes(before, {**info.config, "OMP_NUM_THREADS": self.threads})
+        tracker = Tracker(trainer.logger, info, reports.console)
+        self.stack.callback(tracker.close)
+        recorder = Recorder(path, int(trainer.record_gb * 1e9), reports.timeline.record)
+        self.stack.callback(recorder.close)
+        return Logs(tracker, recorder, entry)
+
+    def connect_rewards(
+        self, config: RunConfig, folder: RunFolder, devices: Devices, data: Data, models: Models, reports: Reports
+    ) -> Scorer:
+        """Connect rewards to the models that they ask, and the engine to the check of its weights.
+
+        Raises:
+            ConfigError, ModelError, RewardSpecError: a reward lacks a column, a model or base scores.
+            EngineError: the weights of the engine cannot be checked.
+        """
+        verifier, model, hardware, learner = data.verifier, devices.model, devices.hardware, models.learner
+        require_columns(verifier, data.sources, data.parts)
+        attach_references(
+            config,
+            verifier,
+            model,
+            [*data.training.named(), *data.validation.named()],
+            [folder.path, *([folder.start.parent] if folder.start else [])],
+            partial(in_training, config, hardware, model, learner),
+            models.engine,
+            reports.console.progress,
+            resumed=folder.start is not None,
+        )
+        scorer = build_scorer(config, model, verifier, models.engine)
+        if not config.worker.rollout.canary:
+            return scorer
+        return prove(scorer, learner, build_canary(config, hardware, model, data.renderer, learner))
+
+    def open_sampling(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        data: Data,
+        reports: Reports,
+        schedule: Schedule,
+        stream: Stream,
+        scorer: Scorer,
+        at: Position,
+    ) -> Sampling:
+        """Prepare what samples for training and for validation; with `max_staleness`, in a thread of its own."""
+        training, validation = build_sampling(config)
+        trainer, progress = config.trainer, reports.console.progress
+        sets = build_validation(data.validation.prompts, data.validation.sources, validation)
+        validator = Validation(scorer, sets, config.data.val_batch_size, trainer.val_generations_to_log, progress)
+        update = algorithm.build_update(config, updates_per_step=schedule.updates_per_step)
+        collector = build_collector(config, data.training.prompts, stream, training, scorer, update, progress)
+        ahead = None
+        if trainer.max_staleness:
+            ahead = Ahead(
+                collector,
+                scorer.generator,
+                staleness=trainer.max_staleness,
+                total_steps=schedule.total_steps,
+                ahead=load_ahead(folder.start, at, data.training.prompts.__getitem__) if folder.start else (),
+                ended=reports.timeline.record,
+            )
+            self.stack.callback(ahead.close)
+        return Sampling(scorer.generator, collector, ahead, validator if sets else None, update)
+
+    def open_run(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        devices: Devices,
+        reports: Reports,
+        models: Models,
+        logs: Logs,
+        schedule: Schedule,
+        sampling: Sampling,
+    ) -> loop.Run:
+        """Return the run, which begins to listen to signals."""
+        assets = cache(partial(read_assets, devices.model, devices.critic_config))
+        if config.trainer.save_freq > 0:
+            assets()  # now, while no step waits for it
+        saver = Saver(folder.store, reports.timeline.record)
+        self.stack.callback(saver.close)
+        return loop.Run(
+            learner=models.learner,
+            engine=sampling.engine,
+            collector=sampling.collector,
+            ahead=sampling.ahead,
+            update=sampling.update,
+            schedule=schedule,
+            validation=sampling.validation,
+            store=folder.store,
+            saver=saver,
+            tracker=logs.tracker,
+            recorder=logs.recorder,
+            stop=self.stack.enter_context(StopRequest().listening()),
+            assets=assets,
+            critic=models.critic,
+            timeline=reports.timeline,
+        )
+
+
+def build_collector(
+    config: RunConfig,
+    prompts: Mixture,
+    stream: Stream,
+    sampling: SamplingParams,
+    scorer: Scorer,
+    update: Update,
+    progress: Progress,
+) -> DynamicSampling:
+    """Return what collects the groups of a step."""
+    trainer, settings = config.trainer, config.algorithm
+    return DynamicSampling(
+        scorer=scorer,
+        dataset=prompts,
+        stream=stream,
+        sampling=sampling,
+        baselines="baselines" in update.needs,
+        shaping=algorithm.build_shaping(config),
+        filter_key=settings.filter_key if settings.online_filtering else "overall",
+        groups=config.data.rollout_batch_size,
+        max_batches=trainer.max_try_make_batch,
+        # Groups that wait are as much older than others as they have waited.
+        surplus_max_age=settings.surplus_max_age + trainer.max_staleness,
+        max_prompt_length=config.data.max_prompt_length,
+        progress=progress,
+    )
+
+
+def build_schedule(config: RunConfig, plan: Plan, until: int | None = None) -> Schedule:
+    """Return when things happen in a run whose number of rows is known; `until` is the step to end after, if set."""
+    trainer, actor, critic = config.trainer, config.worker.actor, config.worker.critic
+    return Schedule(
+        total_steps=plan.total_steps or 0,
+        rollout_batch_size=config.data.rollout_batch_size,
+        global_batch_size=actor.global_batch_size,
+        ppo_epochs=actor.ppo_epochs,
+        max_idle_steps=trainer.max_idle_steps,
+        train_generations_to_log=trainer.train_generations_to_log,
+        val_freq=trainer.val_freq,
+        val_before_train=trainer.val_before_train,
+        save_freq=trainer.save_freq,
+        save_model_only=trainer.save_model_only,
+        critic_global_batch_size=critic.global_batch_size,
+        critic_ppo_epochs=critic.ppo_epochs,
+        critic_warmup=trainer.critic_warmup if config.has_critic else 0,
+        until=until,
+    )

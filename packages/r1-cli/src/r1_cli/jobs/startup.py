@@ -1,0 +1,143 @@
+"""What each phase of a run's start returns to the phases after it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import PretrainedConfig
+
+from r1_cli.build.rows import OpenSource
+from r1_cli.build.verifiers import DispatchingVerifier
+from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.cluster.media import MediaSet
+from r1_cli.cluster.own_process import OwnProcess
+from r1_cli.cluster.placement import Seating
+from r1_cli.config import RunConfig
+from r1_cli.config.sources import Source
+from r1_cli.hardware import Hardware
+from r1_cli.models.files import ModelFiles
+from r1_cli.runs.track import Tracker
+from r1_cli.runs.track.console import ConsoleReporter
+from r1_cli.runs.track.timeline import Timeline
+from r1_cli.train.metrics.validate import Validation
+from r1_cli.train.recorder import Recorder
+from r1_cli.train.roles import Critic, Learner, Update
+from r1_cli.train.sampling.ahead import Ahead
+from r1_cli.train.sampling.collect import DynamicSampling
+from r1_data.dataset import PromptDataset
+from r1_data.mixture import Mixture
+from r1_data.render import Renderer
+from r1_rollout.types import Generator
+
+if TYPE_CHECKING:
+    from r1_cli.cluster.actors import Actors
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder of a run, locked for this process."""
+
+    store: CheckpointStore
+    start: Path | None  # the checkpoint to resume from; None: a new run
+
+    @property
+    def path(self) -> Path:
+        return self.store.root
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The model's files, what it will run on, and the processes that have begun to start there."""
+
+    model: ModelFiles
+    critic_config: PretrainedConfig | None  # None without a critic
+    hardware: Hardware
+    seats: Seating
+    ranks: "Actors | None"
+    engines: "Actors | None"
+    engine_process: OwnProcess | None  # samples while the learner computes, on the same machine
+
+    @property
+    def names(self) -> list[str]:
+        return [device for seat in self.seats.ranks for device in seat.devices] or [
+            self.hardware.kind,
+            *self.hardware.gpus,
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """Where a run reports to while it starts and runs."""
+
+    console: ConsoleReporter
+    timeline: Timeline
+
+    def begin(self, config: RunConfig, step: int, total_steps: int) -> None:
+        """Show how far the run is from now on."""
+        self.console.begin(step, total_steps, f"{config.trainer.project_name} / {config.trainer.experiment_name}")
+
+
+@dataclass(frozen=True, slots=True)
+class DataSplit:
+    """The sources of training or of validation."""
+
+    sources: Sequence[Source]
+    opened: Sequence[OpenSource]
+    prompts: Mixture  # a part a source
+
+    def named(self, suffix: str = "") -> list[tuple[str, PromptDataset]]:
+        """Return the prompts of each source under its name."""
+        return [(f"{source.name}{suffix}", part) for source, part in zip(self.sources, self.prompts.parts, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Checked prompts, and what renders and judges them."""
+
+    training: DataSplit
+    validation: DataSplit  # empty without validation rows
+    verifier: DispatchingVerifier
+    renderer: Renderer
+    media: MediaSet | None  # renders rows with media on the nodes of a cluster
+
+    @property
+    def sources(self) -> list[Source]:
+        return [*self.training.sources, *self.validation.sources]
+
+    @property
+    def opened(self) -> list[OpenSource]:
+        return [*self.training.opened, *self.validation.opened]
+
+    @property
+    def parts(self) -> list[PromptDataset]:
+        return [*self.training.prompts.parts, *self.validation.prompts.parts]
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What trains and what samples."""
+
+    learner: Learner
+    critic: Critic | None
+    engine: Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """Where steps are written to."""
+
+    tracker: Tracker
+    recorder: Recorder
+    manifest_entry: dict[str, Any]  # of this start; its `end` says how the run ended
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What gives steps their groups, and what measures the policy."""
+
+    engine: Generator
+    collector: DynamicSampling
+    ahead: Ahead | None  # samples later steps while the learner computes
+    validation: Validation | None
+    update: Update
