@@ -75,7 +75,7 @@ ASIDE = {
     "tells of the step": """
         r1_cli.build.truths r1_cli.train.metrics r1_cli.runs.track r1_cli.runs.record
         r1_cli.checkpoint.background r1_cli.hardware
-        r1_core.learner.info
+        r1_core.learner.trainable
         r1_core.losses.correction
     """,
     "stops the run, proves the sync, judges the group": """
@@ -92,10 +92,10 @@ ASIDE = {
     """,
     "lays tensors out": """
         r1_rollout.embedded.kv r1_rollout.embedded.segments r1_rollout.embedded.stack r1_core.advantages.scan
-        r1_core.learner.gradient_sums r1_core.learner.parallel r1_core.learner.sequence
-        r1_core.learner.decoder r1_core.learner.offload
+        r1_core.learner.parallel r1_core.learner.sequence
+        r1_core.learner.offload
         r1_core.learner.batching r1_core.learner.checkpoint r1_core.learner.optim r1_cli.models
-        r1_core.learner.prefetch r1_core.learner.pack r1_core.prompts
+        r1_core.learner.pack r1_core.prompts
     """,
 }
 # The containers that an item is in on its way from a row to the loss, in order.
@@ -126,7 +126,7 @@ NOT_ON_THE_WAY = {
     """,
     "what is known of rows, names and the step": """
         r1_data.formats.Columns r1_data.formats.Detected r1_rollout.names.Place r1_core.types.Totals
-        r1_core.learner.info.LearnerInfo r1_cli.models.attention._Seen r1_cli.runs.track.types.Generation
+        r1_core.learner.trainable.LearnerInfo r1_cli.models.attention._Seen r1_cli.runs.track.types.Generation
         r1_rollout.handover.LocalWeights r1_rollout.checksums.Expected r1_core.learner.pack.Pack
         r1_rollout.checksums.Comparison r1_cli.train.sampling.proof.Expectation
     """,

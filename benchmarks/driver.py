@@ -55,7 +55,7 @@ from r1_cli.train.roles import Collected, Position, Schedule, Update
 from r1_core.advantages import GRPO
 from r1_core.filtering import KeepAll
 from r1_core.kl_control import FixedKL
-from r1_core.learner.info import LearnerInfo
+from r1_core.learner.trainable import LearnerInfo
 from r1_core.objective import Objective
 from r1_core.reward_normalization import RewardNormalizer
 from r1_data.types import Example, Prompt

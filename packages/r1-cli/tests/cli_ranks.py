@@ -22,9 +22,9 @@ from r1_cli.cluster.rank import Build, Rank
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
-from r1_core.learner.info import LearnerInfo
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, find_blocks, shard_model
+from r1_core.learner.trainable import LearnerInfo
 from r1_core.objective import Objective
 from r1_core.own import OwnCodeError, as_loss
 from r1_core.types import LossInputs, Sample

@@ -21,12 +21,12 @@ from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe
 from r1_cli.cluster.learner import RankedLearner
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
-from r1_core.learner.info import LearnerInfo
+from r1_core.learner.critic import ValueScorer, give_value_head
 from r1_core.learner.microbatch import collate
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, find_blocks, shard_model, whole
 from r1_core.learner.token_model import TokenModel
-from r1_core.learner.value_scorer import ValueScorer, give_value_head
+from r1_core.learner.trainable import LearnerInfo
 from r1_core.objective import Objective
 from r1_core.types import Sample
 

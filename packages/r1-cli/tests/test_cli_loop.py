@@ -23,7 +23,7 @@ from r1_cli.train.recorder import Recorder
 from r1_cli.train.roles import Schedule, Update
 from r1_core.advantages import GAE, GRPO
 from r1_core.filtering import KeepAll
-from r1_core.learner.info import LearnerInfo
+from r1_core.learner.trainable import LearnerInfo
 from r1_core.objective import Objective
 from r1_core.own import OwnCodeError
 from r1_core.rows import tokens

@@ -10,7 +10,7 @@ from r1_cli.cluster.loads import Loads
 from r1_cli.hardware import PEAK_FLOPS
 from r1_cli.train.metrics.step import performance, sequence_balance
 from r1_core.learner.batching import Batching, MicroLimit
-from r1_core.learner.info import LearnerInfo
+from r1_core.learner.trainable import LearnerInfo
 from r1_core.types import Sample
 
 GIGABYTE = 2**30

@@ -13,10 +13,9 @@ from ranks import patches
 from torch import nn
 
 from r1_core.advantages import GAE, assign
-from r1_core.learner.critic import Critic
+from r1_core.learner.critic import Critic, give_value_head
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model
-from r1_core.learner.value_scorer import give_value_head
 from r1_core.losses import ValueLoss
 from r1_core.types import Sample
 

@@ -14,10 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from r1_core.learner import Learner
-from r1_core.learner.adaptation import Adaptation
 from r1_core.learner.batching import Batching, MicroLimit
-from r1_core.learner.optim import RateGroup, build_optimizer, group_norms
-from r1_core.learner.patterns import matching
+from r1_core.learner.checkpoint import Adaptation
+from r1_core.learner.optim import RateGroup, build_optimizer, group_norms, matching
 from r1_core.learner.tensor_files import cut
 from r1_core.objective import Objective
 

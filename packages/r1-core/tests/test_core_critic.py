@@ -15,9 +15,9 @@ from core_ranks import FORMS
 
 from r1_core.advantages import GAE, GRPO, ReinforcePlusPlus, assign, gae
 from r1_core.kl import reward_penalties
+from r1_core.learner.critic import ValueScorer, give_value_head
 from r1_core.learner.microbatch import collate
 from r1_core.learner.offload import Offload, bytes_on_device, states_of, tensors_of
-from r1_core.learner.value_scorer import ValueScorer, give_value_head
 from r1_core.losses import ValueLoss
 from r1_core.own import as_estimator
 from r1_core.rows import rows, tokens

@@ -12,7 +12,7 @@ from torch import Tensor
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit, rounds
 from r1_core.learner.optim import build_optimizer
-from r1_core.learner.prefetch import prefetch
+from r1_core.learner.passes import prefetch
 from r1_core.types import Sample
 
 

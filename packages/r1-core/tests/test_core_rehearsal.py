@@ -13,10 +13,10 @@ from torch import nn
 from r1_core.learner import Learner
 from r1_core.learner.adamw_bf16 import AdamWBF16
 from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.critic import give_value_head
 from r1_core.learner.offload import Offload, distinct_storages
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.profiling import PassProfile, is_out_of_memory, merge_profiles, optimizer_bytes
-from r1_core.learner.value_scorer import give_value_head
 from r1_core.objective import Objective
 
 KL = Objective(kl_penalty="low_var_kl", kl_coef=0.1)

@@ -10,7 +10,7 @@ from r1_cli.config.root import Owner
 from r1_cli.config.worker import ModelConfig
 from r1_cli.models.load import freeze_vision
 from r1_core.learner.optim import RateGroup, build_optimizer
-from r1_core.learner.patterns import matching
+from r1_core.learner.optim import matching
 
 log = logging.getLogger("r1")
 

@@ -13,8 +13,8 @@ from r1_cli.cluster.ranks import Ranks
 from r1_cli.cluster.saving import RankedSnapshot
 from r1_cli.cluster.weights import RankedWeights
 from r1_core.learner.batching import Layout, MicroLimit
-from r1_core.learner.info import LearnerInfo
 from r1_core.learner.profiling import PassProfile, merge_profiles
+from r1_core.learner.trainable import LearnerInfo
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
 from r1_core.objective import Objective
 from r1_core.types import Sample

@@ -36,9 +36,9 @@ from r1_core.learner import Learner
 from r1_core.learner.batching import Layout, MicroLimit
 from r1_core.learner.checkpoint import handed_over
 from r1_core.learner.critic import Critic
-from r1_core.learner.info import LearnerInfo
 from r1_core.learner.parallel import Parallel
 from r1_core.learner.profiling import PassProfile
+from r1_core.learner.trainable import LearnerInfo
 from r1_core.needs import Needs
 from r1_core.objective import Objective
 from r1_core.rows import with_tokens

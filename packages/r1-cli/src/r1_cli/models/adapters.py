@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from r1_cli.config.worker import LoraConfig
+from r1_core.learner.optim import matching, nearest
 from r1_core.learner.parallel import like
-from r1_core.learner.patterns import matching, nearest
 from r1_rollout.lora import Adapter
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"

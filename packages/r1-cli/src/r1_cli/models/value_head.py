@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from r1_core.learner.value_scorer import give_value_head
+from r1_core.learner.critic import give_value_head
 
 
 def with_value_head(family: Any, config: Any, *, trust_remote_code: bool) -> tuple[Any, Any]:

@@ -64,7 +64,7 @@ def estimate(config: RunConfig) -> Memory | None:
     in_base = FOUR_BITS if actor.model.quantization else frozen
     at_once = config.data_ranks() * actor.update_size
     accumulates = actor.global_batch_size * rollout.n > at_once
-    # Gradients in half precision are added up in float32 (`r1_core.learner.gradient_sums`).
+    # Gradients in half precision are added up in float32 (`r1_core.learner.passes`).
     gradient = kept + BYTES["fp32"] if kept < BYTES["fp32"] and accumulates else kept
     shards = config.shard_ranks
     has_reference = not config.algorithm.disable_kl and not lora.used  # which is the base under an adapter

@@ -15,8 +15,8 @@ from r1_cli.train.groups.supply import Supply, resume_supply
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
 from r1_core.learner.batching import Layout, MicroLimit
-from r1_core.learner.info import LearnerInfo
 from r1_core.learner.profiling import PassProfile
+from r1_core.learner.trainable import LearnerInfo
 from r1_core.needs import Needs
 from r1_core.objective import Objective
 from r1_core.reward_normalization import RewardNormalizer

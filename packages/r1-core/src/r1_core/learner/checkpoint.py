@@ -1,7 +1,8 @@
 """A learner on disk: weights, the optimizer's state and its numbers, the same for every number of ranks."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from r1_core.disk import write_text
-from r1_core.learner.adaptation import Adaptation
 from r1_core.learner.parallel import Parallel
 from r1_core.learner.tensor_files import (
     ADAPTER,
@@ -27,6 +27,26 @@ from r1_core.learner.tensor_files import (
 from r1_core.learner.tensor_files import save as save_tensors
 
 NUMBERS_FILE = "learner.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """Which parameters of a model are an adapter's.
+
+    Example: `Adaptation({"layers.0.q_proj.lora_A.default.weight": "base_model.model.layers.0.q_proj.lora_A.weight"},
+    switched_off, {"adapter_config.json": "{…}"}, {"name": "Qwen/Qwen2.5-0.5B", "digest": "9f…"})`.
+    """
+
+    names: Mapping[str, str]  # of its parameters: what a checkpoint calls each, by state-dict name
+    off: Callable[[], AbstractContextManager[None]]  # inside it the model computes as if there were no adapter
+    files: Mapping[str, str]  # text files that a checkpoint holds beside the tensors, by name
+    base: Mapping[str, str]  # what a checkpoint says of the frozen rest; its `digest` must be the same to load one
+
+    def state(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """Yield the adapter's parameters under their state-dict names, in the order of `names`."""
+        own = dict(model.named_parameters())
+        for name in self.names:
+            yield name, own[name]
 
 
 @dataclass(frozen=True, slots=True)

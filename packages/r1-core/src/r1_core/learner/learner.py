@@ -11,23 +11,50 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from r1_core.learner import checkpoint
-from r1_core.learner.ablation import restore_weights, zero_weights
-from r1_core.learner.adaptation import Adaptation
 from r1_core.learner.batching import Batching, MicroLimit, count
-from r1_core.learner.info import LearnerInfo, describe
+from r1_core.learner.checkpoint import Adaptation, named_state
 from r1_core.learner.logprobs import compute_eager_logprobs
 from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
 from r1_core.learner.offload import Offload
-from r1_core.learner.parallel import Parallel, reshard, whole
+from r1_core.learner.parallel import Parallel, like, reshard, whole
 from r1_core.learner.passes import spoil_if_not_finite
 from r1_core.learner.profiling import PassProfile
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
-from r1_core.learner.trainable import TrainableModel
+from r1_core.learner.trainable import LearnerInfo, TrainableModel, describe
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
 from r1_core.rows import TokenTable, with_tokens
 from r1_core.types import LossInputs, LossOutput, Sample, Totals
 
 logger = logging.getLogger(__name__)
+
+
+@torch.no_grad()
+def zero_weights(model: nn.Module, rows: Mapping[str, Sequence[int] | None]) -> dict[str, Tensor]:
+    """Set rows of the model's tensors to zero; return copies of these tensors, which `restore_weights` puts back.
+
+    Sharded tensors are gathered, so all ranks must call it.
+
+    Args:
+        rows: by state-dict name, which rows; None for the whole tensor.
+
+    Raises:
+        KeyError: the model has no tensor of that name; nothing is changed then.
+    """
+    own = dict(named_state(model))
+    kept = {name: own[name].detach().clone() for name in rows}
+    for name, which in rows.items():
+        full = whole(own[name]).clone()
+        full[slice(None) if which is None else torch.as_tensor(which, dtype=torch.int64)] = 0
+        own[name].copy_(like(full, own[name]))
+    return kept
+
+
+@torch.no_grad()
+def restore_weights(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
+    """Give the model's tensors, to the bit, the values that `zero_weights` kept."""
+    own = dict(named_state(model))
+    for name, tensor in kept.items():
+        own[name].copy_(tensor)
 
 
 class Loss(Protocol):

@@ -1,8 +1,10 @@
 """Optimizers by name, a step of one, and the learning rate over the steps of a run."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any, Literal, get_args
 
 import torch
@@ -10,7 +12,6 @@ from torch import nn
 
 from r1_core.learner.adamw_bf16 import AdamWBF16
 from r1_core.learner.parallel import total_norm
-from r1_core.learner.patterns import matching
 
 Schedule = Literal["constant", "cosine", "linear"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
@@ -135,3 +136,39 @@ def learning_rate_scale(
     progress = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
     remaining = 0.5 * (1 + math.cos(2 * math.pi * num_cycles * progress)) if kind == "cosine" else 1 - progress
     return min_lr_ratio + (1 - min_lr_ratio) * remaining
+
+
+SHOWN = 5
+
+
+def matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a regular expression matches from beginning to end.
+
+    Raises:
+        ValueError: it is no regular expression, or matches none of them; shows those that come near.
+    """
+    names = list(names)
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+    if found := [name for name in names if compiled.fullmatch(name)]:
+        return found
+    near = ", ".join(nearest(pattern, names)) or "there are none"
+    raise ValueError(f"{pattern!r} matches none of {len(names)} names from beginning to end; near ones are: {near}")
+
+
+def nearest(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names that share most with a pattern, nearest first, one of each kind of layer."""
+    wanted = re.sub(r"[^\w.]", "", pattern.replace("\\", "").replace(".*", "")).strip(".").lower()
+    kinds: dict[str, str] = {}
+    for name in names:
+        kinds.setdefault(re.sub(r"\d+", "0", name), name)
+    scores = {name: _likeness(wanted, name.lower()) for name in kinds.values()}
+    return sorted(scores, key=lambda name: -scores[name])[:SHOWN]
+
+
+def _likeness(wanted: str, name: str) -> float:
+    """How alike a pattern's letters are to a name, or to a part of it between dots."""
+    parts = [*name.split("."), name]
+    return max(SequenceMatcher(None, wanted, part, autojunk=False).ratio() for part in parts)

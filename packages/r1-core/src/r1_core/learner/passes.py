@@ -1,17 +1,17 @@
 """Forward and backward passes over the samples of a step, one micro-batch at a time on every rank."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor, nn
 
 from r1_core.learner.batching import Batching, MicroLimit, fillers, rounds
-from r1_core.learner.gradient_sums import GradientSums
 from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
 from r1_core.learner.parallel import Parallel
-from r1_core.learner.prefetch import prefetch
 from r1_core.rows import TokenTable, known, not_finite, tokens, with_tokens
 from r1_core.types import LossOutput, Sample
 
@@ -114,3 +114,71 @@ def spoil_if_not_finite(samples: Sequence[Sample], names: Sequence[str], target:
     if not spoiled:
         return list(samples)
     return with_tokens(samples, **{target: torch.full_like(tokens(samples, target), torch.nan)})
+
+
+def prefetch(batches: Iterable[list[Sample]]) -> Iterator[list[Sample]]:
+    """Yield this rank's micro-batches; when one comes its model inputs are here, and the next one's on their way.
+
+    No more than that one are read ahead, and those of other ranks never. An error of reading is raised where the
+    micro-batch would have come.
+    """
+    with ThreadPoolExecutor(1, "r1-model-inputs") as thread:  # without anything elsewhere it never begins
+        coming: Future[None] | None = None
+        for batch, after in pairwise(chain(batches, [[]])):
+            if coming is None:
+                read(batch)
+            else:
+                coming.result()
+            coming = thread.submit(read, after) if any(map(elsewhere, after)) else None
+            yield batch
+
+
+def elsewhere(sample: Sample) -> bool:
+    """Whether a sample's model inputs may have to be brought: a dict holds its tensors itself."""
+    return bool(sample.model_inputs) and not isinstance(sample.model_inputs, dict)
+
+
+def read(samples: Sequence[Sample]) -> None:
+    """Read all model inputs, so that those which are loaded when first read are loaded."""
+    for sample in samples:
+        for name in sample.model_inputs if elsewhere(sample) else ():
+            sample.model_inputs[name]
+
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+class GradientSums:
+    """Adds up in float32 what a backward pass would add to `grad` in bfloat16.
+
+    A bfloat16 has 8 digits: of 64 equal micro-batches the later ones would be rounded off, some of them wholly. Here
+    each is added in float32, and the sum is rounded once. This takes 4 bytes for each trained bfloat16 (or float16)
+    weight from the second micro-batch of an optimizer step to its last; one micro-batch takes nothing. Sharded
+    weights (DTensor) are added up shard by shard.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._params = [param for param in model.parameters() if param.requires_grad and param.dtype in NARROW]
+        self._sums: dict[nn.Parameter, Tensor] = {}
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Take the gradients that are there; call it before the backward pass of each micro-batch but the first."""
+        for param in self._params:
+            if param.grad is None:
+                continue
+            if param in self._sums:
+                self._sums[param].add_(param.grad)
+            else:
+                self._sums[param] = param.grad.float()
+            param.grad = None
+
+    @torch.no_grad()
+    def deliver(self) -> None:
+        """Give every parameter its sum as its gradient; call it after the last micro-batch."""
+        if not self._sums:
+            return
+        self.collect()
+        for param, total in self._sums.items():
+            param.grad = total.to(param.dtype)
+        self._sums.clear()

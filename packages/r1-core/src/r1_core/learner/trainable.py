@@ -4,7 +4,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from r1_core.learner import checkpoint
-from r1_core.learner.adaptation import Adaptation
 from r1_core.learner.batching import Batching, Layout, MicroLimit
+from r1_core.learner.checkpoint import Adaptation
 from r1_core.learner.offload import Offload, Residence
 from r1_core.learner.optim import clip_and_step, group_norms
 from r1_core.learner.parallel import Parallel, reshard
@@ -24,6 +24,49 @@ from r1_core.learner.tensor_files import FILE_BYTES
 from r1_core.types import Sample
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerInfo:
+    """A learner in numbers.
+
+    Example: `LearnerInfo(parameters=494_032_768, flops_per_token=2.96e9, device="NVIDIA H200",
+    peak_allocated=2 * 10**10, peak_reserved=3 * 10**10)`.
+    """
+
+    parameters: int
+    flops_per_token: float  # of a training token, forward and backward
+    device: str  # as its maker calls it; "cpu" for processors
+    peak_allocated: int | None  # bytes of the device's memory that tensors have taken at most; None on processors
+    peak_reserved: int | None  # the same with what torch kept for tensors to come
+    devices: int = 1  # of this kind, which train together
+    tokens: tuple[int, ...] = ()  # of a step's updates, on each rank that has samples of its own
+    share_prompts: bool = False  # whether a micro-batch has a prompt once, and not with every answer
+    micro_batch: int = 1  # full sequences that one of an update has room for
+    straggler: float = 1.0  # tokens of the fullest device to those of the mean one, round by round of a step's updates
+
+
+def describe(model: nn.Module, device: torch.device) -> LearnerInfo:
+    """Describe a model that trains on `device`."""
+    on_gpu = device.type == "cuda"
+    return LearnerInfo(
+        parameters=sum(p.numel() for p in model.parameters()),
+        flops_per_token=flops_per_token(model),
+        device=torch.cuda.get_device_name(device) if on_gpu else device.type,
+        peak_allocated=torch.cuda.max_memory_allocated(device) if on_gpu else None,
+        peak_reserved=torch.cuda.max_memory_reserved(device) if on_gpu else None,
+    )
+
+
+def flops_per_token(model: nn.Module) -> float:
+    """Return the FLOPs of one token's forward and backward pass, 6 per weight (arXiv 2001.08361).
+
+    Two of the six are the weight's own gradient, which a frozen one is spared. Embedding tables are looked up, not
+    multiplied, and attention's own products are left out, so this is a lower bound.
+    """
+    looked_up = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    multiplied = [p for p in model.parameters() if id(p) not in looked_up]
+    return float(sum((6 if p.requires_grad else 4) * p.numel() for p in multiplied))
 
 
 class TrainableModel:

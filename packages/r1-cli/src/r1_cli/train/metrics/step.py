@@ -11,7 +11,7 @@ import torch
 from r1_cli.hardware import peak_flops
 from r1_cli.train.groups.group import Group
 from r1_core import kl
-from r1_core.learner.info import LearnerInfo
+from r1_core.learner.trainable import LearnerInfo
 from r1_core.losses import correction
 from r1_core.prompts import Work
 from r1_core.rows import known, rows, tokens, trained
