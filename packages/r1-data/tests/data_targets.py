@@ -42,6 +42,10 @@ class Target:
             if "255" in text:
                 os._exit(255)
             os.kill(os.getpid(), signal.SIGTERM if "SIGTERM" in text else signal.SIGKILL)
+        if "terminated" in text and not (mark := Path(text.split()[1])).exists():
+            mark.with_suffix(".part").write_text(str(os.getpid()))
+            mark.with_suffix(".part").rename(mark)
+            signal.pause()
         if "swell" in text:
             bytearray(600 * MEGABYTE)
 

@@ -1,14 +1,16 @@
 """Tests of worker processes: bounded memory and time, deaths that cost one task, and the same result as without."""
 
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from multiprocessing import Pipe
+from multiprocessing import Pipe, forkserver
 
 import pytest
 import torch
 from data_targets import MEGABYTE, Frail, Target
+from patience import eventually
 
 from r1_data.dataset import PromptDataset
 from r1_data.prompt_memory import PromptMemory
@@ -63,6 +65,30 @@ def test_a_task_that_does_not_end_costs_one_task_and_says_so(act, monkeypatch):
 def test_a_task_whose_worker_was_killed_from_outside_is_tried_again(workers, tmp_path, end):
     assert workers.submit("act", f"unlucky {tmp_path / 'killed'} {end}").result() is None
     assert (tmp_path / "killed").exists()
+
+
+@pytest.mark.slow
+def test_a_fork_server_and_both_its_workers_terminated_at_once_lose_no_task(tmp_path):
+    with Workers(Target(), 2, seconds=120.0) as both:
+        started = [tmp_path / "first", tmp_path / "second"]
+        tasks = [both.submit("act", f"terminated {path}") for path in started]
+        assert eventually(lambda: all(path.exists() for path in started))
+        for pid in (fork_server(), *(int(path.read_text()) for path in started)):
+            os.kill(pid, signal.SIGTERM)
+        assert [task.result() for task in tasks] == [None, None]
+
+
+def test_workers_that_start_while_their_fork_server_is_ending_start_from_the_next_one(workers):
+    assert workers.submit("add", 1, 2).result() == 3  # the server runs
+    with Workers(Target(), 2, seconds=120.0) as fresh:
+        assert fresh.compute(int).result() == 0  # its threads do
+        os.kill(fork_server(), signal.SIGTERM)
+        assert [task.result() for task in [fresh.submit("add", 1, number) for number in range(2)]] == [1, 2]
+
+
+def fork_server() -> int:
+    """The id of the process that workers are forked from."""
+    return int(forkserver._forkserver._forkserver_pid)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0005, 0.02, 0.5, 0.999])

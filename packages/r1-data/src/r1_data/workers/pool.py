@@ -9,10 +9,12 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import connection, get_context
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import LifoQueue
@@ -30,6 +32,8 @@ _PRELOAD = [
     "transformers.tokenization_utils_tokenizers",
 ]
 _START = 300.0  # seconds until a worker has loaded what it needs
+_RESTART = 10.0  # seconds in which a fork server that was killed is started again
+_FORKING = threading.Lock()
 _ENDING = 60.0  # seconds until a worker that has hung up is gone, and how it ended is known
 # How a worker ends that somebody else may have ended; the last is what is known where the server it was forked from is
 # gone as well.
@@ -146,22 +150,26 @@ class _Process:
     """One worker, as its thread in the parent sees it."""
 
     def __init__(self, target: Any, memory_bytes: int) -> None:
-        context = get_context("forkserver")  # forked from a process without threads, which fork would break
-        context.set_forkserver_preload(_PRELOAD)
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, target, memory_bytes), daemon=True)
-        self._process.start()
-        theirs.close()
-        try:
-            if not self._connection.poll(_START):
-                raise EOFError
-            self._connection.recv()
-        except (EOFError, OSError):
-            self.stop()
-            raise RuntimeError(
-                "a worker process for media did not start; what it said stands above. A script that starts workers "
-                'must do so below `if __name__ == "__main__":`'
-            ) from None
+        """Start a worker and wait until it has loaded the target. Raises RuntimeError if it ends before.
+
+        A worker that was killed meanwhile from outside is started once more.
+        """
+        for attempt in (1, 2):
+            self._connection, self._process = _fork(target, memory_bytes)
+            try:
+                if not self._connection.poll(_START):
+                    raise EOFError
+                self._connection.recv()
+                return
+            except (EOFError, OSError):
+                self._process.join(_ENDING)
+                code = self._process.exitcode
+                self.stop()
+                if code not in _FROM_OUTSIDE or attempt == 2:
+                    raise RuntimeError(
+                        "a worker process for media did not start; what it said stands above. A script that starts "
+                        'workers must do so below `if __name__ == "__main__":`'
+                    ) from None
 
     def ask(self, request: Any, seconds: float) -> tuple[bool, Any]:
         """Send a request and wait for (whether it went well, result or exception). Raises WorkerDied."""
@@ -184,6 +192,31 @@ class _Process:
         self._connection.close()
         self._process.kill()
         self._process.join()
+
+
+def _fork(target: Any, memory_bytes: int) -> "tuple[connection.Connection[Any, Any], BaseProcess]":
+    """Fork a worker and return our end of its pipe, and its process.
+
+    A fork server that was killed a moment ago refuses, or hangs up, until the system has reaped it: asked again, it is
+    started anew. One thread asks at a time, because multiprocessing replaces the server's address without a lock.
+    """
+    context = get_context("forkserver")  # forked from a process without threads, which fork would break
+    context.set_forkserver_preload(_PRELOAD)
+    deadline = time.monotonic() + _RESTART
+    while True:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, target, memory_bytes), daemon=True)
+        try:
+            with _FORKING:
+                process.start()
+            return ours, process
+        except (EOFError, OSError):
+            ours.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        finally:
+            theirs.close()
 
 
 def _compute_alone() -> None:
