@@ -1,7 +1,9 @@
-"""Take one step of the quickstart and print, as JSON, the modules that it enters and the containers that it makes.
+"""Take one step of the quickstart and print, as JSON, the modules, functions and dataclasses of r1 that it uses.
 
-A module is entered when one of its functions runs, in any thread of the process that trains; a container is a dataclass
-of r1. What runs in the processes of rewards is not seen: there, a verifier is called by four modules of `workers`.
+A module is entered when one of its functions runs, in any thread of the process that trains. Functions are code objects
+with distinct qualified names: methods, nested functions, lambdas, and comprehensions, which Python 3.11 calls as
+functions (3.12 does not, so compare figures of one version). Processes that compute rewards are not counted: in those,
+four modules of `r1_rewards.workers` call a verifier.
 """
 
 import dataclasses
@@ -9,13 +11,11 @@ import json
 import sys
 import tempfile
 import threading
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
 from click.testing import CliRunner
-
-from r1_cli.main import main
-from r1_cli.train import loop
 
 SMALL = [
     "data.train_files=examples/quickstart/train.parquet[:32]",
@@ -31,43 +31,46 @@ SMALL = [
     "trainer.logger=[file]",
 ]
 
-entered: set[str] = set()
-made: set[str] = set()
-stepping = threading.Event()
+functions: set[tuple[str, str]] = set()
+dataclasses_made: set[str] = set()
+step_is_running = threading.Event()
 
 
-def note(frame: FrameType, event: str, argument: Any) -> None:
-    """Called by Python whenever a function begins or ends."""
-    if event != "call" or not stepping.is_set():
+def profile(frame: FrameType, event: str, argument: Any) -> None:
+    """Record a call, as `sys.setprofile` asks."""
+    if event != "call" or not step_is_running.is_set():
         return
-    module, name = str(frame.f_globals.get("__name__")), frame.f_code.co_name
-    if frame.f_code.co_filename == "<string>" and name == "__init__":
+    module, code = str(frame.f_globals.get("__name__")), frame.f_code
+    if code.co_filename == "<string>" and code.co_name == "__init__":
         kind = type(frame.f_locals.get("self"))
         if kind.__module__.startswith("r1_") and dataclasses.is_dataclass(kind):
-            made.add(f"{kind.__module__}.{kind.__qualname__}")
-    elif module.startswith("r1_") and name != "<module>":
-        entered.add(module)
+            dataclasses_made.add(f"{kind.__module__}.{kind.__qualname__}")
+    elif module.startswith("r1_") and code.co_name != "<module>":
+        functions.add((module, code.co_qualname))
 
 
-def noting(take_step: Any) -> Any:
-    def traced(*arguments: Any) -> Any:
-        stepping.set()
-        sys.setprofile(note)
+def profiled(take_step: Any) -> Any:
+    def call(*arguments: Any) -> Any:
+        step_is_running.set()
+        sys.setprofile(profile)
         try:
             return take_step(*arguments)
         finally:
-            stepping.clear()
+            step_is_running.clear()
             sys.setprofile(None)
 
-    return traced
+    return call
 
 
 if __name__ == "__main__":
-    loop.take_step = noting(loop.take_step)
-    threading.setprofile(note)
+    loop = import_module("r1_cli.train.loop")
+    loop.take_step = profiled(loop.take_step)
+    threading.setprofile(profile)
     with tempfile.TemporaryDirectory() as folder:
         words = ["train", "examples/quickstart/config.yaml", *SMALL, f"trainer.save_checkpoint_path={folder}"]
-        result = CliRunner().invoke(main, words)
+        result = CliRunner().invoke(import_module("r1_cli.main").main, words)
     if result.exit_code:
         sys.exit(result.output)
-    print(json.dumps({"entered": sorted(entered), "made": sorted(made)}))
+    modules = {module for module, _ in functions}
+    names = sorted(f"{module}.{name}" for module, name in functions)
+    print(json.dumps({"modules": sorted(modules), "functions": names, "dataclasses": sorted(dataclasses_made)}))

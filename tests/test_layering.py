@@ -1,4 +1,4 @@
-"""The rule of the house: leaves never import one another, and light things load nothing heavy."""
+"""Leaf packages never import one another, no import leads back to itself, and light imports load nothing heavy."""
 
 import ast
 import subprocess
@@ -65,25 +65,54 @@ def test_a_leaf_imports_no_other_package_of_r1(leaf: str) -> None:
     assert not guilty
 
 
-def test_no_module_and_no_room_of_a_package_leads_back_to_itself() -> None:
-    assert not measure.all_circles()
+def test_no_module_and_no_package_imports_itself_through_others() -> None:
+    assert not measure.all_cycles()
 
 
-def test_a_circle_of_modules_or_of_rooms_is_found() -> None:
+def test_an_import_cycle_of_modules_or_of_packages_is_found() -> None:
     graph = {"p.a.x": {"p.b.y"}, "p.b.y": set(), "p.b.z": {"p.a.w"}, "p.a.w": set(), "p.c": {"p.a.x"}}
-    assert not measure.circles(graph)
-    assert measure.circles(measure.rooms(graph, "p")) == [["p.a", "p.b", "p.a"]]
-    assert measure.circles({**graph, "p.a.w": {"p.c"}, "p.b.y": {"p.b.z"}})
+    assert not measure.cycles(graph)
+    assert measure.cycles(measure.package_imports(graph, "p")) == [["p.a", "p.b", "p.a"]]
+    assert measure.cycles({**graph, "p.a.w": {"p.c"}, "p.b.y": {"p.b.z"}})
 
 
-def test_rooms_stand_on_floors_above_all_that_they_import(tmp_path: Path) -> None:
+def test_a_module_stands_on_a_level_above_all_that_it_imports() -> None:
     graph = {"p": {"p.b"}, "p.a": {"p.b", "p.c"}, "p.b": {"p.c"}, "p.c": set()}
-    assert measure.floors(graph) == [["p.c"], ["p.b"], ["p", "p.a"]]
+    assert measure.levels(graph) == [["p.c"], ["p.b"], ["p", "p.a"]]
+
+
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        ("if TYPE_CHECKING:\n    from p.b import C", "p.b"),
+        ("def f():\n    from . import d", "p.d"),
+        ("def f():\n    import p.e", "p.e"),
+        ("def f():\n    return importlib.import_module('p.e').g", "p.e"),
+        ("def f():\n    return import_module('.d', 'p')", "p.d"),
+        ("def f(name):\n    return import_module(f'p.{name}')", None),
+    ],
+)
+def test_imports_are_read_wherever_they_stand(statement: str, found: str | None, tmp_path: Path) -> None:
+    file, empty = tmp_path / "a.py", tmp_path / "empty.py"
+    file.write_text(statement + "\n")
+    empty.touch()
+    graph = measure.module_imports({"p.a": file, **dict.fromkeys(("p.b", "p.d", "p.e"), empty)})
+    assert graph["p.a"] == ({found} if found else set())
+
+
+def test_lines_of_code_leave_out_docstrings_comments_and_blank_lines(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
-    file.write_text("if TYPE_CHECKING:\n    from p.b import C\ndef f():\n    from . import d\n    import p.e\n")
-    others = dict.fromkeys(("p.b", "p.d", "p.e"), tmp_path / "none.py")
-    (tmp_path / "none.py").touch()
-    assert measure.imports({"p.a": file, **others})["p.a"] == {"p.b", "p.d", "p.e"}
+    file.write_text(
+        '"""Module.\n\nMore.\n"""\n\nX = """\ntext\n"""  # comment\n\n\ndef f():\n    """Say."""\n    return 1\n'
+    )
+    assert measure.lines_of_code(file) == 5
+
+
+def test_what_is_over_its_limit_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "LIMITS", {"lines": 10})
+    assert str(measure.Measure("lines", 11, ("a.py",))).splitlines()[0].endswith("at most 10      TOO MUCH")
+    assert not measure.Measure("lines", 10).too_much
+    assert not measure.Measure("files", 11).too_much
 
 
 @pytest.mark.parametrize("package", PUBLIC)
@@ -103,7 +132,7 @@ def test_a_package_lists_its_public_names_and_says_its_version(package: str) -> 
 
 
 @pytest.mark.parametrize("package", ["r1_core", "r1_rollout"])
-def test_types_are_told_of_the_modules_that_names_are_loaded_from(package: str) -> None:
+def test_type_checkers_see_the_modules_that_public_names_are_loaded_from(package: str) -> None:
     module = import_module(package)
     tree = ast.parse(Path(str(module.__file__)).read_text())
     told = {
@@ -118,8 +147,8 @@ def test_types_are_told_of_the_modules_that_names_are_loaded_from(package: str) 
 
 
 @pytest.mark.parametrize(("module", "name"), DOTTED)
-def test_dotted_paths_that_users_type_lead_somewhere(module: str, name: str) -> None:
-    """Read and not imported: some need vLLM."""
+def test_dotted_paths_that_users_type_exist(module: str, name: str) -> None:
+    """The files are read and not imported, because some need vLLM."""
     path = ROOT / "packages" / module.split(".")[0].replace("_", "-") / "src" / (module.replace(".", "/") + ".py")
     assert name in {getattr(node, "name", "") for node in ast.parse(path.read_text()).body}
 
@@ -154,6 +183,6 @@ def test_light_imports_load_nothing_heavy(statement: str) -> None:
 
 
 @pytest.mark.parametrize("module", [*LEAVES, "r1_cli"])
-def test_every_module_says_what_its_room_is_for(module: str) -> None:
+def test_every_module_has_a_docstring(module: str) -> None:
     silent = [path for path in sources(module) if not ast.get_docstring(ast.parse(path.read_text()))]
     assert not silent
