@@ -20,9 +20,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from r1_cli.config.availability import NO_EFFECT, NO_EFFECT_WHEN_SET
+from r1_cli.config.availability import NO_EFFECT
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option
-from r1_cli.config.root import RunConfig, lookup
+from r1_cli.config.root import RunConfig
+from r1_cli.config.section import lookup
 from r1_core import catalogue
 from r1_core.catalogue import Entry
 from r1_rewards.spec import BUILTINS, SERVICES
@@ -115,7 +116,7 @@ def meaning(key: str) -> str:
         option = OPTIONS[key]
         who = ", ".join(f"`{owner}`" for owner in option.owners)
         return f"{prose(option.help)}{'; ' if option.help else ''}of {who}"
-    if (why := {**NO_EFFECT, **NO_EFFECT_WHEN_SET}.get(key)) is not None:
+    if (why := NO_EFFECT.get(key)) is not None:
         return f"no effect: {prose(why)}"
     place = key.replace("worker.critic.", "worker.actor.").replace("worker.ref.", "worker.actor.")
     said = comments().get(key) or comments().get(place) or example_comments().get(place)

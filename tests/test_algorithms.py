@@ -13,8 +13,8 @@ from endtoend import QUICKSTART, R1, SMALL, read_log
 
 from r1_cli.build.algorithm import build_start, build_update, try_algorithm
 from r1_cli.config import load_config
+from r1_cli.config.actor import Aggregation
 from r1_cli.config.algorithm import KLPenalty
-from r1_cli.config.worker import Aggregation
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.train import loop
 from r1_cli.train.roles import Collected, Position, weights_of

@@ -6,8 +6,9 @@ import pytest
 from reference_pages import ALGORITHMS, ROOT, follows_actor, page_name
 from write_tables import stale_pages
 
-from r1_cli.config.root import RunConfig, lookup
+from r1_cli.config.root import RunConfig
 from r1_cli.config.schema import schema
+from r1_cli.config.section import lookup
 from r1_core import catalogue
 from r1_rewards.spec import BUILTINS, SERVICES
 

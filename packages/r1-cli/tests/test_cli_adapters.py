@@ -23,7 +23,7 @@ from core_models import qwen2
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from r1_cli.config.worker import LoraConfig
+from r1_cli.config.model import LoraConfig
 from r1_cli.jobs.merge import merge
 from r1_cli.models.adapters import AdapterError, Adapters, Form
 from r1_cli.models.load import ModelError, load_model

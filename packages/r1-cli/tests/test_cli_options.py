@@ -22,6 +22,7 @@ from r1_cli.build.algorithm import (
     try_algorithm,
 )
 from r1_cli.config import ConfigError, RunConfig, load_config, printable
+from r1_cli.config.actor import ActorConfig
 from r1_cli.config.options import (
     ESTIMATOR_OPTIONS,
     LOSS_OPTIONS,
@@ -31,7 +32,6 @@ from r1_cli.config.options import (
     refuse_clashes,
     settings_of,
 )
-from r1_cli.config.worker import ActorConfig
 from r1_core import catalogue
 from r1_core.catalogue import Setting
 from r1_core.losses import POLICY_LOSSES, Correction, Rejection

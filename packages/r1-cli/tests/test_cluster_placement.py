@@ -13,7 +13,7 @@ from r1_cli.cluster.placement import (
     share_threads,
 )
 from r1_cli.config import ConfigError, load_config
-from r1_cli.config.worker import EnginesConfig
+from r1_cli.config.rollout import EnginesConfig
 
 
 def test_ranks_are_ordered_by_address_and_device_whatever_order_the_nodes_come_in():

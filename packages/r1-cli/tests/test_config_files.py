@@ -10,7 +10,6 @@ import pytest
 from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore
 from r1_cli.checkpoint.stop import Stopped, StopRequest
 from r1_cli.config import ConfigError, load_config
-from r1_cli.config.files import reads_media
 
 BASE = ["data.train_files=owner/rows@train", "worker.reward.reward_function=math", "data.max_response_length=64"]
 
@@ -89,7 +88,7 @@ def test_the_words_of_other_frameworks_lead_to_ours(typed: str, meant: str) -> N
 
 def test_workers_start_early_only_where_rows_may_have_media(tmp_path: Path) -> None:
     def asked(*words: str) -> bool:
-        return reads_media(load_config([*BASE, *words])[0])
+        return load_config([*BASE, *words])[0].reads_media
 
     assert asked(model(tmp_path / "sees", vision_config={}))
     assert not asked(model(tmp_path / "sees", vision_config={}), "data.filter_overlong_prompts_workers=1")
@@ -134,3 +133,20 @@ def test_a_keyword_that_the_reward_does_not_take_is_named(tmp_path: Path) -> Non
     assert f"{file}:score takes no 'wieght'; did you mean 'weight'?" in text
     for open_ended in ("anything", "wrapped"):
         load_config([*BASE, *base, f"worker.reward.reward_function={file}:{open_ended}"])
+
+
+def test_a_tilde_is_the_home_folder_in_every_path_that_a_user_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    model(tmp_path / "model")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    (tmp_path / "own.py").write_text("def score(inputs): ...\n")
+    config, _ = load_config(
+        ["worker.actor.model.model_path=~/model", "data.train_files=[~/rows.jsonl, json@~/, owner/rows@train~]",
+         "worker.reward.reward_function=~/own.py:score", "trainer.save_checkpoint_path=~/runs/~x"]
+    )  # fmt: skip
+    assert config.worker.actor.model.model_path == f"{tmp_path}/model"
+    assert config.data.train_files == [f"{tmp_path}/rows.jsonl", f"json@{tmp_path}/", "owner/rows@train~"]
+    assert config.worker.reward.reward_function == f"{tmp_path}/own.py:score"
+    assert config.trainer.checkpoint_folder == tmp_path / "runs/~x"

@@ -9,8 +9,7 @@ import torch
 from transformers import Qwen2Config, Qwen2Model
 
 from r1_cli.config import RunConfig, load_config, without_effect
-from r1_cli.config.base import shares_base, why_copied
-from r1_cli.config.root import lookup
+from r1_cli.config.section import lookup
 from r1_cli.hardware import find_card
 from r1_cli.models.load import enable_gradient_checkpointing
 from r1_cli.plan.activations import Sizes, activation_bytes, cache_bytes, read_sizes
@@ -145,8 +144,8 @@ def test_engine_and_learner_have_one_base_where_it_is_the_same_numbers_on_the_sa
     words: list[str], on_gpu: bool, why: str | None, tmp_path: Path
 ) -> None:
     config = config_of(tmp_path, *LORA, *words)
-    found = why_copied(config, on_gpu=on_gpu)
-    assert shares_base(config, on_gpu=on_gpu) == (why is None)
+    found = config.why_copied(on_gpu=on_gpu)
+    assert config.shares_base(on_gpu=on_gpu) == (why is None)
     assert found is None if why is None else why in (found or "")
 
 

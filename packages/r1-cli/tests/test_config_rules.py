@@ -6,7 +6,7 @@ import pytest
 
 from r1_cli.build.engines import vllm
 from r1_cli.config import ConfigError, load_config, unavailable, without_effect
-from r1_cli.config.worker import CriticConfig
+from r1_cli.config.actor import CriticConfig
 
 BASE = [
     "data.train_files=owner/rows@train",

@@ -10,7 +10,8 @@ import transformers as hf
 from rich.console import Console
 
 from r1_cli.config import ConfigError, RunConfig, load_config, without_effect
-from r1_cli.config.sequences import divide_heads, require_shareable
+from r1_cli.config.actor import divide_heads
+from r1_cli.config.root import require_shareable
 from r1_cli.plan.announce import render
 from r1_cli.plan.batches import make_plan
 

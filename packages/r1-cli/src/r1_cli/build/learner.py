@@ -11,8 +11,7 @@ from r1_cli.build.adapter import AdaptedLearner, build_adaptation, open_adapters
 from r1_cli.build.fillers import build_fillers
 from r1_cli.build.trained import freeze, open_optimizer, say_what_is_trained
 from r1_cli.config import RunConfig
-from r1_cli.config.base import shares_base
-from r1_cli.config.worker import OptimConfig, UpdateConfig
+from r1_cli.config.actor import OptimConfig, UpdateConfig
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, load_weights
@@ -93,7 +92,7 @@ def build_offload(config: RunConfig, hardware: Hardware) -> Offload:
     actor, ref = config.worker.actor, config.worker.ref
     room_is_wanted = hardware.on_gpu and config.shares_devices and not actor.fsdp.enable_cpu_offload
     return Offload(
-        weights=room_is_wanted and actor.offload.offload_params and not shares_base(config, on_gpu=hardware.on_gpu),
+        weights=room_is_wanted and actor.offload.offload_params and not config.shares_base(on_gpu=hardware.on_gpu),
         optimizer=room_is_wanted and actor.offload.offload_optimizer,
         reference=hardware.on_gpu and ref.offload.offload_params and not ref.fsdp.enable_cpu_offload,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from r1_cli.build.verifiers import DispatchingVerifier
 from r1_cli.config import RunConfig
-from r1_cli.config.engines import engine_module
+from r1_cli.config.rollout import engine_module
 from r1_cli.config.sources import validation_sources
 from r1_cli.build.engines import EngineSetup
 from r1_cli.hardware import Hardware

@@ -14,9 +14,10 @@ from r1_cli.build.learner import build_batching
 from r1_cli.build.longest import Longest, find_longest
 from r1_cli.build.sizes import SHORTEST, Choice, fastest, largest
 from r1_cli.config import ConfigError, Problem, RunConfig
-from r1_cli.config.root import Owner, lookup
+from r1_cli.config.root import Owner
+from r1_cli.config.section import lookup
 from r1_cli.config.section import AUTO_SIZE
-from r1_cli.config.worker import UpdateConfig
+from r1_cli.config.actor import UpdateConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.train.roles import Critic, Learner

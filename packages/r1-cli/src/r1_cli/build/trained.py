@@ -7,7 +7,7 @@ from torch import nn
 
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.root import Owner
-from r1_cli.config.worker import ModelConfig
+from r1_cli.config.model import ModelConfig
 from r1_cli.models.load import freeze_vision
 from r1_core.learner.optim import RateGroup, build_optimizer
 from r1_core.learner.optim import matching

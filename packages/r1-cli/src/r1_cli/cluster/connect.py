@@ -19,8 +19,8 @@ from typing import Any
 from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.placement import Machines, Node, require_room, share_machines
 from r1_cli.config import ConfigError, Problem
+from r1_cli.config.rollout import EnginesConfig
 from r1_cli.config.trainer import TrainerConfig
-from r1_cli.config.worker import EnginesConfig
 from r1_cli.hardware import Hardware
 from r1_rollout.vllm.private_folder import PrivateFolder
 

@@ -9,7 +9,7 @@ import torch
 
 from r1_cli.build.engines import vllm
 from r1_cli.config import RunConfig
-from r1_cli.config.engines import engine_module
+from r1_cli.config.rollout import engine_module
 from r1_cli.hardware import Hardware
 from r1_rollout.handover import Call
 from r1_rollout.vllm.sending.group import Group, GroupSender

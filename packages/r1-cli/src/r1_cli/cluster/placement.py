@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from operator import le
 
 from r1_cli.config import ConfigError, Problem, RunConfig
-from r1_cli.config.worker import EnginesConfig, RolloutConfig
+from r1_cli.config.rollout import EnginesConfig, RolloutConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ def train(settings: tuple[str, ...], dry_run: bool, full: bool) -> None:
     The keys, with their meaning and defaults, stand in examples/config.yaml. The same command, run again, resumes.
     """
     from r1_cli.config import ConfigError, load_config, require_available
-    from r1_cli.config.files import reads_media
     from r1_data.types import DataError
     from r1_data.workers import start_early
     from r1_rewards.spec import RewardSpecError
@@ -45,7 +44,7 @@ def train(settings: tuple[str, ...], dry_run: bool, full: bool) -> None:
             return
 
         share_processors()
-        if reads_media(config):
+        if config.reads_media:
             start_early()  # its imports take as long as ours, on another processor
         from r1_cli.checkpoint.folders import CheckpointError
         from r1_cli.cluster.errors import ClusterError

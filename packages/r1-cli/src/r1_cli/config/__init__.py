@@ -1,10 +1,10 @@
 """The configuration of a run: the surface of EasyR1's files and overrides, read, checked and explained."""
 
 from r1_cli.config.availability import Limit, require_available, unavailable, without_effect
-from r1_cli.config.errors import ConfigError, Problem
 from r1_cli.config.load import load_config
-from r1_cli.config.provenance import Provenance
-from r1_cli.config.root import RunConfig, lookup, printable
+from r1_cli.config.problems import ConfigError, Problem, Provenance
+from r1_cli.config.root import RunConfig, printable
+from r1_cli.config.section import lookup
 
 __all__ = [
     "ConfigError",

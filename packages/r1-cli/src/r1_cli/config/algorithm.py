@@ -1,12 +1,16 @@
 """Configuration section `algorithm`: advantages, the KL term, dynamic sampling, and the gap to the engine."""
 
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from r1_cli.config.options import ESTIMATOR_OPTIONS, EstimatorName, EstimatorSettings, refuse_clashes
-from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Ratio, Section
+from r1_cli.config.options import ESTIMATOR_OPTIONS, EstimatorName, EstimatorSettings, needs_of, refuse_clashes
+from r1_cli.config.problems import KeyProblem, KeyRemark
+from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Ratio, Section, lookup
+from r1_core import catalogue
+from r1_core.kl_control import MAX_ERROR
 
 KLPenalty = Literal["kl", "abs", "mse", "low_var_kl", "full", "k1", "k2", "k3", "k1+", "k3+"]
 Rejection = Literal[
@@ -75,6 +79,24 @@ class RolloutCorrectionConfig(Section):
     rollout_rs: Annotated[list[Rejection], BeforeValidator(_rejections)] | None = None  # what to reject by; a,b: both
     rollout_rs_threshold: Annotated[list[Threshold], BeforeValidator(_by_commas)] | None = None  # for each, or for all
 
+    def problems(self) -> Iterator[KeyProblem]:
+        """Yield bounds that do not fit what they reject by."""
+        key = "algorithm.rollout_correction.rollout_rs_threshold"
+        rules, thresholds = self.rollout_rs, self.rollout_rs_threshold
+        if not rules:
+            return
+        if not thresholds:
+            yield key, "is missing: the bound of rollout_rs, such as 0.5_2.0 for a k1 and 0.01 for a k3"
+        elif len(thresholds) not in (1, len(rules)):
+            yield key, f"must be one threshold for all, or one for each of the {len(rules)} in rollout_rs"
+        else:
+            for rule, threshold in zip(rules, thresholds * (len(rules) // len(thresholds)), strict=True):
+                lower, upper = bounds(threshold)
+                if not rule.endswith("k1") and lower is not None:
+                    yield key, f"must be a single upper bound for {rule}, which is never negative"
+                if rule.endswith("k1") and lower is None and upper < 1:
+                    yield key, f"must be at least 1 for {rule}: the ratio is kept within [1 / threshold, threshold]"
+
 
 class AlgorithmConfig(EstimatorSettings):
     """KL is a term of the loss (`use_kl_loss`), part of the reward, or absent (`disable_kl`)."""
@@ -105,5 +127,98 @@ class AlgorithmConfig(EstimatorSettings):
     off_policy_mask_threshold: NonNegative | None = None  # nats per token: drops bad answers that the policy has left
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
 
+    def clip_problems(self) -> Iterator[KeyProblem]:
+        """Yield a range of rewards that is empty."""
+        clip = self.reward_clip_range
+        if clip is not None and clip[0] > clip[1]:
+            yield "algorithm.reward_clip_range", "must be the lower and then the upper end"
+
+    def problems(self, samples: int) -> Iterator[KeyProblem]:
+        """Yield settings that do not fit one another, or not the `samples` of a step."""
+        if self.kl_type == "adaptive" and self.kl_horizon <= MAX_ERROR * samples:
+            least = f"the {samples} samples of a step take more than {MAX_ERROR * samples:g}"
+            yield "algorithm.kl_horizon", f"is too short: {least}, or the coefficient would fall to 0"
+        keys, weights = lookup(self, "gdpo_reward_keys"), lookup(self, "gdpo_reward_weights")
+        if weights is not None and (keys is None or len(keys) != len(weights)):
+            yield "algorithm.gdpo_reward_weights", "needs algorithm.gdpo_reward_keys, as many as there are weights"
+
+    def need_problems(self, n: int, loss: str) -> Iterator[KeyProblem]:
+        """Yield what the estimator and the loss need and the rest of the configuration does not give.
+
+        Args:
+            n: answers to a prompt.
+            loss: `worker.actor.loss_type`.
+        """
+        name = self.adv_estimator
+        needs = needs_of(catalogue.estimators(), name)
+        if "groups" in needs and n < 2:
+            yield "worker.rollout.n", f"algorithm.adv_estimator={name} compares the answers to one prompt: at least 2"
+        if "parts" in needs and not (self.use_kl_loss or self.disable_kl):
+            yield "algorithm.use_kl_loss", f"adv_estimator={name} has no place for a KL in the reward, set true"
+        for chosen, needed in (
+            (f"algorithm.adv_estimator={name}", needs),
+            (f"worker.actor.loss_type={loss}", needs_of(catalogue.losses(), loss)),
+        ):
+            if {"ref_logprobs", "full_kl"} & set(needed) and self.disable_kl:
+                yield "algorithm.disable_kl", f"{chosen} needs the reference: set false"
+
+    def filter_problems(self, n: int) -> Iterator[KeyProblem]:
+        """Yield settings of the filter that leave it nothing to go by; `n` answers to a prompt."""
+        if not self.online_filtering:
+            return
+        if self.filter_mode == "default" and self.filter_low >= self.filter_high:
+            yield "algorithm.filter_low", f"must be less than algorithm.filter_high ({self.filter_high})"
+        if self.filter_mode == "ema_std" and self.filter_start_step <= self.filter_ema_start_step:
+            yield (
+                "algorithm.filter_start_step",
+                f"must be more than algorithm.filter_ema_start_step ({self.filter_ema_start_step}): "
+                "without a step to go by there is no threshold",
+            )
+        if self.filter_mode != "default" and n < 2:
+            message = f"algorithm.filter_mode={self.filter_mode} compares the answers to one prompt: at least 2"
+            yield "worker.rollout.n", message
+
 
 refuse_clashes(AlgorithmConfig, ESTIMATOR_OPTIONS)
+
+
+def _filters_otherwise(mode: str) -> Callable[[Any, Any], bool]:
+    return lambda v, c: not (c.algorithm.online_filtering and c.algorithm.filter_mode == mode)
+
+
+REMARKS = (
+    *(
+        KeyRemark(f"algorithm.{name}", "only kl_type=adaptive uses it", lambda v, c: c.algorithm.kl_type != "adaptive")
+        for name in ("kl_horizon", "kl_target")
+    ),
+    *(
+        KeyRemark(
+            f"algorithm.{name}",
+            "only online_filtering=true uses it",
+            lambda v, c: not c.algorithm.online_filtering,
+        )
+        for name in ("filter_mode", "filter_key", "surplus_max_age")
+    ),
+    *(
+        KeyRemark(
+            f"algorithm.{name}",
+            f"only online_filtering=true with filter_mode={mode} uses it",
+            _filters_otherwise(mode),
+        )
+        for mode, names in (
+            ("default", ("filter_low", "filter_high")),
+            ("ema_std", ("filter_ema_ratio", "filter_ema_start_step", "filter_start_step", "std_filter_beta")),
+        )
+        for name in names
+    ),
+    KeyRemark(
+        "algorithm.rollout_correction.rollout_is_threshold",
+        "only rollout_is uses it",
+        lambda v, c: c.importance_weights is None,
+    ),
+    KeyRemark(
+        "algorithm.rollout_correction.rollout_rs_threshold",
+        "only rollout_rs uses it",
+        lambda v, c: not c.algorithm.rollout_correction.rollout_rs,
+    ),
+)

@@ -1,10 +1,13 @@
 """Configuration section `data`: where the rows are, and how they become prompts."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from r1_cli.config.section import Count, Files, NonNegative, Positive, Section
+from r1_cli.config.files import folder_problems, is_template_text, template_problems
+from r1_cli.config.problems import KeyProblem, nearest_divisors
+from r1_cli.config.section import Count, Files, NonNegative, Positive, Section, UserPath
 from r1_data.formats import NAMES
 
 if TYPE_CHECKING:
@@ -30,10 +33,10 @@ class SourceConfig(Section):
     answer_key: str | None = None
     image_key: str | None = None
     video_key: str | None = None
-    image_dir: str | None = None
-    format_prompt: str | None = None
+    image_dir: UserPath | None = None
+    format_prompt: UserPath | None = None
     system_prompt: str | None = None
-    reward_function: str | None = None  # also of a validation source of this name; null: worker.reward.reward_function
+    reward_function: UserPath | None = None  # also in validation, by name; null: worker.reward.reward_function
     reward_function_kwargs: dict[str, Any] = Field(default_factory=dict)  # its keywords
 
 
@@ -51,7 +54,7 @@ class DataConfig(Section):
     answer_key: str = "answer"  # of the ground truth
     image_key: str = "images"  # of the pictures
     video_key: str = "videos"  # of the videos
-    image_dir: str | None = None  # where relative picture paths begin
+    image_dir: UserPath | None = None  # where relative picture paths begin
     allow_urls: bool = False  # fetch pictures and videos from http and https
     video_fps: Positive = 2.0  # frames looked at of each second
     video_max_frames: Count | None = None  # of a video; null: as the model's processor is configured
@@ -62,9 +65,9 @@ class DataConfig(Section):
     rollout_batch_size: Count = 512  # prompts per training step
     mini_rollout_batch_size: Count | None = None  # prompts generated at a time while filling that batch
     val_batch_size: int = 1024  # -1: all at once
-    format_prompt: str | None = None  # a Jinja file, rendered with `content` and the row's columns
+    format_prompt: UserPath | None = None  # a Jinja file, rendered with `content` and the row's columns
     system_prompt: str | None = None
-    override_chat_template: str | None = None  # Jinja in place of the tokenizer's chat template: a file, or its text
+    override_chat_template: UserPath | None = None  # in place of the tokenizer's: a Jinja file, or its text
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)  # its further arguments, e.g. enable_thinking
     shuffle: bool = True  # the order of the rows, anew each epoch
     seed: int = 1  # of that order
@@ -76,3 +79,31 @@ class DataConfig(Section):
     cache_dir: str | None = "~/.cache/r1"  # where the check of 1,000 and more rows is remembered; null: nowhere
     media_memory_gb: NonNegative = 1.0  # on a machine, for decoded media of the training rows; as much for validation
     media_cache_gb: NonNegative = 0.0  # on disk, for decoded and resized media
+
+    def batch_problems(self) -> Iterator[KeyProblem]:
+        """Yield batch sizes that do not divide one another."""
+        mini = self.mini_rollout_batch_size
+        if mini is not None and self.rollout_batch_size % mini:
+            yield (
+                "data.mini_rollout_batch_size",
+                f"must divide data.rollout_batch_size ({self.rollout_batch_size}); "
+                f"{nearest_divisors(self.rollout_batch_size, mini)} would do",
+            )
+        if self.val_batch_size == 0 or self.val_batch_size < -1:
+            yield "data.val_batch_size", "must be at least 1, or -1 for all at once"
+
+    def pixel_problems(self) -> Iterator[KeyProblem]:
+        """Yield ranges of pixels that are empty."""
+        ranges = {"data.": (self.min_pixels, self.max_pixels)}
+        if self.video_min_pixels or self.video_max_pixels:
+            ranges["data.video_"] = self.video_min_pixels or self.min_pixels, self.video_max_pixels or self.max_pixels
+        for key, (least, most) in ranges.items():
+            if least is not None and most is not None and least > most:
+                yield f"{key}min_pixels", f"must be at most {key}max_pixels ({most})"
+
+    def file_problems(self) -> Iterator[KeyProblem]:
+        """Yield templates and folders that are not there."""
+        yield from template_problems("data.format_prompt", self.format_prompt)
+        if not is_template_text(self.override_chat_template):
+            yield from template_problems("data.override_chat_template", self.override_chat_template)
+        yield from folder_problems("data.image_dir", self.image_dir)

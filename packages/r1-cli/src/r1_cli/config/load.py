@@ -9,15 +9,14 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from r1_cli.config.checks import Command, find_problems
-from r1_cli.config.critic import follow_actor
 from r1_cli.config.data import SourceConfig
-from r1_cli.config.errors import ConfigError, Problem
 from r1_cli.config.legacy import translate
 from r1_cli.config.options import shared_key
-from r1_cli.config.provenance import Provenance
+from r1_cli.config.problems import ConfigError, Problem, Provenance
 from r1_cli.config.root import RunConfig
+from r1_cli.config.rules import Command, find_problems
 from r1_cli.config.schema import choices, nearest_key, schema
+from r1_cli.config.section import lookup
 from r1_cli.config.settings import Setting, read_file, read_words
 
 WANTED = {
@@ -36,6 +35,14 @@ BOUNDS = {
     "less_than_equal": "at most",
     "less_than": "less than",
 }
+
+# What a critic has of the actor's where the user says nothing else: the last three belong together.
+BATCH_SIZES = (
+    "global_batch_size",
+    "micro_batch_size_per_device_for_update",
+    "micro_batch_size_per_device_for_experience",
+)
+MODEL = ("model_path", "override_config", "trust_remote_code")
 
 
 def load_config(words: Sequence[str], *, command: Command = "train") -> tuple[RunConfig, Provenance]:
@@ -66,6 +73,20 @@ def load_config(words: Sequence[str], *, command: Command = "train") -> tuple[Ru
     if problems or config is None:
         raise ConfigError(problems)
     return config, provenance
+
+
+def follow_actor(config: RunConfig, provenance: Provenance) -> RunConfig:
+    """Return the configuration with the critic's batches and model resolved; as it is where there is no critic."""
+    if not config.has_critic:
+        return config
+    worker = config.worker
+    sizes = {key: getattr(worker.actor, key) for key in BATCH_SIZES if not provenance.is_set(f"worker.critic.{key}")}
+    model = worker.critic.model
+    if model.model_path is None:
+        own = [key for key in MODEL if not lookup(config, f"worker.critic.model.{key}")]
+        model = model.model_copy(update={key: getattr(worker.actor.model, key) for key in own})
+    critic = worker.critic.model_copy(update={**sizes, "model": model})
+    return config.model_copy(update={"worker": worker.model_copy(update={"critic": critic})})
 
 
 def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, create_model
 
+from r1_cli.config.problems import KeyProblem
 from r1_cli.config.section import Section
 from r1_core import catalogue
 from r1_core.catalogue import Entry, Setting
+from r1_core.settings import fault
 
 # Settings that mean the same wherever they occur have one key for all, null unless set: each owner has a default of its
 # own. The names are EasyR1's where it has them.
@@ -163,3 +165,13 @@ def needs_of(entries: Mapping[str, Entry], name: str) -> tuple[str, ...]:
         return catalogue.own_needs(Path(path), function) or ()
     except (OSError, SyntaxError, ValueError):
         return ()  # said where the file itself is checked
+
+
+def range_problems(section: BaseModel, options: Iterable[Option], name: str) -> Iterator[KeyProblem]:
+    """Yield settings outside the range of the chosen owner `name`; of the others', if none would take them."""
+    for option in options:
+        value = getattr(section, option.leaf)
+        owners = [option.owners[name]] if name in option.owners else option.owners.values()
+        faults = [fault(owner.type, value) for owner in owners]
+        if value is not None and all(faults):
+            yield option.key, str(faults[0])

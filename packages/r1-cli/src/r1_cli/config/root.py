@@ -6,17 +6,32 @@ from functools import reduce
 from operator import getitem
 from typing import Any, Literal
 
+from r1_cli.config.actor import ActorConfig, CriticConfig, RefConfig, sharing_problems
 from r1_cli.config.algorithm import AlgorithmConfig
 from r1_cli.config.data import DataConfig
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of, own_defaults
+from r1_cli.config.problems import ConfigError, KeyRemark, Problem
+from r1_cli.config.reward import RewardConfig
+from r1_cli.config.rollout import RolloutConfig, engine_module
 from r1_cli.config.section import Section
-from r1_cli.config.trainer import TrainerConfig
-from r1_cli.config.worker import WorkerConfig
+from r1_cli.config.trainer import OWN_DEVICES, STALENESS, TrainerConfig
 from r1_core import catalogue
 
 SECRET = re.compile(r"(api_?key|secret|password|passwd|credential|(^|_)token)$", re.IGNORECASE)
 MASK = "***"
 Owner = Literal["actor", "critic"]  # of a model that is trained
+
+
+class WorkerConfig(Section):
+    hybrid_engine: bool = True
+    actor: ActorConfig = ActorConfig()
+    critic: CriticConfig = CriticConfig()
+    ref: RefConfig = RefConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+
+
+REMARKS = (KeyRemark("worker.hybrid_engine", "one process both samples and trains"),)
 
 
 class RunConfig(Section):
@@ -81,13 +96,58 @@ class RunConfig(Section):
         """Whether the actor's devices are wanted by others between its verbs: by engines, or by a critic."""
         return self.colocated or self.has_critic
 
+    @property
+    def reads_media(self) -> bool:
+        """Whether worker processes are wanted and the model, if it is a local folder, has a vision part."""
+        return self.data.filter_overlong_prompts_workers != 1 and self.worker.actor.model.has_vision()
 
-def lookup(config: RunConfig, key: str) -> Any:
-    """Return the value of a dotted key, e.g. `worker.rollout.n`."""
-    value: Any = config
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
+    def why_copied(self, *, on_gpu: bool) -> str | None:
+        """Return why an engine copies the base of the learner's adapter; None if it samples from that very base."""
+        actor, rollout = self.worker.actor, self.worker.rollout
+        kept = actor.fsdp.mp_param_dtype if on_gpu and actor.kept_dtype == "fp32" else actor.kept_dtype
+        sampled = rollout.dtype if on_gpu else "fp32"
+        if engine_module(rollout.engine) is not engine_module("embedded"):
+            return "only the embedded engine samples from the learner's"
+        if self.on_cluster or self.trainer.max_staleness:
+            return "it is in a process of its own"
+        if actor.model.quantization is not None:
+            return f"the learner's is in 4 bits (worker.actor.model.quantization={actor.model.quantization})"
+        if on_gpu and actor.fsdp.enable_cpu_offload:
+            return "the learner's is in the processor's memory (worker.actor.fsdp.enable_cpu_offload=true)"
+        if kept != sampled:
+            return f"it samples in {sampled}, and the learner's is in {kept}"
+        return None
+
+    def shares_base(self, *, on_gpu: bool) -> bool:
+        """Whether an adapter is trained, and engine and learner have one base."""
+        return self.worker.actor.model.lora.used and self.why_copied(on_gpu=on_gpu) is None
+
+
+READ_OF_ATTENTION = ("model_type", "num_attention_heads", "num_key_value_heads", "layer_types", "sliding_window")
+
+
+def require_shareable(config: RunConfig, text: Any, owner: Owner = "actor") -> None:
+    """Refuse ranks that would share what the layers of a model cannot give them.
+
+    Args:
+        text: the Hugging Face configuration of the text part of the owner's model.
+
+    Raises:
+        ConfigError: names the sizes that would do.
+    """
+    size = config.sequence_ranks(owner)
+    if size > 1:
+        read = {name: getattr(text, name, None) for name in READ_OF_ATTENTION}
+        found = sharing_problems(read, size, config.trainer.n_gpus_per_node)
+        problems = [Problem(f"worker.{owner}.ulysses_size", message, str(size)) for message in found]
+        if problems:
+            raise ConfigError(problems)
+
+
+def require_own_devices(config: RunConfig) -> None:
+    """Raise ConfigError if several devices are to learn while engines on the same ones sample ahead."""
+    if config.trainer.max_staleness and config.on_cluster and config.colocated:
+        raise ConfigError([Problem(STALENESS, OWN_DEVICES, str(config.trainer.max_staleness))])
 
 
 def own_values(config: RunConfig) -> Iterator[tuple[str, Any]]:

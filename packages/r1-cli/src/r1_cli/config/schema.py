@@ -40,26 +40,12 @@ def _takes_text(annotation: Any) -> bool:
     return annotation is str
 
 
-# What other trainers call a key of ours, by its last word.
-ELSEWHERE = {
-    "learning_rate": "lr",
-    "num_generations": "n",
-    "max_completion_length": "max_response_length",
-    "model_name_or_path": "model_path",
-    "num_train_epochs": "total_epochs",
-    "epsilon": "clip_ratio_low",
-    "epsilon_high": "clip_ratio_high",
-    "beta": "kl_coef",
-    "warmup_ratio": "lr_warmup_ratio",
-    "warmup_steps": "lr_warmup_steps",
-    "save_steps": "save_freq",
-    "eval_steps": "val_freq",
-}
-
-
 @cache
 def schema() -> Schema:
-    """Return the flat view of `RunConfig`."""
+    """Return the flat view of `RunConfig`.
+
+    `RunConfig.model_json_schema()` is not used: its `$ref`s and `anyOf`s take a longer walk than the fields themselves.
+    """
     entries = list(_walk(RunConfig, ""))
     return Schema(
         values={key: field for key, field, kind in entries if kind == "value"},
@@ -85,7 +71,7 @@ def choices(annotation: Any) -> list[str]:
     return [word for part in get_args(annotation) for word in choices(part)]
 
 
-OTHER_WORDS = {  # what other frameworks call a key here
+OTHER_WORDS = {  # what other trainers call a key, by its last word
     "learning_rate": "lr",
     "num_generations": "n",
     "max_completion_length": "max_response_length",
@@ -93,7 +79,13 @@ OTHER_WORDS = {  # what other frameworks call a key here
     "train_batch_size": "rollout_batch_size",
     "model_name_or_path": "model_path",
     "num_train_epochs": "total_epochs",
+    "epsilon": "clip_ratio_low",
+    "epsilon_high": "clip_ratio_high",
     "beta": "kl_coef",
+    "warmup_ratio": "lr_warmup_ratio",
+    "warmup_steps": "lr_warmup_steps",
+    "save_steps": "save_freq",
+    "eval_steps": "val_freq",
 }
 
 
@@ -110,7 +102,7 @@ def nearest_key(key: str) -> str | None:
 def _likeness(typed: str, known: str) -> float:
     word, path = typed.rpartition(".")[2], typed.rpartition(".")[0]
     known_word, known_path = known.rpartition(".")[2], known.rpartition(".")[0]
-    same_word = 1.0 if ELSEWHERE.get(word) == known_word else SequenceMatcher(None, word, known_word).ratio()
+    same_word = SequenceMatcher(None, word, known_word).ratio()
     critic = 0.05 if "critic" in known and "critic" not in typed else 0.0
     if not path:
         return same_word - critic

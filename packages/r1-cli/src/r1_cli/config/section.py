@@ -1,11 +1,14 @@
 """What every section of the configuration shares: closed, frozen and strict about types."""
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+HOME = re.compile(r"(?:^|(?<=@))~(?=/|$)")
 PRECISION_NAMES = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 
 
@@ -13,6 +16,14 @@ class Section(BaseModel):
     """One section. Unknown keys, and values of another type (`"5"` for 5, `true` for 1), are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False)
+
+
+def lookup(section: Section, key: str) -> Any:
+    """Return the value of a dotted key, e.g. `worker.rollout.n` of a `RunConfig`."""
+    value: Any = section
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
 
 
 def _short_precision(value: Any) -> Any:
@@ -43,7 +54,9 @@ NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 AUTO_SIZE = "auto"
 SizeOrAuto = Count | Literal["auto"]  # found by a rehearsal at start
-Files = str | list[str]
+# `~/` is the user's home folder, at the beginning and behind the `@` of `json@~/rows`.
+UserPath = Annotated[str, AfterValidator(lambda value: HOME.sub(str(Path.home()), value))]
+Files = UserPath | list[UserPath]
 # A user's own function in place of a named choice.
-FileFunction = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_]\w*$")]
+FileFunction = Annotated[UserPath, Field(pattern=r"^.+\.py:[A-Za-z_]\w*$")]
 OneOrMore = BeforeValidator(_as_list)

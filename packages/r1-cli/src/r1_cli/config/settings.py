@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from r1_cli.config.errors import ConfigError, Problem
+from r1_cli.config.problems import ConfigError, Problem
 from r1_data.tables.files import kind_of
 
 COMMAND_LINE = "command line"

@@ -1,13 +1,16 @@
 """The sources of a run as one list, whether the configuration names files or sections, and how many rows each has."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from r1_cli.config.data import DataConfig, SourceConfig
+from r1_cli.config.files import folder_problems, reward_problems, template_problems
+from r1_cli.config.problems import KeyProblem, KeyRemark
 from r1_data.tables.names import answers_per_prompt, name_source
+from r1_data.types import DataError
 
 COLUMNS = {"prompt_key", "answer_key"}  # who sets one of them wants no detection
 
@@ -35,6 +38,27 @@ class Source:
     def label(self) -> str:
         """How messages name it."""
         return f"{self.key}={self.files[0] if len(self.files) == 1 else list(self.files)}"
+
+    @property
+    def reward(self) -> tuple[str | None, dict[str, Any]]:
+        return self.reward_function, self.reward_function_kwargs
+
+    def file_problems(self, data: DataConfig) -> Iterator[KeyProblem]:
+        """Check the files of this source alone. A problem has the key that exists, its message names the entry."""
+        key = self.key.partition("[")[0]
+        where = "" if self.key == key else f"{self.key.removeprefix(key)}: "
+        yield from ((key, where + message) for _, message in self._own_problems(key, data))
+
+    def _own_problems(self, key: str, data: DataConfig) -> Iterator[KeyProblem]:
+        try:
+            count_rows([self])
+        except DataError as error:
+            yield key, str(error)
+        if self.format_prompt != data.format_prompt:
+            yield from template_problems(key, self.format_prompt)
+        if self.image_dir != data.image_dir:
+            yield from folder_problems(key, self.image_dir)
+        yield from reward_problems((key, key), *self.reward)
 
 
 def training_sources(data: DataConfig) -> list[Source]:
@@ -116,3 +140,59 @@ def _names_columns(data: DataConfig) -> bool:
 def _own(section: SourceConfig, data: DataConfig, name: str) -> Any:
     """What the source says, null included; else what all of `data` says."""
     return getattr(section if name in section.model_fields_set else data, name)
+
+
+def row_problems(data: DataConfig, command: str) -> Iterator[KeyProblem]:
+    """Yield the rows that a command needs and that are not named; `command` is `train`, `eval` or `data`."""
+    if not rows_of(data, command):
+        key = "data.val_files" if command == "eval" else "data.train_files"
+        yield key, "is missing: name a hub dataset (name@split), a folder or a .json, .jsonl, .parquet or .csv file"
+
+
+def rows_of(data: DataConfig, command: str) -> list[Source]:
+    """Return the sources of which a command needs one at least."""
+    train, validation = training_sources(data), validation_sources(data)
+    return validation if command == "eval" else train if command == "train" else train + validation
+
+
+def source_reward_problems(data: DataConfig, command: str) -> Iterator[KeyProblem]:
+    """Yield a missing reward; called where the run has none of its own."""
+    train, validation = training_sources(data), validation_sources(data)
+    scored = validation if command == "eval" else train + validation
+    named = {source.name for source in scored if source.reward_function}
+    if not (scored and all(source.name in named for source in scored)):
+        yield "worker.reward.reward_function", "is missing: name math, r1v, gsm8k or ./file.py:function"
+
+
+def source_problems(data: DataConfig) -> Iterator[KeyProblem]:
+    """Yield lists of sources whose entries do not fit one another."""
+    for sections, files in (("sources", "train_files"), ("val_sources", "val_files")):
+        if getattr(data, sections) is not None and getattr(data, files) is not None:
+            yield f"data.{sections}", f"stands in place of data.{files}; set one of them"
+    if data.train_probs is not None:
+        entries = len(data.train_files) if isinstance(data.train_files, list) else int(data.train_files is not None)
+        if len(data.train_probs) != entries:
+            yield "data.train_probs", f"must have one number for each of the {entries} entries of data.train_files"
+        elif abs(sum(data.train_probs) - 1) > 1e-6:
+            yield "data.train_probs", f"must add up to 1, not to {sum(data.train_probs):g}"
+    weights = [source.weight for source in training_sources(data)]
+    if None in weights and any(weights):
+        yield "data.sources", "must all have a weight, or none of them"
+    for key, named in (("sources", training_sources(data)), ("val_sources", validation_sources(data))):
+        if any(not source.files for source in named):
+            yield f"data.{key}", "has a source whose files are an empty list"
+        if len({source.name for source in named}) < len(named):
+            yield f"data.{key}", "has two sources of one name"
+    own = {source.name: source.reward for source in training_sources(data) if source.reward_function}
+    for source in validation_sources(data):
+        if source.reward_function and own.get(source.name, source.reward) != source.reward:
+            yield "data.val_sources", f"has a source {source.name!r} with another reward than in training; rename it"
+
+
+REMARKS = (
+    KeyRemark(
+        "data.stopping_strategy",
+        "no source has a weight",
+        lambda v, c: not any(source.weight for source in training_sources(c.data)),
+    ),
+)

@@ -1,12 +1,17 @@
 """Configuration section `trainer`: how long, where, how often, and who is told."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated
 
 from pydantic import Field
 
-from r1_cli.config.section import AtLeastMinusOne, Count, OneOrMore, Positive, Section, one_of
+from r1_cli.config.files import where_or_near
+from r1_cli.config.problems import KeyProblem, KeyRemark, Provenance
+from r1_cli.config.rollout import RolloutConfig, engine_module
+from r1_cli.config.section import AtLeastMinusOne, Count, OneOrMore, Positive, Section, UserPath, one_of
 
 # The console, the run's own files, and a service for each module in `track/loggers/`.
 LOGGERS = (
@@ -45,13 +50,13 @@ class TrainerConfig(Section):
     save_freq: AtLeastMinusOne = 5
     save_limit: AtLeastMinusOne = 3  # newest checkpoints kept; -1 or 0: all
     save_model_only: bool = False  # without the optimizer's states
-    save_checkpoint_path: str | None = None  # null: checkpoints/PROJECT/EXPERIMENT
-    load_checkpoint_path: str | None = None  # a global_step_N to go on from
+    save_checkpoint_path: UserPath | None = None  # null: checkpoints/PROJECT/EXPERIMENT
+    load_checkpoint_path: UserPath | None = None  # a global_step_N to go on from
     find_last_checkpoint: bool = True  # the same command, run again, resumes
     collective_timeout: Positive = 1800.0  # seconds that a rank waits for the others, with several devices
     max_staleness: Annotated[int, Field(ge=0)] = 0  # steps by which sampling runs ahead of learning; 0: they take turns
     timeline: Annotated[int, Field(ge=0)] = 0  # first steps of which RUN/timeline.json shows what was done when
-    ray_timeline: str | None = None  # a file for what ranks did when, with several devices
+    ray_timeline: UserPath | None = None  # a file for what ranks did when, with several devices
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -60,3 +65,61 @@ class TrainerConfig(Section):
     @property
     def devices(self) -> int:
         return self.nnodes * self.n_gpus_per_node
+
+    def file_problems(self, *, saves: bool) -> Iterator[KeyProblem]:
+        """Check the folders of checkpoints; nothing is created."""
+        resumed = self.load_checkpoint_path
+        if resumed and not Path(resumed).is_dir():
+            yield "trainer.load_checkpoint_path", f"no such folder{where_or_near(resumed)}"
+        if not saves:
+            return
+        folder, key = self.checkpoint_folder, "trainer.save_checkpoint_path"
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            yield key, f"{folder} cannot be made: {there} is a file"
+        elif not os.access(there, os.W_OK | os.X_OK):
+            yield key, f"{folder} cannot be written: you may not write to {there}"
+
+    def problems(self, *, validates: bool) -> Iterator[KeyProblem]:
+        """Yield settings that ask for what there is not; `validates`: there are rows to validate on."""
+        if self.val_only and not validates:
+            yield "trainer.val_only", "needs data.val_files"
+        if self.max_try_make_batch == 0 or self.max_try_make_batch < -1:
+            yield "trainer.max_try_make_batch", "must be at least 1, or -1 for no limit"
+
+    def staleness_problems(
+        self, rollout: RolloutConfig, provenance: Provenance, *, colocated: bool
+    ) -> Iterator[KeyProblem]:
+        """Yield what forbids to sample ahead of the learner, as far as it is known before there is a machine."""
+        if not self.max_staleness or not colocated:
+            return
+        # Where there are no GPUs, several devices are only meant if they are asked for.
+        several = self.devices > 1 and provenance.is_set("trainer.n_gpus_per_node")
+        if several or self.nnodes > 1:
+            yield STALENESS, OWN_DEVICES
+        elif engine_module(rollout.engine) is not engine_module("embedded"):
+            own = "worker.rollout.name=embedded, which gets a process of its own, worker.rollout.servers, or engines"
+            yield (
+                STALENESS,
+                f"needs an engine beside the learner: {own} with devices of their own (worker.rollout.engines)",
+            )
+
+
+STALENESS = "trainer.max_staleness"
+OWN_DEVICES = (
+    "needs engines on devices of their own where several learn: set worker.rollout.engines.nnodes and "
+    "worker.rollout.engines.n_gpus_per_node, or worker.rollout.servers; or set 0"
+)
+REMARKS = (
+    KeyRemark("trainer.ray_timeline", "one device, no Ray", lambda v, c: not c.on_cluster),
+    KeyRemark("trainer.collective_timeout", "one device, nobody to wait for", lambda v, c: c.trainer.devices == 1),
+    KeyRemark("trainer.critic_warmup", "the estimator needs no critic", lambda v, c: not c.has_critic),
+    KeyRemark("trainer.save_freq", "as -1, no checkpoint is written", lambda v, c: v == 0, only_if_set=True),
+    KeyRemark("trainer.val_freq", "as -1, nothing is validated between steps", lambda v, c: v == 0, only_if_set=True),
+    KeyRemark(
+        "trainer.critic_warmup",
+        "the actor is never updated",
+        lambda v, c: c.has_critic and c.trainer.max_steps is not None and v >= c.trainer.max_steps,
+        only_if_set=True,
+    ),
+)

@@ -15,8 +15,8 @@ from r1_cli.build.rendering import build_renderer, open_rendering
 from r1_cli.build.rows import open_sources
 from r1_cli.build.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.model import LoraConfig
 from r1_cli.config.sources import validation_sources
-from r1_cli.config.worker import LoraConfig
 from r1_cli.hardware import find_hardware
 from r1_cli.models.files import open_model
 from r1_cli.plan.announce import show_table

@@ -19,9 +19,8 @@ from r1_cli.cluster.engines import EngineSet
 from r1_cli.cluster.own_process import OwnProcess
 from r1_cli.cluster.placement import EngineSeat, share_threads
 from r1_cli.config import RunConfig
-from r1_cli.config.base import why_copied
-from r1_cli.config.engines import engine_module
-from r1_cli.config.staleness import require_own_devices
+from r1_cli.config.rollout import engine_module
+from r1_cli.config.root import require_own_devices
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles, open_model
 from r1_cli.models.shared import share_weights
@@ -115,7 +114,7 @@ def open_engine(
         ModelError: an engine cannot run this kind of model.
     """
     if config.worker.actor.model.lora.used:
-        log.info("the engine has a copy of the base of its own: %s", why_copied(config, on_gpu=hardware.on_gpu))
+        log.info("the engine has a copy of the base of its own: %s", config.why_copied(on_gpu=hardware.on_gpu))
     if engines is None:
         return build_engine(config, hardware, model, lambda: load_engine_weights(config, hardware, model), stack)
     rollout = config.worker.rollout
@@ -130,7 +129,7 @@ def open_engine(
 def open_engine_upon(
     learner: Any, config: RunConfig, hardware: Hardware, model: ModelFiles, stack: ExitStack
 ) -> Generator:
-    """Make what samples from the very base that the learner's adapter stands on (see `config.base`).
+    """Make what samples from the very base that the learner's adapter stands on (see `RunConfig.why_copied`).
 
     Args:
         learner: of this process, whose weights are on the device and stay.

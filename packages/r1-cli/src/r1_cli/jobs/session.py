@@ -28,8 +28,7 @@ from r1_cli.checkpoint.rows import record_rows
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import StopRequest
 from r1_cli.config import Provenance, RunConfig, printable
-from r1_cli.config.base import shares_base
-from r1_cli.config.sequences import require_shareable
+from r1_cli.config.root import require_shareable
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.hardware import find_card, find_hardware
 from r1_cli.jobs.learning import open_seats, prepare_learner, seated_hardware, settle_devices, start_ranks
@@ -177,7 +176,7 @@ class Session:
         """
         model, hardware, seats = devices.model, devices.hardware, devices.seats
         load_learner = prepare_learner(config, hardware, model, schedule, seats.ranks, devices.ranks, self.stack)
-        if shares_base(config, on_gpu=hardware.on_gpu):
+        if config.shares_base(on_gpu=hardware.on_gpu):
             learner, critic = load_learner()
             return Models(learner, critic, open_engine_upon(learner, config, hardware, model, self.stack))
         # Before the learner's weights are on the devices: vLLM claims a share of what is free.

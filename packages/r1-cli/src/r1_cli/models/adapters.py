@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from r1_cli.config.worker import LoraConfig
+from r1_cli.config.model import LoraConfig
 from r1_core.learner.optim import matching, nearest
 from r1_core.learner.parallel import like
 from r1_rollout.lora import Adapter

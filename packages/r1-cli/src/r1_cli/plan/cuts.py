@@ -1,8 +1,8 @@
 """How many micro-batches a device computes, and of how many tokens, where answers share their prompts or do not."""
 
 from r1_cli.config import RunConfig
+from r1_cli.config.actor import UpdateConfig
 from r1_cli.config.root import Owner
-from r1_cli.config.worker import UpdateConfig
 
 
 def count_tokens(config: RunConfig, prompts: int, owner: Owner = "actor") -> int:

@@ -7,7 +7,6 @@ from math import prod
 from pathlib import Path
 
 from r1_cli.config import RunConfig
-from r1_cli.config.base import shares_base
 from r1_cli.plan.trained import count_trained
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -70,7 +69,7 @@ def estimate(config: RunConfig) -> Memory | None:
     has_reference = not config.algorithm.disable_kl and not lora.used  # which is the base under an adapter
     weights = int(parameters * in_base) + factors if lora.used else parameters * kept
     # An engine that samples from the learner's own base has copies of the factors only.
-    sampled = trained if shares_base(config, on_gpu=True) else parameters
+    sampled = trained if config.shares_base(on_gpu=True) else parameters
     sampling = sampled * BYTES[rollout.dtype] // (rollout.engine_size if config.on_cluster else 1)
     return Memory(
         parameters=parameters,

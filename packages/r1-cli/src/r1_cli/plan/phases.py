@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from r1_cli.config import RunConfig
-from r1_cli.config.base import shares_base
-from r1_cli.config.engines import engine_module
+from r1_cli.config.actor import UpdateConfig
+from r1_cli.config.rollout import engine_module
 from r1_cli.config.root import Owner
-from r1_cli.config.worker import UpdateConfig
 from r1_cli.plan.activations import (
     Tower,
     activation_bytes,
@@ -74,7 +73,7 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, o
     visits = ref.fsdp.enable_cpu_offload or ref.offload.offload_params
     reference = {"reference": 0 if ref.fsdp.enable_cpu_offload else memory.reference}
     stays = {} if visits else reference
-    leaves = config.shares_devices and actor.offload.offload_params and not shares_base(config, on_gpu=True)
+    leaves = config.shares_devices and actor.offload.offload_params and not config.shares_base(on_gpu=True)
     at_rest = stays | ({} if leaves else weights)
     at_rest |= {} if config.shares_devices and actor.offload.offload_optimizer else states
     sleeps = engine_module(rollout.engine) is not engine_module("embedded")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from r1_cli.config.worker import LoraConfig, ModelConfig
+from r1_cli.config.model import LoraConfig, ModelConfig
 
 Shapes = Mapping[str, tuple[int, ...]]  # by name of a tensor
 # Tables that look like a linear layer's weight and are none, and the head, which all-linear leaves out.

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from r1_cli.config.worker import TOKEN_VARIABLE
+from r1_cli.config.rollout import TOKEN_VARIABLE
 from r1_cli.build.engines import EngineSetup
 from r1_cli.build.engines.vllm import vllm_options
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from r1_cli.config import RunConfig
-from r1_cli.config.engines import AUTO
+from r1_cli.config.rollout import AUTO
 from r1_cli.plan.estimate.cards import Cards
 from r1_cli.plan.estimate.times import TO_HOST, Assumptions, find_times
 from r1_cli.plan.memory import Memory, estimate

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from r1_cli.config import RunConfig
-from r1_cli.config.worker import ModelConfig
+from r1_cli.config.model import ModelConfig
 from r1_cli.plan.memory import read_shapes
 from r1_cli.plan.phases import with_value
 

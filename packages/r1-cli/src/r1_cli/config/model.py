@@ -1,0 +1,82 @@
+"""Configuration section `worker.*.model`: a model, an adapter of it, and what is trained."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from r1_cli.config.files import names_folder, where_or_near
+from r1_cli.config.problems import KeyProblem
+from r1_cli.config.section import Count, Section, UserPath
+
+
+class LoraConfig(Section):
+    """A low-rank adapter that is trained in place of the weights (arXiv 2106.09685)."""
+
+    rank: Annotated[int, Field(ge=0)] = 0  # 0: train all weights
+    alpha: Count = 64  # the factors' product weighs alpha / rank
+    target_modules: str | list[str] = "all-linear"  # ends of modules' names, or a pattern of whole names
+    exclude_modules: str | list[str] | None = ".*visual.*"
+    path: UserPath | None = None  # an adapter to start from, whose rank, alpha and modules it keeps
+
+    @property
+    def used(self) -> bool:
+        """Whether an adapter is trained."""
+        return bool(self.rank or self.path)
+
+
+class ModelConfig(Section):
+    model_path: UserPath | None = None  # a Hugging Face folder or hub name
+    tokenizer_path: UserPath | None = None  # null: the model's own
+    override_config: dict[str, Any] = Field(default_factory=dict)  # entries of the model's config.json
+    enable_gradient_checkpointing: bool = True  # compute activations again going backward: less memory, more time
+    enable_activation_offload: bool = False  # checkpointed layers' inputs wait in the processor's memory
+    trust_remote_code: bool = False
+    freeze_vision_tower: bool = False  # train the rest only
+    quantization: Literal["nf4"] | None = None  # keep the base under an adapter in 4 bits, on one device
+    freeze: list[str] = Field(default_factory=list)  # patterns of whole names of parameters that are not trained
+    lora: LoraConfig = LoraConfig()
+
+    def file_problems(self, key: str) -> Iterator[KeyProblem]:
+        """Yield the folders that are not there; names of the hub are not looked up."""
+        for name, path in (("model_path", self.model_path), ("tokenizer_path", self.tokenizer_path)):
+            if path and names_folder(path) and not Path(path).is_dir():
+                yield f"{key}.{name}", f"no such folder{where_or_near(path)}"
+
+    def position_problems(self, key: str, max_response_length: int) -> Iterator[KeyProblem]:
+        """Check a local model's `config.json`: that it can be read, and that a response fits the model's positions."""
+        folder = Path(self.model_path or "")
+        if not self.model_path or not folder.is_dir():
+            return
+        try:
+            found = self.read_config()
+        except FileNotFoundError:
+            hint = " (a checkpoint's model is in its folder actor)" if (folder / "actor").is_dir() else ""
+            yield f"{key}.model_path", f"the folder has no config.json{hint}"
+            return
+        except (OSError, ValueError, TypeError) as error:
+            yield f"{key}.model_path", f"its config.json cannot be read ({error})"
+            return
+        text = found.get("text_config") or {}
+        positions = found.get("max_position_embeddings", text.get("max_position_embeddings"))
+        scaled = _scales_positions(found) or _scales_positions(text)
+        if isinstance(positions, int) and not scaled and max_response_length >= positions:
+            yield "data.max_response_length", f"has no room: the model has {positions} positions, the prompt's included"
+
+    def read_config(self) -> dict[str, Any]:
+        """Return a local model's `config.json` with `override_config`. Raises OSError, ValueError or TypeError."""
+        text = (Path(self.model_path or "") / "config.json").read_text("utf-8")
+        found: dict[str, Any] = json.loads(text) | self.override_config
+        return found
+
+    def has_vision(self) -> bool:
+        """Whether it is a local folder of a model with a vision part."""
+        file = Path(self.model_path or "") / "config.json"
+        return file.is_file() and "vision_config" in json.loads(file.read_text("utf-8"))
+
+
+def _scales_positions(part: Mapping[str, Any]) -> bool:
+    rope = part.get("rope_scaling") or part.get("rope_parameters") or {}
+    return rope.get("rope_type", rope.get("type", "default")) not in ("default", "mrope")

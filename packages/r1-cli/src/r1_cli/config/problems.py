@@ -1,0 +1,66 @@
+"""Problems of a configuration, remarks on its keys, and where each value came from."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+KeyProblem = tuple[str, str]  # a key, and what is wrong with its value
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to correct. `origin` is `file:line`, `command line` or `default`."""
+
+    key: str
+    message: str
+    value: str | None = None  # as it was written; None: no value belongs to it
+    origin: str = ""
+
+    def __str__(self) -> str:
+        found = self.key if self.value is None else f"{self.key}={self.value}"
+        return f"{found} ({self.origin}): {self.message}" if self.origin else f"{found}: {self.message}"
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message lists every problem found."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = tuple(problems)
+        count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__(f"{count} in the configuration\n" + "\n".join(f"  - {problem}" for problem in problems))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRemark:
+    """Why a key, or every key of a section, does nothing or cannot be used in some configurations."""
+
+    key: str
+    reason: str
+    applies: Callable[[Any, Any], bool] | None = None  # to the key's value in a RunConfig; None: to every one
+    only_if_set: bool = False  # by the user; else where the value differs from the default
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """The source of a run's settings.
+
+    Example: `Provenance(Path("config.yaml"), ("trainer.max_steps=3",), {"trainer.max_steps": "command line"}, ())`
+    """
+
+    file: Path | None = None
+    overrides: tuple[str, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)  # key -> `file:line` or `command line`; no defaults
+    notices: tuple[str, ...] = ()  # one line each, to be shown once
+
+    def is_set(self, key: str) -> bool:
+        """Whether the user gave this key, or a key of this section, instead of leaving the default."""
+        return any(name == key or name.startswith(f"{key}.") for name in self.origins)
+
+
+def nearest_divisors(total: int, number: int) -> str:
+    """Return the divisors of `total` next to `number`, as text."""
+    divisors = [d for d in range(1, total + 1) if total % d == 0]
+    below = [d for d in divisors if d < number][-1:]
+    above = [d for d in divisors if d > number][:1]
+    return " or ".join(map(str, below + above))

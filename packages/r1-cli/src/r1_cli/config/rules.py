@@ -1,0 +1,101 @@
+"""All rules that the fields' types cannot express, in the order in which their problems are reported.
+
+Each rule stands beside its field, in the module of the field's section.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from r1_cli.config.actor import UpdateConfig
+from r1_cli.config.files import function_problems
+from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, range_problems
+from r1_cli.config.problems import KeyProblem, Problem, Provenance
+from r1_cli.config.root import RunConfig, masked, masked_keys
+from r1_cli.config.section import lookup
+from r1_cli.config.sources import (
+    row_problems,
+    source_problems,
+    source_reward_problems,
+    training_sources,
+    validation_sources,
+)
+
+Command = Literal["train", "eval", "data"]
+
+
+def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:
+    """Return everything that would stop the run later, found without loading anything."""
+    found = [*_input_problems(config, command)]
+    if command == "train":
+        found += _training_problems(config, provenance)
+    secrets = _secrets(config) if command != "data" else []
+    return [_problem(config, provenance, key, message) for key, message in found] + [*secrets]
+
+
+def _input_problems(config: RunConfig, command: Command) -> Iterator[KeyProblem]:
+    """Yield the problems of what every command reads."""
+    data, model, reward, rollout = config.data, config.worker.actor.model, config.worker.reward, config.worker.rollout
+    yield from row_problems(data, command)
+    if not model.model_path:
+        yield "worker.actor.model.model_path", "is missing: name a Hugging Face folder or hub model"
+    if command != "data" and not reward.reward_function:
+        yield from source_reward_problems(data, command)
+    yield from source_problems(data)
+    yield from rollout.sampling_problems(data.max_response_length)
+    yield from rollout.server_problems(need_token=command != "data")
+    yield from data.pixel_problems()
+    yield from data.file_problems()
+    for source in [*([] if command == "eval" else training_sources(data)), *validation_sources(data)]:
+        yield from source.file_problems(data)
+    yield from model.file_problems("worker.actor.model")
+    yield from config.trainer.file_problems(saves=command == "train")
+    yield from model.position_problems("worker.actor.model", data.max_response_length)
+    yield from reward.file_problems()
+    yield from function_problems("algorithm.adv_estimator", config.algorithm.adv_estimator)
+    yield from function_problems("worker.actor.loss_type", config.worker.actor.loss_type)
+
+
+def _training_problems(config: RunConfig, provenance: Provenance) -> Iterator[KeyProblem]:
+    data, algorithm, trainer = config.data, config.algorithm, config.trainer
+    actor, critic, rollout = config.worker.actor, config.worker.critic, config.worker.rollout
+    prompts, n = data.rollout_batch_size, rollout.n
+    yield from data.batch_problems()
+    yield from actor.batch_problems("worker.actor", prompts, n, config.data_ranks())
+    if config.has_critic:  # what it has of the actor is reported for the actor
+        found = critic.batch_problems("worker.critic", prompts, n, config.data_ranks("critic"))
+        yield from (problem for problem in found if provenance.is_set(problem[0]))
+    trained: dict[str, UpdateConfig] = {"actor": actor, "critic": critic}
+    for owner, section in trained.items():
+        if owner == "actor" or config.has_critic:
+            yield from section.sequence_problems(f"worker.{owner}", trainer.n_gpus_per_node)
+    yield from actor.fsdp.problems("worker.actor.fsdp", trainer.devices)
+    yield from rollout.device_problems(trainer.n_gpus_per_node, provenance, on_cluster=config.on_cluster)
+    yield from rollout.length_problems(data.max_prompt_length + data.max_response_length)
+    yield from algorithm.clip_problems()
+    yield from rollout.training_problems()
+    yield from algorithm.problems(samples=prompts * n)
+    yield from actor.loss_problems()
+    yield from algorithm.need_problems(n, actor.loss_type)
+    yield from range_problems(algorithm, ESTIMATOR_OPTIONS, algorithm.adv_estimator)
+    yield from range_problems(actor, LOSS_OPTIONS, actor.loss_type)
+    yield from algorithm.filter_problems(n)
+    yield from algorithm.rollout_correction.problems()
+    yield from config.worker.reward.overlong_buffer.problems(data.max_response_length)
+    for owner, section in trained.items():
+        yield from section.optim.problems(f"worker.{owner}", section.kept_dtype)
+    yield from actor.adapter_problems(samples_from_base=rollout.name != "vllm" and not rollout.servers.used)
+    yield from trainer.problems(validates=bool(validation_sources(data)))
+    yield from trainer.staleness_problems(rollout, provenance, colocated=config.colocated)
+
+
+def _problem(config: RunConfig, provenance: Provenance, key: str, message: str) -> Problem:
+    value = masked(lookup(config, key))
+    if value is None or key.endswith("sources"):  # sections, whose message names the entry
+        return Problem(key, message)
+    return Problem(key, message, str(value), provenance.origins.get(key, "default"))
+
+
+def _secrets(config: RunConfig) -> Iterator[Problem]:
+    for key in masked_keys(config):
+        again = "name a configuration file that has it, as config=FILE" if "[" in key else f"give it again, as +{key}=…"
+        yield Problem(key, f"a secret, which is masked in what a run saves of its configuration: {again}")
