@@ -41,8 +41,9 @@ from r1_cli.checkpoint.stop import StopRequest
 from r1_cli.cluster.batch import to_columns
 from r1_cli.cluster.engine import EngineFacts
 from r1_cli.cluster.engines import EngineSet
-from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.media import MediaHost
+from r1_cli.cluster.rank import NewFields
+from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.config import load_config
 from r1_cli.models.files import open_model
 from r1_cli.runs.track import RunInfo, Tracker
@@ -96,17 +97,18 @@ class Ranks(Store):
         super().__init__()
         self.response, self.found = response, np.full(sequences * response, -0.5, np.float32)
 
-    def ask(self, verb: str, *args: Any) -> Any:
-        if verb == "add_logprobs":
-            rows, _, needs = args
-            return {name: self.found[: len(rows) * self.response] for name in needs}
-        return {"forward_backward": {"pg_loss": 0.0}, "optim_step": {"grad_norm": 0.0, "lr": 0.0}}.get(verb)
+    def ask(self, verb: str, *args: Any, label: str = "") -> Any:
+        if label == "policy.add_logprobs":
+            _, _, (rows, _), arguments, *_ = args
+            return NewFields({name: self.found[: len(rows) * self.response] for name in arguments["needs"]})
+        metrics = {"policy.forward_backward": {"pg_loss": 0.0}, "policy.optim_step": {"grad_norm": 0.0, "lr": 0.0}}
+        return metrics.get(label)
 
     @property
     def putter(self) -> Any:
         return self.put
 
-    def ask_all(self, verb: str, *args: Any) -> list[Any]:
+    def ask_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
         return [LearnerInfo(1, 6.0, "cpu", None, None)] * 8
 
     def close(self) -> None: ...
@@ -164,7 +166,7 @@ def make_run(engine: Engine, ranks: Ranks, folder: Path) -> loop.Run:
     )  # fmt: skip
     needs = frozenset({"old_logprobs", "ref_logprobs"})
     return loop.Run(
-        learner=RankedLearner(ranks),
+        learner=RankedPolicy(RankClient(ranks)),
         engine=engine,
         collector=engine,
         update=Update(Estimate(GRPO()), Objective(kl_penalty="low_var_kl"), needs),

@@ -2,7 +2,7 @@
 
 uv run python benchmarks/ranks.py [--rounds 8]
 
-Two ranks of a 30-million-parameter model on processors, in actors that `RankedLearner` asks, beside two plain processes
+Two ranks of a 30-million-parameter model on processors, in actors that `RankedPolicy` asks, beside two plain processes
 that call the same verbs of the same learners, with gloo and FSDP2 on both sides and a thread for each rank. A step is
 old log-probs, reference log-probs, a gradient and an update of 8 sequences of 64 tokens. Steps of the two alternate,
 and the best of each side counts: where the machine has other work, that is what both had when it had least. Then a verb
@@ -28,9 +28,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_cli.cluster.actors import Actors, Place
 from r1_cli.cluster.connect import open_cluster
-from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.placement import seat_ranks
 from r1_cli.cluster.rank import Rank
+from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.config import load_config
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
@@ -165,7 +165,7 @@ def time_steps(rounds: int, folder: Path) -> dict[str, float]:
     with actors(2, folder) as (ranks, seats):
         ranks.make(Rank, [(build, seat.rank, len(seats)) for seat in seats])
         ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
-        learner = RankedLearner(ranks)
+        learner = RankedPolicy(RankClient(ranks))
         with plain_ranks() as pipes:
             pairs = [(take_step(learner), take_plain_step(pipes)) for _ in range(rounds + 1)][1:]
     asked, plain = (min(times) for times in zip(*pairs, strict=True))

@@ -49,7 +49,7 @@ class Together:
     def make(self, maker: Callable[..., Any], each: list[tuple[Any, ...]]) -> None:
         self.rank = maker(*each[dist.get_rank()])
 
-    def ask(self, verb: str, *args: Any) -> Any:
+    def ask(self, verb: str, *args: Any, label: str = "") -> Any:
         return self.ask_all(verb, *args)[0]
 
     def ask_first(self, verb: str, *args: Any) -> Any:
@@ -59,13 +59,19 @@ class Together:
         """Whom to ask: checkpoints are written by a thread, whose asking must not meet that of the next step."""
         return None if threading.current_thread() is threading.main_thread() else self.beside
 
-    def ask_all(self, verb: str, *args: Any) -> list[Any]:
+    def ask_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
         # They write one checkpoint together, where the first driver wants it; each driver goes on in its own folder.
-        for one in args:
-            if isinstance(one, Path):
-                one.mkdir(parents=True, exist_ok=True)
         group = self.group()
-        args = tuple(of_first(one, group) if isinstance(one, Path) else one for one in args)
+
+        def shared(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: shared(one) for name, one in value.items()}
+            if not isinstance(value, Path):
+                return value
+            value.mkdir(parents=True, exist_ok=True)
+            return of_first(value, group)
+
+        args = tuple(map(shared, args))
         answers: list[Any] = [None] * dist.get_world_size()
         if verb == "join":
             dist.destroy_process_group()  # the ranks make their own

@@ -16,9 +16,9 @@ from core_models import IMAGE_TOKEN, in_float64, picture_samples, qwen2, qwen25_
 from torch import Tensor
 
 from r1_cli.build.reference.reading import LearnerReading
-from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.media import MediaHost, MediaSet
 from r1_cli.cluster.rank import Build, Rank
+from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
@@ -79,15 +79,14 @@ class OneRank:
     stored: list[Stored] = field(default_factory=list)
     putter: Any = Stored.put
 
-    def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        sent = pickle.dumps((args, kwargs), protocol=5)
-        arrived, named = pickle.loads(sent)
-        answer = pickle.dumps(getattr(self.rank, verb)(*arrived, **named), protocol=5)
-        self.asked.append((verb, len(sent) + len(answer)))
+    def ask(self, verb: str, *args: Any, label: str = "") -> Any:
+        sent = pickle.dumps(args, protocol=5)
+        answer = pickle.dumps(getattr(self.rank, verb)(*pickle.loads(sent)), protocol=5)
+        self.asked.append((label or verb, len(sent) + len(answer)))
         return pickle.loads(answer)
 
-    def ask_all(self, verb: str, *args: Any, **kwargs: Any) -> list[Any]:
-        return [self.ask(verb, *args, **kwargs)]
+    def ask_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
+        return [self.ask(verb, *args, label=label)]
 
     def put(self, value: Any) -> Stored:
         self.stored.append(Stored.put(value))
@@ -109,13 +108,12 @@ class Together:
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
 
-    def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        return self.ask_all(verb, *args, **kwargs)[0]
+    def ask(self, verb: str, *args: Any, label: str = "") -> Any:
+        return self.ask_all(verb, *args)[0]
 
-    def ask_all(self, verb: str, *args: Any, **kwargs: Any) -> list[Any]:
-        arrived, named = crossed((args, kwargs))
+    def ask_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
         answers: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(answers, getattr(self.rank, verb)(*arrived, **named))
+        dist.all_gather_object(answers, getattr(self.rank, verb)(*crossed(args)))
         return answers
 
     def put(self, value: Any) -> Stored:
@@ -136,8 +134,8 @@ def meet(build: Build, **sizes: int) -> Rank:
 
 
 def verb_by_verb(name: str, objective: str) -> tuple[list[Any], int, LearnerInfo]:
-    """A case for ranks: what comes back of all verbs, of how many prompts this rank has fetched pictures, its info."""
-    learner = RankedLearner(Together(meet(partial(build, name, objective))))
+    """A case for ranks: what comes back of all verbs, of how many prompts this rank has fetched pictures, info."""
+    learner = RankedPolicy(RankClient(Together(meet(partial(build, name, objective)))))
     samples = step_samples(name)
     learner.add_logprobs(samples, ["squared_probs"])
     fetched = {place for place in LOADS if b"pixel_values" in STORE[place][0] and len(STORE[place][1]) == 2}
@@ -146,7 +144,7 @@ def verb_by_verb(name: str, objective: str) -> tuple[list[Any], int, LearnerInfo
 
 def read_aloud(name: str, asked: Any) -> list[list[float]]:
     """A case for ranks: the policy's log-probs of given responses."""
-    learner = RankedLearner(Together(meet(partial(build, name, "KL"))))
+    learner = RankedPolicy(RankClient(Together(meet(partial(build, name, "KL")))))
     return LearnerReading(learner, "policy", 1.0).read_logprobs(*asked)
 
 
@@ -155,7 +153,7 @@ def fail_and_save(folder: Path) -> dict[str, Tensor]:
 
     They write them again from a copy, in threads, when the weights have changed already.
     """
-    learner = RankedLearner(Together(meet(partial(build, "text", "failing"))))
+    learner = RankedPolicy(RankClient(Together(meet(partial(build, "text", "failing")))))
     before = {name: tensor.clone() for name, tensor in learner.weights()}
     with pytest.raises(OwnCodeError, match="ValueError: this is mine"):
         learner.forward_backward(ready(step_samples("text")), OBJECTIVES["failing"])
@@ -196,7 +194,7 @@ def take_many_steps(steps: int) -> list[int]:
     """A case for ranks: the bytes of this process, driver, rank and machine in one, after each step with pictures."""
     rank = meet(partial(build, "pictures", "KL"))
     rank.learner.batching = Batching(True, MicroLimit(2), MicroLimit(3))  # the fewest in which some are read ahead
-    learner = RankedLearner(Together(rank))
+    learner = RankedPolicy(RankClient(Together(rank)))
     canned, taken = Canned(), []
     host: Any = MediaHost(cast(Any, canned), lambda renderer: nullcontext(), 2**16, None, Stored.put)
     media = MediaSet(lambda: [OneRank(host)], 1, calls=2)

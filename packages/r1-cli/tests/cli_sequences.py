@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe
 
-from r1_cli.cluster.learner import RankedLearner
+from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.critic import ValueScorer, give_value_head
@@ -104,7 +104,7 @@ def verb_by_verb() -> tuple[list[Any], LearnerInfo]:
     def build_both(parallel: Parallel) -> tuple[Learner, Objective]:
         return build_learner("qwen2", parallel), cli_ranks.OBJECTIVES["KL"]
 
-    learner = RankedLearner(cli_ranks.Together(cli_ranks.meet(build_both, sequence_size=2)))
+    learner = RankedPolicy(RankClient(cli_ranks.Together(cli_ranks.meet(build_both, sequence_size=2))))
     seen = cli_ranks.go_through(learner, cli_ranks.step_samples("text"), cli_ranks.OBJECTIVES["KL"], pads=False)
     return seen, learner.describe()
 

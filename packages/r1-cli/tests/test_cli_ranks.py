@@ -1,13 +1,17 @@
 """A learner whose ranks are elsewhere gives what the learner itself gives, and little crosses."""
 
 import gc
+import re
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from statistics import median
+from typing import Protocol, cast
 
 import cli_ranks
 import pytest
@@ -16,9 +20,12 @@ import torch
 from cli_ranks import LOADS, OBJECTIVES, STORE, OneRank, build, go_through, ready, step_samples
 from safetensors.torch import load_file
 
-from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.rank import Rank
+from r1_cli.cluster.rank_client import RankClient, RankedPolicy
+from r1_cli.train.trainable import Policy, ValueModel, collective
 from r1_core.advantages import GRPO, assign
+from r1_core.learner import Learner
+from r1_core.learner.critic import Critic
 from r1_core.learner.parallel import Parallel
 from r1_core.own import OwnCodeError
 from r1_core.types import Sample
@@ -34,11 +41,11 @@ def nothing_stays() -> Iterator[None]:
     LOADS.clear()
 
 
-def ranked(name: str = "text", objective: str = "KL") -> tuple[RankedLearner, OneRank]:
+def ranked(name: str = "text", objective: str = "KL") -> tuple[RankedPolicy, OneRank]:
     rank = Rank(partial(build, name, objective))
     rank.join()
     crossing = OneRank(rank)
-    return RankedLearner(crossing), crossing
+    return RankedPolicy(RankClient(crossing)), crossing
 
 
 def test_ranks_rest_once_the_engines_have_all_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +72,7 @@ def test_verb_by_verb_it_gives_what_the_learner_gives(name: str, objective: str)
     learner, _ = build(name, objective, Parallel())
     expected = go_through(learner, step_samples(name), OBJECTIVES[objective])
     found = go_through(ranked(name, objective)[0], step_samples(name), OBJECTIVES[objective])
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
 
 
 @pytest.mark.slow
@@ -116,7 +123,7 @@ def test_a_rank_writes_its_copy_whatever_it_does_meanwhile_and_says_what_failed(
         again.write(tmp_path / "at once" / "learner.json")
 
 
-def gone(*args: object) -> None:
+def gone(*args: object, **kwargs: object) -> None:
     raise RuntimeError("learner-0 is gone")
 
 
@@ -126,7 +133,7 @@ def test_what_fails_after_ranks_are_gone_is_told_by_why_they_went(monkeypatch: p
     with pytest.raises(OwnCodeError, match="this is mine") as first:
         far.forward_backward(samples, KL)
     far.restore_weights()  # they are still there
-    monkeypatch.setattr(crossing.rank, "save", gone)
+    monkeypatch.setattr(crossing.rank.learner, "save", gone)
     with pytest.raises(OwnCodeError) as second:
         far.save(Path("nowhere"))
     assert second.value is first.value
@@ -152,8 +159,8 @@ def test_a_batch_crosses_once_and_a_field_once() -> None:
     assert columns < 4.2 * tokens + 4000
     assert rollout < 4 * tokens + rows
     assert sum(advantages) < 4 * tokens + 2 * rows
-    assert max(size for verb, size in crossing.asked if verb == "add_logprobs") < 2 * 4 * trained + rows
-    assert max(size for verb, size in crossing.asked if verb != "add_logprobs") < rows
+    assert max(size for verb, size in crossing.asked if verb == "policy.add_logprobs") < 2 * 4 * trained + rows
+    assert max(size for verb, size in crossing.asked if verb != "policy.add_logprobs") < rows
 
 
 def test_pictures_cross_once_a_prompt_and_are_fetched_once() -> None:
@@ -241,7 +248,7 @@ def test_what_a_learner_refuses_a_ranked_one_does_with_the_same_words(samples: l
 def test_steps_of_nothing_one_sample_or_none_that_trains_are_what_they_are_to_a_learner() -> None:
     (learner, _), (far, crossing) = build("text", "KL", Parallel()), ranked()
     assert far.add_logprobs([], ["old_logprobs"]) == []
-    assert not crossing.asked
+    assert [label for label, _ in crossing.asked] == ["policy.add_logprobs"]
     samples = ready(step_samples("text"))
     for few in (samples[:1], samples[-1:]):  # the last has no trained token
         assert far.add_logprobs(few, ["old_logprobs"])[0].old_logprobs.tolist() == pytest.approx(
@@ -293,3 +300,47 @@ def test_a_task_on_the_weights_runs_on_the_first_rank_alone_and_all_gather_to_th
     assert crossing.ask("hand_over", count_first) is None
     assert {*gathered.values()} == {2}
     assert len(gathered) == len(dict(own()))
+
+
+class LongestPolicy(Policy, Protocol):
+    """A policy with one more method."""
+
+    @collective(reduce=max)
+    def longest(self, samples: Sequence[Sample], *, scale: float = 1.0) -> float: ...
+
+
+def test_a_new_method_of_a_learner_is_called_on_ranks_by_its_declaration_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    far, crossing = ranked()
+    far = RankedPolicy(far.client, LongestPolicy)
+
+    def longest(self: Learner, samples: Sequence[Sample], *, scale: float = 1.0) -> float:
+        return scale * max(len(sample.token_ids) for sample in samples)
+
+    monkeypatch.setattr(Learner, "longest", longest, raising=False)
+    samples = step_samples("text")
+    assert far.longest(samples, scale=2.0) == 2 * max(len(sample.token_ids) for sample in samples)
+    assert [label for label, _ in crossing.asked] == ["take", "policy.longest"]
+    with pytest.raises(AttributeError, match="the policy on the ranks has no method shortest"):
+        _ = far.shortest
+
+
+@pytest.mark.parametrize(("protocol", "model"), [(Policy, Learner), (ValueModel, Critic)])
+def test_a_learner_has_the_methods_that_ranks_call_with_parameters_of_these_names(protocol: type, model: type) -> None:
+    """Ranks pass every argument by name, and mypy does not compare names of parameters with a protocol's."""
+    declared = [name for name in dir(protocol) if callable(getattr(protocol, name)) and not name.startswith("_")]
+    assert len(declared) > 9
+    for name in declared:
+        own, ours = (set(signature(getattr(one, name)).parameters) for one in (model, protocol))
+        assert ours <= own, name
+
+
+def test_a_learner_method_is_spelled_in_two_source_files_of_which_no_caller_is_one() -> None:
+    """The base class of r1_core and the protocol: no file of the cluster has to change for a new method."""
+    sources = [*package_folder(Learner).rglob("*.py"), *package_folder(RankedPolicy).rglob("*.py")]
+    spelled = [path.name for path in sources if re.search(r"def set_micro_batch_limits\b", path.read_text())]
+    assert sorted(spelled) == ["trainable.py", "trainable.py"]
+
+
+def package_folder(of: type) -> Path:
+    """The package folder that a class is from."""
+    return Path(cast(str, import_module(of.__module__.partition(".")[0]).__file__)).parent

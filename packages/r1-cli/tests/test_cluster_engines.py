@@ -14,11 +14,11 @@ from cli_ranks import build as build_learner
 from core_models import qwen2
 
 from r1_cli.cluster.engine import Arrival
-from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.rank import Rank
+from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.cluster.weights import RankedWeights
-from r1_cli.train.roles import weights_of
 from r1_cli.train.sampling.proof import LearnerReference
+from r1_cli.train.trainable import weights_of
 from r1_core.learner.parallel import Parallel
 from r1_rollout.canary import Canary
 from r1_rollout.checksums import expected_checksums
@@ -228,12 +228,12 @@ def test_weights_of_two_ranks_reach_two_engines_to_the_bit(dtype: torch.dtype | 
     assert ranks.run(weights_reach_engines, dtype) == [[], []]
 
 
-def ranked(monkeypatch: pytest.MonkeyPatch) -> tuple[RankedLearner, OneRank]:
+def ranked(monkeypatch: pytest.MonkeyPatch) -> tuple[RankedPolicy, OneRank]:
     monkeypatch.setattr("r1_cli.cluster.rank.BUCKET", 20_000)
     rank = Rank(lambda parallel: build_learner("text", "KL", Parallel()))
     rank.join()
     one = OneRank(rank)
-    return RankedLearner(one), one
+    return RankedPolicy(RankClient(one)), one
 
 
 def test_a_learner_elsewhere_gives_its_weights_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_two_buckets_are_alive_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
         return references[-1]
 
     asked.putter = counted
-    asked.ask = lambda verb, *args: getattr(asked.rank, verb)(*args)  # type: ignore[method-assign]
+    asked.ask = lambda verb, *args, label="": getattr(asked.rank, verb)(*args)  # type: ignore[method-assign]
     with engines.active(weights_of(learner, 2)):
         assert len(references) > 2
         expected = expected_checksums({n: t.float() for n, t in asked.rank.learner.weights()}.items(), ["float32"])

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.loads import Loads
+from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.hardware import PEAK_FLOPS
 from r1_cli.train.metrics.step import performance, sequence_balance
 from r1_core.learner.batching import Batching, MicroLimit
@@ -52,13 +52,13 @@ class Devices:
     def __init__(self, peaks: list[int]) -> None:
         self._peaks = peaks
 
-    def ask_all(self, verb: str) -> list[LearnerInfo]:
+    def ask_all(self, verb: str, *args: Any, label: str) -> list[LearnerInfo]:
         return [LearnerInfo(7, 6e9, "NVIDIA H200", peak, peak + GIGABYTE, tokens=(7, 5)) for peak in self._peaks]
 
 
 def test_performance_is_of_all_devices_and_memory_of_the_fullest() -> None:
     ranks: Any = Devices([GIGABYTE, 5 * GIGABYTE, 2 * GIGABYTE, GIGABYTE])
-    info = RankedLearner(ranks).describe()
+    info = RankedPolicy(RankClient(ranks)).describe()
     seconds = {"step": 2.0, "gen": 1.0, "update_actor": 0.5}
     found = performance(samples_of(5, 3, 2, 2), seconds, info, ppo_epochs=3)
     assert found["perf/total_num_tokens"] == 12

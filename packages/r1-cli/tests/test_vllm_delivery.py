@@ -15,8 +15,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from r1_cli.cluster.delivery import Way
 from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.engines import EngineSet
-from r1_cli.cluster.learner import RankedLearner
 from r1_cli.cluster.rank import Rank
+from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_core.learner import Learner
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel
@@ -80,7 +80,7 @@ def test_vllm_samples_from_what_ranks_have_sent_it(tmp_path: Path, monkeypatch: 
     model.save_pretrained(tmp_path)
     rank = Rank(partial(build, model))
     rank.join()
-    learner, host = RankedLearner(OneRank(rank)), EngineHost(partial(start, tmp_path))
+    learner, host = RankedPolicy(RankClient(OneRank(rank))), EngineHost(partial(start, tmp_path))
     engines = EngineSet([("engine-0", OneHost(host))], max_sequences=8, dtype=None, way=Way("r1_tcp", 1))
     try:
         for version in (1, 2):

@@ -13,7 +13,7 @@ from r1_cli.config import RunConfig
 from r1_cli.train.groups.group import to_sample
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
-from r1_cli.train.roles import REFUSALS, Learner
+from r1_cli.train.trainable import Policy, REFUSALS
 from r1_data.positions import count_tokens
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example
@@ -28,7 +28,7 @@ TWO_PICTURES = (2, 2), (2, 3)  # of one text
 
 
 def build_canary(
-    config: RunConfig, hardware: Hardware, model: ModelFiles, renderer: Renderer, learner: Learner
+    config: RunConfig, hardware: Hardware, model: ModelFiles, renderer: Renderer, learner: Policy
 ) -> Canary:
     """Choose the sequences and tolerances that suit the model and the run's lengths and precision.
 
@@ -46,7 +46,7 @@ def build_canary(
     return Canary(probes, fresh, TOLERANCE[precision], rollout.temperature, pictures, opening)
 
 
-def _find_noise(learner: Learner, probes: Probes, precision: torch.dtype) -> float:
+def _find_noise(learner: Policy, probes: Probes, precision: torch.dtype) -> float:
     """Return the gap that rounding makes on the probes but the long one; NaN if the model cannot tell it."""
     shown = [
         to_sample(prompt, response)

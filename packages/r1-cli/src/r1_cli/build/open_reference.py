@@ -17,7 +17,8 @@ from r1_cli.build.reference.frozen import open_frozen
 from r1_cli.build.reference.reading import LearnerReading, ReplayReading
 from r1_cli.build.reference.served import ServedReading
 from r1_cli.build.reference.verifier import Asked, ReferenceVerifier, column_score
-from r1_cli.train.roles import Dataset, Learner, Progress
+from r1_cli.train.roles import Dataset, Progress
+from r1_cli.train.trainable import Policy
 from r1_core.learner.batching import Batching
 from r1_data.types import DataError, Prompt
 from r1_rewards.reference.options import POLICY, REFERENCE, Options
@@ -68,7 +69,7 @@ def longest_sequence(config: RunConfig, model: ModelFiles) -> int:
 
 
 def in_training(
-    config: RunConfig, hardware: Hardware, model: ModelFiles, learner: Learner, engine: Generator | None
+    config: RunConfig, hardware: Hardware, model: ModelFiles, learner: Policy, engine: Generator | None
 ) -> Find:
     """Return how a run in training finds whom to ask.
 

@@ -17,7 +17,7 @@ from r1_cli.train.groups.group import extend_positions
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError, find_rope_fault
-from r1_cli.train.roles import REFUSALS, Critic, Learner
+from r1_cli.train.trainable import Policy, REFUSALS, Trainable, ValueModel
 from r1_core.types import Sample
 from r1_data.render import Renderer
 from r1_rollout.canary import TOLERANCE, learn_tolerance, widest_gap
@@ -43,7 +43,7 @@ class Faults:
 class Questions:
     """The four questions to a learner's model, and the answers that its own forward gives."""
 
-    def __init__(self, learner: Learner, probes: Probes, fresh: Probes, dtype: torch.dtype) -> None:
+    def __init__(self, learner: Policy, probes: Probes, fresh: Probes, dtype: torch.dtype) -> None:
         """Compute the reference.
 
         Args:
@@ -138,7 +138,7 @@ class Questions:
         )
 
 
-def find_faults(learner: Learner, probes: Probes, fresh: Probes, dtype: torch.dtype) -> Faults:
+def find_faults(learner: Policy, probes: Probes, fresh: Probes, dtype: torch.dtype) -> Faults:
     """Ask the four questions; what is computed alone and wrong is not asked about together."""
     try:
         questions = Questions(learner, probes, fresh, dtype)
@@ -151,12 +151,12 @@ def find_faults(learner: Learner, probes: Probes, fresh: Probes, dtype: torch.dt
     return Faults(None, padded, packed, packed or questions.ask_shared())
 
 
-def find_packing_fault(learner: Learner, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
+def find_packing_fault(learner: Policy, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
     """Ask about packed rows alone, in the precision whose `r1_rollout.canary.TOLERANCE` is given."""
     return Questions(learner, probes, fresh, _dtype_of(tolerance)).ask_packed()
 
 
-def find_sharing_fault(learner: Learner, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
+def find_sharing_fault(learner: Policy, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
     """Ask about shared prompts alone, of a model that can be packed."""
     return Questions(learner, probes, fresh, _dtype_of(tolerance)).ask_shared()
 
@@ -170,8 +170,8 @@ def settle_packing(
     hardware: Hardware,
     model: ModelFiles,
     renderer: Renderer,
-    learner: Learner,
-    critic: Critic | None = None,
+    learner: Policy,
+    critic: ValueModel | None = None,
 ) -> None:
     """Ask the four questions, and let learner and critic compute by what is right; each fallback is logged.
 
@@ -182,7 +182,7 @@ def settle_packing(
         ModelError: no way to compute the model is right.
         ConfigError: ranks are to share packed rows, and these are wrong.
     """
-    trained: dict[Owner, Learner | Critic] = {"actor": learner}
+    trained: dict[Owner, Trainable] = {"actor": learner}
     if critic is not None:
         trained["critic"] = critic
     name = model.config.model_type
@@ -203,7 +203,7 @@ def examine_model(
     hardware: Hardware,
     model: ModelFiles,
     renderer: Renderer,
-    learner: Learner,
+    learner: Policy,
     attend_by_itself: Callable[[str], None],
 ) -> Faults:
     """Ask the four questions, and once more after `attend_by_itself(fault)` if r1's attention is wrong.
@@ -234,7 +234,7 @@ def examine_model(
     return faults if rope is None else replace(faults, padded=rope, packed=rope, shared=rope)
 
 
-def _lay_out(config: RunConfig, owner: Owner, trained: Learner | Critic, faults: Faults, name: str) -> None:
+def _lay_out(config: RunConfig, owner: Owner, trained: Trainable, faults: Faults, name: str) -> None:
     """Let one model be computed by what is right and nearest to what its configuration asks for."""
     settings, key = getattr(config.worker, owner), f"worker.{owner}"
     if settings.padding_free and faults.packed is None:
@@ -254,7 +254,7 @@ def _lay_out(config: RunConfig, owner: Owner, trained: Learner | Critic, faults:
         trained.set_layout("padded")
 
 
-def _require_unshared(config: RunConfig, owners: Sequence[Owner] | dict[Owner, Learner | Critic], fault: str) -> None:
+def _require_unshared(config: RunConfig, owners: Sequence[Owner] | dict[Owner, Trainable], fault: str) -> None:
     """Raise ConfigError if ranks are to share packed rows, which are wrong for this reason."""
     for owner in owners:
         if (size := config.sequence_ranks(owner)) > 1:

@@ -20,7 +20,7 @@ from r1_cli.config.section import AUTO_SIZE
 from r1_cli.config.actor import UpdateConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
-from r1_cli.train.roles import Critic, Learner
+from r1_cli.train.trainable import Policy, Trainable, ValueModel
 from r1_core.learner.batching import MicroLimit
 from r1_core.learner.profiling import PassProfile, is_out_of_memory
 from r1_core.types import Sample
@@ -41,8 +41,8 @@ def settle_micro_batches(
     hardware: Hardware,
     model: ModelFiles,
     renderer: Renderer,
-    learner: Learner,
-    critic: Critic | None,
+    learner: Policy,
+    critic: ValueModel | None,
     kept: Mapping[str, int],
     *,
     pictures: bool,
@@ -82,8 +82,8 @@ def settle_micro_batches(
 
 
 def list_trained(
-    config: RunConfig, learner: Learner, critic: Critic | None
-) -> Iterator[tuple[Owner, Learner | Critic, Rehearse]]:
+    config: RunConfig, learner: Policy, critic: ValueModel | None
+) -> Iterator[tuple[Owner, Trainable, Rehearse]]:
     """Yield what is trained, and how it is rehearsed."""
     objective = build_objective(config)
     yield "actor", learner, lambda samples, limit, grad: learner.profile_pass(samples, objective if grad else None, limit)

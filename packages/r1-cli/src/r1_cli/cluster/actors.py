@@ -83,9 +83,9 @@ class Host:
         """Make what this process holds from now on."""
         self.held = _call(maker, args, kwargs)
 
-    def ask(self, wanted: bool, verb: str, *args: object, **kwargs: object) -> object:
+    def ask(self, wanted: bool, verb: str, *args: object) -> object:
         """Call a method of it; return what that returns, if it is wanted."""
-        answer = _call(getattr(self.held, verb), args, kwargs)
+        answer = _call(getattr(self.held, verb), args, {})
         return answer if wanted else None
 
 
@@ -193,11 +193,11 @@ class Actors:
             calls = [one.make.remote(maker, *own) for one, own in zip(self._handles, each, strict=True)]
         self._collect(calls, "start")
 
-    def ask(self, verb: str, *args: object, **kwargs: object) -> Any:
+    def ask(self, verb: str, *args: object, label: str = "") -> Any:
         """Call a method of what each holds; return the first one's answer. Raises as `ask_all` does."""
-        return self._call([index == 0 for index in range(len(self.places))], verb, args, kwargs)[0]
+        return self._call([index == 0 for index in range(len(self.places))], verb, args, label)[0]
 
-    def ask_all(self, verb: str, *args: object, **kwargs: object) -> list[Any]:
+    def ask_all(self, verb: str, *args: object, label: str = "") -> list[Any]:
         """Call a method of what each holds; return what all of them answer.
 
         If some fail and others do not answer, all are ended: they wait in a collective for one that will not come.
@@ -206,11 +206,11 @@ class Actors:
             ClusterError: an actor has died.
             Exception: what the method has raised in an actor, with a note that says where.
         """
-        return self._call([True] * len(self.places), verb, args, kwargs)
+        return self._call([True] * len(self.places), verb, args, label)
 
-    def ask_first(self, verb: str, *args: object, **kwargs: object) -> Any:
+    def ask_first(self, verb: str, *args: object) -> Any:
         """Call a method of what the first one holds, and of no other. Raises as `ask_all` does."""
-        return self._collect([self._handles[0].ask.remote(True, verb, *args, **kwargs)], verb)[0]
+        return self._collect([self._handles[0].ask.remote(True, verb, *args)], verb)[0]
 
     def put(self, value: object) -> "Reference":
         """Put a value down once a machine, where its actors read it in place."""
@@ -241,15 +241,16 @@ class Actors:
         for handle in self._handles:
             ray.kill(handle)
 
-    def _call(self, wanted: list[bool], verb: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Any]:
+    def _call(self, wanted: list[bool], verb: str, args: tuple[object, ...], label: str) -> list[Any]:
+        label = label or verb
         if self._end:
             raise ClusterError(f"{self.places[0].name} and those beside it have ended: {self._end}") from self._end
         with self._turn:
             calls = [
-                one.ask.options(name=f"{place.name}.{verb}").remote(w, verb, *args, **kwargs)  # as a timeline shows it
+                one.ask.options(name=f"{place.name}.{label}").remote(w, verb, *args)  # as a timeline shows it
                 for one, place, w in zip(self._handles, self.places, wanted, strict=True)
             ]
-        return self._collect(calls, verb)
+        return self._collect(calls, label)
 
     def _collect(self, calls: list[Any], verb: str, timeout: float | None = None) -> list[Any]:
         """Wait for all answers, for the first death, or for the first error and a death that shows itself soon after.

@@ -1,16 +1,16 @@
-"""A rank of the learner: the learner's verbs as a driver elsewhere calls them. Knows nothing of Ray.
+"""A rank: one of the processes that train a policy, and a critic, together. Knows nothing of Ray.
 
-Only rows, new per-token fields and flags arrive with a verb, after `take` has brought the batch once; only numbers and,
-from rank 0, what was found of trained tokens go back.
+`rank_client` calls it. After `take` has received a batch, a call brings only rows of the batch, changed per-token
+fields and settings; numbers and new per-token fields go back.
 """
 
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,29 +31,43 @@ from r1_cli.cluster.spreading import spread
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
-from r1_cli.train.roles import REFUSALS, Schedule
+from r1_cli.train.roles import Schedule
 from r1_core.learner import Learner
-from r1_core.learner.batching import Layout, MicroLimit
 from r1_core.learner.checkpoint import handed_over
 from r1_core.learner.critic import Critic
 from r1_core.learner.parallel import Parallel
-from r1_core.learner.profiling import PassProfile
 from r1_core.learner.trainable import LearnerInfo
-from r1_core.needs import Needs
 from r1_core.objective import Objective
-from r1_core.rows import with_tokens
-from r1_core.types import Sample
+from r1_core.rows import tokens
+from r1_core.types import PER_TOKEN, Sample
 from r1_rollout.handover import BucketWriter, Shapes
 from r1_rollout.lora import Adapter
 from r1_rollout.weights import Weights, buckets
 
 Rows = NDArray[np.int32]  # which samples of the batch
 Packed = tuple[str, tuple[Array, str]]  # a tensor by name, as `batch.to_array` gives it
-Found = dict[str, Array]  # per-token fields, each float32 [T] for the T trained tokens of the samples asked about
 Build = Callable[[Parallel], tuple[Learner, Objective]]  # a user's own loss does not pickle, so a rank makes it itself
 Result = TypeVar("Result")
 
 BUCKET = 256 * 2**20  # bytes of weights that are under way at once
+
+
+@dataclass(frozen=True, slots=True)
+class KLCoef:
+    """Stands for an objective in a call: the ranks have built all of it but its KL coefficient, which changes."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class NewFields:
+    """Stands for samples in a result: the per-token fields that are new, each [T] for the T trained tokens."""
+
+    values: dict[str, Array]
+
+
+def _differ(name: str, one: Sample, other: Sample) -> bool:
+    return getattr(one, name) is not getattr(other, name)
 
 
 def build_policy(
@@ -148,161 +162,76 @@ class Rank:
         self._batch = from_columns(columns.load())
         self._loads = Loads(self.learner.parallel.data_world)
 
-    def _shown(self, rows: Rows, changes: Reference | None) -> list[Sample]:
+    # --- models ------------------------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        model: str,
+        method: str,
+        batch: tuple[Rows, Reference | None] | None,
+        arguments: Mapping[str, Any],
+        catches: tuple[type[Exception], ...] = (),
+        trains: bool = False,
+    ) -> Any:
+        """Call a method of the "policy" or the "critic", as `train.trainable.Collective` describes.
+
+        Args:
+            batch: rows of the batch to pass as `samples`, and changes to the batch before.
+            arguments: by name; a `KLCoef` stands for the run's objective with that coefficient.
+
+        Returns:
+            The method's result, with `NewFields` in place of samples; an error of `catches` is returned, not raised.
+        """
+        sent = {name: self._objective(v) if isinstance(v, KLCoef) else v for name, v in arguments.items()}
+        rows, samples = None, []
+        if batch is not None:
+            rows, samples = batch[0], self._select(*batch)
+            sent["samples"] = samples
+        try:
+            result = getattr(self._model(model), method)(**sent)
+        except catches as error:
+            return error
+        if trains:
+            self._loads.add(samples, self.learner.batching)
+        if isinstance(result, LearnerInfo):
+            return replace(result, straggler=self._loads.straggler, tokens=tuple(self._loads.tokens))
+        return result if rows is None else self._pack(rows, samples, result)
+
+    def _model(self, model: str) -> Learner | Critic:
+        return self.learner if model == "policy" else self.critic
+
+    def _objective(self, coefficient: KLCoef) -> Objective:
+        return replace(self.objective, kl_coef=coefficient.value)
+
+    def _select(self, rows: Rows, changes: Reference | None) -> list[Sample]:
         if changes is not None:
             apply_changes(self._batch, changes.load())
         return [self._batch[row] for row in rows]
 
-    def _keep(self, rows: Rows, samples: Sequence[Sample], found: Mapping[str, Tensor]) -> Found | None:
-        """Give the batch what was found of some samples, as the driver does with what rank 0 returns."""
-        for row, sample in zip(rows, with_tokens(samples, **found), strict=True):
+    def _pack(self, rows: Rows, samples: Sequence[Sample], result: Any) -> Any:
+        """Keep samples of a result in the batch, as the driver does, and return what is new of them."""
+        if isinstance(result, tuple):
+            return tuple(self._pack(rows, samples, part) for part in result)
+        if not (isinstance(result, list) and result and isinstance(result[0], Sample)):
+            return result
+        new = [name for name in PER_TOKEN if any(map(partial(_differ, name), samples, result))]
+        for row, sample in zip(rows, result, strict=True):
             self._batch[row] = sample
-        return {name: values.numpy() for name, values in found.items()} if self._rank == 0 else None
+        return NewFields({name: tokens(result, name).numpy() for name in new})
 
-    # --- the learner's verbs -----------------------------------------------------------------------------------------
+    # --- copies for checkpoints --------------------------------------------------------------------------------------
 
-    def add_logprobs(self, rows: Rows, changes: Reference | None, needs: Needs) -> Found | None:
-        """Do what the learner's does; return what it adds."""
-        samples = self._shown(rows, changes)
-        return self._keep(rows, samples, self.learner.compute_logprobs(samples, needs))
+    def copy(self, model: str, model_only: bool, max_bytes: int | None) -> bool:
+        """Copy what this rank is to write of a model; say whether it is within `max_bytes`."""
+        return self._copies.keep(model, self._model(model).snapshot(model_only=model_only, max_bytes=max_bytes))
 
-    def compute_logprobs_together(
-        self, rows: Rows, changes: Reference | None, padding_free: bool
-    ) -> list[list[float]] | Exception:
-        """Do what the learner's does. What the model refuses is returned, as no rank has to end for it."""
-        try:
-            return self.learner.compute_logprobs_together(self._shown(rows, changes), padding_free=padding_free)
-        except REFUSALS as refusal:
-            return refusal
-
-    def compute_eager_logprobs(
-        self, rows: Rows, changes: Reference | None, noise: torch.dtype | None
-    ) -> list[list[float]] | Exception:
-        """Do what the learner's does. What the model refuses is returned, as no rank has to end for it."""
-        try:
-            return self.learner.compute_eager_logprobs(self._shown(rows, changes), noise)
-        except REFUSALS as refusal:
-            return refusal
-
-    def set_layout(self, layout: Layout, own_attention: bool) -> None:
-        """Do what the learner's does."""
-        self.learner.set_layout(layout, own_attention=own_attention)
-
-    def set_micro_batch_limits(self, train: MicroLimit, inference: MicroLimit) -> None:
-        """Do what the learner's does."""
-        self.learner.set_micro_batch_limits(train, inference)
-
-    def profile_pass(
-        self, rows: Rows, changes: Reference | None, kl_coef: float | None, limit: MicroLimit
-    ) -> PassProfile:
-        """Do what the learner's does, without an objective if there is no KL coefficient."""
-        objective = None if kl_coef is None else self._objective(kl_coef)
-        return self.learner.profile_pass(self._shown(rows, changes), objective, limit)
-
-    def forward_backward(self, rows: Rows, changes: Reference | None, kl_coef: float) -> dict[str, float]:
-        """Do what the learner's does, by the configuration's objective with this KL coefficient."""
-        samples = self._shown(rows, changes)
-        metrics = self.learner.forward_backward(samples, self._objective(kl_coef))
-        self._weigh(samples)
-        return metrics
-
-    def forward_backward_on_policy(
-        self, rows: Rows, changes: Reference | None, kl_coef: float
-    ) -> tuple[Found | None, dict[str, float]]:
-        """Do what the learner's does; return what it adds, and the metrics."""
-        samples = self._shown(rows, changes)
-        found, metrics = self.learner.compute_logprobs_and_gradient(samples, self._objective(kl_coef))
-        self._weigh(samples)
-        return self._keep(rows, samples, found), metrics
-
-    def _weigh(self, samples: Sequence[Sample]) -> None:
-        self._loads.add(samples, self.learner.batching)
-
-    def _objective(self, kl_coef: float) -> Objective:
-        return replace(self.objective, kl_coef=kl_coef)
-
-    def optim_step(self) -> dict[str, float]:
-        """Do what the learner's does."""
-        return self.learner.optim_step()
-
-    def zero_weights(self, rows: Mapping[str, Sequence[int] | None]) -> None:
-        """Do what the learner's does."""
-        self.learner.zero_weights(rows)
-
-    def restore_weights(self) -> None:
-        """Do what the learner's does."""
-        self.learner.restore_weights()
-
-    def offload(self) -> None:
-        """Do what the learner's does."""
-        self.learner.offload()
-
-    def describe(self) -> LearnerInfo:
-        """Return the info of the whole model, and of this rank's device."""
-        info, loads = self.learner.describe(), self._loads
-        return replace(info, straggler=loads.straggler, tokens=tuple(loads.tokens))
-
-    def save(self, folder: Path, model_only: bool) -> None:
-        """Do what the learner's does."""
-        self.learner.save(folder, model_only=model_only)
-
-    def load(self, folder: Path, model_only: bool) -> None:
-        """Do what the learner's does."""
-        self.learner.load(folder, model_only=model_only)
-
-    def copy(self, owner: str, model_only: bool, max_bytes: int | None) -> bool:
-        """Copy what this rank is to write of the "learner" or the "critic"; say whether there was `max_bytes`."""
-        trained: Learner | Critic = getattr(self, owner)
-        return self._copies.keep(owner, trained.snapshot(model_only=model_only, max_bytes=max_bytes))
-
-    def write_copy(self, owner: str, folder: Path) -> None:
+    def write_copy(self, model: str, folder: Path) -> None:
         """Begin to write the copy, while this rank goes on."""
-        self._copies.write(owner, folder)
+        self._copies.write(model, folder)
 
-    def copy_failure(self, owner: str) -> str | None:
+    def copy_failure(self, model: str) -> str | None:
         """Return why the copy could not be written, "" if it is; None as long as that is not known."""
-        return self._copies.failure(owner)
-
-    # --- the critic's verbs ------------------------------------------------------------------------------------------
-
-    def add_values(self, rows: Rows, changes: Reference | None) -> Found | None:
-        """Do what the critic's does; return what it adds."""
-        samples = self._shown(rows, changes)
-        return self._keep(rows, samples, self.critic.compute_values(samples))
-
-    def critic_set_layout(self, layout: Layout, own_attention: bool) -> None:
-        """Do what the critic's does."""
-        self.critic.set_layout(layout, own_attention=own_attention)
-
-    def critic_set_micro_batch_limits(self, train: MicroLimit, inference: MicroLimit) -> None:
-        """Do what the critic's does."""
-        self.critic.set_micro_batch_limits(train, inference)
-
-    def critic_profile_pass(
-        self, rows: Rows, changes: Reference | None, limit: MicroLimit, gradient: bool
-    ) -> PassProfile:
-        """Do what the critic's does."""
-        return self.critic.profile_pass(self._shown(rows, changes), limit, gradient=gradient)
-
-    def critic_forward_backward(self, rows: Rows, changes: Reference | None) -> dict[str, float]:
-        """Do what the critic's does."""
-        return self.critic.forward_backward(self._shown(rows, changes))
-
-    def critic_optim_step(self) -> dict[str, float]:
-        """Do what the critic's does."""
-        return self.critic.optim_step()
-
-    def critic_offload(self) -> None:
-        """Do what the critic's does."""
-        self.critic.offload()
-
-    def critic_save(self, folder: Path, model_only: bool) -> None:
-        """Do what the critic's does."""
-        self.critic.save(folder, model_only=model_only)
-
-    def critic_load(self, folder: Path, model_only: bool) -> None:
-        """Do what the critic's does."""
-        self.critic.load(folder, model_only=model_only)
+        return self._copies.failure(model)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 

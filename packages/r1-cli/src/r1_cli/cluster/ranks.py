@@ -12,10 +12,10 @@ class Ranks(Protocol):
     What a verb raises in one of them is raised here as what it was, with a note of where; the ranks are of no use then.
     """
 
-    def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a verb of every rank with the same arguments; return what rank 0 answers."""
+    def ask(self, verb: str, *args: Any, label: str = "") -> Any:
+        """Call a method of every rank with the same arguments; return rank 0's result. Messages call it `label`."""
 
-    def ask_all(self, verb: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def ask_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
         """Do as `ask`, and return what every rank answers, in their order."""
 
     def put(self, value: Any) -> Reference:

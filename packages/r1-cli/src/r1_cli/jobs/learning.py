@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -20,7 +20,8 @@ from r1_cli.models.experts import describe_router
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError
 from r1_cli.models.parts import PartsError, require_parts
-from r1_cli.train.roles import Critic, Learner, Schedule
+from r1_cli.train.roles import Schedule
+from r1_cli.train.trainable import Policy, ValueModel
 from r1_core.learner.parallel import Parallel
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def prepare_learner(
     seats: Sequence[Seat],
     ranks: "Actors | None",
     stack: ExitStack,
-) -> Callable[[], tuple[Learner, Critic | None]]:
+) -> Callable[[], tuple[Policy, ValueModel | None]]:
     """Return what loads the learner, weights and all, into the ranks that `start_ranks` has started, or else here.
 
     Engines are to be made before that is called, while the devices are empty: vLLM claims a share of them. All ends
@@ -136,7 +137,7 @@ def prepare_learner(
 
 def load_here(
     config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, parallel: Parallel
-) -> tuple[Learner, Critic | None]:
+) -> tuple[Policy, ValueModel | None]:
     """Load learner and critic in this process, one after the other: each leaves the device then, if it is to."""
     learner = build_learner(config, hardware, model, schedule, parallel)
     if not config.has_critic:
@@ -149,11 +150,10 @@ def load_here(
 
 def load_ranked(
     config: RunConfig, hardware: Hardware, schedule: Schedule, seats: Sequence[Seat], ranks: "Actors"
-) -> tuple[Learner, Critic | None]:
+) -> tuple[Policy, ValueModel | None]:
     """Let actors that have started at their seats meet, and load their shares. Raises as `prepare_learner` says."""
-    from r1_cli.cluster.critic import RankedCritic
-    from r1_cli.cluster.learner import RankedLearner
     from r1_cli.cluster.rank import Rank, build_critic_beside, build_policy
+    from r1_cli.cluster.rank_client import RankClient, RankedCritic, RankedPolicy
 
     actor, critic, trainer = config.worker.actor, config.worker.critic, config.trainer
     build = partial(build_policy, config, hardware, schedule)
@@ -164,11 +164,13 @@ def load_ranked(
     ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
     neighbours = max(Counter(seat.node.id for seat in seats).values())
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
-    if not config.has_critic:
-        return RankedLearner(ranks, computing, neighbours), None
-    finer = torch.promote_types(computing, hardware.computing_dtype(critic.kept_dtype, critic.fsdp.mp_param_dtype))
-    ranked = RankedLearner(ranks, finer, neighbours)
-    return ranked, RankedCritic(ranked.crossing)
+    if config.has_critic:
+        critics = hardware.computing_dtype(critic.kept_dtype, critic.fsdp.mp_param_dtype)
+        computing = torch.promote_types(computing, critics)
+    client = RankClient(ranks, computing, neighbours)
+    # Their methods are those of the protocols, looked up when they are called.
+    policy = cast(Policy, RankedPolicy(client))
+    return policy, cast(ValueModel, RankedCritic(client)) if config.has_critic else None
 
 
 def _refuse_quantized(config: RunConfig) -> None:

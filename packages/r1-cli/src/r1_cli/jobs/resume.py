@@ -10,13 +10,14 @@ from typing import Any
 from r1_cli.checkpoint.folders import CheckpointError, read_state
 from r1_cli.config import RunConfig, printable
 from r1_cli.train.groups.supply import load_surplus
-from r1_cli.train.roles import Critic, Dataset, Learner, Position
+from r1_cli.train.roles import Dataset, Position
+from r1_cli.train.trainable import Policy, ValueModel
 
 log = logging.getLogger("r1")
 
 
 def load_start(
-    learner: Learner, critic: Critic | None, prompts: Dataset, start: Path | None, begin: Position
+    learner: Policy, critic: ValueModel | None, prompts: Dataset, start: Path | None, begin: Position
 ) -> Position:
     """Load the checkpoint, if there is one, into learner and critic; return the position to go on from.
 
@@ -40,7 +41,7 @@ def load_start(
     return replace(at, supply=replace(at.supply, surplus=load_surplus(start, prompts.__getitem__)))
 
 
-def load_critic(critic: Critic, start: Path, *, model_only: bool) -> None:
+def load_critic(critic: ValueModel, start: Path, *, model_only: bool) -> None:
     """Load the critic of a checkpoint, if it has one, and let it leave the device until it is needed."""
     folder = start / "critic"
     if folder.is_dir():

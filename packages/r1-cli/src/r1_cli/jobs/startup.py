@@ -22,9 +22,10 @@ from r1_cli.runs.track.console import ConsoleReporter
 from r1_cli.runs.track.timeline import Timeline
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import Recorder
-from r1_cli.train.roles import Critic, Learner, Update
+from r1_cli.train.roles import Update
 from r1_cli.train.sampling.ahead import Ahead
 from r1_cli.train.sampling.collect import DynamicSampling
+from r1_cli.train.trainable import Policy, ValueModel
 from r1_data.dataset import PromptDataset
 from r1_data.mixture import Mixture
 from r1_data.render import Renderer
@@ -118,8 +119,8 @@ class Data:
 class Models:
     """What trains and what samples."""
 
-    learner: Learner
-    critic: Critic | None
+    learner: Policy
+    critic: ValueModel | None
     engine: Generator
 
 

@@ -21,9 +21,10 @@ from r1_cli.train.metrics.signal import count_idle, require_rewards, require_sig
 from r1_cli.train.metrics.step import divergence, penalty_metrics, performance, step_metrics, update_metrics
 from r1_cli.train.metrics.validate import Validation, generations_of
 from r1_cli.train.recorder import Recorder
-from r1_cli.train.roles import Collected, Collector, Critic, Learner, Position, Schedule, Snapshot, Update, weights_of
+from r1_cli.train.roles import Collected, Collector, Position, Schedule, Update
 from r1_cli.train.sampling.ahead import Ahead, save_ahead
 from r1_cli.train.sampling.proof import canary_metrics
+from r1_cli.train.trainable import Policy, Snapshot, Trainable, ValueModel, weights_of
 from r1_core.needs import OF_POLICY, OF_REFERENCE
 from r1_core.objective import Objective
 from r1_core.own import OwnCodeError
@@ -48,7 +49,7 @@ class BrokenStepError(Exception):
 class Run:
     """Everything one training run consists of."""
 
-    learner: Learner
+    learner: Policy
     engine: Generator
     collector: Collector
     update: Update
@@ -60,7 +61,7 @@ class Run:
     recorder: Recorder  # of every answer
     stop: StopRequest
     assets: Callable[[], Mapping[str, bytes]]  # what else a checkpoint needs to stand alone, by its place in there
-    critic: Critic | None = None
+    critic: ValueModel | None = None
     ahead: Ahead | None = None  # samples the steps to come while the learner computes
     timeline: Timeline = field(default_factory=Timeline)
 
@@ -170,7 +171,7 @@ def sample(run: Run, at: Position, watch: Stopwatch) -> Collected:
     return groups, after, metrics | canary_metrics(run.engine)
 
 
-def update_critic(critic: Critic, samples: list[Sample], schedule: Schedule) -> list[dict[str, float]]:
+def update_critic(critic: ValueModel, samples: list[Sample], schedule: Schedule) -> list[dict[str, float]]:
     """Take the critic's optimizer steps, and let it leave the device to the policy; return the metrics of each step."""
     batches = minibatches(samples, schedule.critic_global_batch_size, schedule.critic_ppo_epochs)
     taken = [critic.forward_backward(minibatch) | critic.optim_step() for minibatch in batches]
@@ -257,7 +258,7 @@ def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> None:
     """
     run.saver.finish()
     model_only = run.schedule.save_model_only
-    models: dict[str, Learner | Critic] = {"actor": run.learner} | ({"critic": run.critic} if run.critic else {})
+    models: dict[str, Trainable] = {"actor": run.learner} | ({"critic": run.critic} if run.critic else {})
     copies: dict[str, Snapshot | None] = {}
     for name, model in models.items():
         copies[name] = model.snapshot(model_only=model_only, max_bytes=free_memory() // 2)

@@ -2,11 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
-
-import torch
-from torch import Tensor
+from typing import Any, Protocol, TypeVar
 
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.train.groups.estimate import Estimate
@@ -14,133 +10,13 @@ from r1_cli.train.groups.group import Decoder, Group
 from r1_cli.train.groups.supply import Supply, resume_supply
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
-from r1_core.learner.batching import Layout, MicroLimit
-from r1_core.learner.profiling import PassProfile
-from r1_core.learner.trainable import LearnerInfo
-from r1_core.needs import Needs
 from r1_core.objective import Objective
 from r1_core.reward_normalization import RewardNormalizer
-from r1_core.types import Sample
 from r1_data.types import Prompt
 from r1_rewards.types import Verifier
-from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.types import Generator
 
 Item = TypeVar("Item")
-
-# What a model's own code may raise at a micro-batch that it was not written for: the same on all ranks, so none waits.
-REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
-
-
-class Snapshot(Protocol):
-    """A learner or a critic as it was at one moment."""
-
-    def write(self, folder: Path) -> None:
-        """Write what `save` would have written then; from any thread, whatever the learner does meanwhile."""
-
-
-class Learner(Protocol):
-    """The policy that is being trained; one process or many ranks."""
-
-    def add_logprobs(self, samples: Sequence[Sample], needs: Needs) -> list[Sample]:
-        """Add what `needs` asks for and a forward pass finds: of the policy before the step, and of the reference."""
-
-    def compute_logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
-        """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
-
-        Packed, the micro-batch shares the prompts that samples tell of.
-        """
-
-    def compute_eager_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
-        """Return what `compute_logprobs_together` should: by the policy's own eager forward of each sample alone.
-
-        With `noise` every layer's output is disturbed by a unit in the last place of that precision.
-        """
-
-    def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
-        """Lay micro-batches out so, whatever the configuration says; see `r1_core.learner.passes`."""
-
-    def set_micro_batch_limits(self, train: MicroLimit, inference: MicroLimit) -> None:
-        """Hold so much in a micro-batch from now on, with a gradient and without."""
-
-    def profile_pass(self, samples: Sequence[Sample], objective: Objective | None, limit: MicroLimit) -> PassProfile:
-        """Compute the samples, with a gradient if there is an objective, and forget it; return what it took."""
-
-    def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
-        """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
-
-    def forward_backward_on_policy(
-        self, samples: Sequence[Sample], objective: Objective
-    ) -> tuple[list[Sample], dict[str, float]]:
-        """Do what `add_logprobs` and `forward_backward` do, in one forward pass; see `r1_core.learner`."""
-
-    def optim_step(self) -> dict[str, float]:
-        """Clip, update, forget the gradient; return grad_norm and lr."""
-
-    def zero_weights(self, rows: Mapping[str, Sequence[int] | None]) -> None:
-        """Set rows of the weights (None: all of a tensor) to zero until `restore_weights`."""
-
-    def restore_weights(self) -> None:
-        """Give the weights that `zero_weights` has set to zero their values back; without any, do nothing."""
-
-    def describe(self) -> LearnerInfo:
-        """Return what is asked about model and device, and the memory that was taken so far."""
-
-    def offload(self) -> None:
-        """Let all that is offloaded leave the device, until the verb that needs it."""
-
-    def snapshot(self, *, model_only: bool = False, max_bytes: int | None = None) -> "Snapshot | None":
-        """Copy what `save` would write, for a thread to write; None if a process would copy more than `max_bytes`."""
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]: ...
-    def save(self, folder: Path, *, model_only: bool = False) -> None: ...
-    def load(self, folder: Path, *, model_only: bool = False) -> None: ...
-
-
-class Critic(Protocol):
-    """What forecasts returns and learns to, beside the policy; on the learner's process or its ranks."""
-
-    def add_values(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Add the forecast before each trained token."""
-
-    def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
-        """Lay micro-batches out so, whatever the configuration says; see `r1_core.learner.passes`."""
-
-    def set_micro_batch_limits(self, train: MicroLimit, inference: MicroLimit) -> None:
-        """Hold so much in a micro-batch from now on, with a gradient and without."""
-
-    def profile_pass(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> PassProfile:
-        """Compute the samples and forget it; return what it took."""
-
-    def forward_backward(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Add the gradient of the samples, normalised over all of them; return the loss's metrics."""
-
-    def optim_step(self) -> dict[str, float]:
-        """Clip, update, forget the gradient; return grad_norm and lr."""
-
-    def offload(self) -> None:
-        """Let all that is offloaded leave the device, until the verb that needs it."""
-
-    def snapshot(self, *, model_only: bool = False, max_bytes: int | None = None) -> "Snapshot | None":
-        """Copy what `save` would write, as the learner does."""
-
-    def save(self, folder: Path, *, model_only: bool = False) -> None: ...
-    def load(self, folder: Path, *, model_only: bool = False) -> None: ...
-
-
-@runtime_checkable
-class Remote(Protocol):
-    """A learner whose weights are in other processes."""
-
-    def source(self, version: int) -> WeightSource:
-        """Return them where they are, to be called by this version."""
-
-
-def weights_of(learner: Learner, version: int) -> WeightSource:
-    """Return what an engine takes up, wherever the learner's weights are; once it has them, the learner rests."""
-    if isinstance(learner, Remote):
-        return learner.source(version)
-    return LocalWeights(learner.weights, version, taken=learner.offload)
 
 
 class Progress(Protocol):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 
 from r1_cli.train.groups.group import extend_prompt, to_sample
-from r1_cli.train.roles import Learner
+from r1_cli.train.trainable import Policy
 from r1_core.types import Sample
 from r1_data.types import Prompt
 from r1_rollout.types import PromptLike, Replaying
@@ -25,7 +25,7 @@ class LearnerReading:
     The micro-batches are those of old log-probs, at the learner's own temperature.
     """
 
-    learner: Learner
+    learner: Policy
     model: Literal["policy", "reference"]
     temperature: float
 

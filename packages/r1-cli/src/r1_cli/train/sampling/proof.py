@@ -8,7 +8,8 @@ from functools import partial
 from typing import cast
 
 from r1_cli.train.groups.group import to_sample
-from r1_cli.train.roles import Learner, Scorer, weights_of
+from r1_cli.train.roles import Scorer
+from r1_cli.train.trainable import Policy, weights_of
 from r1_rollout.canary import Canary
 from r1_rollout.checksums import ByteProof, Expected, expected_checksums
 from r1_rollout.errors import EngineError, StaleWeights
@@ -27,7 +28,7 @@ _UNPROVEN = (
 class LearnerReference:
     """The learner as the canary reads it."""
 
-    learner: Learner
+    learner: Policy
 
     def weights(self, version: int) -> WeightSource:
         return weights_of(self.learner, version)
@@ -181,7 +182,7 @@ class ProvenDrainable(ProvenGenerator):
         cast(Drainable, self.engine).drain()
 
 
-def prove(scorer: Scorer, learner: Learner, canary: Canary) -> Scorer:
+def prove(scorer: Scorer, learner: Policy, canary: Canary) -> Scorer:
     """Return the scorer with an engine that samples only after the canary.
 
     Raises:

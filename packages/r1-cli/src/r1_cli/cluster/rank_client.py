@@ -1,0 +1,164 @@
+"""Driver-side client of the ranks, and the policy and the critic that it calls on them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from r1_cli.cluster.batch import Array, Reference, find_changes, in_place, to_columns
+from r1_cli.cluster.rank import KLCoef, NewFields
+from r1_cli.cluster.ranks import Ranks
+from r1_cli.cluster.saving import RankedSnapshot
+from r1_cli.cluster.weights import RankedWeights
+from r1_cli.train.trainable import DECLARED, Collective, Policy, Trainable, ValueModel
+from r1_core.objective import Objective
+from r1_core.rows import with_tokens
+from r1_core.types import PER_TOKEN, Sample
+from r1_rollout.lora import Adapter
+
+FORGOTTEN: dict[str, Any] = dict.fromkeys(PER_TOKEN)
+
+
+class RankClient:
+    """Sends a batch to the ranks once, then only changed fields; policy and critic share the batch.
+
+    A sample that the ranks have is known by its `token_ids`, which `dataclasses.replace` keeps, and fields as objects.
+
+    Args:
+        inputs_dtype: what floating-point model inputs are sent in; None: as they are.
+        ranks_per_node: ranks that share a machine, at most.
+    """
+
+    def __init__(self, ranks: Ranks, inputs_dtype: torch.dtype | None = None, ranks_per_node: int = 1) -> None:
+        self.ranks, self._inputs_dtype, self.ranks_per_node = ranks, inputs_dtype, ranks_per_node
+        self._error: Exception | None = None  # the first that the ranks have raised
+        self._batch: list[Sample] = []  # as the ranks have it
+        self._rows: dict[int, int] = {}  # of the batch, by the identity of a sample's `token_ids`
+
+    def call(self, model: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the policy or the critic on all ranks, as `train.trainable` declares it there.
+
+        Of an `Objective` only `kl_coef` is sent: the ranks have built it from the configuration.
+        """
+        how = DECLARED.get(method, Collective())
+        arguments = signature(method).bind(self, *args, **kwargs).arguments
+        arguments.pop("self")
+        samples: Sequence[Sample] | None = arguments.pop("samples", None)
+        batch = None if samples is None else self._send(samples)
+        sent = {name: KLCoef(v.kl_coef) if isinstance(v, Objective) else v for name, v in arguments.items()}
+        call = "call", model, method.__name__, batch, sent, how.catches, how.trains
+        label = f"{model}.{method.__name__}"
+        result = how.reduce(self.ask_all(*call, label=label)) if how.reduce else self.ask(*call, label=label)
+        if isinstance(result, Exception):
+            raise result
+        return result if samples is None or batch is None else self._unpack(batch[0], samples, result)
+
+    def ask(self, verb: str, *args: Any, label: str = "") -> Any:
+        """Call a method of all ranks; return rank 0's result.
+
+        What fails after an error fails for its reason, as ranks may be gone: it is raised again.
+        """
+        return self._first_error(self.ranks.ask, verb, *args, label=label)
+
+    def ask_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
+        """Call a method of all ranks, as `ask` does; return all results."""
+        results: list[Any] = self._first_error(self.ranks.ask_all, verb, *args, label=label)
+        return results
+
+    def _first_error(self, ask: Callable[..., Any], verb: str, *args: Any, label: str) -> Any:
+        try:
+            return ask(verb, *args, label=label)
+        except Exception as error:
+            if self._error is not None:
+                raise self._error from error
+            self._error = error
+            raise
+
+    def _send(self, samples: Sequence[Sample]) -> tuple[Array, Reference | None]:
+        """Send samples that the ranks lack; return their rows in the batch, and the fields that have changed."""
+        rows = self._find(samples)
+        if rows is None:
+            self.ask("take", self.ranks.put(to_columns(samples, self.ranks.put, self._inputs_dtype)))
+            self._batch = [replace(sample, **FORGOTTEN) for sample in samples]
+            self._rows = {id(sample.token_ids): row for row, sample in enumerate(samples)}
+            rows = list(range(len(samples)))
+        changes = find_changes(self._batch, samples, rows)
+        self._keep(rows, samples)
+        return np.array(rows, np.int32), self.ranks.put(changes) if changes else None
+
+    def _find(self, samples: Sequence[Sample]) -> list[int] | None:
+        """The rows of samples that the ranks have, None if they lack one."""
+        rows = [self._rows.get(id(sample.token_ids), -1) for sample in samples]
+        if len(set(rows)) < len(rows) or any(
+            row < 0
+            or self._batch[row].loss_mask is not sample.loss_mask
+            or self._batch[row].position_ids is not sample.position_ids
+            or self._batch[row].model_inputs is not sample.model_inputs
+            for row, sample in zip(rows, samples, strict=True)
+        ):
+            return None
+        return rows
+
+    def _keep(self, rows: Sequence[int], samples: Sequence[Sample]) -> None:
+        for row, sample in zip(rows, samples, strict=True):
+            self._batch[row] = sample
+
+    def _unpack(self, rows: Array, samples: Sequence[Sample], result: Any) -> Any:
+        """Give the samples the fields that a method has computed on the ranks, which have them already."""
+        if isinstance(result, tuple):
+            return tuple(self._unpack(rows, samples, part) for part in result)
+        if not isinstance(result, NewFields):
+            return result
+        found = with_tokens(samples, **{name: in_place(values) for name, values in result.values.items()})
+        self._keep(rows.tolist(), found)
+        return found
+
+
+class RankedModel:
+    """A model whose methods run on all ranks: those of its protocol in `train.trainable`, and a snapshot."""
+
+    def __init__(self, client: RankClient, model: str, protocol: type[Trainable]) -> None:
+        self.client, self._model, self._protocol = client, model, protocol
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = None if name.startswith("_") else getattr(self._protocol, name, None)
+        if method is None:
+            raise AttributeError(f"the {self.__dict__.get('_model')} on the ranks has no method {name}")
+        return partial(self.client.call, self._model, method)
+
+    def snapshot(self, *, model_only: bool = False, max_bytes: int | None = None) -> RankedSnapshot | None:
+        share = None if max_bytes is None else max_bytes // self.client.ranks_per_node
+        copied = self.client.ask_all("copy", self._model, model_only, share)
+        return RankedSnapshot(self.client.ranks, self._model) if all(copied) else None
+
+
+class RankedPolicy(RankedModel):
+    """The policy on the ranks, whose weights never come together in the driver unless they are iterated over."""
+
+    def __init__(self, client: RankClient, protocol: type[Trainable] = Policy) -> None:
+        super().__init__(client, "policy", protocol)
+
+    @cached_property
+    def _form(self) -> Adapter | None:
+        """What an adapter is like that is trained in place of the weights."""
+        form: Adapter | None = self.client.ask("adapter")
+        return form
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return self.source(0).pairs()
+
+    def source(self, version: int) -> RankedWeights:
+        """Return the weights where they are, to be called by this version."""
+        return RankedWeights(self.client.ask, self.client.ranks.putter, version, self._form)
+
+
+class RankedCritic(RankedModel):
+    """The critic on the policy's ranks."""
+
+    def __init__(self, client: RankClient, protocol: type[Trainable] = ValueModel) -> None:
+        super().__init__(client, "critic", protocol)
