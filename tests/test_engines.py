@@ -25,9 +25,9 @@ from r1_data.types import Prompt
 from r1_rewards.types import Score
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import WeightsError
-from r1_rollout.handover import LocalWeights
 from r1_rollout.tokens import end_token_ids, media_token_ids
 from r1_rollout.types import Completion, Generator, SamplingParams
+from r1_rollout.weight_source import LocalWeights
 
 N = 3
 PICTURES = (

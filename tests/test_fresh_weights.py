@@ -18,9 +18,9 @@ from r1_core.types import Sample
 from r1_rollout import embedded
 from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
-from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.probes import Probes
+from r1_rollout.weight_source import LocalWeights, WeightSource
 
 MORE = ["trainer.val_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1", "trainer.max_steps=3"]
 

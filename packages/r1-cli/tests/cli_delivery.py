@@ -16,9 +16,9 @@ from r1_cli.cluster.weights import RankedWeights
 from r1_core.learner.parallel import Parallel
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import WeightsError
-from r1_rollout.handover import Delivered, LocalWeights
 from r1_rollout.vllm.sending import group as sending
 from r1_rollout.vllm.tcp_group import TcpReceiver
+from r1_rollout.weight_source import DirectWeights, LocalWeights
 
 WAY = Way("r1_tcp", 1)
 
@@ -32,7 +32,7 @@ class Taking(EmbeddedEngine):
         self._group: TcpReceiver | None = None
 
     def _load(self, source: Any) -> None:
-        if not isinstance(source, Delivered):
+        if not isinstance(source, DirectWeights):
             return super()._load(source)
         brought: list[tuple[str, torch.Tensor]] = []
         for call in source.calls():

@@ -18,8 +18,8 @@ from r1_core.reward_normalization import RewardNormalizer
 from r1_data.stream import Stream
 from r1_data.types import Prompt
 from r1_rewards.types import RewardInput, Score
-from r1_rollout.handover import WeightSource
 from r1_rollout.types import Completion, SamplingParams
+from r1_rollout.weight_source import WeightSource
 
 Item = TypeVar("Item")
 SHORT, LONG = 3, 60

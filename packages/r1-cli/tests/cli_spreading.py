@@ -19,9 +19,9 @@ from r1_cli.models.adapters import Form
 from r1_core.learner import Learner
 from r1_core.learner.parallel import Parallel
 from r1_core.objective import Objective
-from r1_rollout.handover import BucketWriter, Shapes
 from r1_rollout.lora import Adapter
 from r1_rollout.vllm.shards import ShardWriter
+from r1_rollout.weight_source import BucketWriter, Shapes
 from r1_rollout.weights import Weights
 
 Make = Callable[[Parallel], tuple[Learner, Objective]]
@@ -48,8 +48,8 @@ class OnRanks:
     def tensors(self) -> Weights:
         raise AssertionError("a tensor was asked for here")
 
-    def hand_over(self, task: Callable[[Weights], Any]) -> Any:
-        return first(ranks.run(tried, self.make, "hand_over", task))
+    def run_with_weights(self, task: Callable[[Weights], Any]) -> Any:
+        return first(ranks.run(tried, self.make, "run_with_weights", task))
 
     def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
         noting = Noting(write)

@@ -35,9 +35,9 @@ from r1_core.learner.offload import Offload, distinct_storages
 from r1_rollout.canary import TOLERANCE, Canary
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import StaleWeights
-from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.probes import text_probes
+from r1_rollout.weight_source import LocalWeights
 
 PT = {"format": "pt"}
 OPTIMIZER_LEAVES = Offload(optimizer=True)

@@ -22,7 +22,7 @@ from r1_cli.train.roles import Collected, Position
 from r1_cli.train.sampling.ahead import Ahead, load_ahead, save_ahead, snapshot
 from r1_core.filtering import KeepAll
 from r1_rewards.types import RewardFailure, RewardInput
-from r1_rollout.handover import LocalWeights
+from r1_rollout.weight_source import LocalWeights
 
 STEPS = 8
 

@@ -14,8 +14,8 @@ from r1_cli.train.sampling.proof import LearnerReference, ProvenGenerator
 from r1_rollout.canary import Canary
 from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.errors import EngineError, StaleWeights
-from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.probes import text_probes
+from r1_rollout.weight_source import LocalWeights, WeightSource
 
 PROBES = text_probes(range(60), longest_prompt=4, longest_response=2)
 CANARY = Canary(PROBES, PROBES, tolerance=0.06)

@@ -56,7 +56,9 @@ def test_ranks_rest_once_the_engines_have_all_weights(monkeypatch: pytest.Monkey
         order.append(name)
     assert order.count("rest") == 1
     assert order[-1] == "rest"
-    assert learner.source(3).hand_over(count_weights) == len(order) - 1  # who only looks does not send them to rest
+    assert (
+        learner.source(3).run_with_weights(count_weights) == len(order) - 1
+    )  # who only looks does not send them to rest
     assert order.count("rest") == 1
 
 
@@ -295,9 +297,9 @@ def test_a_task_on_the_weights_runs_on_the_first_rank_alone_and_all_gather_to_th
             yield name, tensor
 
     rank.learner.weights = watched
-    assert crossing.ask("hand_over", count_first) > 0
+    assert crossing.ask("run_with_weights", count_first) > 0
     rank._rank = 1
-    assert crossing.ask("hand_over", count_first) is None
+    assert crossing.ask("run_with_weights", count_first) is None
     assert {*gathered.values()} == {2}
     assert len(gathered) == len(dict(own()))
 

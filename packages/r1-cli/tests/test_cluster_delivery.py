@@ -11,7 +11,7 @@ from cli_delivery import delivered
 from r1_cli.cluster.delivery import Hosts, Way, find_way
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
-from r1_rollout.handover import Call
+from r1_rollout.weight_source import TransferCall
 
 BASE = ["data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model", "trainer.n_gpus_per_node=2"]
 GPUS = Hardware("cuda", ("0", "1"))
@@ -43,7 +43,7 @@ def test_an_engine_that_refuses_is_named_when_the_ranks_have_ended_their_pass_an
 
 
 def test_workers_of_several_engines_have_ranks_of_their_own_in_the_group() -> None:
-    asked: list[tuple[int, Call]] = []
+    asked: list[tuple[int, TransferCall]] = []
     hosts = [lambda verb, call, number=number: asked.append((number, call)) for number in range(3)]
     Hosts(hosts, 2).init_weight_transfer_engine({"rank_offset": 1, "world_size": 7})
     offsets = {number: call.request["init_info"]["rank_offset"] for number, call in asked}
@@ -57,7 +57,7 @@ def test_the_first_engine_that_fails_is_heard_though_another_never_answers() -> 
 
     released = threading.Event()
 
-    def fails(verb: str, call: Call) -> None:
+    def fails(verb: str, call: TransferCall) -> None:
         raise ValueError("this one fails")
 
     try:

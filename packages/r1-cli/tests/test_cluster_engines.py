@@ -24,10 +24,10 @@ from r1_rollout.canary import Canary
 from r1_rollout.checksums import expected_checksums
 from r1_rollout.errors import EngineError, PromptError, WeightsError
 from r1_rollout.fault import find_fault
-from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.probes import ProbePrompt, text_probes
 from r1_rollout.types import Checksummed, Drainable, Replaying, SamplingParams
+from r1_rollout.weight_source import LocalWeights
 
 
 @pytest.fixture(autouse=True)
@@ -246,7 +246,7 @@ def test_a_learner_elsewhere_gives_its_weights_where_they_are(monkeypatch: pytes
     }
     assert [verb for verb, _ in asked.asked] == ["adapter", "weight_shapes"], "names alone moved weights"
     assert all(tensor.equal(own[name]) for name, tensor in source.tensors())
-    assert source.hand_over(len_of) == len(own)
+    assert source.run_with_weights(len_of) == len(own)
     assert not STORE, "something was put down that nobody reads"
 
 

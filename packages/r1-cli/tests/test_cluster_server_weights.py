@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from server_pools import PARAMS, Pools, all_ready, prompts, wait_for
 
 from r1_core.learner.parallel import Parallel
-from r1_rollout.handover import LocalWeights
 from r1_rollout.vllm.adapter import write_adapter
 from r1_rollout.vllm.shards import ShardWriter, write_shards, write_source
+from r1_rollout.weight_source import LocalWeights
 
 FILE = 5000  # bytes; some tensors are larger
 
@@ -140,7 +140,7 @@ def test_a_socket_on_another_machine_is_no_lane(tmp_path: Path) -> None:
     from r1_rollout.vllm.servers.lanes import Lane, send_all
 
     lane = Lane("vLLM server 0", Endpoint(f"unix:{tmp_path}/socket"), "r1_tcp", 60.0)
-    sent = LocalWeights([("w", torch.ones(3))], 0).hand_over(
+    sent = LocalWeights([("w", torch.ones(3))], 0).run_with_weights(
         partial(send_all, lanes=[lane], label="0-a", folder=tmp_path / "w", max_bytes=100, dtype=None, first={})
     )
     (fault,) = sent.faults

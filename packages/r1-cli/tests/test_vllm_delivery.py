@@ -88,7 +88,7 @@ def test_vllm_samples_from_what_ranks_have_sent_it(tmp_path: Path, monkeypatch: 
             with engines.active(source):
                 found = engines.logprobs_of(PROMPTS, RESPONSES)
                 torch.testing.assert_close(found, logprobs_of(model), atol=TOLERANCE, rtol=0)
-                compared = engines.compare(source.hand_over(partial(expected_checksums, precisions=["float32"])))
+                compared = engines.compare(source.run_with_weights(partial(expected_checksums, precisions=["float32"])))
                 assert not compared.differing
             with torch.no_grad():
                 for parameter in model.parameters():

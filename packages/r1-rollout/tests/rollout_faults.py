@@ -13,10 +13,10 @@ from transformers import DynamicCache
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.fault import ParameterRows
-from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.names import core
 from r1_rollout.types import PromptLike
+from r1_rollout.weight_source import LocalWeights, WeightSource
 
 Tamper = Callable[["FaultyEngine", str, Tensor], Tensor]
 

@@ -11,7 +11,6 @@ import torch
 from fake_vllm import END, FakeServer, answer, serving
 from patience import eventually
 
-from r1_rollout.handover import BucketWriter, LocalWeights, Shapes
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint
@@ -19,6 +18,7 @@ from r1_rollout.vllm.seeds import sample_seed
 from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.server import LocalServer
 from r1_rollout.vllm.servers.supervisor import Deadlines
+from r1_rollout.weight_source import BucketWriter, LocalWeights, Shapes
 from r1_rollout.weights import Weights
 
 QUICK = Deadlines(stall=60.0, load=60.0, probe=0.01, recovery=120.0)
@@ -48,7 +48,7 @@ class WeightsElsewhere:
     def tensors(self) -> Weights:
         raise AssertionError("a tensor was asked for here")
 
-    def hand_over(self, task: Callable[[Weights], Any]) -> Any:
+    def run_with_weights(self, task: Callable[[Weights], Any]) -> Any:
         return self.call(weights_over_there, task)
 
     def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:

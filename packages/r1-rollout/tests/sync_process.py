@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_rollout.embedded import EmbeddedEngine
-from r1_rollout.handover import LocalWeights
 from r1_rollout.types import SamplingParams
+from r1_rollout.weight_source import LocalWeights
 from r1_rollout.weights import buckets
 
 MEGABYTE = 2**20

@@ -18,7 +18,6 @@ from server_pools import PARAMS, Pools, adapter, all_ready, prompts, wait_for, w
 
 import r1_rollout
 from r1_rollout.errors import WeightsError
-from r1_rollout.handover import LocalWeights
 from r1_rollout.vllm.client import Endpoint
 from r1_rollout.vllm.nccl_group import NcclSender
 from r1_rollout.vllm.servers import transfer
@@ -26,6 +25,7 @@ from r1_rollout.vllm.servers.broadcast import Broadcast, BrokenOff
 from r1_rollout.vllm.servers.server import LocalServer
 from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
 from r1_rollout.vllm.tcp_group import TcpReceiver, TcpSender, own_address
+from r1_rollout.weight_source import LocalWeights
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 SOURCES = str(Path(r1_rollout.__file__).parents[1])

@@ -29,9 +29,9 @@ from r1_rollout.canary import TOLERANCE, Canary, widest_gap
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import StaleWeights
 from r1_rollout.fault import find_fault, group_of
-from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.probes import RESPONSE, ProbePrompt, Probes, spread_tokens, text_probes
+from r1_rollout.weight_source import LocalWeights
 
 ALLOWED = range(60)
 IMAGE, START, END_OF_IMAGE = 60, 62, 63

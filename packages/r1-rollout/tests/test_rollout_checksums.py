@@ -9,7 +9,7 @@ from embedded_cases import END
 
 from r1_rollout.checksums import ByteProof, Comparison, checksum, compare, expected_checksums, merged
 from r1_rollout.embedded import EmbeddedEngine
-from r1_rollout.handover import LocalWeights
+from r1_rollout.weight_source import LocalWeights
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])

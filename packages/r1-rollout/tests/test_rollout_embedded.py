@@ -28,8 +28,8 @@ from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.prefill import alike
 from r1_rollout.errors import WeightsError
-from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Drainable, Generator, SamplingParams
+from r1_rollout.weight_source import LocalWeights
 
 
 @pytest.fixture(params=["text_model", "vision_model"])

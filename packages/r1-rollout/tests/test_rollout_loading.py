@@ -13,9 +13,9 @@ from rollout_models import make_tokenizer
 
 from r1_rollout import LoadedEngine, SamplingParams, load
 from r1_rollout.embedded import EmbeddedEngine
-from r1_rollout.handover import LocalWeights
 from r1_rollout.tokens import media_token_ids
 from r1_rollout.types import accept_old_names
+from r1_rollout.weight_source import LocalWeights
 
 PARAMS = SamplingParams(max_tokens=6, n=2, seed=3)
 

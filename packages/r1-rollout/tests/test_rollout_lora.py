@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import WeightsError
-from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
+from r1_rollout.weight_source import LocalWeights
 from r1_rollout.weights import WeightStore
 
 TARGETS = ("q_proj", "down_proj")

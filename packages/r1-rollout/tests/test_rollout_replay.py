@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from r1_rollout.embedded.kv import LOG2_E, decode_attention, merge, partial_attention
 from r1_rollout.embedded.prefill import prefill_batches
-from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Replaying, SamplingParams
+from r1_rollout.weight_source import LocalWeights
 
 
 @pytest.fixture(params=["text_model", "vision_model"])

@@ -12,11 +12,11 @@ from fake_vllm import END, FakeServer, serving
 from server_pools import PARAMS, Pools, expected, prompts, told, wait_for, weights
 
 from r1_rollout.errors import PromptError
-from r1_rollout.handover import LocalWeights
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault
 from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
+from r1_rollout.weight_source import LocalWeights
 
 
 def test_thousands_of_samples_arrive_once_each_whatever_two_of_three_servers_do(pools: Pools) -> None:

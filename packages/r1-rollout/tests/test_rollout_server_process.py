@@ -14,7 +14,6 @@ from fake_vllm import END, answer
 from server_pools import wait_for
 
 import r1_rollout
-from r1_rollout.handover import LocalWeights
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import Endpoint, ServerFault, ask
 from r1_rollout.vllm.guard import TokenGuard
@@ -23,6 +22,7 @@ from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.server import LocalServer, ServerFailed, vllm_command
 from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
 from r1_rollout.vllm.shards import read_shards, write_shards
+from r1_rollout.weight_source import LocalWeights
 
 pytestmark = pytest.mark.slow
 

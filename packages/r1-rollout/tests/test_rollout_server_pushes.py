@@ -9,9 +9,9 @@ from server_pools import PARAMS, Pools, WeightsElsewhere, adapter, all_ready, pr
 from vllm_cases import adapter_bytes, bytes_in
 
 from r1_rollout.errors import WeightsError
-from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
+from r1_rollout.weight_source import LocalWeights
 
 
 def test_every_server_holds_the_new_weights_before_it_serves(pools: Pools) -> None:

@@ -14,8 +14,8 @@ from r1_rollout.embedded import EmbeddedEngine, decoding
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.prefill import prefill
 from r1_rollout.errors import PromptError
-from r1_rollout.handover import LocalWeights
 from r1_rollout.types import Completion, SamplingParams
+from r1_rollout.weight_source import LocalWeights
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-"
 

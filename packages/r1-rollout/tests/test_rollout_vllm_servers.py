@@ -23,7 +23,6 @@ from r1_rollout.canary import TOLERANCE, Canary
 from r1_rollout.checksums import expected_checksums
 from r1_rollout.errors import PromptError, WeightsError
 from r1_rollout.fault import find_fault
-from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.probes import text_probes
 from r1_rollout.types import Completion, SamplingParams
@@ -32,6 +31,7 @@ from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.protocol import generate_body
 from r1_rollout.vllm.servers.server import LocalServer, vllm_command
 from r1_rollout.vllm.servers.supervisor import Deadlines
+from r1_rollout.weight_source import LocalWeights
 
 pytestmark = [
     pytest.mark.vllm,

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from r1_rollout.handover import LocalWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.engine import VllmEngine
+from r1_rollout.weight_source import LocalWeights
 
 END, BANNED = 7, (60, 61)
 TOLERANCE = 1e-5

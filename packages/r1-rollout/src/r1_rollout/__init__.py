@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from r1_rollout.canary import Canary as Canary
     from r1_rollout.embedded import EmbeddedEngine as EmbeddedEngine
     from r1_rollout.fault import find_fault as find_fault
-    from r1_rollout.handover import LocalWeights as LocalWeights
     from r1_rollout.loading import LoadedEngine as LoadedEngine
     from r1_rollout.loading import load as load
     from r1_rollout.probes import text_probes as text_probes
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from r1_rollout.vllm.servers.server import LocalServer as LocalServer
     from r1_rollout.vllm.servers.server import vllm_command as vllm_command
     from r1_rollout.vllm.servers.supervisor import Deadlines as Deadlines
+    from r1_rollout.weight_source import LocalWeights as LocalWeights
 
 # What is imported from the package itself, and the module that has it, loaded when first asked for.
 PUBLIC = {
@@ -29,7 +29,7 @@ PUBLIC = {
     "EmbeddedEngine": "embedded",
     "Endpoint": "vllm.client",
     "LoadedEngine": "loading",
-    "LocalWeights": "handover",
+    "LocalWeights": "weight_source",
     "LocalServer": "vllm.servers.server",
     "SamplingParams": "types",
     "ServerPool": "vllm.servers.pool",

@@ -8,11 +8,11 @@ from typing import Protocol, TypeAlias
 
 from r1_rollout.canary import Canary, probe_logprobs, widest_gap
 from r1_rollout.errors import StaleWeights
-from r1_rollout.handover import WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.names import adapter_part, core
 from r1_rollout.probes import Probes
 from r1_rollout.types import Generator, PromptLike, Replaying
+from r1_rollout.weight_source import WeightSource
 from r1_rollout.weights import Weights
 
 ParameterRows: TypeAlias = Mapping[str, Sequence[int] | None]  # by name of a tensor: its rows, None for all of them

@@ -18,8 +18,8 @@ from r1_rollout.types import Completion, Groups, OldEngineNames, PromptLike, Sam
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from r1_rollout.handover import WeightSource
     from r1_rollout.types import Tokens
+    from r1_rollout.weight_source import WeightSource
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | PromptLike
 _KINDS = "a prompt is a string, a list of chat messages or of token ids; `prompts` is a list of such"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from r1_rollout.checksums import Comparison, Expected
-    from r1_rollout.handover import WeightSource
+    from r1_rollout.weight_source import WeightSource
 
     Tokens: TypeAlias = Sequence[int] | NDArray[np.int32]
 

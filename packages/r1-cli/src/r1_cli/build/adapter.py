@@ -12,7 +12,7 @@ from r1_cli.models.bases import Base
 from r1_cli.models.load import ModelError
 from r1_core.learner import Learner
 from r1_core.learner.checkpoint import Adaptation
-from r1_rollout.handover import LocalWeights
+from r1_rollout.weight_source import LocalWeights
 from r1_rollout.lora import Adapter
 
 

@@ -11,9 +11,9 @@ from r1_cli.build.engines import vllm
 from r1_cli.config import RunConfig
 from r1_cli.config.rollout import engine_module
 from r1_cli.hardware import Hardware
-from r1_rollout.handover import Call
 from r1_rollout.vllm.sending.group import Group, GroupSender
 from r1_rollout.vllm.sending.ipc import IpcSender, Pass
+from r1_rollout.weight_source import TransferCall
 
 JOINING = 600.0  # seconds for the workers to join a group
 
@@ -87,19 +87,19 @@ class Hosts:
         for number, info in enumerate(infos):
             if "rank_offset" in info:
                 info["rank_offset"] += number * self._workers
-        self._call([Call("init_weight_transfer_engine", {"init_info": info}) for info in infos])
+        self._call([TransferCall("init_weight_transfer_engine", {"init_info": info}) for info in infos])
 
     def start_weight_update(self) -> None:
-        self._call([Call("start_weight_update")] * len(self._hosts))
+        self._call([TransferCall("start_weight_update")] * len(self._hosts))
 
     def update_weights(self, update_info: Any) -> None:
-        self._call([Call("update_weights", {"update_info": update_info})] * len(self._hosts))
+        self._call([TransferCall("update_weights", {"update_info": update_info})] * len(self._hosts))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._call([Call("finish_weight_update")] * len(self._hosts))
+        self._call([TransferCall("finish_weight_update")] * len(self._hosts))
 
-    def _call(self, calls: Sequence[Call]) -> None:
-        """Call all at once. Raises the first error at once: the others may wait for what will not come now."""
+    def _call(self, calls: Sequence[TransferCall]) -> None:
+        """TransferCall all at once. Raises the first error at once: the others may wait for what will not come now."""
         threads = ThreadPoolExecutor(len(calls))
         try:
             asked = [threads.submit(host, "deliver", call) for host, call in zip(self._hosts, calls, strict=True)]

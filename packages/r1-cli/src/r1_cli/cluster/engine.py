@@ -17,9 +17,9 @@ from torch import Tensor
 from r1_cli.cluster.batch import Reference, to_tensor
 from r1_rollout.checksums import Comparison, Expected
 from r1_rollout.fault import Engine
-from r1_rollout.handover import Call, Delivered, LocalWeights, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Checksummed, Completion, Groups, PromptLike, SamplingParams
+from r1_rollout.weight_source import DirectWeights, LocalWeights, TransferCall, WeightSource
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
@@ -77,7 +77,7 @@ class EngineHost:
         assert self._arrival is not None
         self._arrival.take(bucket)
 
-    def deliver(self, call: Call) -> None:
+    def deliver(self, call: TransferCall) -> None:
         """Make a sender's call. Raises what the engine raises."""
         assert self._arrival is not None
         self._arrival.take(call)
@@ -148,12 +148,12 @@ class Arrival:
         *,
         delivered: bool = False,
     ) -> None:
-        self._brought: SimpleQueue[Reference | Call | Exception | None] = SimpleQueue()
+        self._brought: SimpleQueue[Reference | TransferCall | Exception | None] = SimpleQueue()
         self._done: SimpleQueue[None] = SimpleQueue()  # a word for each bucket that was read, and for the end
         self._error: BaseException | None = None
         self._over = False
         read = self._read if form is None else lambda: replace(form, weights=self._read())
-        source = Delivered(self._calls, version) if delivered else LocalWeights(read, version)
+        source = DirectWeights(self._calls, version) if delivered else LocalWeights(read, version)
         self._thread = Thread(target=self._run, args=(take_up, source), daemon=True, name="r1-weights")
         self._thread.start()
 
@@ -179,10 +179,10 @@ class Arrival:
             yield from ((name, to_tensor(*packed)) for name, packed in bucket.load())
             del bucket
 
-    def _calls(self) -> Iterator[Call]:
+    def _calls(self) -> Iterator[TransferCall]:
         yield from self._items()
 
-    def take(self, item: Reference | Call) -> None:
+    def take(self, item: Reference | TransferCall) -> None:
         """Bring one; returns when the engine has done with it. Raises what the engine has raised."""
         self._brought.put(item)
         self._done.get()

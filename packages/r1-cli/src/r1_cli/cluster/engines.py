@@ -21,8 +21,8 @@ from r1_cli.cluster.weights import RankedWeights, put_down
 from r1_rollout.canary import TOLERANCE, widest_gap
 from r1_rollout.checksums import Comparison, Expected, merged
 from r1_rollout.errors import EngineError
-from r1_rollout.handover import WeightSource
 from r1_rollout.types import PromptLike, SamplingParams
+from r1_rollout.weight_source import WeightSource
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -40,8 +40,8 @@ from r1_core.learner.trainable import LearnerInfo
 from r1_core.objective import Objective
 from r1_core.rows import tokens
 from r1_core.types import PER_TOKEN, Sample
-from r1_rollout.handover import BucketWriter, Shapes
 from r1_rollout.lora import Adapter
+from r1_rollout.weight_source import BucketWriter, Shapes
 from r1_rollout.weights import Weights, buckets
 
 Rows = NDArray[np.int32]  # which samples of the batch
@@ -235,7 +235,7 @@ class Rank:
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
-    def hand_over(self, task: Callable[[Weights], Result]) -> Result | None:
+    def run_with_weights(self, task: Callable[[Weights], Result]) -> Result | None:
         """Run a task on the whole weights, on rank 0; the others only gather with it, to the end whatever it does."""
         weights, form = self.learner.weights(), self.adapter()
         try:

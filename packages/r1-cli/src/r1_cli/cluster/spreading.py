@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from r1_core.learner.parallel import Parallel, gather
-from r1_rollout.handover import BucketWriter, Shapes
+from r1_rollout.weight_source import BucketWriter, Shapes
 from r1_rollout.weights import Cut
 
 

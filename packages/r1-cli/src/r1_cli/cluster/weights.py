@@ -9,8 +9,8 @@ from torch import Tensor
 
 from r1_cli.cluster.batch import Put, Reference, to_array, to_tensor
 from r1_cli.cluster.delivery import Ask, Way
-from r1_rollout.handover import BucketWriter, Shapes, WeightSource
 from r1_rollout.lora import Adapter
+from r1_rollout.weight_source import BucketWriter, Shapes, WeightSource
 from r1_rollout.weights import Weights, buckets
 
 Result = TypeVar("Result")
@@ -71,9 +71,9 @@ class RankedWeights:
         """Let the ranks send them to the processes of engines, past the driver."""
         self.ask("send_weights", way, list(hosts), dtype)
 
-    def hand_over(self, task: Callable[[Weights], Result]) -> Result:
+    def run_with_weights(self, task: Callable[[Weights], Result]) -> Result:
         """Run `task` on the weights in rank 0's process."""
-        result: Result = self.ask("hand_over", task)
+        result: Result = self.ask("run_with_weights", task)
         return result
 
     def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:

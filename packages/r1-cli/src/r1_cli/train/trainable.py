@@ -18,7 +18,7 @@ from r1_core.learner.trainable import LearnerInfo
 from r1_core.needs import Needs
 from r1_core.objective import Objective
 from r1_core.types import Sample
-from r1_rollout.handover import LocalWeights, WeightSource
+from r1_rollout.weight_source import LocalWeights, WeightSource
 
 Samples: TypeAlias = Sequence[Sample]
 Method = TypeVar("Method", bound=Callable[..., Any])

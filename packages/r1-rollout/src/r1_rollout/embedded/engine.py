@@ -14,9 +14,9 @@ from r1_rollout.embedded.choices import Choices, replay_choices, sampling_choice
 from r1_rollout.embedded.decoding import Decoding
 from r1_rollout.embedded.prefill import rotary_axes
 from r1_rollout.errors import PromptError
-from r1_rollout.handover import WeightSource
 from r1_rollout.sampling import banned_tokens
 from r1_rollout.types import OldEngineNames, PromptLike, SamplingParams
+from r1_rollout.weight_source import WeightSource
 from r1_rollout.weights import WeightStore
 
 if TYPE_CHECKING:

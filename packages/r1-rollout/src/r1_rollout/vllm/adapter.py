@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from r1_rollout.handover import Shapes
 from r1_rollout.lora import Adapter
 from r1_rollout.vllm.private_folder import PrivateFolder
+from r1_rollout.weight_source import Shapes
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 LAYER = re.compile(r"(?:layers|blocks)\.\d+\..+")  # what names have in common on both sides

@@ -12,7 +12,6 @@ import torch
 from r1_rollout import tokens
 from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
-from r1_rollout.handover import Delivered, Shapes, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, OldEngineNames, PromptLike, SamplingParams
 from r1_rollout.vllm.limits import Limits, require_temperature
@@ -20,6 +19,7 @@ from r1_rollout.vllm.options import EngineOptions, explain_failed_start
 from r1_rollout.vllm.running import Running
 from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.vllm.workers import end_workers, running_workers, silence_false_alarms, worker_threads
+from r1_rollout.weight_source import DirectWeights, Shapes, WeightSource
 from r1_rollout.weights import Weights, require_newer
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class VllmEngine(OldEngineNames):
         self._close("new weights came before it finished")
         self._version = None
         try:
-            self._call(self._sync, source if isinstance(source, Delivered) else source.tensors(), version)
+            self._call(self._sync, source if isinstance(source, DirectWeights) else source.tensors(), version)
         except (ValueError, KeyError, RuntimeError, AssertionError) as error:
             if isinstance(error, EngineError):
                 raise
@@ -349,7 +349,7 @@ class VllmEngine(OldEngineNames):
     def _drop(self, names: list[str]) -> None:
         self._llm.llm_engine.abort_request(names)
 
-    def _sync(self, weights: Weights | Delivered, version: int) -> None:
+    def _sync(self, weights: Weights | DirectWeights, version: int) -> None:
         from r1_rollout.vllm import sync
         from r1_rollout.vllm.adapter import load_adapter
 

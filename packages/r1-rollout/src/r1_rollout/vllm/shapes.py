@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from r1_rollout.errors import WeightsError
-from r1_rollout.handover import Shapes
+from r1_rollout.weight_source import Shapes
 
 
 def known(weights: Iterable[tuple[str, Tensor]], came: Shapes, first: Shapes) -> Iterator[tuple[str, Tensor]]:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from r1_rollout.errors import WeightsError
-from r1_rollout.handover import LocalWeights, Shapes, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.vllm.adapter import write_adapter
+from r1_rollout.weight_source import LocalWeights, Shapes, WeightSource
 from r1_rollout.weights import Weights
 
 # Said of a folder by the process that has weights to write and does not find it.
@@ -69,7 +69,7 @@ def write_source(source: WeightSource, folder: Path, max_bytes: int, dtype: torc
     """
     with _drafted(folder) as draft:
         if isinstance(source.names(), Adapter):
-            return source.hand_over(partial(_write_adapter, folder=draft))
+            return source.run_with_weights(partial(_write_adapter, folder=draft))
         written = Written(source.spread(ShardWriter(draft), max_bytes, dtype), adapter=False)
         if (seen := count_tensors(draft)) != len(written.shapes):
             raise FileNotFoundError(f"{folder}: {len(written.shapes)} weights were written, and {seen} are seen here")

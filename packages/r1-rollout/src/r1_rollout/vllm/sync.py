@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from r1_rollout.fault import group_of
-from r1_rollout.handover import Call, Delivered, Shapes
 from r1_rollout.names import FUSED, Directory, unwrapped
 from r1_rollout.vllm.private_folder import PrivateFolder
 from r1_rollout.vllm.shapes import known, note, require_same
 from r1_rollout.vllm.shards import read_shards, write_shards
+from r1_rollout.weight_source import DirectWeights, Shapes, TransferCall
 from r1_rollout.weights import buckets
 
 BUCKET = 1 << 30  # bytes on each GPU, or of a file
@@ -25,7 +25,7 @@ BUCKET = 1 << 30  # bytes on each GPU, or of a file
 
 def bring(
     llm: Any,
-    weights: Iterable[tuple[str, Tensor]] | Delivered,
+    weights: Iterable[tuple[str, Tensor]] | DirectWeights,
     came: Shapes,
     first: Shapes,
     dtype: torch.dtype,
@@ -43,7 +43,7 @@ def bring(
         WeightsError, ValueError: they are not the model's, or not those of the first sync.
     """
     llm.collective_rpc(prepare_experts)
-    if isinstance(weights, Delivered):
+    if isinstance(weights, DirectWeights):
         receive(llm, weights.calls(), came, first)
         if workers == 1:
             require_all(llm, came, on_cpu=on_cpu)
@@ -229,7 +229,7 @@ def send(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) ->
     llm.finish_weight_update()
 
 
-def receive(llm: Any, calls: Iterable[Call], came: Shapes, first: Shapes) -> None:
+def receive(llm: Any, calls: Iterable[TransferCall], came: Shapes, first: Shapes) -> None:
     """Make the calls of a sender elsewhere, which bring the weights to the workers without passing through here.
 
     Args:

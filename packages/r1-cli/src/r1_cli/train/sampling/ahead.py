@@ -24,9 +24,9 @@ from r1_cli.train.groups.supply import load_surplus, save_surplus
 from r1_cli.train.roles import Collected, Collector, Position
 from r1_cli.train.sampling.proof import ProvenGenerator, canary_metrics
 from r1_data.types import Prompt
-from r1_rollout.handover import LocalWeights, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Generator
+from r1_rollout.weight_source import LocalWeights, WeightSource
 
 STATE_FILE = "position.json"
 

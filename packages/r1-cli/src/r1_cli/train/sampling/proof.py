@@ -14,8 +14,8 @@ from r1_rollout.canary import Canary
 from r1_rollout.checksums import ByteProof, Expected, expected_checksums
 from r1_rollout.errors import EngineError, StaleWeights
 from r1_rollout.fault import Engine, ParameterRows, find_fault, name_differing
-from r1_rollout.handover import WeightSource
 from r1_rollout.types import Checksummed, Drainable, Generator, Groups, PromptLike, Replaying, SamplingParams
+from r1_rollout.weight_source import WeightSource
 
 log = logging.getLogger("r1")
 _UNPROVEN = (
@@ -114,7 +114,7 @@ class ProvenGenerator:
         probes, sums = self.canary.probes, None
         if isinstance(self.engine, Checksummed):
             kinds, factors = self.engine.precisions, self.engine.keeps_layout
-            sums = source.hand_over(partial(expected_checksums, precisions=kinds, factors=factors))
+            sums = source.run_with_weights(partial(expected_checksums, precisions=kinds, factors=factors))
         opening = self.canary.opening.probes if self.canary.opening else None
         once = (None, None) if self._started else (self.canary.pictures, opening)
         seen = [self.reference.logprobs_of(one.prompts, one.responses) if one else None for one in once]

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 import torch
 
 from r1_rollout.errors import WeightsError
-from r1_rollout.handover import Shapes
 from r1_rollout.lora import Adapter
 from r1_rollout.vllm.client import Endpoint, ServerFault
 from r1_rollout.vllm.servers.broadcast import Broadcast, BrokenOff, Bucket, Subscriber
@@ -17,6 +16,7 @@ from r1_rollout.vllm.servers.server import must_be_fit
 from r1_rollout.vllm.servers.transfer import Backend, Transfer
 from r1_rollout.vllm.shapes import known, require_same
 from r1_rollout.vllm.shards import write_buckets
+from r1_rollout.weight_source import Shapes
 from r1_rollout.weights import Weights, buckets
 
 

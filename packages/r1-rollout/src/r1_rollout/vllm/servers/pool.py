@@ -16,7 +16,6 @@ import torch
 
 from r1_rollout.checksums import Comparison, Expected, merged
 from r1_rollout.errors import WeightsError
-from r1_rollout.handover import Shapes, WeightSource
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, OldEngineNames, PromptLike, SamplingParams
 from r1_rollout.vllm.client import Call, Endpoint, NotThere, ServerFault, ask, stream
@@ -31,6 +30,7 @@ from r1_rollout.vllm.servers.supervisor import Deadlines, Supervisor
 from r1_rollout.vllm.servers.transfer import Backend
 from r1_rollout.vllm.shapes import require_same
 from r1_rollout.vllm.shards import Written, count_tensors, write_source
+from r1_rollout.weight_source import Shapes, WeightSource
 from r1_rollout.weights import require_newer
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class ServerPool(OldEngineNames):
                 send_all, lanes=lanes, label=label, folder=folder,
                 max_bytes=self._bucket_bytes, dtype=self._dtype, first=self._shapes,
             )  # fmt: skip
-            sent = source.hand_over(task)
+            sent = source.run_with_weights(task)
             self._shapes, self._base = sent.shapes, PushedWeights(folder, label, len(sent.shapes))
             return self._base, sent.faults
 

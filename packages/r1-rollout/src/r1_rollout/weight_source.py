@@ -38,7 +38,7 @@ class WeightSource(Protocol):
     def tensors(self) -> Weights:
         """Bring them into this process, one after the other, named as in the checkpoint; or an adapter alone."""
 
-    def hand_over(self, task: Callable[[Weights], Result]) -> Result:
+    def run_with_weights(self, task: Callable[[Weights], Result]) -> Result:
         """Run `task` on them in the process that has them; only the task and what it returns travel, as pickles."""
 
     def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
@@ -79,7 +79,7 @@ class LocalWeights:
             return replace(weights, weights=_followed(weights.weights, self.taken))
         return _followed(weights, self.taken)
 
-    def hand_over(self, task: Callable[[Weights], Result]) -> Result:
+    def run_with_weights(self, task: Callable[[Weights], Result]) -> Result:
         """Run `task` here."""
         return task(self.names())
 
@@ -95,10 +95,10 @@ class LocalWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TransferCall:
     """A sender's call of vLLM's weight transfer, to be made in an engine.
 
-    Example: `Call("update_weights", {"update_info": {"names": ["lm_head.weight"], …}})`.
+    Example: `TransferCall("update_weights", {"update_info": {"names": ["lm_head.weight"], …}})`.
     """
 
     verb: str
@@ -106,10 +106,10 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class DirectWeights:
     """A `WeightSource` whose tensors do not pass through here: an engine makes the sender's calls, which bring them."""
 
-    calls: Callable[[], Iterator[Call]]
+    calls: Callable[[], Iterator[TransferCall]]
     version: int
 
     def names(self) -> Weights:
@@ -120,7 +120,7 @@ class Delivered:
         """Raise WeightsError: they are on the way from GPU to GPU."""
         return self.names()
 
-    def hand_over(self, task: Callable[[Weights], Result]) -> Result:
+    def run_with_weights(self, task: Callable[[Weights], Result]) -> Result:
         """Raise WeightsError: they are in the sender's process."""
         return task(self.names())
 
