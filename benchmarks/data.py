@@ -35,7 +35,7 @@ from transformers import AutoConfig, AutoProcessor
 from r1_data import PromptDataset, Renderer, Stream
 from r1_data.media_cache import MediaCache
 from r1_data.positions import position_ids_of
-from r1_data.prompt_memory import PromptMemory
+from r1_data.prefetch import PromptMemory
 from r1_data.workers import Workers
 
 MODEL = Path(__file__).resolve().parents[1] / "examples/quickstart/model"

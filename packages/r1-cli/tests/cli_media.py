@@ -15,7 +15,7 @@ from r1_cli.cluster.media import MediaHost, MediaSet
 from r1_cli.cluster.ranks import Ranks
 from r1_data.dataset import PromptDataset
 from r1_data.positions import position_ids_of
-from r1_data.prompt_memory import PromptMemory
+from r1_data.prefetch import PromptMemory
 from r1_data.render import Renderer
 from r1_data.types import Example
 from r1_data.vision import Pixels
@@ -67,4 +67,4 @@ def media_of(hosts: Sequence[Ranks], calls: int = 2) -> Iterator[MediaSet]:
 
 
 def dataset_of(rows: Sequence[Any], renderer: Renderer, elsewhere: MediaSet | None = None) -> PromptDataset:
-    return PromptDataset(rows, renderer, max_prompt_length=500, memory=PromptMemory(0), elsewhere=elsewhere)
+    return PromptDataset(rows, renderer, max_prompt_length=500, memory=PromptMemory(0), remote=elsewhere)

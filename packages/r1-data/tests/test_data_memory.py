@@ -9,7 +9,7 @@ import pytest
 from r1_data.dataset import PromptDataset
 from r1_data.media_cache import MediaCache
 from r1_data.mixture import Mixture
-from r1_data.prompt_memory import PromptMemory
+from r1_data.prefetch import PromptMemory
 from r1_data.render import Renderer
 from r1_data.stream import Stream
 from r1_data.workers import Workers

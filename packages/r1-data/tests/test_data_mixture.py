@@ -124,11 +124,13 @@ def test_shares_of_any_batch_are_contiguous_and_complete(size, world):
 def test_a_mixture_plans_the_prompts_of_its_parts_in_the_order_of_the_batch():
     class Memory(list):
         __hash__ = object.__hash__
-        plan = list.append
+        prefetch = list.append
 
     class Part(str):
-        def jobs(self, index):
-            return [self[index]]
+        renders_ahead = True
+
+        def job(self, index):
+            return self[index]
 
     shared, own = Memory(), Memory()
     parts = [Part("ab"), Part("c"), Part("def")]
@@ -137,7 +139,7 @@ def test_a_mixture_plans_the_prompts_of_its_parts_in_the_order_of_the_batch():
     mixture = Mixture(parts)
     mixture.prefetch([5, 0, 2, 3, 1])
     mixture.prefetch([2])
-    assert shared == [["f", "a", "d", "b"], []]  # the second plan makes the first forgotten
+    assert shared == [["f", "a", "d", "b"], []]  # the second batch replaces the first
     assert own == [["c"], ["c"]]
 
 

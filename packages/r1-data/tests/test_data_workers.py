@@ -4,7 +4,6 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from multiprocessing import Pipe, forkserver
 
 import pytest
@@ -13,11 +12,10 @@ from data_targets import MEGABYTE, Frail, Target
 from patience import eventually
 
 from r1_data.dataset import PromptDataset
-from r1_data.prompt_memory import PromptMemory
+from r1_data.prefetch import PromptMemory, RenderJob
 from r1_data.render import Renderer
 from r1_data.types import DataError, MediaError
 from r1_data.workers import WorkerDied, Workers
-from r1_data.workers.ahead import Ahead, Job
 from r1_data.workers.transfer import receive, send
 
 
@@ -187,25 +185,32 @@ def test_workers_that_cannot_start_are_an_error_of_the_run_not_of_a_row():
         workers.submit("add", 1, 2).result()
 
 
-def test_what_is_made_ahead_stays_within_its_memory():
-    started: list[int] = []
+class Starts:
+    """In the place of a `RowRenderer`: notes which rows were started."""
 
-    def start(row: int) -> Future:
-        started.append(row)
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def start(self, row: int) -> Future:
+        self.rows.append(row)
         return Future()
 
-    def jobs(*rows: int) -> list[Job]:
-        return [Job(row, partial(start, row), 4) for row in rows]
 
-    ahead = Ahead(10 * 25_000)
-    ahead.plan(jobs(*range(6)))
-    assert started == [0, 1]
-    ahead.take(0, partial(start, 0))
-    assert started == [0, 1, 2]
-    ahead.take(4, partial(start, 4))  # not in order: started at once, and not again
-    assert started == [0, 1, 2, 4]
-    ahead.plan(jobs(7, 2))  # row 1 is forgotten
-    assert started == [0, 1, 2, 4, 7]
-    ahead.take(2, partial(start, 2))
-    assert started == [0, 1, 2, 4, 7]
-    assert ahead.bytes == 4 * 25_000
+def test_prompts_rendered_ahead_stay_within_their_memory():
+    started = Starts()
+
+    def jobs(*rows: int) -> list[RenderJob]:
+        return [RenderJob(started, row, 4) for row in rows]
+
+    memory = PromptMemory(ahead_bytes=10 * 25_000)
+    memory.prefetch(jobs(*range(6)))
+    assert started.rows == [0, 1]
+    memory.render(*jobs(0))
+    assert started.rows == [0, 1, 2]
+    memory.render(*jobs(4))  # not in order: started at once, and not again
+    assert started.rows == [0, 1, 2, 4]
+    memory.prefetch(jobs(7, 2))  # row 1 is cancelled
+    assert started.rows == [0, 1, 2, 4, 7]
+    memory.render(*jobs(2))
+    assert started.rows == [0, 1, 2, 4, 7]
+    assert memory.pending_bytes == 4 * 25_000

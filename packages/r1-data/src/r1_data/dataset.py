@@ -2,24 +2,20 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from r1_data.lengths import MANY, MANY_TEXTS, measure_all, open_known
-from r1_data.prompt_memory import PromptMemory
+from r1_data.prefetch import PromptMemory, RemoteRenderer, RenderJob, RowRenderer
 from r1_data.reader import RowReader
 from r1_data.references import describe
 from r1_data.remarks import Remarks
 from r1_data.render import Renderer
 from r1_data.sources import as_rows
 from r1_data.types import DataError, Example, MediaError, Overlong, Prompt
-from r1_data.vision import Pixels
 from r1_data.workers import WorkerDied, Workers
-from r1_data.workers.ahead import Elsewhere, Job, failed, rendered, start_rendering
 
 BadRows = Literal["refuse", "skip_media", "skip"]
 
@@ -53,7 +49,7 @@ class PromptDataset:
         progress: Callable[[int, int], None] | None = None,
         memory: PromptMemory | None = None,
         workers: Workers | None = None,
-        elsewhere: Elsewhere | None = None,
+        remote: RemoteRenderer | None = None,
         known_lengths: str | Path | None = None,
     ) -> None:
         """Check every row: its columns, its media's headers, its prompt's length.
@@ -67,21 +63,23 @@ class PromptDataset:
             progress: called with (rows checked, rows in all) after every row.
             memory: for media that stay decoded and for prompts made ahead; several data sets may share it.
             workers: processes that hold `renderer`, shared by several datasets; None: all is done in this one.
-            elsewhere: renders rows with media, and keeps them decoded, instead of this process and `memory`; prompts
-                then come with references (`r1_data.model_inputs`).
+            remote: renders rows with media on other machines, which keep them decoded; prompts then hold references
+                (`r1_data.model_inputs`).
             known_lengths: folder in which the lengths of 1,000 and more rows are remembered; None: nowhere.
 
         Raises:
             DataError: rows that cannot be used (up to ten are listed, with reasons and the total), or no row is left.
         """
-        self._rows, self._renderer, self._workers = as_rows(rows), renderer, workers
-        self._elsewhere = elsewhere
-        self._reader, self._limit = reader or RowReader(), max_prompt_length
+        self._rows, self._renderer, self._limit = as_rows(rows), renderer, max_prompt_length
+        self._reader = reader or RowReader()
         self.has_media = False  # whether any row has pictures or videos
         self._remarks: list[str] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self.memory = memory or PromptMemory()
-        lengths = self._measure(known_lengths if len(rows) >= MANY else None, progress)
+        self._row_renderer = RowRenderer(
+            self._rows, self._reader, renderer, self.memory, workers=workers, remote=remote
+        )
+        lengths = self._measure(known_lengths if len(rows) >= MANY else None, workers, progress)
         if not filter_overlong:
             lengths = [self._within(max_prompt_length, row, length) for row, length in enumerate(lengths)]
         self._kept, summary = _choose(lengths, max_prompt_length, bad_rows)
@@ -95,26 +93,22 @@ class PromptDataset:
 
     def __getitem__(self, index: int) -> Prompt:
         """Render the prompt of the i-th row kept. Raises DataError that names the row if a picture does not decode."""
-        row, _ = self._kept[index]
+        job = self.job(index)
         try:
-            prompt = self.memory.take((self, row), partial(self._start, row))
+            prompt = self.memory.render(job).result()
         except WorkerDied as error:
-            raise MediaError(f"{self._rows[row][0]}: {error}") from error
+            raise MediaError(f"{self._rows[job.row][0]}: {error}") from error
         if len(prompt.token_ids) > self._limit:
             tokens = f"{len(prompt.token_ids):,} tokens, max_prompt_length is {self._limit}"
             raise MediaError(f"{prompt.id}: the prompt has {tokens}; what it was made of has changed since the check")
         return prompt
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What another process gets: all but the workers."""
-        return {**self.__dict__, "_workers": None, "_elsewhere": None}
 
     def mean_values(self, rows: int = 16) -> float:
         """How many numbers a prompt's model inputs have on average, from the media headers of some rows."""
         chosen, counts = self._kept[:: max(len(self._kept) // rows, 1)], []
         for row, _ in chosen:
             with suppress(DataError):  # gone since the check: named when its turn comes
-                counts.append(self._renderer.count_values(self._example(row)))
+                counts.append(self._renderer.count_values(self._row_renderer.read(row)))
         return sum(counts) / max(len(counts), 1)
 
     def left_out(self) -> Iterator[str]:
@@ -124,41 +118,23 @@ class PromptDataset:
             yield str(self._too_long(row, found) if isinstance(found, int) else found)
 
     def prefetch(self, indices: Iterable[int]) -> None:
-        """Let workers render these prompts, in this order, as far ahead as the memory for it goes."""
-        self.memory.plan(job for index in indices for job in self.jobs(index))
+        """Render these prompts in the background, in this order, as far ahead as memory allows."""
+        self.memory.prefetch(map(self.job, indices) if self.renders_ahead else ())
 
-    def jobs(self, index: int) -> list[Job]:
-        """How the i-th row kept is rendered ahead: nothing to do where there are no workers."""
-        row, tokens = self._kept[index]
-        alone = self._workers is None and self._elsewhere is None
-        return [] if alone else [Job((self, row), partial(self._start, row), tokens)]
+    @property
+    def renders_ahead(self) -> bool:
+        """Whether prompts can be rendered in the background: by workers, or on other machines."""
+        return self._row_renderer.concurrent
 
-    def _start(self, row: int) -> "Future[Prompt]":
-        """Begin to render a row, from its decoded media where they were kept."""
-        try:
-            example = self._example(row)
-        except DataError as error:
-            return failed(error)
-        if example.media and self._elsewhere is not None:
-            return self._elsewhere((id(self.memory), id(self), row), example)
-        pixels, finish = self.memory.pixels((self, row)), partial(self._finish, row)
-        if pixels is None:
-            return start_rendering(example, self._renderer, self._workers, finish)
-        return (rendered if self._workers is None else self._workers.compute)(partial(finish, example, pixels))
-
-    def _finish(self, row: int, example: Example, pixels: Pixels) -> Prompt:
-        """Make the prompt of decoded media, and keep them."""
-        self.memory.keep((self, row), pixels)
-        return self._renderer.render(example, pixels)
-
-    def _example(self, row: int) -> Example:
-        return self._reader(*self._rows[row])
+    def job(self, index: int) -> RenderJob:
+        """Return the i-th kept row as a job for `memory`."""
+        return RenderJob(self._row_renderer, *self._kept[index])
 
     def _examples(self) -> Iterator[tuple[int, Example | DataError]]:
         remarks = Remarks(self._renderer.tokenizer, self._reader)
         for index in range(len(self._rows)):
             try:
-                example = self._example(index)
+                example = self._row_renderer.read(index)
             except DataError as error:
                 yield index, error
                 continue
@@ -168,7 +144,9 @@ class PromptDataset:
             self._digest.update("\0".join(map(describe, example.media)).encode("utf-8", "backslashreplace"))
             yield index, example
 
-    def _measure(self, folder: str | Path | None, progress: Callable[[int, int], None] | None) -> list[int | DataError]:
+    def _measure(
+        self, folder: str | Path | None, workers: Workers | None, progress: Callable[[int, int], None] | None
+    ) -> list[int | DataError]:
         """The prompt length of every row, or why it cannot be used."""
         total = len(self._rows)
         lengths: list[int | DataError] = [0] * total
@@ -177,7 +155,7 @@ class PromptDataset:
             if known is not None:
                 stack.enter_context(closing(known))
             many = total >= MANY_TEXTS
-            found = measure_all(self._examples(), self._renderer, self._workers, known, limit=self._limit, many=many)
+            found = measure_all(self._examples(), self._renderer, workers, known, limit=self._limit, many=many)
             for done, (index, length) in enumerate(found, start=1):
                 lengths[index] = length
                 if progress is not None:

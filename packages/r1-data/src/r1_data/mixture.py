@@ -15,10 +15,9 @@ from operator import lt
 from typing import Literal
 
 from r1_data.dataset import PromptDataset
-from r1_data.prompt_memory import PromptMemory
+from r1_data.prefetch import PromptMemory, RenderJob
 from r1_data.stream import require_index, share, shuffled
 from r1_data.types import DataError, Prompt
-from r1_data.workers.ahead import Job
 
 Exhaustion = Literal["all_exhausted", "first_exhausted"]
 
@@ -43,12 +42,13 @@ class Mixture:
 
     def prefetch(self, indices: Iterable[int]) -> None:
         """Let workers render these prompts, in this order, as far ahead as the memory of their data sets goes."""
-        planned: dict[PromptMemory, list[Job]] = {part.memory: [] for part in self.parts}
+        planned: dict[PromptMemory, list[RenderJob]] = {part.memory: [] for part in self.parts}
         for index in indices:
             which, own = self._place(index)
-            planned[self.parts[which].memory] += self.parts[which].jobs(own)
+            if self.parts[which].renders_ahead:
+                planned[self.parts[which].memory].append(self.parts[which].job(own))
         for memory, jobs in planned.items():
-            memory.plan(jobs)
+            memory.prefetch(jobs)
 
     def _place(self, index: int) -> tuple[int, int]:
         """The part that holds a prompt, and the prompt's index in it."""

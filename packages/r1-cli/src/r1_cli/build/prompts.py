@@ -11,7 +11,7 @@ from r1_cli.config.sources import Source
 from r1_cli.train.metrics.validate import ValidationSet
 from r1_data.dataset import PromptDataset
 from r1_data.mixture import Mixture, WeightedStream
-from r1_data.prompt_memory import PromptMemory
+from r1_data.prefetch import PromptMemory
 from r1_data.stream import Stream
 from r1_data.types import DataError
 from r1_rollout.types import SamplingParams
@@ -35,7 +35,7 @@ def build_prompts(config: RunConfig, opened: Sequence[OpenSource], rendering: Re
                 one.rows,
                 rendering.renderer,
                 workers=rendering.workers,
-                elsewhere=rendering.elsewhere,
+                remote=rendering.remote,
                 memory=memory,
                 max_prompt_length=data.max_prompt_length,
                 filter_overlong=data.filter_overlong_prompts,

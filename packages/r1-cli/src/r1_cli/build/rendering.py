@@ -11,10 +11,10 @@ from r1_cli.config import RunConfig
 from r1_cli.models.files import ModelFiles
 from r1_data.media_cache import MediaCache
 from r1_data.positions import count_tokens, position_ids_of
+from r1_data.prefetch import RemoteRenderer
 from r1_data.render import Renderer
 from r1_data.videos import FrameRules
 from r1_data.workers import Ended, Workers
-from r1_data.workers.ahead import Elsewhere
 
 GIGABYTE = 10**9
 
@@ -25,7 +25,7 @@ class Rendering:
 
     renderer: Renderer
     workers: Workers | None
-    elsewhere: Elsewhere | None = None  # renders rows with media, where ranks are on machines of a cluster
+    remote: RemoteRenderer | None = None  # renders rows with media, where ranks are on machines of a cluster
 
 
 def build_renderer(config: RunConfig, model: ModelFiles, *, own_sizes: bool = False) -> Renderer:

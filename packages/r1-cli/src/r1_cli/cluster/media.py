@@ -19,7 +19,7 @@ import torch
 from r1_cli.cluster.batch import Put, put_inputs
 from r1_cli.cluster.ranks import Ranks
 from r1_data.model_inputs import LazyMedia
-from r1_data.prompt_memory import PromptMemory
+from r1_data.prefetch import PromptMemory
 from r1_data.references import Video
 from r1_data.render import Renderer, to_pil
 from r1_data.types import DataError, Example, Prompt
@@ -69,10 +69,10 @@ class MediaHost:
             memory = self._memories[key[0]]
 
         def kept(pixels: Pixels) -> Any:
-            memory.keep(key, pixels)
+            memory.add_pixels(key, pixels)
             return then(pixels)
 
-        pixels = memory.pixels(key)
+        pixels = memory.get_pixels(key)
         if self._workers is None:
             return kept(self._renderer.load(example)) if pixels is None else then(pixels)
         if pixels is None:
@@ -90,7 +90,7 @@ class MediaHost:
 
 
 class MediaSet:
-    """Renders rows on the machines of a cluster: r1-data's `Elsewhere`.
+    """Renders rows on the machines of a cluster: r1-data's `RemoteRenderer`.
 
     A row is always the same machine's, so that this one keeps it decoded. What cannot be read there is asked of the
     first machine, the driver's own, before it counts as bad: files need not be everywhere.

@@ -133,7 +133,7 @@ class Session:
         renderer = build_renderer(config, devices.model)
         rendering = self.stack.enter_context(open_rendering(config, renderer, reports.timeline.record))
         media = open_media(config, devices.hardware, renderer, devices.seats.ranks, self.stack)
-        rendering = replace(rendering, elsewhere=media)
+        rendering = replace(rendering, remote=media)
         training, validation = (
             DataSplit(names, rows, build_prompts(config, rows, rendering, reports.console.counter))
             for names, rows in ((sources, opened), (val_sources, val_opened))

@@ -8,10 +8,10 @@ from typing import Any
 
 from r1_cli.build.rows import OpenSource
 from r1_cli.plan.data_check.findings import TITLES, Report
+from r1_data.prefetch import start_rendering
 from r1_data.render import Renderer, to_pil
 from r1_data.types import DataError, Prompt
 from r1_data.workers import WorkerDied, Workers
-from r1_data.workers.ahead import start_rendering
 
 THUMBNAIL = 128  # pixels of the longer side
 SAMPLES = 6  # rows shown of each source

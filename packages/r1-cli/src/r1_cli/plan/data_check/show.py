@@ -8,9 +8,9 @@ from r1_cli.build.rows import OpenSource
 from r1_cli.config import RunConfig
 from r1_cli.models.files import open_model
 from r1_cli.plan.data_check.examine import open_all
+from r1_data.prefetch import start_rendering
 from r1_data.types import DataError, Prompt
 from r1_data.workers import WorkerDied
-from r1_data.workers.ahead import start_rendering
 
 
 def describe_row(config: RunConfig, wanted: str, *, validation: bool) -> str:

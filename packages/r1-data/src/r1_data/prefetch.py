@@ -1,0 +1,185 @@
+"""Render prompts ahead of time: decoded media and pending prompts are kept in memory, both within a bound.
+
+A data set asks a `PromptMemory` for rows as `RenderJob`s. The memory starts them in order, each by its `RowRenderer`,
+which sends media to another machine, to a worker process, or decodes them here. Nothing calls back into the data set.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+
+from r1_data.reader import RowReader
+from r1_data.render import Renderer
+from r1_data.types import DataError, Example, Prompt
+from r1_data.vision import Pixels
+from r1_data.workers.pool import Workers
+
+_BYTES_PER_TOKEN = 25_000  # of a picture: 4 patches of 2 × 3 × 16 × 16 floats
+
+# Renders a row with media on another machine, which keeps the model's inputs. The key is unique for each row of a run:
+# its memory, its data set, its row number. The future raises as `Renderer.render` does.
+RemoteRenderer = Callable[[tuple[int, int, int], Example], Future[Prompt]]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderJob:
+    """A row to render."""
+
+    renderer: "RowRenderer"
+    row: int
+    tokens: int  # of its prompt, media included
+
+    @property
+    def bytes(self) -> int:
+        """An upper bound of the memory that the prompt takes."""
+        return self.tokens * _BYTES_PER_TOKEN
+
+
+class PromptMemory:
+    """Decoded media and pending prompts of a run, both bounded; several data sets may share one.
+
+    Media of the rows read first stay until the end. An epoch reads every row once, in a new order, so a row read just
+    now is the last to be needed again: replacing old rows by new ones would decode both again.
+    """
+
+    def __init__(self, max_bytes: int = 2**30, *, ahead_bytes: int = 2**28) -> None:
+        """`max_bytes` bounds the resized 8-bit pixels, `ahead_bytes` the prompts that are pending or not yet read."""
+        self.bytes = 0  # of pixels
+        self._max_bytes, self._ahead_bytes, self._lock = max_bytes, ahead_bytes, threading.Lock()
+        self._pixels: dict[Hashable, Pixels] = {}
+        self._planned: deque[RenderJob] = deque()
+        self._pending: dict[RenderJob, Future[Prompt]] = {}
+
+    def __reduce__(self) -> "tuple[Callable[[int, int], PromptMemory], tuple[int, int]]":
+        """Another process gets an empty memory with the same bounds."""
+        return _empty_memory, (self._max_bytes, self._ahead_bytes)
+
+    @property
+    def pending_bytes(self) -> int:
+        """An upper bound of what pending and unread prompts take."""
+        return sum(job.bytes for job in self._pending)
+
+    def prefetch(self, jobs: Iterable[RenderJob]) -> None:
+        """Render these rows next, in this order. Earlier jobs that are not among them are cancelled."""
+        planned = dict.fromkeys(jobs)
+        for job in self._pending.keys() - planned.keys():
+            self._pending.pop(job).cancel()
+        self._planned = deque(job for job in planned if job not in self._pending)
+        self._start_planned()
+
+    def render(self, job: RenderJob) -> "Future[Prompt]":
+        """Return the pending rendering of a row, or start it. The future raises as `Renderer.render` does."""
+        future = self._pending.pop(job, None)
+        if future is None:
+            self._planned = deque(other for other in self._planned if other != job)
+            future = job.renderer.start(job.row)
+        self._start_planned()
+        return future
+
+    def get_pixels(self, key: Hashable) -> Pixels | None:
+        """Return a row's decoded media if they are in memory."""
+        return self._pixels.get(key)
+
+    def add_pixels(self, key: Hashable, pixels: Pixels) -> None:
+        """Keep a row's decoded media if they fit."""
+        size = sum(tensor.nbytes for tensor in (*pixels.images, *pixels.videos))
+        with self._lock:
+            if 0 < size <= self._max_bytes - self.bytes and key not in self._pixels:
+                self._pixels[key] = pixels
+                self.bytes += size
+
+    def _start_planned(self) -> None:
+        size = self.pending_bytes
+        while self._planned and size + self._planned[0].bytes <= self._ahead_bytes:
+            job = self._planned.popleft()
+            self._pending[job] = job.renderer.start(job.row)
+            size += job.bytes
+
+
+class RowRenderer:
+    """Starts the rendering of a data set's rows: on another machine, in worker processes, or in this thread."""
+
+    def __init__(
+        self,
+        rows: Sequence[tuple[str, Mapping[str, object]]],
+        reader: RowReader,
+        renderer: Renderer,
+        memory: PromptMemory,
+        *,
+        workers: Workers | None = None,
+        remote: RemoteRenderer | None = None,
+    ) -> None:
+        """`workers` hold `renderer`; `remote` renders rows with media instead of this process and `memory`."""
+        self._rows, self._reader, self._renderer, self._memory = rows, reader, renderer, memory
+        self._workers, self._remote = workers, remote
+        self.concurrent = workers is not None or remote is not None  # whether rendering ahead saves time
+
+    def __getstate__(self) -> dict[str, object]:
+        """Another process gets everything but the workers."""
+        return {**self.__dict__, "_workers": None, "_remote": None, "concurrent": False}
+
+    def read(self, row: int) -> Example:
+        """Read a row. Raises DataError."""
+        return self._reader(*self._rows[row])
+
+    def start(self, row: int) -> "Future[Prompt]":
+        """Start rendering a row, from its decoded media if they are in memory."""
+        try:
+            example = self.read(row)
+        except DataError as error:
+            return _failed(error)
+        if example.media and self._remote is not None:
+            return self._remote((id(self._memory), id(self), row), example)
+        pixels = self._memory.get_pixels((self, row))
+        if pixels is None:
+            return start_rendering(example, self._renderer, self._workers, partial(self._add_pixels, row))
+        render = partial(self._renderer.render, example, pixels)
+        return _run(render) if self._workers is None else self._workers.compute(render)
+
+    def _add_pixels(self, row: int, pixels: Pixels) -> None:
+        self._memory.add_pixels((self, row), pixels)
+
+
+def start_rendering(
+    example: Example,
+    renderer: Renderer,
+    workers: Workers | None,
+    decoded: Callable[[Pixels], None] | None = None,
+) -> "Future[Prompt]":
+    """Start rendering an example; its media are decoded in a worker that holds the renderer, if there are any.
+
+    `decoded` is called with the decoded media. The future raises DataError as `Renderer.render` does, and WorkerDied.
+    """
+
+    def finish(pixels: Pixels) -> Prompt:
+        if decoded is not None:
+            decoded(pixels)
+        return renderer.render(example, pixels)
+
+    if example.media and workers is not None:
+        # The worker returns 8-bit pixels. The model's inputs, eight times as large, are computed from them here.
+        return workers.submit("load", replace(example, metadata={}), then=finish)
+    return _run(lambda: finish(renderer.load(example)))
+
+
+def _run(render: Callable[[], Prompt]) -> "Future[Prompt]":
+    """Render now and return the result, or the DataError, as a future."""
+    future: Future[Prompt] = Future()
+    try:
+        future.set_result(render())
+    except DataError as error:
+        return _failed(error)
+    return future
+
+
+def _failed(error: DataError) -> "Future[Prompt]":
+    future: Future[Prompt] = Future()
+    future.set_exception(error)
+    return future
+
+
+def _empty_memory(max_bytes: int, ahead_bytes: int) -> PromptMemory:
+    return PromptMemory(max_bytes, ahead_bytes=ahead_bytes)
