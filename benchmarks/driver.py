@@ -49,9 +49,9 @@ from r1_cli.models.files import open_model
 from r1_cli.runs.track import RunInfo, Tracker
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.train import loop
-from r1_cli.train.groups.estimate import Estimate
+from r1_cli.train.groups.advantages import Estimate
 from r1_cli.train.groups.group import Group, Response, to_sample
-from r1_cli.train.groups.supply import Supply
+from r1_cli.train.groups.stream_position import StreamPosition
 from r1_cli.train.roles import Collected, Position, Schedule, Update
 from r1_core.advantages import GRPO
 from r1_core.filtering import KeepAll
@@ -187,7 +187,7 @@ def measure_steps(sequences: int, tokens: int, profile: bool, before: int) -> di
     times = []
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(Engine(sequences // ANSWERS, response), ranks, Path(folder))
-        at = Position(0, Supply(), FixedKL(0.01), KeepAll(), RewardNormalizer())
+        at = Position(0, StreamPosition(), FixedKL(0.01), KeepAll(), RewardNormalizer())
         profiler = cProfile.Profile(time.process_time)
         for _ in range(ROUNDS):
             gc.collect()

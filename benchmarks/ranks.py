@@ -34,8 +34,8 @@ from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.config import load_config
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
-from r1_cli.jobs.learning import open_seats, prepare_learner, start_ranks
-from r1_cli.jobs.sampling import open_engine, start_engines
+from r1_cli.jobs.engines import open_engine, start_engines
+from r1_cli.jobs.learner import open_seats, prepare_learner, start_ranks
 from r1_cli.jobs.session import build_schedule
 from r1_cli.models.files import open_model
 from r1_cli.plan.batches import count, make_plan

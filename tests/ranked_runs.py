@@ -20,7 +20,7 @@ from r1_cli.cluster.placement import Node, seat_ranks
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.jobs import session as job
-from r1_cli.jobs.learning import load_ranked
+from r1_cli.jobs.learner import load_ranked
 from r1_cli.main import main
 from r1_cli.models.files import ModelFiles
 from r1_cli.train.roles import Schedule

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from r1_cli.build import packing
 from r1_cli.build.learner import build_batching
-from r1_cli.build.packing import Faults, find_faults, settle_packing
+from r1_cli.build.packing import Faults, choose_layout, find_faults
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
@@ -96,7 +96,7 @@ def settle(learner: Learner, *words: str, dtype: torch.dtype = torch.float32) ->
     files, renderer = ModelFiles("m", learner.model.config, tokenizer, tokenizer), Renderer(tokenizer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing.log, "warning", lambda line, *args: said.append(line % args))
-        settle_packing(config, Hardware("cpu"), files, renderer, learner)
+        choose_layout(config, Hardware("cpu"), files, renderer, learner)
     return said
 
 

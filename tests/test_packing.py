@@ -11,7 +11,7 @@ from torch import Tensor
 
 from r1_cli.build import packing
 from r1_cli.build.learner import build_batching
-from r1_cli.build.packing import find_packing_fault, find_sharing_fault, settle_packing
+from r1_cli.build.packing import choose_layout, find_packing_fault, find_sharing_fault
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
@@ -96,7 +96,7 @@ def settle(learner: Learner, *words: str) -> list[str]:
     files, renderer = ModelFiles("m", learner.model.config, tokenizer, tokenizer), Renderer(tokenizer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing.log, "warning", lambda line, *args: said.append(line % args))
-        settle_packing(config, Hardware("cpu"), files, renderer, learner)
+        choose_layout(config, Hardware("cpu"), files, renderer, learner)
     return said
 
 
@@ -148,7 +148,7 @@ def test_ranks_do_not_share_rows_that_a_model_takes_for_one_sequence() -> None:
     tokenizer, model = families.make_tokenizer(), families.make_model("qwen3_5_text")
     files, renderer = ModelFiles("m", model.config, tokenizer, tokenizer), Renderer(tokenizer)
     with pytest.raises(ConfigError, match=r"ulysses_size=2: .*qwen3_5_text takes a packed row for one sequence"):
-        settle_packing(load_config(words)[0], Hardware("cpu"), files, renderer, make_learner(model))
+        choose_layout(load_config(words)[0], Hardware("cpu"), files, renderer, make_learner(model))
 
 
 def samples_of(model: Any) -> list[Sample]:

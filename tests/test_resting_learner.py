@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from r1_cli.build import critic
 from r1_cli.build import learner as assembly
-from r1_cli.jobs import learning, session
+from r1_cli.jobs import learner, session
 from r1_core.learner.offload import Movable, Offload, Residence, bytes_on_device
 from r1_rollout.embedded import EmbeddedEngine
 
@@ -39,7 +39,7 @@ def test_a_run_whose_learner_and_critic_rest_while_others_compute_is_the_same_to
         return lambda *args: (order.append(name), function(*args))[1]
 
     # vLLM claims a share of a device that is free.
-    monkeypatch.setattr(learning, "build_learner", noted("learner", learning.build_learner))
+    monkeypatch.setattr(learner, "build_learner", noted("learner", learner.build_learner))
     monkeypatch.setattr(session, "open_engine", noted("engine", session.open_engine))
     staying = run("staying")
     assert order == ["engine", "learner"]

@@ -13,7 +13,7 @@ from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
 from safetensors.torch import load_file
 
 from r1_cli.runs.track.stopwatch import Stopwatch
-from r1_cli.train.sampling.ahead import Ahead
+from r1_cli.train.sampling.async_sampler import AsyncSampler
 
 STEPS = 5
 AHEAD = [
@@ -25,7 +25,7 @@ AHEAD = [
 
 def terminate_in_step(number: int, patch: pytest.MonkeyPatch) -> None:
     """Send this process SIGTERM when that step waits for its groups, and those of a later one are being sampled."""
-    collect = Ahead.collect
+    collect = AsyncSampler.collect
 
     class Terminating(Stopwatch):
         def __call__(self, stage: str) -> AbstractContextManager[None]:
@@ -33,10 +33,10 @@ def terminate_in_step(number: int, patch: pytest.MonkeyPatch) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
             return super().__call__(stage)
 
-    def terminating(ahead: Ahead, at: Any, source: Any, watch: Stopwatch) -> Any:
-        return collect(ahead, at, source, Terminating() if at.step + 1 == number else watch)
+    def terminating(async_sampler: AsyncSampler, at: Any, source: Any, watch: Stopwatch) -> Any:
+        return collect(async_sampler, at, source, Terminating() if at.step + 1 == number else watch)
 
-    patch.setattr(Ahead, "collect", terminating)
+    patch.setattr(AsyncSampler, "collect", terminating)
 
 
 @pytest.mark.slow

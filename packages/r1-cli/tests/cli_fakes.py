@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from r1_cli.train.groups.shaping import Shaping
-from r1_cli.train.groups.supply import Supply
+from r1_cli.train.groups.stream_position import StreamPosition
 from r1_cli.train.roles import Position, Scorer
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_core.filtering import GroupFilter, NonzeroVariance
@@ -146,4 +146,4 @@ def collector(
 
 
 def start(group_filter: GroupFilter | None = None) -> Position:
-    return Position(0, Supply(), FixedKL(0.0), group_filter or NonzeroVariance(), RewardNormalizer())
+    return Position(0, StreamPosition(), FixedKL(0.0), group_filter or NonzeroVariance(), RewardNormalizer())

@@ -29,7 +29,7 @@ from r1_cli.models.adapters import AdapterError, Adapters, Form
 from r1_cli.models.load import ModelError, load_model
 from r1_cli.models.load import load_config as read_files
 from r1_cli.models.shared import share_weights
-from r1_cli.train.sampling.proof import LearnerReference, ProvenGenerator
+from r1_cli.train.sampling.weight_check import CheckedGenerator, LearnerReference
 from r1_cli.train.trainable import weights_of
 from r1_core.learner.offload import Offload, distinct_storages
 from r1_rollout.canary import TOLERANCE, Canary
@@ -119,7 +119,7 @@ def test_factors_alone_are_handed_over_and_a_swapped_one_is_found(folders: Any) 
         end_token_ids={1},
     )
     probes = [text_probes([*range(2, 50)], axes=1, longest_prompt=8, longest_response=8, variant=i) for i in (0, 1)]
-    proven = ProvenGenerator(engine, LearnerReference(learner), Canary(*probes, TOLERANCE[torch.float32]))
+    proven = CheckedGenerator(engine, LearnerReference(learner), Canary(*probes, TOLERANCE[torch.float32]))
     sent = weights_of(learner, 1).tensors()
     assert isinstance(sent, Adapter)
     factors = sum(p.numel() for p in learner.model.parameters() if p.requires_grad)
@@ -146,7 +146,7 @@ def test_learner_and_engine_have_one_copy_of_the_base_and_do_not_disturb_each_ot
     engine = EmbeddedEngine(model, end_token_ids={1}, read_only=True)
     axes = 4 if name == "pictures" else 1
     probes = [text_probes([*range(2, 50)], axes=axes, longest_prompt=8, longest_response=8, variant=i) for i in (0, 1)]
-    proven = ProvenGenerator(engine, LearnerReference(learner), Canary(*probes, TOLERANCE[torch.float32]))
+    proven = CheckedGenerator(engine, LearnerReference(learner), Canary(*probes, TOLERANCE[torch.float32]))
     seen = list[Any]()
     for version in (1, 2):
         with proven.active(weights_of(learner, version)):

@@ -19,7 +19,7 @@ from r1_cli.cluster.own_process import OwnProcess
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.train import loop
 from r1_cli.train.roles import Collected, Position
-from r1_cli.train.sampling.ahead import Ahead, load_ahead, save_ahead, snapshot
+from r1_cli.train.sampling.async_sampler import AsyncSampler, load_pending_steps, save_pending_steps, snapshot
 from r1_core.filtering import KeepAll
 from r1_rewards.types import RewardFailure, RewardInput
 from r1_rollout.weight_source import LocalWeights
@@ -27,7 +27,7 @@ from r1_rollout.weight_source import LocalWeights
 STEPS = 8
 
 
-def sampled(of: Ahead, at: Position, until: int = STEPS) -> tuple[list[Collected], Position]:
+def sampled(of: AsyncSampler, at: Position, until: int = STEPS) -> tuple[list[Collected], Position]:
     """Take steps that only sample; return what they were given, and where they ended."""
     found = []
     while at.step < until:
@@ -43,16 +43,16 @@ def described(found: Sequence[Collected]) -> list[Any]:
         (
             [(group.row, group.completions, group.rewards) for group in groups],
             after.state() | {"step": 0},  # of the chain; the loop counts its own
-            [(group.row, group.completions) for group in after.supply.surplus],
+            [(group.row, group.completions) for group in after.stream.carried_over],
             {name: value for name, value in metrics.items() if not name.startswith("timing_s/")},
         )
         for groups, after, metrics in found
     ]
 
 
-def make(k: int, engine: Any = None, *, rows: int = 10_000, steps: int = STEPS, **changes: Any) -> Ahead:
+def make(k: int, engine: Any = None, *, rows: int = 10_000, steps: int = STEPS, **changes: Any) -> AsyncSampler:
     engine = engine or Engine(room=8, rate=0.6)
-    return Ahead(collector(engine, max_age=1 + k, rows=rows), engine, staleness=k, total_steps=steps, **changes)
+    return AsyncSampler(collector(engine, max_age=1 + k, rows=rows), engine, staleness=k, total_steps=steps, **changes)
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -60,7 +60,7 @@ def test_each_step_is_sampled_by_the_weights_k_steps_before_it(k: int) -> None:
     found, _ = sampled(make(k), start())
     newest = [max(group.version for group in groups) for groups, _, _ in found]
     assert newest == [max(0, step - k) for step in range(STEPS)]
-    kept = sum(len(after.supply.surplus) for _, after, _ in found)
+    kept = sum(len(after.stream.carried_over) for _, after, _ in found)
     assert kept, "groups that were not needed are the next step's first, as without sampling ahead"
     assert described(found) == described(sampled(make(k), start())[0])
 
@@ -69,9 +69,9 @@ def test_servers_sample_ahead_by_the_weights_that_they_have_been_given_for_it() 
     runs, steps = [], 5
     for servers in ([FakeServer()], [FakeServer(), FakeServer()]):
         with ExitStack() as stack:
-            ahead = make(2, Pools(stack).open(*servers, max_sequences=8), rows=48, steps=steps)
-            found, _ = sampled(ahead, start(KeepAll()), steps)
-            ahead.close()
+            async_sampler = make(2, Pools(stack).open(*servers, max_sequences=8), rows=48, steps=steps)
+            found, _ = sampled(async_sampler, start(KeepAll()), steps)
+            async_sampler.close()
         assert [groups[0].version for groups, _, _ in found] == [0, 0, 0, 1, 2]
         assert {label.partition("-")[0] for server in servers for label in server.served} == {"0", "1", "2"}
         runs.append(described(found))
@@ -86,10 +86,10 @@ def test_a_run_that_is_cut_anywhere_goes_on_with_the_groups_that_were_sampled_ah
     whole, _ = sampled(make(2, engine(8, 0.6)), start())
     first = make(2, engine(8, 0.6))
     _, at = sampled(first, start(), cut)
-    save_ahead(first.settle(), tmp_path)
-    ahead = load_ahead(tmp_path, start(), Prompts().__getitem__)
-    assert len(ahead) == min(2, STEPS - cut)
-    again, _ = sampled(make(2, engine(8, 0.6), ahead=ahead), at)
+    save_pending_steps(first.drain(), tmp_path)
+    resumed = load_pending_steps(tmp_path, start(), Prompts().__getitem__)
+    assert len(resumed) == min(2, STEPS - cut)
+    again, _ = sampled(make(2, engine(8, 0.6), resumed=resumed), at)
     assert described(again) == described(whole[cut:])
 
 
@@ -112,9 +112,9 @@ def test_a_run_whose_sampling_fails_ahead_ends_at_its_last_checkpoint(
 
     of = run(tmp_path, verifier=Equality(fail_late))
     of = loop.replace(of, schedule=loop.replace(of.schedule, save_freq=1))
-    ahead = Ahead(of.collector, of.engine, staleness=2, total_steps=6)
+    async_sampler = AsyncSampler(of.collector, of.engine, staleness=2, total_steps=6)
     with pytest.raises(RewardFailure, match="the judge is gone"):
-        loop.train(loop.replace(of, ahead=ahead), start(loop.replace(start()).filter))
+        loop.train(loop.replace(of, async_sampler=async_sampler), start(loop.replace(start()).filter))
     # Groups 1 to 4 were sampled: the checkpoint of step 2 holds those of steps 3 and 4, one of step 3 lacks the fifth.
     assert of.store.steps() == [1, 2]
     assert "goes on from the last checkpoint" in caplog.text

@@ -141,7 +141,7 @@ def test_a_checkpoint_that_cannot_be_written_beside_the_run_is_named_once_and_th
         saver.finish()
     saver.write(2, fail, {"step": 2}, apart=True)
     saver.publish(lambda: None)
-    saver.settle()
+    saver.finish_or_warn()
     assert "the checkpoint of step 2 could not be written" in caplog.text
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith((".", "global"))] == ["global_step_1"]
     saver.close()

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.train.groups.group import Group
-from r1_cli.train.groups.supply import Supply, load_surplus, save_surplus
+from r1_cli.train.groups.stream_position import StreamPosition, load_groups, save_groups
 from r1_cli.train.roles import Position
 from r1_cli.train.sampling.collect import DynamicSampling, prompts_needed
 from r1_cli.train.sampling.generate import with_distinct_ids
@@ -36,7 +36,7 @@ class Batch:
     """What a step collected."""
 
     groups: list[Group]
-    supply: Supply
+    stream: StreamPosition
     sampled: int
     tokens: int
     discarded: int
@@ -50,7 +50,7 @@ def step(of: DynamicSampling, at: Position) -> tuple[Batch, Position]:
     groups, after, metrics = of.collect(at, Stopwatch())
     counts = {name: int(metrics[f"rollout/{key}"]) for name, key in COUNTS.items()}
     passed = round(counts["sampled"] * (1 - metrics["filter/rate"]))
-    return Batch(groups, after.supply, passed=passed, **counts), replace(after, step=at.step + 1)
+    return Batch(groups, after.stream, passed=passed, **counts), replace(after, step=at.step + 1)
 
 
 def steps(of: DynamicSampling, at: Position, count: int) -> tuple[list[Batch], Position]:
@@ -66,7 +66,7 @@ def described(batches: Sequence[Batch]) -> list[Any]:
     return [
         [
             [(g.prompt.id, g.responses, g.dropped) for g in batch.groups],
-            replace(batch.supply, surplus=()), batch.sampled, batch.passed, batch.tokens, batch.discarded,
+            replace(batch.stream, carried_over=()), batch.sampled, batch.passed, batch.tokens, batch.discarded,
         ]
         for batch in batches
     ]  # fmt: skip
@@ -114,8 +114,8 @@ def test_no_prompt_of_the_epoch_is_lost_or_sampled_twice(kind: type[Engine]) -> 
     batches, at = steps(collector(engine, wanted=24, batch=24), start(), 20)
     begun = [int(name.partition(":")[2]) for name in engine.begun]
     assert len(begun) == len({*begun}) == sum(batch.sampled for batch in batches)
-    waiting = at.supply.pending
-    assert sorted([*begun, *waiting]) == list(range(24 * at.supply.cursor))
+    waiting = at.stream.unfinished
+    assert sorted([*begun, *waiting]) == list(range(24 * at.stream.cursor))
     assert list(waiting) == sorted(waiting)
     assert all(row > max(begun) for row in waiting)
 
@@ -128,7 +128,7 @@ def test_an_engine_that_can_be_stopped_begins_no_more_than_it_must() -> None:
         batch, at = step(collector(engine, wanted=32, batch=32), start())
         begun[kind] = batch.sampled
         assert len(batch.groups) == 32
-        assert len(engine.begun) + len(at.supply.pending) == 32 * at.supply.cursor
+        assert len(engine.begun) + len(at.stream.unfinished) == 32 * at.stream.cursor
         kept_out = engine.kept_out if isinstance(engine, DrainableEngine) else 0
     assert begun[DrainableEngine] == begun[Engine] - kept_out < begun[Engine]
 
@@ -137,7 +137,7 @@ def test_what_is_not_needed_is_trained_on_next_and_says_so() -> None:
     engine = Engine(room=8, rate=0.5)
     of = collector(engine, wanted=32)
     first, at = step(of, start())
-    kept = [one.prompt.id for one in at.supply.surplus]
+    kept = [one.prompt.id for one in at.stream.carried_over]
     assert kept
     assert first.passed == 32 + len(kept)
     second, _ = step(of, at)
@@ -178,10 +178,10 @@ def test_a_run_that_is_cut_anywhere_goes_on_as_if_it_were_not(
         _, at = steps(fresh(), start(), cut)
         folder = tmp_path / str(cut)
         folder.mkdir()
-        save_surplus(at.supply.surplus, folder)
+        save_groups(at.stream.carried_over, folder)
         resumed = start().resume(json.loads(json.dumps(at.state())))
-        surplus = load_surplus(folder, Prompts().__getitem__)
-        resumed = replace(resumed, supply=replace(resumed.supply, surplus=surplus))
+        carried_over = load_groups(folder, Prompts().__getitem__)
+        resumed = replace(resumed, stream=replace(resumed.stream, carried_over=carried_over))
         rest, _ = steps(fresh(), resumed, 8 - cut)
         assert described(rest) == described(whole[cut:])
     assert any((tmp_path / str(cut) / "surplus.json").is_file() for cut in range(1, 8))
@@ -204,23 +204,23 @@ def test_how_fast_the_verifier_is_changes_nothing() -> None:
 def test_a_group_that_was_kept_comes_back_whole_from_a_checkpoint(tmp_path: Path) -> None:
     _, at = step(collector(Engine(room=8, rate=0.5), wanted=32), start())
     failed = Score(0.5, {}, Failure("timeout", "30 s"), keep=False)
-    surplus = tuple(
-        replace(change(group, 0, text="\ud800ü"), baseline=0.1, dropped=(failed,)) for group in at.supply.surplus
+    carried_over = tuple(
+        replace(change(group, 0, text="\ud800ü"), baseline=0.1, dropped=(failed,)) for group in at.stream.carried_over
     )
-    save_surplus(surplus, tmp_path)
-    back = load_surplus(tmp_path, Prompts().__getitem__)
-    for before, after in zip(surplus, back, strict=True):
+    save_groups(carried_over, tmp_path)
+    back = load_groups(tmp_path, Prompts().__getitem__)
+    for before, after in zip(carried_over, back, strict=True):
         assert (after.row, after.version) == (before.row, before.version)
         for name in ("responses", "baseline", "dropped"):
             assert getattr(after, name) == getattr(before, name)
         assert after.prompt.id == before.prompt.id
-    assert load_surplus(tmp_path / "nowhere", prompt) == ()
+    assert load_groups(tmp_path / "nowhere", prompt) == ()
 
 
 def test_a_surplus_keeps_the_form_that_older_versions_wrote(tmp_path: Path) -> None:
     """Their keys without those that came later, and tokens as int64."""
     _, at = step(collector(Engine(room=8, rate=0.5), wanted=32), start())
-    save_surplus(at.supply.surplus, tmp_path)
+    save_groups(at.stream.carried_over, tmp_path)
     (entry, *_) = entries = json.loads((tmp_path / "surplus.json").read_text())
     for kept in entries:
         del kept["truth_problem"]
@@ -231,14 +231,14 @@ def test_a_surplus_keeps_the_form_that_older_versions_wrote(tmp_path: Path) -> N
     assert (entry.keys(), entry["completions"][0].keys()) == (keys, {"tokens", "finish_reason", "weight_version"})
     tensors = load_file(tmp_path / "surplus.safetensors")
     save_file({**tensors, "token_ids": tensors["token_ids"].to(torch.int64)}, tmp_path / "surplus.safetensors")
-    back = load_surplus(tmp_path, Prompts().__getitem__)
-    assert [group.responses for group in back] == [group.responses for group in at.supply.surplus]
+    back = load_groups(tmp_path, Prompts().__getitem__)
+    assert [group.responses for group in back] == [group.responses for group in at.stream.carried_over]
 
 
 def test_answers_to_a_prompt_that_has_changed_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _, at = step(collector(Engine(room=8, rate=0.5), wanted=32), start())
-    first = at.supply.surplus[0].row
-    save_surplus(at.supply.surplus, tmp_path)
+    first = at.stream.carried_over[0].row
+    save_groups(at.stream.carried_over, tmp_path)
 
     def changed(row: int) -> Prompt:
         return replace(prompt(row), token_ids=[1, row, 9]) if row == first else prompt(row)
@@ -247,10 +247,10 @@ def test_answers_to_a_prompt_that_has_changed_are_left_out(tmp_path: Path, caplo
         raise DataError("no such row")
 
     with caplog.at_level(logging.WARNING, logger="r1"):
-        left = load_surplus(tmp_path, changed)
-    assert [one.row for one in left] == [one.row for one in at.supply.surplus[1:]]
+        left = load_groups(tmp_path, changed)
+    assert [one.row for one in left] == [one.row for one in at.stream.carried_over[1:]]
     assert f"row {first} is another than before the resume" in caplog.text
-    assert load_surplus(tmp_path, gone) == ()
+    assert load_groups(tmp_path, gone) == ()
 
 
 def test_too_few_groups_after_all_tries_make_a_smaller_step(caplog: pytest.LogCaptureFixture) -> None:
@@ -259,7 +259,7 @@ def test_too_few_groups_after_all_tries_make_a_smaller_step(caplog: pytest.LogCa
         batch, at = step(of, start())
     assert 0 < len(batch.groups) < 16
     assert batch.sampled == 32
-    assert (at.supply.cursor, at.supply.pending) == (2, ())
+    assert (at.stream.cursor, at.stream.unfinished) == (2, ())
     assert f"only {len(batch.groups)} of 16 groups passed the filter after trainer.max_try_make_batch=2" in caplog.text
 
 
@@ -273,14 +273,19 @@ def test_without_a_filter_each_step_is_a_batch_of_the_stream() -> None:
     batches, at = steps(collector(DrainableEngine(room=2, rate=0.5), wanted=12, batch=4), start(KeepAll()), 5)
     trained = [group.prompt.id for batch in batches for group in batch.groups]
     assert trained == [f"file:{row}" for row in range(60)]
-    assert (at.supply.cursor, at.supply.draws, at.supply.pending, at.supply.surplus) == (15, 15, (), ())
+    assert (
+        at.stream.cursor,
+        at.stream.rounds,
+        at.stream.unfinished,
+        at.stream.carried_over,
+    ) == (15, 15, (), ())
 
 
 def test_a_filter_that_compares_groups_sees_whole_batches() -> None:
     averaged = EMAStd(ema_start_step=1, filter_start_step=2, beta=0.5, ratio=0.9)
     batches, at = steps(collector(DrainableEngine(room=2, rate=0.4), wanted=16), start(averaged), 4)
     assert all(batch.sampled % 16 == 0 for batch in batches)
-    assert at.supply.pending == ()
+    assert at.stream.unfinished == ()
 
 
 def test_a_row_at_the_end_of_an_epoch_is_not_sampled_twice_with_the_same_noise() -> None:
@@ -325,7 +330,7 @@ def test_where_none_passes_a_last_draw_that_cannot_be_read_gives_way_to_the_one_
 
     batch, at = step(collector(Engine(room=8, rate=0.0), wanted=16, tries=2, dataset=Torn()), start())
     assert 0 < len(batch.groups) <= 15
-    assert (batch.passed, at.supply.surplus, batch.discarded) == (0, (), 0), "what did not pass is no surplus"
+    assert (batch.passed, at.stream.carried_over, batch.discarded) == (0, (), 0), "what did not pass is no surplus"
 
 
 @pytest.mark.parametrize("tries", [-1, 2])
@@ -347,7 +352,7 @@ def test_prompts_that_cannot_be_read_make_a_step_smaller(caplog: pytest.LogCaptu
 
     batch, at = step(collector(Engine(room=8, rate=1.0), wanted=16, dataset=Torn()), start())
     assert len(batch.groups) == 14
-    assert at.supply.cursor == 1
+    assert at.stream.cursor == 1
 
     class Gone(Prompts):
         def __getitem__(self, row: int) -> Prompt:
@@ -372,7 +377,7 @@ def test_answers_that_could_not_be_scored_are_replaced_by_other_prompts() -> Non
     of = collector(Engine(room=8, rate=1.0), wanted=8, verifier=Dropping(), dataset=Marked())
     batch, at = step(of, start(KeepAll()))
     assert [group.prompt.id for group in batch.groups] == [f"file:{row}" for row in (0, 1, 3, 4, 6, 7, 8, 9)]
-    assert at.supply.pending == tuple(range(10, 16))
+    assert at.stream.unfinished == tuple(range(10, 16))
 
     # Nor does the run end because the draw of the one group that is missing has lost all its answers.
     class Unlucky(Prompts):

@@ -9,7 +9,7 @@ import torch
 
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
-from r1_cli.jobs import learning
+from r1_cli.jobs.learner import prepare_learner
 from r1_cli.models.experts import count_experts, describe_router, has_grouped_product, settle_experts
 from r1_cli.models.files import ModelFiles
 
@@ -44,7 +44,7 @@ def test_that_the_auxiliary_loss_is_off_is_said_at_start(family: str, caplog: py
     hf_config, nothing = families.make_config(family), cast(Any, None)
     files = ModelFiles("org/model", hf_config, nothing, nothing)
     with ExitStack() as stack, caplog.at_level("INFO", "r1"):
-        learning.prepare_learner(config, Hardware("cpu"), files, nothing, (), None, stack)
+        prepare_learner(config, Hardware("cpu"), files, nothing, (), None, stack)
     said = [record.getMessage() for record in caplog.records if "auxiliary loss" in record.getMessage()]
     assert said == [describe_router(hf_config)] * (count_experts(hf_config) > 0)
     assert all(f"{family}: the policy's loss alone trains the router" in line for line in said)

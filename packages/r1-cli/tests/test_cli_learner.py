@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from r1_cli.build import learner as assembly
-from r1_cli.build.learner import build_learner, build_learning_rate, build_offload, build_shards, joined_alone
+from r1_cli.build.learner import build_learner, build_learning_rate, build_offload, build_shards, single_rank
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.session import build_schedule
@@ -98,7 +98,7 @@ def test_weights_are_kept_in_one_precision_and_computed_with_in_another(
 
 
 def test_processors_alone_need_no_process_group() -> None:
-    with joined_alone(Hardware("cpu")) as parallel:
+    with single_rank(Hardware("cpu")) as parallel:
         assert parallel.mesh is None
         assert not dist.is_initialized()
 

@@ -12,9 +12,9 @@ from r1_cli.cluster.engine import EngineFacts
 from r1_cli.cluster.placement import Machines, Node, Seating, seat_engines, seat_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
-from r1_cli.jobs import learning
-from r1_cli.jobs.learning import open_seats, seated_hardware, settle_devices, start_ranks
-from r1_cli.jobs.sampling import open_engine, start_engines
+from r1_cli.jobs import learner as learner_job
+from r1_cli.jobs.engines import open_engine, start_engines
+from r1_cli.jobs.learner import open_seats, resolve_devices, seated_hardware, start_ranks
 from r1_cli.models.load import ModelError
 
 BASE = [
@@ -35,7 +35,7 @@ GPUS = Hardware("cuda", ("0", "1"))
     ],
 )
 def test_processors_have_the_ranks_that_the_user_asks_for_and_else_one(words, hardware, ranks):
-    assert settle_devices(*load_config([*BASE, *words]), hardware).trainer.n_gpus_per_node == ranks
+    assert resolve_devices(*load_config([*BASE, *words]), hardware).trainer.n_gpus_per_node == ranks
 
 
 def test_one_device_needs_no_cluster():
@@ -107,7 +107,7 @@ def test_engines_share_the_gpus_of_their_nodes_ranks_and_get_weights_by_ipc(monk
     seats = seat_engines(Machines((Node("a", "10.0.0.1", gpus), Node("b", "10.0.0.2", gpus))), 2)
     with ExitStack() as stack:
         started = start_engines(config, Hardware("cuda", gpus), seats, stack)
-        assert Recorded.warmed == ("r1_cli.jobs.sampling",)
+        assert Recorded.warmed == ("r1_cli.jobs.engines",)
         engines = open_engine(config, Hardware("cuda", gpus), None, seats, started, stack)
     found = [(place.name, place.node.id, place.devices, own.gpus) for place, own in Recorded.made]
     assert found == [
@@ -122,14 +122,14 @@ def test_processes_import_what_they_take_once_they_have_shown_that_they_see_the_
     order = []
     monkeypatch.setattr("r1_cli.cluster.actors.Actors", Recorded)
     monkeypatch.setattr(Recorded, "warm", lambda self, *modules: order.append(modules))
-    monkeypatch.setattr(learning, "require_sight", lambda config, ranks, seats: order.append("seen"))
+    monkeypatch.setattr(learner_job, "require_shared_folders", lambda config, ranks, seats: order.append("seen"))
     words = ["trainer.n_gpus_per_node=2", "worker.rollout.name=embedded"]
     config, _ = load_config([*BASE, *words])
     machines = Machines((Node("a", "10.0.0.1", ("cpu", "cpu")),))
     with ExitStack() as stack:
         assert start_ranks(config, Hardware("cpu"), seat_ranks(machines.learner), stack) is not None
         start_engines(config, Hardware("cpu"), seat_engines(machines, 1), stack)
-    assert order == ["seen", ("r1_cli.cluster.rank",), ("r1_cli.jobs.sampling", "r1_rollout.embedded")]
+    assert order == ["seen", ("r1_cli.cluster.rank",), ("r1_cli.jobs.engines", "r1_rollout.embedded")]
     assert all(importlib.util.find_spec(module) for modules in order[1:] for module in modules)
 
 

@@ -16,7 +16,7 @@ from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import StopRequest
 from r1_cli.runs.track import RunInfo, Tracker
 from r1_cli.train import loop
-from r1_cli.train.groups.estimate import Estimate
+from r1_cli.train.groups.advantages import AdvantageComputer
 from r1_cli.train.metrics.signal import NothingToLearn
 from r1_cli.train.metrics.step import divergence
 from r1_cli.train.recorder import Recorder
@@ -105,7 +105,7 @@ def run(folder: Path, *, rate: float = 1.0, verifier: Any = None, limit: int = 3
         learner=Learner(),
         engine=engine,
         collector=collector(engine, wanted=4, verifier=verifier, per_sample=False),
-        update=Update(Estimate(GRPO()), Objective(), frozenset()),
+        update=Update(AdvantageComputer(GRPO()), Objective(), frozenset()),
         schedule=schedule,
         validation=None,
         store=(store := CheckpointStore(folder)),
@@ -249,7 +249,7 @@ def test_a_critic_learns_before_the_actor_on_batches_of_its_own_and_alone_while_
     events: list[str] = []
     of = run(tmp_path, steps=2)
     own = replace(of.schedule, critic_global_batch_size=2, critic_ppo_epochs=2, critic_warmup=1, save_freq=2)
-    update = Update(Estimate(GAE()), Objective(), frozenset())
+    update = Update(AdvantageComputer(GAE()), Objective(), frozenset())
     of = replace(of, learner=Noting(events=events), critic=Critic(events), schedule=own, update=update)
     loop.train(of, start(KeepAll()))
     warm = ["actor's log-probs", "actor's log-probs", "actor rests", "values"]

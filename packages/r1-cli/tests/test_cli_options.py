@@ -14,8 +14,8 @@ import pytest
 from cli_options_table import EXAMPLE, README, wrong_lines, wrong_rows
 
 from r1_cli.build.algorithm import (
+    build_advantages,
     build_correction,
-    build_estimate,
     build_objective,
     build_shaping,
     gather_needs,
@@ -84,7 +84,7 @@ def test_a_key_reaches_its_owner(option: Option, owner: str) -> None:
     word = f"{option.key}={list(value) if isinstance(value, tuple) else value}"
     choice = f"algorithm.adv_estimator={owner}" if option in ESTIMATOR_OPTIONS else f"worker.actor.loss_type={owner}"
     config = config_of(choice, word, *NEEDS.get(option.key, ()))
-    built = build_estimate(config).estimator, build_objective(config).policy_loss
+    built = build_advantages(config).estimator, build_objective(config).policy_loss
     assert getattr(built[option in LOSS_OPTIONS], option.setting) == value != option.owners[owner].default
 
 
@@ -92,7 +92,7 @@ def test_a_key_reaches_its_owner(option: Option, owner: str) -> None:
 def test_a_value_is_shown_as_it_is_used(option: Option, owner: str) -> None:
     choice = f"algorithm.adv_estimator={owner}" if option in ESTIMATOR_OPTIONS else f"worker.actor.loss_type={owner}"
     config = config_of(choice)
-    built = build_estimate(config).estimator, build_objective(config).policy_loss
+    built = build_advantages(config).estimator, build_objective(config).policy_loss
     used = getattr(built[option in LOSS_OPTIONS], option.setting)
     section, _, leaf = option.key.rpartition(".")
     shown = reduce(getitem, section.split("."), printable(config))[leaf]
@@ -149,7 +149,7 @@ def test_an_estimator_of_ones_own_says_what_it_needs_without_being_run(
 
     def needs(name: str) -> frozenset[str]:
         config = config_of("algorithm.disable_kl=true", f"algorithm.adv_estimator=mine.py:{name}")
-        return gather_needs(build_estimate(config), build_objective(config), updates_per_step=1)
+        return gather_needs(build_advantages(config), build_objective(config), updates_per_step=1)
 
     assert needs("modest") == {"groups"}
     assert needs("Careful") == {"squared_probs", "old_logprobs"}
@@ -247,7 +247,7 @@ def test_stale_samples_are_corrected_by_token_unless_the_user_says_otherwise(
 ) -> None:
     config = config_of(*words.split())
     objective = build_objective(config)
-    assert objective.correction == build_estimate(config).correction == expected
+    assert objective.correction == build_advantages(config).correction == expected
     assert ("old_logprobs" in objective.needs) is (expected is not None)
     assert printable(config)["algorithm"]["rollout_correction"]["rollout_is"] == (expected and expected.level)
 
@@ -281,7 +281,7 @@ def test_old_log_probs_are_taken_early_only_where_something_asks_for_them(
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("def estimate(inputs): ...\n")
     config = config_of(*words.split())
-    estimate, objective = build_estimate(config), build_objective(config)
+    estimate, objective = build_advantages(config), build_objective(config)
     assert ("old_logprobs" not in gather_needs(estimate, objective, updates_per_step=1)) is later
     assert "old_logprobs" in gather_needs(estimate, objective, updates_per_step=2)
 

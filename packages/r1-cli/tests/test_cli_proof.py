@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from r1_cli.train.sampling.proof import LearnerReference, ProvenGenerator
+from r1_cli.train.sampling.weight_check import CheckedGenerator, LearnerReference
 from r1_rollout.canary import Canary
 from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.errors import EngineError, StaleWeights
@@ -57,14 +57,14 @@ def weights(step: int) -> LocalWeights:
     return LocalWeights(named.items(), step)
 
 
-def sync(proven: ProvenGenerator, *steps: int) -> None:
+def sync(proven: CheckedGenerator, *steps: int) -> None:
     for step in steps:
         with proven.active(weights(step)):
             pass
 
 
-def proven(engine: Engine) -> ProvenGenerator:
-    return ProvenGenerator(cast(Any, engine), Reference(), CANARY)
+def proven(engine: Engine) -> CheckedGenerator:
+    return CheckedGenerator(cast(Any, engine), Reference(), CANARY)
 
 
 LAYER_1 = ["model.layers.1.mlp.up_proj.weight"]
@@ -130,7 +130,7 @@ PICTURES = text_probes(range(60), longest_prompt=3, longest_response=2, variant=
 
 @pytest.mark.parametrize("seen", [[[-1.0, -1.0], [-1.0, -1.0]], [[-1.0, -1.0], [-1.0001, -1.0]]])
 def test_an_engine_that_pictures_do_not_reach_is_refused_within_the_tolerance_of_half_precision(seen: Any) -> None:
-    engine = ProvenGenerator(cast(Any, Blind(seen)), Sighted(), replace(CANARY, pictures=PICTURES))
+    engine = CheckedGenerator(cast(Any, Blind(seen)), Sighted(), replace(CANARY, pictures=PICTURES))
     with pytest.raises(EngineError, match=r"two different pictures the same log-probs.*name=embedded"):
         sync(engine, 1)
 
@@ -139,7 +139,7 @@ def test_the_gap_of_the_first_sync_is_of_the_same_probes_as_any_other_so_that_a_
     """A replay, or a run that goes on from a checkpoint, begins where the run did not."""
     opening = replace(CANARY, probes=PICTURES)
     off = Blind([[-1.0, -1.0], [-1.05, -1.0]])
-    engine = ProvenGenerator(cast(Any, off), Sighted(), replace(CANARY, opening=opening))
+    engine = CheckedGenerator(cast(Any, off), Sighted(), replace(CANARY, opening=opening))
     sync(engine, 1)
     assert opening.gap(cast(Any, off), Sighted().logprobs_of(PICTURES.prompts)) > 0
     assert engine.gap == 0.0
@@ -147,7 +147,7 @@ def test_the_gap_of_the_first_sync_is_of_the_same_probes_as_any_other_so_that_a_
 
 def test_pictures_are_compared_at_the_first_sync_only() -> None:
     blind = Blind([[-1.0, -1.0], [-1.03, -1.0]])
-    engine = ProvenGenerator(cast(Any, blind), Sighted(), replace(CANARY, pictures=PICTURES))
+    engine = CheckedGenerator(cast(Any, blind), Sighted(), replace(CANARY, pictures=PICTURES))
     sync(engine, 1)
     blind.seen = []
     sync(engine, 2)

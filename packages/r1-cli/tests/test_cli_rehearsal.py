@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from r1_cli.build.longest import Longest
-from r1_cli.build.rehearsal import Stage, with_sizes
+from r1_cli.build.longest_sample import LongestSample
+from r1_cli.build.profiling import Stage, with_sizes
 from r1_cli.config import ConfigError, load_config, printable
-from r1_cli.jobs.resume import sizes_of
+from r1_cli.jobs.resume import find_previous_sizes
 from r1_core.learner.batching import MicroLimit
 from r1_core.learner.profiling import PassProfile
 from r1_core.own import OwnCodeError
@@ -21,7 +21,7 @@ BASE = [
     "worker.actor.global_batch_size=16",
 ]  # fmt: skip
 UPDATE, EXPERIENCE = (f"worker.actor.micro_batch_size_per_device_for_{kind}" for kind in ("update", "experience"))
-LONGEST = Longest(prompt=300, response=300, answers=4, axes=1, allowed=range(90))
+LONGEST = LongestSample(prompt=300, response=300, answers=4, axes=1, allowed=range(90))
 AUTO = (f"{UPDATE}=auto", f"{EXPERIENCE}=auto")
 
 
@@ -42,19 +42,19 @@ def taken(peak: int, room: int) -> PassProfile:
 
 def message(rehearse: Callable[..., PassProfile], *words: str, on_gpu: bool = True) -> str:
     with pytest.raises(ConfigError) as caught:
-        stage(rehearse, *words, on_gpu=on_gpu).settle({})
+        stage(rehearse, *words, on_gpu=on_gpu).choose({})
     return str(caught.value)
 
 
 def test_sizes_that_choose_themselves_are_what_fits(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "r1"):
-        assert stage(full, *AUTO).settle({}) == {"update": 9, "experience": 45}
+        assert stage(full, *AUTO).choose({}) == {"update": 9, "experience": 45}
     assert "9 for updates, 45 for log-probs; a sequence has at most 600 tokens" in caplog.text
     assert "peak 90.00 GB of 100 GB" in caplog.text
 
 
 def test_a_size_that_a_checkpoint_has_kept_is_rehearsed_and_stays() -> None:
-    assert stage(full, *AUTO).settle({UPDATE: 4, EXPERIENCE: 2}) == {"update": 4, "experience": 2}
+    assert stage(full, *AUTO).choose({UPDATE: 4, EXPERIENCE: 2}) == {"update": 4, "experience": 2}
     with pytest.raises(torch.OutOfMemoryError):  # which the caller takes for a smaller one's turn
         stage(full, *AUTO).attempt("update", 16)
 
@@ -105,7 +105,7 @@ def test_a_users_own_loss_that_fails_says_so_itself() -> None:
         raise OwnCodeError("loss.py: division by zero")
 
     with pytest.raises(OwnCodeError, match="division by zero"):
-        stage(own, *AUTO).settle({})
+        stage(own, *AUTO).choose({})
 
 
 @pytest.mark.parametrize(("size", "expected"), [(1, 1), (7, 4), (64, 64)])
@@ -113,7 +113,7 @@ def test_without_dynamic_batching_a_size_divides_what_there_is_to_cut(size: int,
     def room_for(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
         return taken(9 * GB * limit.samples, 10 * GB * size)
 
-    found = stage(room_for, *AUTO, "worker.actor.dynamic_batching=false").settle({})
+    found = stage(room_for, *AUTO, "worker.actor.dynamic_batching=false").choose({})
     assert found["update"] == expected
 
 
@@ -121,8 +121,12 @@ def test_a_run_that_starts_again_without_a_checkpoint_has_the_sizes_it_chose_unl
     config, sizes = load_config([*BASE, *AUTO])[0], {UPDATE: 4, EXPERIENCE: 8}
     settled = printable(with_sizes(config, "actor", {"update": 4, "experience": 8}))
     start = {"config": settled, "host": {"devices": ["cpu"]}, "numerics": {"threads": 2, "micro_batches": sizes}}
-    assert sizes_of([start], config, ["cpu"]) == sizes
-    assert sizes_of([start], load_config([*BASE, *AUTO, "trainer.max_steps=9"])[0], ["cpu"]) == sizes
-    assert sizes_of([start], load_config([*BASE, *AUTO, "data.max_response_length=9"])[0], ["cpu"]) == {}
-    assert sizes_of([start], config, ["cuda", "0"]) == {}
-    assert sizes_of([], config, ["cpu"]) == sizes_of([start | {"numerics": {}}], config, ["cpu"]) == {}
+    assert find_previous_sizes([start], config, ["cpu"]) == sizes
+    assert find_previous_sizes([start], load_config([*BASE, *AUTO, "trainer.max_steps=9"])[0], ["cpu"]) == sizes
+    assert find_previous_sizes([start], load_config([*BASE, *AUTO, "data.max_response_length=9"])[0], ["cpu"]) == {}
+    assert find_previous_sizes([start], config, ["cuda", "0"]) == {}
+    assert (
+        find_previous_sizes([], config, ["cpu"])
+        == find_previous_sizes([start | {"numerics": {}}], config, ["cpu"])
+        == {}
+    )

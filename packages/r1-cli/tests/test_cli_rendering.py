@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from r1_cli.build.prompts import begin_rendering
+from r1_cli.build.prompts import prefetch_first_prompts
 from r1_cli.config import load_config
 
 BASE = [
@@ -41,7 +41,7 @@ def test_the_first_rows_of_a_run_are_rendered_ahead(words: list[str], training: 
     config, _ = load_config([*BASE, *words])
     prompts, part = Rows(9), Rows(5)
     val_prompts = SimpleNamespace(parts=[part])
-    begin_rendering(config, prompts, [7, 3], val_prompts)  # type: ignore[arg-type]
+    prefetch_first_prompts(config, prompts, [7, 3], val_prompts)  # type: ignore[arg-type]
     assert prompts.asked == training
     assert part.asked == validation
 
@@ -49,5 +49,5 @@ def test_the_first_rows_of_a_run_are_rendered_ahead(words: list[str], training: 
 def test_a_run_without_validation_renders_its_first_step() -> None:
     config, _ = load_config([*BASE[:1], *BASE[2:], "data.val_files=null"])
     prompts = Rows(9)
-    begin_rendering(config, prompts, [7, 3], SimpleNamespace(parts=[]))  # type: ignore[arg-type]
+    prefetch_first_prompts(config, prompts, [7, 3], SimpleNamespace(parts=[]))  # type: ignore[arg-type]
     assert prompts.asked == [[7, 3]]

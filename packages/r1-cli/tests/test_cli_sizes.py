@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from r1_cli.build import sizes
-from r1_cli.build.sizes import Choice, fastest, largest
+from r1_cli.build.micro_batch_sizes import MARGIN, PATIENCE, SHORTEST, TRIALS, Choice, fastest, largest
 from r1_core.learner.profiling import PassProfile
 
 GB = 10**9
@@ -54,14 +53,14 @@ def test_what_disturbs_the_machine_for_a_turn_decides_nothing() -> None:
     best = {1: 0.010, 2: 0.006, 4: 0.0042, 8: 0.0030, 16: 0.0020, 32: 0.0021, 64: 0.0026}
     disturbed = Processor(best, disturbed={(8, 0): 1.2, (16, 0): 1.25, (32, 0): 1.3, (16, 1): 3, (64, 1): 2})
     assert fastest(84, 64, disturbed).size == 16
-    assert disturbed.seconds() <= sizes.PATIENCE
+    assert disturbed.seconds() <= PATIENCE
 
 
 def test_no_turn_is_begun_that_patience_does_not_suffice_for() -> None:
     for each in (0.001, 0.01, 0.1, 0.3, 0.9, 1.5):
         machine = Processor(dict.fromkeys([1, 2, 4, 8, 16, 32, 64], each))
         fastest(84, 64, machine)
-        assert machine.seconds() <= sizes.PATIENCE
+        assert machine.seconds() <= PATIENCE
 
 
 @pytest.mark.parametrize("most", [1, 3, 7])
@@ -71,9 +70,9 @@ def test_no_micro_batch_is_larger_than_what_there_is_to_compute(most: int) -> No
 
 
 def test_a_sequence_that_takes_long_is_left_alone_and_no_longer_one_is_tried() -> None:
-    slow = Processor({1: sizes.PATIENCE / 3})
+    slow = Processor({1: PATIENCE / 3})
     assert fastest(32_768, 64, slow) == Choice(1, None)
-    assert max(length for length, _ in slow.tried) == sizes.SHORTEST
+    assert max(length for length, _ in slow.tried) == SHORTEST
 
 
 def test_no_more_is_tried_than_memory_may_hold() -> None:
@@ -109,7 +108,7 @@ class GPU:
 )
 def test_as_many_sequences_as_fit_are_found_in_a_few_trials(gpu: GPU, most: int, size: int) -> None:
     assert largest(most, gpu).size == size
-    assert len(gpu.tried) <= sizes.TRIALS
+    assert len(gpu.tried) <= TRIALS
 
 
 @pytest.mark.parametrize("bend", [-0.2, 0.2])
@@ -117,8 +116,8 @@ def test_what_grows_otherwise_than_foretold_stays_within_the_margin(bend: float)
     gpu = GPU(20 * GB, GB, 80 * GB, bend)
     found = largest(1000, gpu)
     assert found.trial is not None
-    assert 0.6 * gpu.room < found.trial.peak <= sizes.MARGIN * gpu.room
-    assert len(gpu.tried) <= sizes.TRIALS
+    assert 0.6 * gpu.room < found.trial.peak <= MARGIN * gpu.room
+    assert len(gpu.tried) <= TRIALS
 
 
 def test_the_least_that_is_tried_must_fit() -> None:

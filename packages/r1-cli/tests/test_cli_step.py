@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_cli_loop import Learner, records, run
 
 from r1_cli.train import loop
-from r1_cli.train.groups.supply import Supply
+from r1_cli.train.groups.stream_position import StreamPosition
 from r1_cli.train.roles import Position
 from r1_core.filtering import EMAStd, KeepAll
 from r1_core.kl_control import AdaptiveKL
@@ -106,11 +106,11 @@ def test_the_coefficient_of_the_kl_follows_its_controller_from_step_to_step(tmp_
 
 
 def test_a_resumed_run_starts_from_all_that_its_checkpoint_holds() -> None:
-    begin = Position(0, Supply(), AdaptiveKL(0.1, 0.2, 100), EMAStd(), RewardNormalizer())
+    begin = Position(0, StreamPosition(), AdaptiveKL(0.1, 0.2, 100), EMAStd(), RewardNormalizer())
     late = replace(
         begin,
         step=7,
-        supply=Supply(3, 9, (1, 2)),
+        stream=StreamPosition(3, 9, (1, 2)),
         kl=AdaptiveKL(0.37, 0.2, 100),
         filter=replace(EMAStd(), step=8, average=0.4, steps_seen=2),
         normalizer=RewardNormalizer(1.0, 2.0, 3),

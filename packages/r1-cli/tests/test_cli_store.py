@@ -9,7 +9,7 @@ from r1_cli.cluster.connect import shared_bytes, store_bytes
 from r1_cli.cluster.placement import Node, seat_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
-from r1_cli.jobs.media import inputs_dtype, require_batch_room
+from r1_cli.jobs.media import inputs_dtype, require_store_for_batch
 from r1_cli.plan.store import Batch, require_store
 from r1_data.mixture import Mixture
 from r1_data.references import Video
@@ -69,7 +69,7 @@ def test_the_check_is_of_the_runs_own_rows_in_the_precision_that_they_cross_in()
     config, hardware = load_config(TWO)[0], Hardware("cpu")
     prompts = Mixture([dataset_of([row(0), row(1)], make_renderer())])
     exact = 4 * prompts[0].model_inputs["pixel_values"].numel() * inputs_dtype(config, hardware).itemsize
-    require_batch_room(config, hardware, [], prompts)
-    require_batch_room(config, hardware, seat_ranks([Node("n", "10.0.0.1", ("cpu",), 2 * exact + 10**9)]), prompts)
+    require_store_for_batch(config, hardware, [], prompts)
+    require_store_for_batch(config, hardware, seat_ranks([Node("n", "10.0.0.1", ("cpu",), 2 * exact + 10**9)]), prompts)
     with pytest.raises(ConfigError, match=r"rollout_batch_size=4: .*10\.0\.0\.1 has"):
-        require_batch_room(config, hardware, seat_ranks([Node("n", "10.0.0.1", ("cpu",), exact)]), prompts)
+        require_store_for_batch(config, hardware, seat_ranks([Node("n", "10.0.0.1", ("cpu",), exact)]), prompts)

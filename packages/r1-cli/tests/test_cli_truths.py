@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from cli_fakes import Engine, prompt, scorer, silent
 
+from r1_cli.build.ground_truths import GroundTruthReader, find_unusable_ground_truths
 from r1_cli.build.rows import OpenSource, open_sources
-from r1_cli.build.truths import TruthReader, first_problems
 from r1_cli.config import RunConfig, load_config
 from r1_cli.config.sources import training_sources
 from r1_cli.plan.data_check.examine import check_answers
@@ -48,7 +48,7 @@ def opened(folder: Path, reward: str, *rows: Mapping[str, Any]) -> tuple[RunConf
 @pytest.mark.parametrize(("reward", "sound", "unsound"), ROWS)
 def test_the_first_rows_of_no_use_are_named_before_a_run(tmp_path, reward, sound, unsound):  # type: ignore[no-untyped-def]
     config, sources = opened(tmp_path, reward, sound, unsound)
-    lines = first_problems(TruthReader(config, [one.source for one in sources]), [*sources, None])
+    lines = find_unusable_ground_truths(GroundTruthReader(config, [one.source for one in sources]), [*sources, None])
     assert len(lines) == 1
     assert f"rows.jsonl:2: {reward} can use no response: " in lines[0]
     assert repr(unsound["answer"]) in lines[0] or "JSON nor Python" in lines[0]
@@ -81,7 +81,7 @@ def test_the_check_names_rows_whose_tests_assert_nothing(tmp_path: Path) -> None
 def test_a_users_own_reward_is_not_guessed_about(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def f(reward_inputs): return [0.0] * len(reward_inputs)")
     config, sources = opened(tmp_path, f"{tmp_path / 'mine.py'}:f", {"answer": ""})
-    assert first_problems(TruthReader(config, [one.source for one in sources]), sources) == []
+    assert find_unusable_ground_truths(GroundTruthReader(config, [one.source for one in sources]), sources) == []
 
 
 def test_prompts_whose_truth_is_of_no_use_are_counted_and_one_is_named(caplog: pytest.LogCaptureFixture) -> None:

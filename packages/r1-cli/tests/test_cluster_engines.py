@@ -17,7 +17,7 @@ from r1_cli.cluster.engine import Arrival
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.cluster.weights import RankedWeights
-from r1_cli.train.sampling.proof import LearnerReference
+from r1_cli.train.sampling.weight_check import LearnerReference
 from r1_cli.train.trainable import weights_of
 from r1_core.learner.parallel import Parallel
 from r1_rollout.canary import Canary

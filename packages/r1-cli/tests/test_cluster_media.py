@@ -15,7 +15,7 @@ from cli_ranks import LOADS, STORE
 from r1_cli.cluster.batch import to_columns
 from r1_cli.cluster.media import MediaSet
 from r1_cli.cluster.placement import Node, seat_ranks
-from r1_cli.jobs.media import begin_media, machines_of
+from r1_cli.jobs.media import machines_of, start_media
 from r1_cli.train.groups.group import to_sample
 from r1_data.mixture import Mixture
 from r1_data.model_inputs import LazyInputs
@@ -140,10 +140,10 @@ def test_machines_start_before_or_with_the_first_picture_and_nothing_is_rendered
 
     media = MediaSet(start, 1, 2)
     dataset = dataset_of(ROWS, renderer, media)
-    begin_media(None, Mixture([dataset]))
-    begin_media(media, Mixture([dataset_of(ROWS[1:2], renderer)]))
+    start_media(None, Mixture([dataset]))
+    start_media(media, Mixture([dataset_of(ROWS[1:2], renderer)]))
     assert (dataset[1].model_inputs, started) == ({}, [])
-    begin_media(media, Mixture([dataset]))
+    start_media(media, Mixture([dataset]))
     assert len(dataset[0].images) == len(started) == 1
     media.close()
     with pytest.raises(RuntimeError, match="after shutdown"):

@@ -7,9 +7,9 @@ from r1_cli.build.plugins import choose, load_function
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.algorithm import bounds
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, settings_of
-from r1_cli.train.groups.estimate import Estimate
+from r1_cli.train.groups.advantages import AdvantageComputer
 from r1_cli.train.groups.shaping import OverlongBuffer, Shaping
-from r1_cli.train.groups.supply import Supply
+from r1_cli.train.groups.stream_position import StreamPosition
 from r1_cli.train.roles import Position, Update
 from r1_core import advantages, losses
 from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVariance
@@ -24,8 +24,8 @@ from r1_core.reward_normalization import RewardNormalizer
 
 def build_update(config: RunConfig, *, updates_per_step: int) -> Update:
     """How groups become steps of the policy, of which there are `updates_per_step` in a step of training."""
-    objective, estimate = build_objective(config), build_estimate(config)
-    return Update(estimate, objective, gather_needs(estimate, objective, updates_per_step))
+    objective, compute_advantages = build_objective(config), build_advantages(config)
+    return Update(compute_advantages, objective, gather_needs(compute_advantages, objective, updates_per_step))
 
 
 def try_algorithm(config: RunConfig) -> None:
@@ -36,7 +36,7 @@ def try_algorithm(config: RunConfig) -> None:
     """
     problems = []
     for key, name, build, attempt in (
-        ("algorithm.adv_estimator", config.algorithm.adv_estimator, build_estimate, try_own_estimator),
+        ("algorithm.adv_estimator", config.algorithm.adv_estimator, build_advantages, try_own_estimator),
         ("worker.actor.loss_type", config.worker.actor.loss_type, build_objective, try_own_loss),
     ):
         path, colon, function = name.rpartition(":")
@@ -95,10 +95,10 @@ def build_rejection(rule: str, threshold: float | str) -> Rejection:
     return Rejection(cast(Measure, measure), cast(Span, span), upper, lower)
 
 
-def build_estimate(config: RunConfig) -> Estimate:
+def build_advantages(config: RunConfig) -> AdvantageComputer:
     """What gives samples their advantages, with the KL inside the reward if it is not in the loss."""
     name = config.algorithm.adv_estimator
-    return Estimate(
+    return AdvantageComputer(
         choose(advantages.ESTIMATORS, name, settings_of(config.algorithm, ESTIMATOR_OPTIONS, name), as_estimator),
         kl_in_reward(config),
         build_correction(config),
@@ -111,13 +111,13 @@ def kl_in_reward(config: RunConfig) -> str | None:
     return None if algorithm.use_kl_loss or algorithm.disable_kl else algorithm.kl_penalty
 
 
-def gather_needs(estimate: Estimate, objective: Objective, updates_per_step: int) -> frozenset[str]:
+def gather_needs(compute_advantages: AdvantageComputer, objective: Objective, updates_per_step: int) -> frozenset[str]:
     """What must be known of the samples before the update.
 
     A step of one update needs no forward pass for the old log-probs unless something looks at them before: the update's
     own has the same weights.
     """
-    needs = estimate.needs | objective.needs
+    needs = compute_advantages.needs | objective.needs
     return needs | {"old_logprobs"} if updates_per_step > 1 or needs & OF_POLICY else needs
 
 
@@ -133,7 +133,7 @@ def build_shaping(config: RunConfig) -> Shaping:
 
 def build_start(config: RunConfig) -> Position:
     """Where a new run is."""
-    return Position(0, Supply(), build_kl_controller(config), build_filter(config), RewardNormalizer())
+    return Position(0, StreamPosition(), build_kl_controller(config), build_filter(config), RewardNormalizer())
 
 
 def build_kl_controller(config: RunConfig) -> KLController:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from r1_cli.build.adapter import AdaptedLearner, build_adaptation, open_adapters
 from r1_cli.build.fillers import build_fillers
-from r1_cli.build.trained import freeze, open_optimizer, say_what_is_trained
+from r1_cli.build.parameters import freeze, open_optimizer, log_trained_parameters
 from r1_cli.config import RunConfig
 from r1_cli.config.actor import OptimConfig, UpdateConfig
 from r1_cli.hardware import Hardware, dtype
@@ -24,7 +24,7 @@ from r1_core.learner.parallel import Parallel, Shard
 
 
 @contextmanager
-def joined_alone(hardware: Hardware) -> Iterator[Parallel]:
+def single_rank(hardware: Hardware) -> Iterator[Parallel]:
     """What spans a learner's only device: on a GPU a mesh of one rank, so that one and many compute the same numbers.
 
     Processors alone have no mixed precision, and so no need of a process group.
@@ -64,7 +64,7 @@ def build_learner(
         reference = load_weights(config, model, computing, hardware.device, parallel, reference_shard)
     optimizer = open_optimizer(config, policy)
     if parallel.rank == 0:
-        say_what_is_trained(policy, optimizer)
+        log_trained_parameters(policy, optimizer)
     make = Learner if adapters is None else partial(AdaptedLearner, adapters)
     return make(
         policy,

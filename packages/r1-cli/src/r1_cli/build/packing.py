@@ -165,7 +165,7 @@ def _dtype_of(tolerance: float) -> torch.dtype:
     return next(dtype for dtype, widest in TOLERANCE.items() if widest == tolerance)
 
 
-def settle_packing(
+def choose_layout(
     config: RunConfig,
     hardware: Hardware,
     model: ModelFiles,

@@ -71,7 +71,7 @@ def build_stream(config: RunConfig, prompts: Mixture, sources: Sequence[Source])
     return WeightedStream(sizes, weights, batch, seed=data.seed, shuffle=data.shuffle, until=until)
 
 
-def begin_rendering(config: RunConfig, prompts: Mixture, first: Sequence[int], val_prompts: Mixture) -> None:
+def prefetch_first_prompts(config: RunConfig, prompts: Mixture, first: Sequence[int], val_prompts: Mixture) -> None:
     """Let workers render what the run begins with while models are loaded: validation's rows, then the first step's."""
     trainer, size = config.trainer, config.data.val_batch_size
     if val_prompts.parts and (trainer.val_before_train or trainer.val_only):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from r1_cli.build.truths import TruthReader
+from r1_cli.build.ground_truths import GroundTruthReader
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
 from r1_cli.build.reference.mixed import MixedVerifier, open_asking
@@ -26,7 +26,7 @@ class DispatchingVerifier:
         self,
         default: Verifier | None,
         by_source: Mapping[str, Verifier],
-        truths: TruthReader | None = None,
+        truths: GroundTruthReader | None = None,
         asking: Sequence[ReferenceVerifier] = (),
     ) -> None:
         self._default, self._by_source, self._truths = default, by_source, truths
@@ -98,7 +98,7 @@ def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack
         return found
 
     own = {s.name: open_once(s.reward_function, s.reward_function_kwargs) for s in sources if s.reward_function}
-    truths = TruthReader(config, sources)
+    truths = GroundTruthReader(config, sources)
     if own and all(source.name in own for source in sources):
         return DispatchingVerifier(None, own, truths, asking)
     default = open_once(reward.reward_function or "", reward.reward_function_kwargs)

@@ -76,7 +76,7 @@ class Saver:
         if under_way is not None:
             under_way.result()
 
-    def settle(self) -> None:
+    def finish_or_warn(self) -> None:
         """Wait likewise where the run ends for another reason: an error is said."""
         try:
             self.finish()

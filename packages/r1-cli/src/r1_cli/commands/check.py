@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, told_plainly, visible
+from r1_cli.commands.errors import ANY_WORDS, user_errors, visible
 from r1_cli.commands.threads import share_processors
 
 STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
@@ -66,7 +66,7 @@ def _check_model(path: str, precision: str, *, as_json: bool) -> None:
     from r1_cli.models.load import ModelError
     from r1_cli.plan.check.model import ask_about
 
-    with told_plainly(ModelError):
+    with user_errors(ModelError):
         answers = dict(ask_about(path, precision))
     if as_json:
         click.echo(json.dumps({"model": path, "precision": precision, **answers}, indent=2))

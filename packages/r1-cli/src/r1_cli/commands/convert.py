@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from r1_cli.commands.errors import Existing, told_plainly
+from r1_cli.commands.errors import Existing, user_errors
 
 if TYPE_CHECKING:
     from r1_cli.config.convert.conversion import Conversion
@@ -80,7 +80,7 @@ def _print(make: "Callable[[], Conversion]") -> None:
     """Print what is made, and on stderr what a run of it would be refused for."""
     from r1_cli.config import ConfigError, load_config
 
-    with told_plainly(ConfigError, ValueError):
+    with user_errors(ConfigError, ValueError):
         text = make().text()
     click.echo(text, nl=False)
     with TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, told_plainly, writing
+from r1_cli.commands.errors import ANY_WORDS, user_errors, writing
 from r1_cli.commands.threads import share_processors
 
 
@@ -35,7 +35,7 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
     from r1_data.types import DataError
     from r1_rewards.spec import RewardSpecError
 
-    with told_plainly(ConfigError, DataError, RewardSpecError):
+    with user_errors(ConfigError, DataError, RewardSpecError):
         config, _ = load_config(settings, command="data")
 
         share_processors()
@@ -52,7 +52,7 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
 
         console = Console()
         configure_logging(console)
-        with told_plainly(ModelError):
+        with user_errors(ModelError):
             inspector = Inspector(build_renderer(config, open_model(config)), config.data.max_prompt_length)
         with ExitStack() as stack:
             reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
@@ -82,12 +82,12 @@ def show(settings: tuple[str, ...], row: str, validation: bool) -> None:
     from r1_cli.config import ConfigError, load_config
     from r1_data.types import DataError
 
-    with told_plainly(ConfigError, DataError):
+    with user_errors(ConfigError, DataError):
         config, _ = load_config(settings, command="data")
 
         share_processors()
         from r1_cli.models.load import ModelError
         from r1_cli.plan.data_check.show import describe_row
 
-        with told_plainly(ModelError):
+        with user_errors(ModelError):
             click.echo(describe_row(config, row, validation=validation))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import Existing, told_plainly, visible
+from r1_cli.commands.errors import Existing, user_errors, visible
 
 
 @click.command(short_help="Say what goes wrong in a run, by its numbers and answers.")
@@ -25,7 +25,7 @@ def diagnose(run: Path, as_json: bool) -> None:
     from r1_cli.runs.diagnose.history import NoHistoryError, read_history
     from r1_cli.runs.diagnose.signatures import SIGNATURES
 
-    with told_plainly(NoHistoryError):
+    with user_errors(NoHistoryError):
         history = read_history(run)
         found = diagnose_run(history)
     last = int(history.steps[-1]["step"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import Existing, told_plainly
+from r1_cli.commands.errors import Existing, user_errors
 
 RUN = Existing()
 
@@ -28,7 +28,7 @@ def diff(run_a: Path, run_b: Path, as_json: bool) -> None:
     from r1_cli.runs.diff.run import read_run
     from r1_cli.runs.diff.tell import tell
 
-    with told_plainly(NoHistoryError):
+    with user_errors(NoHistoryError):
         found = compare(read_run(run_a), read_run(run_b))
     if as_json:
         click.echo(json.dumps({"runs": [str(run_a), str(run_b)], **asdict(found)}, indent=2))

@@ -40,7 +40,7 @@ class Existing(click.Path):
 
 
 @contextmanager
-def told_plainly(*kinds: type[Exception]) -> Iterator[None]:
+def user_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Turn exceptions of these kinds, whose messages are written for users, into a `UserError`."""
     try:
         yield

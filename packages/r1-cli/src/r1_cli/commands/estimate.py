@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, told_plainly
+from r1_cli.commands.errors import ANY_WORDS, user_errors
 
 
 class Share(click.FloatRange):
@@ -53,7 +53,7 @@ def estimate(
     from r1_cli.config import ConfigError, load_config
     from r1_cli.plan.estimate.cards import CardError, read_cards
 
-    with told_plainly(ConfigError, CardError):
+    with user_errors(ConfigError, CardError):
         cards = read_cards(gpus) if gpus is not None else None
         devices = [f"trainer.nnodes={cards.nodes}", f"trainer.n_gpus_per_node={cards.of_node}"] if cards else []
         config, _ = load_config([*settings, *devices])
@@ -64,7 +64,7 @@ def estimate(
     from r1_cli.plan.estimate.times import Assumptions
 
     assumed = Assumptions(learning_efficiency, sampling_efficiency, prompt_tokens, answer_tokens)
-    with TemporaryDirectory() as folder, told_plainly(ValueError):
+    with TemporaryDirectory() as folder, user_errors(ValueError):
         config, notes = stand_in(config, Path(folder))
         if cards is None:
             found = estimate_on_processors(config, free_memory(), assumed)

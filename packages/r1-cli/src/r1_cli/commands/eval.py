@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, UserError, told_plainly, writing
+from r1_cli.commands.errors import ANY_WORDS, UserError, user_errors, writing
 from r1_cli.commands.threads import share_processors
 
 
@@ -31,7 +31,7 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
 
     if not Path(model).is_dir() and (names_folder(model) or (Path(model).parent.is_dir() and "/" in model)):
         raise UserError(f"{model}: no such folder{where_or_near(model)}")
-    with told_plainly(ConfigError, DataError, RewardSpecError):
+    with user_errors(ConfigError, DataError, RewardSpecError):
         settings = (*own_configuration(model, settings), *settings)
         trained = Path(model) / "actor"  # of a checkpoint
         path = trained if trained.is_dir() else model
@@ -43,7 +43,7 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
         from r1_rewards.types import RewardFailure
         from r1_rollout.errors import RolloutError
 
-        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError), writing(json_path):
+        with user_errors(ModelError, RewardSpecError, RewardFailure, RolloutError), writing(json_path):
             evaluate_model(model, config, json_path)
 
 

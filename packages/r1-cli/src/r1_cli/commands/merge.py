@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import Existing, told_plainly, writing
+from r1_cli.commands.errors import Existing, user_errors, writing
 
 
 @click.command(short_help="Write a checkpoint as a Hugging Face folder.")
@@ -27,5 +27,5 @@ def merge(checkpoint: Path, output: Path | None) -> None:
     from r1_cli.models.load import ModelError
     from r1_cli.models.sharded import ShardError
 
-    with told_plainly(ModelError, ShardError, AdapterError, FileExistsError), writing(output or checkpoint):
+    with user_errors(ModelError, ShardError, AdapterError, FileExistsError), writing(output or checkpoint):
         click.echo(write_folder(checkpoint, output))

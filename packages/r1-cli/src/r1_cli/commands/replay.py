@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, Existing, told_plainly, visible
+from r1_cli.commands.errors import ANY_WORDS, Existing, user_errors, visible
 from r1_cli.commands.threads import share_processors
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def replay(run: Path, settings: tuple[str, ...], step: int, debug: bool, group: 
     from r1_data.types import DataError
     from r1_rewards.spec import RewardSpecError
 
-    with ExitStack() as stack, told_plainly(ConfigError, DataError, RewardSpecError, NoReplayError):
+    with ExitStack() as stack, user_errors(ConfigError, DataError, RewardSpecError, NoReplayError):
         if output is not None and output.exists() and any(output.iterdir()):
             raise NoReplayError(f"{output} is not empty; name a new folder")
         folder = output or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r1-replay-")))
@@ -80,14 +80,14 @@ def _take(config: "RunConfig", provenance: "Provenance", step: int) -> None:
     from r1_cli.checkpoint.folders import CheckpointError
     from r1_cli.jobs.train import train
     from r1_cli.models.load import ModelError
-    from r1_cli.train.groups.estimate import EstimateError
+    from r1_cli.train.groups.advantages import AdvantageError
     from r1_cli.train.loop import BrokenStepError
     from r1_core.own import OwnCodeError
     from r1_rewards.types import RewardFailure
     from r1_rollout.errors import RolloutError
 
-    own = EstimateError, OwnCodeError, BrokenStepError
-    with told_plainly(ModelError, RewardFailure, RolloutError, CheckpointError, *own):
+    own = AdvantageError, OwnCodeError, BrokenStepError
+    with user_errors(ModelError, RewardFailure, RolloutError, CheckpointError, *own):
         if code := train(config, provenance, until=step):
             raise SystemExit(code)
 

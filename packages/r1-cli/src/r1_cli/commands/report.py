@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import Existing, told_plainly, writing
+from r1_cli.commands.errors import Existing, user_errors, writing
 
 
 @click.command(short_help="Write a run's curves, validation and samples into one HTML file.")
@@ -23,7 +23,7 @@ def report(run: Path, output: Path | None) -> None:
     from r1_cli.runs.report.page import write_report
 
     file = output or (run if run.is_dir() else run.parent) / "report.html"
-    with told_plainly(NoHistoryError, OSError):
+    with user_errors(NoHistoryError, OSError):
         page = write_report(run)
     with writing(file):
         file.write_text(page, encoding="utf-8", errors="replace")

@@ -6,7 +6,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from r1_cli.commands.errors import ANY_WORDS, told_plainly, visible
+from r1_cli.commands.errors import ANY_WORDS, user_errors, visible
 
 NAMED = 3  # failed checks
 
@@ -55,7 +55,7 @@ def test(
     marks = {True: "[green]ok[/]", False: "[red]FAILS[/]", None: ""}
     table = Table("check", "result", "", title=f"r1 reward test {escape(spec)}", title_justify="left")
     passed, failed = 0, list[str]()
-    with told_plainly(ConfigError, DataError, RewardSpecError):
+    with user_errors(ConfigError, DataError, RewardSpecError):
         kwargs = _keywords(settings)
         for finding in try_reward(spec, kwargs, data=data, columns=columns, samples=samples, timeout=timeout):
             table.add_row(escape(finding.check), escape(visible(finding.result)), marks[finding.passed])

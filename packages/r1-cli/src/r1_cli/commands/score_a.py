@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, told_plainly
+from r1_cli.commands.errors import ANY_WORDS, user_errors
 from r1_cli.commands.threads import share_processors
 
 
@@ -30,7 +30,7 @@ def score_a(settings: tuple[str, ...], output: Path) -> None:
     from r1_data.types import DataError
     from r1_rewards.spec import RewardSpecError
 
-    with told_plainly(ConfigError, DataError, RewardSpecError):
+    with user_errors(ConfigError, DataError, RewardSpecError):
         config, _ = load_config(settings, command="data")
 
         share_processors()
@@ -38,5 +38,5 @@ def score_a(settings: tuple[str, ...], output: Path) -> None:
         from r1_cli.models.load import ModelError
         from r1_rewards.types import RewardFailure
 
-        with told_plainly(ModelError, RewardFailure):
+        with user_errors(ModelError, RewardFailure):
             write_scores(config, output)

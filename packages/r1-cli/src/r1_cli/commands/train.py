@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, told_plainly
+from r1_cli.commands.errors import ANY_WORDS, user_errors
 from r1_cli.commands.threads import share_processors
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def train(settings: tuple[str, ...], dry_run: bool, full: bool) -> None:
 
     if full and not dry_run:
         raise click.UsageError("--full takes --dry-run")
-    with told_plainly(ConfigError, DataError, RewardSpecError):
+    with user_errors(ConfigError, DataError, RewardSpecError):
         config, provenance = load_config(settings)
         if dry_run:
             _show(config, provenance, full=full)
@@ -50,14 +50,14 @@ def train(settings: tuple[str, ...], dry_run: bool, full: bool) -> None:
         from r1_cli.cluster.errors import ClusterError
         from r1_cli.jobs.train import train as run_training
         from r1_cli.models.load import ModelError
-        from r1_cli.train.groups.estimate import EstimateError
+        from r1_cli.train.groups.advantages import AdvantageError
         from r1_cli.train.loop import BrokenStepError
         from r1_core.own import OwnCodeError
         from r1_rewards.types import RewardFailure
         from r1_rollout.errors import RolloutError
 
-        own = EstimateError, OwnCodeError, BrokenStepError, ClusterError
-        with told_plainly(ModelError, RewardSpecError, RewardFailure, RolloutError, CheckpointError, *own):
+        own = AdvantageError, OwnCodeError, BrokenStepError, ClusterError
+        with user_errors(ModelError, RewardSpecError, RewardFailure, RolloutError, CheckpointError, *own):
             code = run_training(config, provenance)
     if code:
         raise SystemExit(code)
@@ -67,8 +67,8 @@ def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
     """Print what a run would be, on a screen; all settings and tables if it is to be `full`."""
     from rich.console import Console
 
+    from r1_cli.build.ground_truths import GroundTruthReader, find_unusable_ground_truths
     from r1_cli.build.rows import open_local
-    from r1_cli.build.truths import TruthReader, first_problems
     from r1_cli.checkpoint.folders import CheckpointStore
     from r1_cli.config.sources import training_sources, validation_sources
     from r1_cli.plan import dry_run
@@ -97,7 +97,10 @@ def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
     else:
         warnings += dry_run.show_screen(console, config, provenance, plan, tables)
     warnings += [f"{path} is damaged ({told}); the run would set it aside" for path, told in store.damaged().items()]
-    warnings += [*first_problems(TruthReader(config, [*sources, *val_sources]), opened), *dry_run.find_warnings(config)]
+    warnings += [
+        *find_unusable_ground_truths(GroundTruthReader(config, [*sources, *val_sources]), opened),
+        *dry_run.find_warnings(config),
+    ]
     begins = f"resumes from {start}" if start else f"starts anew in {config.trainer.checkpoint_folder}"
     for line in (*(f"note: {warning}" for warning in warnings), dry_run.UNCHECKED, begins):
         console.print(line, **dry_run.PLAIN)

@@ -8,11 +8,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from r1_cli.build.open_engines import build_engine, build_sampling, build_scorer, load_engine_weights
 from r1_cli.build.open_reference import attach_models, in_evaluation
 from r1_cli.build.prompts import build_prompts, build_validation
 from r1_cli.build.rendering import build_renderer, open_rendering
 from r1_cli.build.rows import open_sources
+from r1_cli.build.sampler import build_engine, build_sampling, build_scorer, load_engine_weights
 from r1_cli.build.verifiers import open_verifier, require_columns
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.model import LoraConfig

@@ -54,13 +54,13 @@ def inputs_dtype(config: RunConfig, hardware: Hardware) -> torch.dtype:
     return torch.promote_types(computing, hardware.engine_dtype(config.worker.rollout.dtype))
 
 
-def begin_media(media: MediaSet | None, *prompts: Mixture) -> None:
+def start_media(media: MediaSet | None, *prompts: Mixture) -> None:
     """Start the actors beside what else takes long to start, if there is anything for them to render."""
     if media is not None and any(part.has_media for mixture in prompts for part in mixture.parts):
         media.begin()
 
 
-def require_batch_room(config: RunConfig, hardware: Hardware, seats: Sequence[Seat], prompts: Mixture) -> None:
+def require_store_for_batch(config: RunConfig, hardware: Hardware, seats: Sequence[Seat], prompts: Mixture) -> None:
     """Check that a step's batch finds room on every machine; without seats nothing is shared.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 
 from r1_cli.checkpoint.folders import CheckpointError, read_state
 from r1_cli.config import RunConfig, printable
-from r1_cli.train.groups.supply import load_surplus
+from r1_cli.train.groups.stream_position import load_groups
 from r1_cli.train.roles import Dataset, Position
 from r1_cli.train.trainable import Policy, ValueModel
 
@@ -38,7 +38,7 @@ def load_start(
         raise CheckpointError(f"{start} cannot be resumed from: {error}") from error
     log.info("going on from %s", start)
     at = begin.resume(state)
-    return replace(at, supply=replace(at.supply, surplus=load_surplus(start, prompts.__getitem__)))
+    return replace(at, stream=replace(at.stream, carried_over=load_groups(start, prompts.__getitem__)))
 
 
 def load_critic(critic: ValueModel, start: Path, *, model_only: bool) -> None:
@@ -51,7 +51,9 @@ def load_critic(critic: ValueModel, start: Path, *, model_only: bool) -> None:
     critic.offload()
 
 
-def sizes_of(starts: Sequence[Mapping[str, Any]], config: RunConfig, devices: Sequence[str]) -> dict[str, int]:
+def find_previous_sizes(
+    starts: Sequence[Mapping[str, Any]], config: RunConfig, devices: Sequence[str]
+) -> dict[str, int]:
     """Return the sizes of micro-batches that the last of the folder's starts chose, by key.
 
     A run that was killed before its first checkpoint and is started again is then the same run, to the bit. None if

@@ -14,14 +14,14 @@ from rich.console import Console
 
 from r1_cli.build import algorithm
 from r1_cli.build.canary import build_canary
-from r1_cli.build.open_engines import build_sampling, build_scorer
+from r1_cli.build.ground_truths import GroundTruthReader, find_unusable_ground_truths
 from r1_cli.build.open_reference import attach_references, in_training
-from r1_cli.build.packing import settle_packing
-from r1_cli.build.prompts import begin_rendering, build_prompts, build_stream, build_validation
-from r1_cli.build.rehearsal import settle_micro_batches
+from r1_cli.build.packing import choose_layout
+from r1_cli.build.profiling import choose_micro_batches
+from r1_cli.build.prompts import build_prompts, build_stream, build_validation, prefetch_first_prompts
 from r1_cli.build.rendering import build_renderer, open_rendering
 from r1_cli.build.rows import open_sources
-from r1_cli.build.truths import TruthReader, first_problems
+from r1_cli.build.sampler import build_sampling, build_scorer
 from r1_cli.build.verifiers import open_verifier, require_columns
 from r1_cli.checkpoint.folders import CheckpointStore, read_state
 from r1_cli.checkpoint.rows import record_rows
@@ -31,16 +31,16 @@ from r1_cli.config import Provenance, RunConfig, printable
 from r1_cli.config.root import require_shareable
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.hardware import find_card, find_hardware
-from r1_cli.jobs.learning import open_seats, prepare_learner, seated_hardware, settle_devices, start_ranks
-from r1_cli.jobs.media import begin_media, open_media, require_batch_room
-from r1_cli.jobs.resume import load_start, report_changes, sizes_of
-from r1_cli.jobs.sampling import (
+from r1_cli.jobs.engines import (
     open_engine,
-    open_engine_beside,
-    open_engine_upon,
-    start_engine_beside,
+    open_engine_in_process,
+    open_engine_on_base,
+    start_engine_process,
     start_engines,
 )
+from r1_cli.jobs.learner import open_seats, prepare_learner, resolve_devices, seated_hardware, start_ranks
+from r1_cli.jobs.media import open_media, require_store_for_batch, start_media
+from r1_cli.jobs.resume import find_previous_sizes, load_start, report_changes
 from r1_cli.jobs.startup import Data, DataSplit, Devices, Logs, Models, Reports, RunFolder, Sampling
 from r1_cli.models.files import open_critic_config, open_model, read_assets
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
@@ -53,13 +53,13 @@ from r1_cli.runs.track.console import ConsoleReporter
 from r1_cli.runs.track.files import read_settings
 from r1_cli.runs.track.timeline import TIMELINE_FILE, Timeline
 from r1_cli.train import loop
-from r1_cli.train.groups.supply import Supply, resume_supply
+from r1_cli.train.groups.stream_position import StreamPosition, resume_stream_position
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import Recorder
 from r1_cli.train.roles import Position, Progress, Schedule, Scorer, Stream, Update
-from r1_cli.train.sampling.ahead import Ahead, load_ahead
+from r1_cli.train.sampling.async_sampler import AsyncSampler, load_pending_steps
 from r1_cli.train.sampling.collect import DynamicSampling
-from r1_cli.train.sampling.proof import prove
+from r1_cli.train.sampling.weight_check import check_weights
 from r1_data.mixture import Mixture
 from r1_rollout.types import SamplingParams
 
@@ -100,7 +100,7 @@ class Session:
         """
         model, hardware = open_model(config), find_hardware()
         require_same_shape(config, folder.start, model.config.to_dict())
-        config = settle_devices(config, self.provenance, hardware)
+        config = resolve_devices(config, self.provenance, hardware)
         require_shareable(config, model.config.get_text_config())
         critic_config = open_critic_config(config, model) if config.has_critic else None
         if critic_config is not None:
@@ -110,7 +110,7 @@ class Session:
         hardware = seated_hardware(hardware, seats.ranks)
         ranks = start_ranks(config, hardware, seats.ranks, self.stack)
         engines = start_engines(config, hardware, seats.engines, self.stack)
-        process = start_engine_beside(config, self.stack)
+        process = start_engine_process(config, self.stack)
         return config, Devices(model, critic_config, hardware, seats, ranks, engines, process)
 
     def open_reports(self, config: RunConfig, folder: RunFolder) -> Reports:
@@ -153,18 +153,18 @@ class Session:
             show_phases(self.console, config, plan, find_card())
         summaries = [part.summary for part in data.parts]
         show_table(self.console, render_sources(data.sources, data.opened, summaries))
-        for line in first_problems(TruthReader(config, data.sources), data.opened):
+        for line in find_unusable_ground_truths(GroundTruthReader(config, data.sources), data.opened):
             log.warning("%s", line)
-        require_batch_room(config, devices.hardware, devices.seats.ranks, training)
-        begin_media(data.media, training, validation)
+        require_store_for_batch(config, devices.hardware, devices.seats.ranks, training)
+        start_media(data.media, training, validation)
         return plan
 
     def open_stream(self, config: RunConfig, folder: RunFolder, data: Data) -> Stream:
         """Return the order of the prompts, whose first are rendered while models are loaded."""
         stream = build_stream(config, data.training.prompts, data.training.sources)
-        supply = resume_supply(read_state(folder.start)) if folder.start else Supply()
-        first = supply.pending or stream.batch(supply.cursor)
-        begin_rendering(config, data.training.prompts, first, data.validation.prompts)
+        stream_position = resume_stream_position(read_state(folder.start)) if folder.start else StreamPosition()
+        first = stream_position.unfinished or stream.batch(stream_position.cursor)
+        prefetch_first_prompts(config, data.training.prompts, first, data.validation.prompts)
         return stream
 
     def load_models(self, config: RunConfig, devices: Devices, schedule: Schedule) -> Models:
@@ -178,10 +178,10 @@ class Session:
         load_learner = prepare_learner(config, hardware, model, schedule, seats.ranks, devices.ranks, self.stack)
         if config.shares_base(on_gpu=hardware.on_gpu):
             learner, critic = load_learner()
-            return Models(learner, critic, open_engine_upon(learner, config, hardware, model, self.stack))
+            return Models(learner, critic, open_engine_on_base(learner, config, hardware, model, self.stack))
         # Before the learner's weights are on the devices: vLLM claims a share of what is free.
         if devices.engine_process is not None:
-            engine = open_engine_beside(config, hardware, devices.engine_process)
+            engine = open_engine_in_process(config, hardware, devices.engine_process)
         else:
             engine = open_engine(config, hardware, model, seats.engines, devices.engines, self.stack)
         return Models(*load_learner(), engine)
@@ -198,13 +198,13 @@ class Session:
             ConfigError: a setting needs packing that is wrong for the model, or a size does not fit into memory.
         """
         model, hardware, start = devices.model, devices.hardware, folder.start
-        settle_packing(config, hardware, model, data.renderer, models.learner, models.critic)
+        choose_layout(config, hardware, model, data.renderer, models.learner, models.critic)
         if start:
             chosen = read_state(start).get("micro_batches", {})
         else:
-            chosen = sizes_of(read_manifest(folder.path), config, devices.names)
+            chosen = find_previous_sizes(read_manifest(folder.path), config, devices.names)
         pictures = any(part.has_media for part in data.training.prompts.parts)
-        return settle_micro_batches(
+        return choose_micro_batches(
             config, hardware, model, data.renderer, models.learner, models.critic, chosen, pictures=pictures
         )
 
@@ -267,7 +267,7 @@ class Session:
         scorer = build_scorer(config, model, verifier, models.engine)
         if not config.worker.rollout.canary:
             return scorer
-        return prove(scorer, learner, build_canary(config, hardware, model, data.renderer, learner))
+        return check_weights(scorer, learner, build_canary(config, hardware, model, data.renderer, learner))
 
     def open_sampling(
         self,
@@ -287,18 +287,18 @@ class Session:
         validator = Validation(scorer, sets, config.data.val_batch_size, trainer.val_generations_to_log, progress)
         update = algorithm.build_update(config, updates_per_step=schedule.updates_per_step)
         collector = build_collector(config, data.training.prompts, stream, training, scorer, update, progress)
-        ahead = None
+        async_sampler = None
         if trainer.max_staleness:
-            ahead = Ahead(
+            async_sampler = AsyncSampler(
                 collector,
                 scorer.generator,
                 staleness=trainer.max_staleness,
                 total_steps=schedule.total_steps,
-                ahead=load_ahead(folder.start, at, data.training.prompts.__getitem__) if folder.start else (),
+                resumed=load_pending_steps(folder.start, at, data.training.prompts.__getitem__) if folder.start else (),
                 ended=reports.timeline.record,
             )
-            self.stack.callback(ahead.close)
-        return Sampling(scorer.generator, collector, ahead, validator if sets else None, update)
+            self.stack.callback(async_sampler.close)
+        return Sampling(scorer.generator, collector, async_sampler, validator if sets else None, update)
 
     def open_run(
         self,
@@ -321,7 +321,7 @@ class Session:
             learner=models.learner,
             engine=sampling.engine,
             collector=sampling.collector,
-            ahead=sampling.ahead,
+            async_sampler=sampling.async_sampler,
             update=sampling.update,
             schedule=schedule,
             validation=sampling.validation,

@@ -23,7 +23,7 @@ from r1_cli.runs.track.timeline import Timeline
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import Recorder
 from r1_cli.train.roles import Update
-from r1_cli.train.sampling.ahead import Ahead
+from r1_cli.train.sampling.async_sampler import AsyncSampler
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.trainable import Policy, ValueModel
 from r1_data.dataset import PromptDataset
@@ -139,6 +139,6 @@ class Sampling:
 
     engine: Generator
     collector: DynamicSampling
-    ahead: Ahead | None  # samples later steps while the learner computes
+    async_sampler: AsyncSampler | None  # samples later steps while the learner computes
     validation: Validation | None
     update: Update

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from r1_cli.build.algorithm import try_algorithm
 from r1_cli.config import Provenance, RunConfig
-from r1_cli.jobs.closing import say_what_comes_next
+from r1_cli.jobs.next_steps import print_next_steps
 from r1_cli.jobs.session import Session, build_schedule
 from r1_cli.plan.disk import require_room
 from r1_cli.runs.track.console import configure_logging
@@ -54,7 +54,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
         if run.stop.exit_code:
             logs.manifest_entry["end"] = f"left after step {last.step}, by a signal"
     if until is None:
-        say_what_comes_next(console, folder.store, last, schedule.total_steps)
+        print_next_steps(console, folder.store, last, schedule.total_steps)
     return run.stop.exit_code
 
 

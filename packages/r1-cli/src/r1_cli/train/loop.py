@@ -14,16 +14,16 @@ from r1_cli.hardware import free_memory
 from r1_cli.runs.track import Generation, Tracker
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.runs.track.timeline import Timeline
-from r1_cli.train.groups.estimate import EstimateError
+from r1_cli.train.groups.advantages import AdvantageError
 from r1_cli.train.groups.group import to_samples
-from r1_cli.train.groups.supply import save_surplus
+from r1_cli.train.groups.stream_position import save_groups
 from r1_cli.train.metrics.signal import count_idle, require_rewards, require_signal
 from r1_cli.train.metrics.step import divergence, penalty_metrics, performance, step_metrics, update_metrics
 from r1_cli.train.metrics.validate import Validation, generations_of
 from r1_cli.train.recorder import Recorder
 from r1_cli.train.roles import Collected, Collector, Position, Schedule, Update
-from r1_cli.train.sampling.ahead import Ahead, save_ahead
-from r1_cli.train.sampling.proof import canary_metrics
+from r1_cli.train.sampling.async_sampler import AsyncSampler, save_pending_steps
+from r1_cli.train.sampling.weight_check import canary_metrics
 from r1_cli.train.trainable import Policy, Snapshot, Trainable, ValueModel, weights_of
 from r1_core.needs import OF_POLICY, OF_REFERENCE
 from r1_core.objective import Objective
@@ -34,7 +34,7 @@ from r1_rollout.errors import RolloutError
 from r1_rollout.types import Generator
 
 # What ends a run between two steps, where the learner is whole: its last step is saved before.
-FAILED = (RewardFailure, RolloutError, EstimateError, OwnCodeError)
+FAILED = (RewardFailure, RolloutError, AdvantageError, OwnCodeError)
 
 LOST = "the same command goes on from the last checkpoint, not from the last step"
 
@@ -62,7 +62,7 @@ class Run:
     stop: StopRequest
     assets: Callable[[], Mapping[str, bytes]]  # what else a checkpoint needs to stand alone, by its place in there
     critic: ValueModel | None = None
-    ahead: Ahead | None = None  # samples the steps to come while the learner computes
+    async_sampler: AsyncSampler | None = None  # samples the steps to come while the learner computes
     timeline: Timeline = field(default_factory=Timeline)
 
 
@@ -91,7 +91,7 @@ def train(run: Run, at: Position) -> Position:
         if not isinstance(reason, Stopped):
             raise
     except Exception:
-        run.saver.settle()  # what was whole before is kept
+        run.saver.finish_or_warn()  # what was whole before is kept
         raise
     return at
 
@@ -100,11 +100,11 @@ def leave(run: Run, at: Position, reason: Exception) -> None:
     """Keep the last whole step, unless what it was to go on with, sampled ahead by older weights, came to nothing."""
     lost, why = False, f"{reason}: " if isinstance(reason, Stopped) else ""  # errors are told by who catches them
     try:
-        if run.ahead:
-            run.ahead.settle()
+        if run.async_sampler:
+            run.async_sampler.drain()
     except FAILED:
         lost = True
-    run.saver.settle()
+    run.saver.finish_or_warn()
     if lost:
         log.warning("%sleaving after step %d; %s (%s)", why, at.step, LOST, run.store.latest() or "there is none")
         return
@@ -138,7 +138,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
                 run.learner.offload()
                 samples = run.critic.add_values(samples)
         with watch("adv"):  # A, for GRPO (r − mean r) / std r over the group
-            samples = update.estimate(samples, groups, at.kl.coef)
+            samples = update.compute_advantages(samples, groups, at.kl.coef)
         kl, updates, forecasts = at.kl, list[dict[str, float]](), list[dict[str, float]]()
         if run.critic:
             with watch("update_critic"):  # descend max((V − G)², (clip(V) − G)²), with G the return
@@ -151,7 +151,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
     with watch.beside("metrics"):
         record = collected | step_metrics(at.step, groups, samples)
         record |= update_metrics("actor", updates) | update_metrics("critic", forecasts)
-        record |= penalty_metrics(samples, update.estimate.kl_penalty, at.kl.coef)
+        record |= penalty_metrics(samples, update.compute_advantages.kl_penalty, at.kl.coef)
         record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
         idle, failed = count_idle(at.idle, at.failed, groups, samples)
         shown = generations_of(groups[: run.schedule.train_generations_to_log], "train")
@@ -162,8 +162,8 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
 def sample(run: Run, at: Position, watch: Stopwatch) -> Collected:
     """Return the step's groups: sampled now by the policy as it is, or ahead of it, by one of some steps ago."""
     weights = weights_of(run.learner, at.step)
-    if run.ahead:
-        return run.ahead.collect(at, weights, watch)
+    if run.async_sampler:
+        return run.async_sampler.collect(at, weights, watch)
     with ExitStack() as active:
         with watch("sync"):
             active.enter_context(run.engine.active(weights))
@@ -210,8 +210,8 @@ def minibatches(samples: Sequence[Sample], prompts: int, epochs: int) -> Iterato
 
 def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, float], list[Generation]]:
     """Measure the weights of `step` on the validation set; return its metrics and some responses to look at."""
-    if run.ahead:
-        run.ahead.settle()
+    if run.async_sampler:
+        run.async_sampler.drain()
     with run.engine.active(weights_of(run.learner, step)):
         record, groups = validation.measure()
     run.recorder.take(step, "validation", groups)
@@ -264,7 +264,7 @@ def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> None:
         copies[name] = model.snapshot(model_only=model_only, max_bytes=free_memory() // 2)
         if run.critic:  # never both are on the device
             model.offload()
-    ahead, assets = run.ahead.under_way() if run.ahead else [], run.assets()
+    pending, assets = run.async_sampler.pending() if run.async_sampler else [], run.assets()
 
     def save(folder: Path) -> None:
         for name, model in models.items():
@@ -275,8 +275,8 @@ def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> None:
                 model.offload()
         for place, content in assets.items():
             (folder / place).write_bytes(content)
-        save_surplus(at.supply.surplus, folder)
-        save_ahead([step.result() for step in ahead], folder)
+        save_groups(at.stream.carried_over, folder)
+        save_pending_steps([step.result() for step in pending], folder)
 
     state = {**at.state(), "val_reward_score": record.get("val/reward_score"), "model_only": model_only}
     run.saver.write(at.step, save, state, apart=None not in copies.values())

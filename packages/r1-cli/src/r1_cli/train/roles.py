@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from r1_cli.runs.track.stopwatch import Stopwatch
-from r1_cli.train.groups.estimate import Estimate
+from r1_cli.train.groups.advantages import AdvantageComputer
 from r1_cli.train.groups.group import Decoder, Group
-from r1_cli.train.groups.supply import Supply, resume_supply
+from r1_cli.train.groups.stream_position import StreamPosition, resume_stream_position
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
 from r1_core.objective import Objective
@@ -101,7 +101,7 @@ class Position:
     """How far a run is, with all that it has learned beside the weights."""
 
     step: int  # steps taken; the version of the weights
-    supply: Supply
+    stream: StreamPosition
     kl: KLController
     filter: GroupFilter
     normalizer: RewardNormalizer  # of rewards
@@ -113,7 +113,7 @@ class Position:
         """Return what a checkpoint must hold, as JSON can; the surplus has files of its own."""
         return {
             "step": self.step,
-            **self.supply.state(),
+            **self.stream.state(),
             "kl_coef": self.kl.coef,
             "filter": self.filter.state(),
             "rewards": asdict(self.normalizer),
@@ -126,7 +126,7 @@ class Position:
         """Return the position of a checkpoint's state, under this one's settings."""
         return Position(
             step=state["step"],
-            supply=resume_supply(state),
+            stream=resume_stream_position(state),
             kl=self.kl.resume(state["kl_coef"]),
             filter=self.filter.resume(state.get("filter", {})),
             normalizer=RewardNormalizer(**state.get("rewards", {})),
@@ -151,11 +151,11 @@ class Collector(Protocol):
 class Update:
     """How groups become a step of the policy: advantages, objective, and what the two ask for."""
 
-    estimate: Estimate
+    compute_advantages: AdvantageComputer
     objective: Objective
     needs: frozenset[str]  # what must be known before the update: words of `r1_core.needs`
 
     @property
     def kl_penalty(self) -> str | None:
         """The estimate of the KL from the reference, in the loss or in the reward; None without one."""
-        return self.objective.kl_penalty or self.estimate.kl_penalty
+        return self.objective.kl_penalty or self.compute_advantages.kl_penalty

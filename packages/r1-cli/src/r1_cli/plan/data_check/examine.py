@@ -6,8 +6,8 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
+from r1_cli.build.ground_truths import GroundTruthReader
 from r1_cli.build.rows import OpenSource, open_sources
-from r1_cli.build.truths import TruthReader
 from r1_cli.build.verifiers import open_verifier
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import training_sources, validation_sources
@@ -96,7 +96,7 @@ def check_answers(config: RunConfig, opened: Sequence[OpenSource], report: Repor
     want another form or columns that are not there in this check: a warning.
     """
     sources = [one.source for one in opened]
-    truths = TruthReader(config, sources)
+    truths = GroundTruthReader(config, sources)
     rewards = [truths.reward(source.name)[0] for source in sources]
     judged = [source for source, reward in zip(sources, rewards, strict=True) if reward]
     rows = [row for (index, _), row in report.ground_truths.items() if rewards[index]]
@@ -138,7 +138,7 @@ def _tests_without_assertions(rows: Sequence[Examined], progress: Progress) -> I
 
 
 def _refused(
-    verifier: Verifier, rows: list[Examined], opened: Sequence[OpenSource], truths: TruthReader
+    verifier: Verifier, rows: list[Examined], opened: Sequence[OpenSource], truths: GroundTruthReader
 ) -> list[Examined]:
     """Return the rows whose ground truth is not right in any form; most need only the first."""
     for form in FORMS:

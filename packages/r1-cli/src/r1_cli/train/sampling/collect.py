@@ -12,7 +12,7 @@ from r1_cli.config import ConfigError, Problem
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.train.groups.group import Group, by_sample, filter_values, passes
 from r1_cli.train.groups.shaping import Shaping
-from r1_cli.train.groups.supply import Supply
+from r1_cli.train.groups.stream_position import StreamPosition
 from r1_cli.train.roles import Collected, Dataset, Position, Progress, Scorer, Stream
 from r1_cli.train.sampling.generate import EnoughGroups, read_prompts, sample_groups
 from r1_core.filtering import GroupFilter
@@ -24,10 +24,10 @@ log = logging.getLogger("r1")
 
 
 @dataclass(slots=True)
-class Draws:
+class SamplingState:
     """What the draws of one step have come to, so far."""
 
-    supply: Supply
+    stream: StreamPosition
     kept: list[Group]  # that passed the filter; first those that the last step had too many of
     groups: list[Group] = field(default_factory=list)  # sampled and scored in this step, kept or not
     latest: list[Group] = field(default_factory=list)  # of these, the last draw's that had any
@@ -77,39 +77,39 @@ class DynamicSampling:
             ConfigError: in a run's first step, no score has the part that the filter is to look at.
             RewardFailure: a response could not be scored, where that ends the run; or not one could.
         """
-        draws = Draws(at.supply, list(at.supply.surplus))
-        while len(draws.kept) < self._wanted(draws):
-            self._draw(draws, at, watch)
-            if len(draws.kept) < self._wanted(draws) and self._is_over(draws, at):
+        state = SamplingState(at.stream, list(at.stream.carried_over))
+        while len(state.kept) < self._wanted(state):
+            self._sample_round(state, at, watch)
+            if len(state.kept) < self._wanted(state) and self._is_over(state, at):
                 message = "only %d of %d groups passed the filter after trainer.max_try_make_batch=%d batches"
-                log.warning(message, len(draws.kept), self._wanted(draws), self.max_batches)
+                log.warning(message, len(state.kept), self._wanted(state), self.max_batches)
                 break
         if at.step == 0:
-            self._require_part(draws.groups)
-        return self._conclude(draws, at)
+            self._require_part(state.groups)
+        return self._conclude(state, at)
 
-    def _wanted(self, draws: Draws) -> int:
+    def _wanted(self, state: SamplingState) -> int:
         """How many groups make the step."""
-        return max(1, self.groups - draws.unread)
+        return max(1, self.groups - state.unread)
 
-    def _may_begin_batch(self, draws: Draws, at: Position) -> bool:
-        return draws.supply.cursor != at.supply.cursor + self.max_batches
+    def _may_begin_batch(self, state: SamplingState, at: Position) -> bool:
+        return state.stream.cursor != at.stream.cursor + self.max_batches
 
-    def _is_over(self, draws: Draws, at: Position) -> bool:
+    def _is_over(self, state: SamplingState, at: Position) -> bool:
         """Whether no draw will help: no prompts are left, or those of a whole step have all come to nothing."""
-        in_vain = not draws.groups and draws.lost + draws.unread >= self.groups
-        return in_vain or not (draws.supply.pending or self._may_begin_batch(draws, at))
+        in_vain = not state.groups and state.lost + state.unread >= self.groups
+        return in_vain or not (state.stream.unfinished or self._may_begin_batch(state, at))
 
-    def _draw(self, draws: Draws, at: Position, watch: Stopwatch) -> None:
+    def _sample_round(self, state: SamplingState, at: Position, watch: Stopwatch) -> None:
         """Sample the next prompts, as many as are needed, and add what comes of it to `draws`."""
-        rows, supply = self._choose_rows(draws, at)
+        rows, position = self._choose_rows(state, at)
         with watch("render"):
             readable = list(read_prompts(self.dataset, rows))
-            self.dataset.prefetch(supply.pending or self.stream.batch(supply.cursor))
+            self.dataset.prefetch(position.unfinished or self.stream.batch(position.cursor))
         enough = None
         if at.filter.per_group:
-            enough = EnoughGroups(self._wanted(draws) - len(draws.kept), lambda group: self._counts(group, at.filter))
-        params = replace(self.sampling, seed=derive_seed(self.sampling.seed, supply.draws))
+            enough = EnoughGroups(self._wanted(state) - len(state.kept), lambda group: self._counts(group, at.filter))
+        params = replace(self.sampling, seed=derive_seed(self.sampling.seed, position.rounds))
         prompts = [prompt for _, prompt in readable]
         sampled = sample_groups(self.scorer, prompts, params, watch, self.progress, enough=enough)
         compared = self._compare_with_greedy(sampled, watch)
@@ -118,33 +118,33 @@ class DynamicSampling:
         values = filter_values(groups, self.filter_key)
         kept = [group for group, keep in zip(groups, passes(at.filter, values), strict=True) if keep]
         not_begun = tuple(row for index, (row, _) in enumerate(readable) if index not in sampled)
-        draws.supply = replace(supply, draws=supply.draws + 1, pending=not_begun + supply.pending)
-        draws.kept += kept
-        draws.groups += groups
-        draws.latest = groups or draws.latest
-        draws.values += values
-        draws.passed += len(kept)
-        draws.lost += len(sampled) - len(groups)
-        draws.unread += len(rows) - len(readable)
-        draws.tokens += sum(len(completion.token_ids) for group in sampled.values() for completion in group.completions)
+        state.stream = replace(position, rounds=position.rounds + 1, unfinished=not_begun + position.unfinished)
+        state.kept += kept
+        state.groups += groups
+        state.latest = groups or state.latest
+        state.values += values
+        state.passed += len(kept)
+        state.lost += len(sampled) - len(groups)
+        state.unread += len(rows) - len(readable)
+        state.tokens += sum(len(completion.token_ids) for group in sampled.values() for completion in group.completions)
 
-    def _choose_rows(self, draws: Draws, at: Position) -> tuple[list[int], Supply]:
+    def _choose_rows(self, state: SamplingState, at: Position) -> tuple[list[int], StreamPosition]:
         """Return the rows to sample next, at most a batch of the stream, and the supply without them.
 
         A filter that compares groups with one another gets whole batches.
         """
-        supply = draws.supply
-        rows = list(supply.pending)
-        batch = self.stream.batch(supply.cursor)
+        position = state.stream
+        rows = list(position.unfinished)
+        batch = self.stream.batch(position.cursor)
         count = len(batch)
         if at.filter.per_group:
-            missing = self._wanted(draws) - len(draws.kept)
+            missing = self._wanted(state) - len(state.kept)
             # Where every prompt so far was lost, none has passed; as many are drawn as there are.
-            count = min(count, prompts_needed(missing, len(draws.groups) or draws.lost, draws.passed))
-        if len(rows) < count and self._may_begin_batch(draws, at):
+            count = min(count, prompts_needed(missing, len(state.groups) or state.lost, state.passed))
+        if len(rows) < count and self._may_begin_batch(state, at):
             rows += batch
-            supply = replace(supply, cursor=supply.cursor + 1)
-        return rows[:count], replace(supply, pending=tuple(rows[count:]))
+            position = replace(position, cursor=position.cursor + 1)
+        return rows[:count], replace(position, unfinished=tuple(rows[count:]))
 
     def _as_filtered(self, group: Group) -> Group | None:
         """Return the group as the filter sees it: without responses to be left out, and punished.
@@ -182,33 +182,33 @@ class DynamicSampling:
             message = f"the reward function reports no such part, only {', '.join(sorted(parts))}"
             raise ConfigError([Problem("algorithm.filter_key", message, self.filter_key)])
 
-    def _conclude(self, draws: Draws, at: Position) -> Collected:
+    def _conclude(self, state: SamplingState, at: Position) -> Collected:
         """Choose the groups to train on among those drawn, and give them the rewards that the estimator sees."""
-        wanted = self._wanted(draws)
-        chosen = (draws.kept or draws.latest)[:wanted]
-        if not chosen and draws.lost:
+        wanted = self._wanted(state)
+        chosen = (state.kept or state.latest)[:wanted]
+        if not chosen and state.lost:
             raise RewardFailure(
-                f"not one response could be scored, to {draws.lost} prompts in turn, and all have been dropped"
+                f"not one response could be scored, to {state.lost} prompts in turn, and all have been dropped"
             )
         if not chosen:
-            first, last = at.supply.cursor, draws.supply.cursor - 1
+            first, last = at.stream.cursor, state.stream.cursor - 1
             raise DataError(f"no prompt of the batches from number {first} to {last} could be read")
-        unused = draws.kept[wanted:]
-        surplus = tuple(group for group in unused if at.step + 1 - group.version <= self.surplus_max_age)
+        unused = state.kept[wanted:]
+        carried_over = tuple(group for group in unused if at.step + 1 - group.version <= self.surplus_max_age)
         groups, normalizer = self.shaping.finish(chosen, at.normalizer)
         after = replace(
             at,
-            supply=replace(draws.supply, surplus=surplus),
-            filter=at.filter.observe(*by_sample(draws.values)),
+            stream=replace(state.stream, carried_over=carried_over),
+            filter=at.filter.observe(*by_sample(state.values)),
             normalizer=normalizer,
         )
         metrics = {
-            "rollout/groups_sampled": float(len(draws.groups)),
+            "rollout/groups_sampled": float(len(state.groups)),
             "rollout/groups_trained": float(len(groups)),
-            "rollout/groups_kept": float(len(surplus)),
-            "rollout/groups_discarded": float(len(unused) - len(surplus)),
-            "rollout/tokens_sampled": float(draws.tokens),
-            "filter/rate": 1 - draws.passed / max(len(draws.groups), 1),
+            "rollout/groups_kept": float(len(carried_over)),
+            "rollout/groups_discarded": float(len(unused) - len(carried_over)),
+            "rollout/tokens_sampled": float(state.tokens),
+            "filter/rate": 1 - state.passed / max(len(state.groups), 1),
             **{f"filter/{name}": value for name, value in at.filter.metrics.items()},
             "prompt_length/clip_ratio": fmean(len(one.prompt.token_ids) >= self.max_prompt_length for one in groups),
             **self.shaping.metrics(groups),

@@ -50,7 +50,7 @@ class LearnerReference:
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
+class ExpectedWeights:
     """What the engine must show after a sync."""
 
     logprobs: list[list[float]]  # of the probes, as the learner has them
@@ -60,7 +60,7 @@ class Expectation:
 
 
 @dataclass(slots=True)
-class ProvenGenerator:
+class CheckedGenerator:
     """A `Generator` that samples only after the engine has shown that it has the learner's weights."""
 
     engine: Engine
@@ -90,7 +90,7 @@ class ProvenGenerator:
         raise self._fault(source.version)
 
     @contextmanager
-    def active_later(self, source: WeightSource, expected: Expectation) -> Iterator[None]:
+    def active_later(self, source: WeightSource, expected: ExpectedWeights) -> Iterator[None]:
         """Do as `active`, with what `expect` has said of the weights: the learner may have others by now.
 
         Raises StaleWeights as `active` does; which weights are at fault is not looked for, as the learner is busy.
@@ -109,7 +109,7 @@ class ProvenGenerator:
         if not self._agrees(source, expected):
             raise self._fault(source.version)
 
-    def expect(self, source: WeightSource) -> Expectation:
+    def expect(self, source: WeightSource) -> ExpectedWeights:
         """Ask the learner, which has these weights, before the sync, as it may need memory that the engine takes."""
         probes, sums = self.canary.probes, None
         if isinstance(self.engine, Checksummed):
@@ -118,9 +118,9 @@ class ProvenGenerator:
         opening = self.canary.opening.probes if self.canary.opening else None
         once = (None, None) if self._started else (self.canary.pictures, opening)
         seen = [self.reference.logprobs_of(one.prompts, one.responses) if one else None for one in once]
-        return Expectation(self.reference.logprobs_of(probes.prompts, probes.responses), sums, *seen)
+        return ExpectedWeights(self.reference.logprobs_of(probes.prompts, probes.responses), sums, *seen)
 
-    def _agrees(self, source: WeightSource, expected: Expectation) -> bool:
+    def _agrees(self, source: WeightSource, expected: ExpectedWeights) -> bool:
         """Compare bytes, then log-probs; at the first sync those of the opening and of two pictures, too.
 
         Raises:
@@ -174,7 +174,7 @@ class ProvenGenerator:
         return self.engine.generate(prompts, params)
 
 
-class ProvenDrainable(ProvenGenerator):
+class CheckedDrainable(CheckedGenerator):
     """One whose engine can be drained."""
 
     def drain(self) -> None:
@@ -182,7 +182,7 @@ class ProvenDrainable(ProvenGenerator):
         cast(Drainable, self.engine).drain()
 
 
-def prove(scorer: Scorer, learner: Policy, canary: Canary) -> Scorer:
+def check_weights(scorer: Scorer, learner: Policy, canary: Canary) -> Scorer:
     """Return the scorer with an engine that samples only after the canary.
 
     Raises:
@@ -194,10 +194,10 @@ def prove(scorer: Scorer, learner: Policy, canary: Canary) -> Scorer:
             "after every sync; set false to sample without that proof"
         )
     engine = cast(Engine, scorer.generator)
-    proven = ProvenDrainable if isinstance(engine, Drainable) else ProvenGenerator
+    proven = CheckedDrainable if isinstance(engine, Drainable) else CheckedGenerator
     return replace(scorer, generator=proven(engine, LearnerReference(learner), canary))
 
 
 def canary_metrics(generator: Generator) -> dict[str, float]:
     """Return by what share of their size log-probs of engine and learner differed after the step's sync."""
-    return {"rollout/canary_gap": generator.gap} if isinstance(generator, ProvenGenerator) else {}
+    return {"rollout/canary_gap": generator.gap} if isinstance(generator, CheckedGenerator) else {}

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.runs.track.timeline import Record
-from r1_cli.train.groups.supply import load_surplus, save_surplus
+from r1_cli.train.groups.stream_position import load_groups, save_groups
 from r1_cli.train.roles import Collected, Collector, Position
-from r1_cli.train.sampling.proof import ProvenGenerator, canary_metrics
+from r1_cli.train.sampling.weight_check import CheckedGenerator, canary_metrics
 from r1_data.types import Prompt
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Generator
@@ -33,7 +33,7 @@ STATE_FILE = "position.json"
 Wake = Callable[[], AbstractContextManager[None]]  # wakes the engine with certain weights
 
 
-class Ahead:
+class AsyncSampler:
     """Samples in a thread, by an engine that has devices or a process of its own, while the learner computes."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Ahead:
         *,
         staleness: int,
         total_steps: int,
-        ahead: Sequence[Collected] = (),
+        resumed: Sequence[Collected] = (),
         ended: Record | None = None,
     ) -> None:
         """Begin nothing yet.
@@ -51,13 +51,13 @@ class Ahead:
         Args:
             staleness: k, steps between the weights that sample a step's groups and those that learn from them.
             total_steps: of the run; no further is sampled.
-            ahead: what a checkpoint holds for the first steps.
+            resumed: what a checkpoint holds for the first steps.
             ended: is told what the thread did when.
         """
         self._collector, self._engine = collector, engine
         self._staleness, self._total_steps, self._ended = staleness, total_steps, ended
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="r1-sampling")
-        self._steps: deque[Future[Collected]] = deque(map(_done, ahead))  # of the steps to come, in their order
+        self._steps: deque[Future[Collected]] = deque(map(_done, resumed))  # of the steps to come, in their order
 
     def collect(self, at: Position, source: WeightSource, watch: Stopwatch) -> Collected:
         """Hand the weights of step `at` over, with which sampling goes on, and return the groups of that step.
@@ -77,14 +77,14 @@ class Ahead:
         self._steps.popleft()
         return collected
 
-    def settle(self) -> list[Collected]:
+    def drain(self) -> list[Collected]:
         """Wait until all that has begun is sampled; return what the next steps train on. The engine is free then.
 
         Raises what sampling it has raised.
         """
         return [step.result() for step in self._steps]
 
-    def under_way(self) -> list[Future[Collected]]:
+    def pending(self) -> list[Future[Collected]]:
         """Return what the next steps train on as it comes; it may have begun only."""
         return list(self._steps)
 
@@ -93,7 +93,7 @@ class Ahead:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _wake(self, source: WeightSource) -> Wake:
-        if isinstance(self._engine, ProvenGenerator):  # the learner is asked while it has these weights
+        if isinstance(self._engine, CheckedGenerator):  # the learner is asked while it has these weights
             return partial(self._engine.active_later, source, self._engine.expect(source))
         return partial(self._engine.active, source)
 
@@ -126,17 +126,17 @@ def _done(collected: Collected) -> Future[Collected]:
 # --- in a checkpoint -------------------------------------------------------------------------------------------------
 
 
-def save_ahead(ahead: Sequence[Collected], folder: Path) -> None:
+def save_pending_steps(ahead: Sequence[Collected], folder: Path) -> None:
     """Write the groups of the next steps into the checkpoint `folder`, a folder each: `ahead_0` is the next."""
     for number, (groups, after, metrics) in enumerate(ahead):
         own = folder / f"ahead_{number}"
         (own / "after").mkdir(parents=True)
-        save_surplus(groups, own)
-        save_surplus(after.supply.surplus, own / "after")
+        save_groups(groups, own)
+        save_groups(after.stream.carried_over, own / "after")
         (own / STATE_FILE).write_text(json.dumps({**after.state(), "metrics": metrics}) + "\n", encoding="utf-8")
 
 
-def load_ahead(folder: Path, begin: Position, render: Callable[[int], Prompt]) -> list[Collected]:
+def load_pending_steps(folder: Path, begin: Position, render: Callable[[int], Prompt]) -> list[Collected]:
     """Return what `save_ahead` wrote; of steps whose rows have changed since, what is left of them.
 
     Args:
@@ -146,8 +146,8 @@ def load_ahead(folder: Path, begin: Position, render: Callable[[int], Prompt]) -
     while (own := folder / f"ahead_{len(ahead)}").is_dir():
         state = json.loads((own / STATE_FILE).read_text(encoding="utf-8"))
         after = begin.resume(state)
-        after = replace(after, supply=replace(after.supply, surplus=load_surplus(own / "after", render)))
-        if not (groups := load_surplus(own, render)):
+        after = replace(after, stream=replace(after.stream, carried_over=load_groups(own / "after", render)))
+        if not (groups := load_groups(own, render)):
             break  # it is sampled again, and what follows it
         ahead.append((list(groups), after, state["metrics"]))
     return ahead

@@ -29,7 +29,7 @@ SHRINKING = 8  # attempts at a picture that a prompt has room for
 
 
 @dataclass(frozen=True, slots=True)
-class Longest:
+class LongestSample:
     """What a sample may be at most: tokens of its prompt and of its response, with pictures if the rows have any."""
 
     prompt: int
@@ -89,7 +89,7 @@ class Longest:
         )
 
 
-def find_longest(config: RunConfig, model: ModelFiles, renderer: Renderer, *, pictures: bool) -> Longest:
+def find_longest(config: RunConfig, model: ModelFiles, renderer: Renderer, *, pictures: bool) -> LongestSample:
     """Return the longest sample that prompt and response limits allow, or the model's positions if these are fewer.
 
     Args:
@@ -98,7 +98,7 @@ def find_longest(config: RunConfig, model: ModelFiles, renderer: Renderer, *, pi
     data = config.data
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
     prompt = max(1, min(data.max_prompt_length, positions - data.max_response_length))
-    return Longest(
+    return LongestSample(
         prompt=prompt,
         response=data.max_response_length,
         answers=config.worker.rollout.n,

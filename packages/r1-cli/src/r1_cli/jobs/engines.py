@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from r1_cli.build.open_engines import build_engine, load_engine_weights, max_sequences
+from r1_cli.build.sampler import build_engine, load_engine_weights, max_sequences
 from r1_cli.cluster.delivery import find_way
 from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.engines import EngineSet
@@ -66,7 +66,7 @@ def start_engines(
     return engines
 
 
-def start_engine_beside(config: RunConfig, stack: ExitStack) -> OwnProcess | None:
+def start_engine_process(config: RunConfig, stack: ExitStack) -> OwnProcess | None:
     """Start the process of an engine that samples while the learner computes, which ends with `stack`; None without.
 
     Servers, and engines that have seats of their own, are beside the learner anyhow. On processors each of the two gets
@@ -88,7 +88,7 @@ def start_engine_beside(config: RunConfig, stack: ExitStack) -> OwnProcess | Non
     return process
 
 
-def open_engine_beside(config: RunConfig, hardware: Hardware, process: OwnProcess) -> Generator:
+def open_engine_in_process(config: RunConfig, hardware: Hardware, process: OwnProcess) -> Generator:
     """Make what samples in a process that has started. Raises as `open_engine` does."""
     process.make(EngineHost, partial(build_hosted, config, hardware))
     dtype = hardware.engine_dtype(config.worker.rollout.dtype)
@@ -126,7 +126,7 @@ def open_engine(
     return EngineSet(members, max_sequences=max_sequences(config), dtype=dtype, way=way)
 
 
-def open_engine_upon(
+def open_engine_on_base(
     learner: Any, config: RunConfig, hardware: Hardware, model: ModelFiles, stack: ExitStack
 ) -> Generator:
     """Make what samples from the very base that the learner's adapter stands on (see `RunConfig.why_copied`).

@@ -11,8 +11,8 @@ import torch
 
 from r1_cli.build.algorithm import build_objective
 from r1_cli.build.learner import build_batching
-from r1_cli.build.longest import Longest, find_longest
-from r1_cli.build.sizes import SHORTEST, Choice, fastest, largest
+from r1_cli.build.longest_sample import LongestSample, find_longest
+from r1_cli.build.micro_batch_sizes import SHORTEST, Choice, fastest, largest
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.root import Owner
 from r1_cli.config.section import lookup
@@ -36,7 +36,7 @@ SAID = {"update": "updates", "experience": "log-probs"}
 Rehearse = Callable[[list[Sample], MicroLimit, bool], PassProfile]
 
 
-def settle_micro_batches(
+def choose_micro_batches(
     config: RunConfig,
     hardware: Hardware,
     model: ModelFiles,
@@ -63,7 +63,7 @@ def settle_micro_batches(
         ConfigError: not even the size that is set, or one sequence, can be computed; names what to lower.
     """
     chosen: dict[str, int] = {}
-    longest: Longest | None = None
+    longest: LongestSample | None = None
     for owner, trained, rehearse in list_trained(config, learner, critic):
         if not hardware.on_gpu and not any(is_auto(config, owner, kind) for kind in PASSES):
             continue
@@ -71,7 +71,7 @@ def settle_micro_batches(
         if critic is not None:
             (learner if owner == "critic" else critic).offload()
         share = learner.describe().share_prompts and getattr(config.worker, owner).share_prompts
-        sizes = Stage(config, owner, hardware.on_gpu, share, longest, rehearse).settle(kept)
+        sizes = Stage(config, owner, hardware.on_gpu, share, longest, rehearse).choose(kept)
         chosen |= {key_of(owner, kind): size for kind, size in sizes.items() if is_auto(config, owner, kind)}
         config = with_sizes(config, owner, sizes)
         batching = build_batching(config, getattr(config.worker, owner))
@@ -99,7 +99,7 @@ class Stage:
     owner: Owner
     on_gpu: bool
     share: bool  # a prompt is computed once for its answers in a micro-batch
-    longest: Longest
+    longest: LongestSample
     rehearse: Rehearse
 
     @property
@@ -107,7 +107,7 @@ class Stage:
         section: UpdateConfig = getattr(self.config.worker, self.owner)
         return section
 
-    def settle(self, kept: Mapping[str, int]) -> dict[Pass, int]:
+    def choose(self, kept: Mapping[str, int]) -> dict[Pass, int]:
         """Return the size of each kind of pass, and say what was found."""
         begun, choices = perf_counter(), dict[Pass, Choice]()
         for kind in PASSES:

@@ -14,7 +14,7 @@ from r1_cli.plan.announce import NOTHING_SAVED
 from r1_cli.train.roles import Position
 
 
-def say_what_comes_next(console: Console, store: CheckpointStore, at: Position, total_steps: int) -> None:
+def print_next_steps(console: Console, store: CheckpointStore, at: Position, total_steps: int) -> None:
     """Print how far the run is, its checkpoints, and what to do with the best, or the last if none was validated."""
     for line in closing_lines(store, at.step, total_steps, typed_command(sys.argv[0], os.environ), at.idle):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

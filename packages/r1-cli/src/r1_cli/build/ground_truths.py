@@ -13,7 +13,7 @@ from r1_rewards.spec import BUILTINS, columns_of, truth_problem
 SHOWN = 3  # rows of a source that are named
 
 
-class TruthReader:
+class GroundTruthReader:
     """Knows the reward of each source. What a user's own reward makes of a truth nobody can tell."""
 
     def __init__(self, config: RunConfig, sources: Sequence[Source]) -> None:
@@ -49,7 +49,7 @@ class TruthReader:
         return self.problem(opened.source.name, ground_truth, self.columns(opened, index))
 
 
-def first_problems(truths: TruthReader, opened: Sequence[OpenSource | None]) -> list[str]:
+def find_unusable_ground_truths(truths: GroundTruthReader, opened: Sequence[OpenSource | None]) -> list[str]:
     """Return a line for each of the first rows whose truth nothing can meet, a few of a source.
 
     None stands for sources that are not here yet. `r1 data check` looks at all rows, and names what cannot be read.
@@ -57,7 +57,7 @@ def first_problems(truths: TruthReader, opened: Sequence[OpenSource | None]) -> 
     return [line for one in opened if one is not None for line in islice(_problems(truths, one), SHOWN)]
 
 
-def _problems(truths: TruthReader, opened: OpenSource) -> list[str]:
+def _problems(truths: GroundTruthReader, opened: OpenSource) -> list[str]:
     if truths.reward(opened.source.name)[0] not in BUILTINS:
         return []
     found = []

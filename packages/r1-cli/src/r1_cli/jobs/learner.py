@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from r1_cli.build.critic import build_critic
-from r1_cli.build.learner import build_learner, joined_alone
+from r1_cli.build.learner import build_learner, single_rank
 from r1_cli.checkpoint.shared_filesystem import Proof, shown_folders
 from r1_cli.cluster.placement import Seat, Seating, seat_all
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("r1")
 
 
-def settle_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
+def resolve_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
     """Return the configuration with one device where there are no GPUs and the user asks for no number of ranks.
 
     Raises:
@@ -104,7 +104,7 @@ def start_ranks(config: RunConfig, hardware: Hardware, seats: Sequence[Seat], st
         patience=trainer.collective_timeout,
     )
     stack.callback(ranks.close)
-    require_sight(config, ranks, seats)
+    require_shared_folders(config, ranks, seats)
     ranks.warm("r1_cli.cluster.rank")
     return ranks
 
@@ -131,7 +131,7 @@ def prepare_learner(
     if ranks is not None:
         return partial(load_ranked, config, hardware, schedule, seats, ranks)
     quantized = config.worker.actor.model.quantization is not None
-    parallel = Parallel() if quantized else stack.enter_context(joined_alone(hardware))
+    parallel = Parallel() if quantized else stack.enter_context(single_rank(hardware))
     return partial(load_here, config, hardware, model, schedule, parallel)
 
 
@@ -185,7 +185,7 @@ def _refuse_quantized(config: RunConfig) -> None:
         raise ConfigError([Problem("worker.actor.model.quantization", message, quantization)])
 
 
-def require_sight(config: RunConfig, ranks: Any, seats: Sequence[Seat]) -> None:
+def require_shared_folders(config: RunConfig, ranks: Any, seats: Sequence[Seat]) -> None:
     """Raise ConfigError if a node does not see the folders of the run as this process does.
 
     Args:

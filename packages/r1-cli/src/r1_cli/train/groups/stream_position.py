@@ -23,41 +23,43 @@ log = logging.getLogger("r1")
 
 
 @dataclass(frozen=True, slots=True)
-class Supply:
+class StreamPosition:
     """How far a run is in the stream of prompts."""
 
     cursor: int = 0  # prompt batches drawn from the stream
-    draws: int = 0  # times that prompts were sampled; each has noise of its own
-    pending: tuple[int, ...] = ()  # rows that were drawn and not begun; they come before the stream's next batch
-    surplus: tuple[Group, ...] = ()  # groups that passed the filter and were not needed; they are the next step's first
+    rounds: int = 0  # times that prompts were sampled; each has noise of its own
+    unfinished: tuple[int, ...] = ()  # rows that were drawn and not begun; they come before the stream's next batch
+    carried_over: tuple[
+        Group, ...
+    ] = ()  # groups that passed the filter and were not needed; they are the next step's first
 
     def state(self) -> dict[str, Any]:
         """Return all but the surplus, which `save_surplus` writes."""
-        return {"cursor": self.cursor, "draws": self.draws, "pending": list(self.pending)}
+        return {"cursor": self.cursor, "draws": self.rounds, "pending": list(self.unfinished)}
 
 
-def resume_supply(state: Mapping[str, Any]) -> Supply:
+def resume_stream_position(state: Mapping[str, Any]) -> StreamPosition:
     """Return the supply of a state, without its surplus. Older checkpoints drew whole batches only."""
-    return Supply(state["cursor"], state.get("draws", state["cursor"]), tuple(state.get("pending", ())))
+    return StreamPosition(state["cursor"], state.get("draws", state["cursor"]), tuple(state.get("pending", ())))
 
 
-def save_surplus(surplus: Sequence[Group], folder: Path) -> None:
+def save_groups(carried_over: Sequence[Group], folder: Path) -> None:
     """Write groups into the checkpoint `folder`; nothing if there are none.
 
     Prompts are written as their rows, and rendered again. Log-probs keep the precision that the learner reads.
     """
-    if not surplus:
+    if not carried_over:
         return
-    completions = [completion for group in surplus for completion in group.completions]
+    completions = [completion for group in carried_over for completion in group.completions]
     tensors = {
         "token_ids": torch.from_numpy(np.concatenate([c.token_ids for c in completions])),
         "logprobs": torch.from_numpy(np.concatenate([c.logprobs for c in completions])),
     }
     save_file(tensors, folder / TOKENS_FILE)
-    (folder / GROUPS_FILE).write_text(json.dumps([_describe(group) for group in surplus]) + "\n", encoding="utf-8")
+    (folder / GROUPS_FILE).write_text(json.dumps([_describe(group) for group in carried_over]) + "\n", encoding="utf-8")
 
 
-def load_surplus(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, ...]:
+def load_groups(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, ...]:
     """Return the groups that `save_surplus` wrote, () if none.
 
     `render` gives the prompt of a row. Groups whose prompts are no longer those that were sampled from are left out,
@@ -67,7 +69,7 @@ def load_surplus(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, 
         return ()
     tensors = load_file(folder / TOKENS_FILE)
     token_ids, logprobs = tensors["token_ids"].numpy(), tensors["logprobs"].numpy()
-    surplus = []
+    carried_over = []
     begin = 0  # of the next completion's tokens
     for entry in json.loads((folder / GROUPS_FILE).read_text(encoding="utf-8")):
         completions = []
@@ -90,7 +92,7 @@ def load_surplus(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, 
             log.warning("row %d is another than before the resume: its responses are left out", entry["row"])
             continue
         columns = zip(completions, entry["responses"], entry["scores"], entry["rewards"], strict=True)
-        surplus.append(
+        carried_over.append(
             Group(
                 prompt=prompt,
                 responses=[
@@ -103,7 +105,7 @@ def load_surplus(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, 
                 row=entry["row"],
             )
         )
-    return tuple(surplus)
+    return tuple(carried_over)
 
 
 def _describe(group: Group) -> dict[str, Any]:

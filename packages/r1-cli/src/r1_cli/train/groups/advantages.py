@@ -11,12 +11,12 @@ from r1_core.own import OwnCodeError
 from r1_core.types import Sample
 
 
-class EstimateError(Exception):
+class AdvantageError(Exception):
     """No advantages can be had from a step's samples; the learner is as it was before them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class AdvantageComputer:
     """An estimator, and what else goes into advantages: the KL in the reward and the correction of the engine's gap."""
 
     estimator: Estimator
@@ -53,7 +53,7 @@ class Estimate:
                 kl_coef=kl_coef,
             )
         except OwnCodeError as error:  # which names the user's file and line by itself
-            raise EstimateError(str(error)) from error
+            raise AdvantageError(str(error)) from error
         except Exception as error:
             name = type(self.estimator).__name__
-            raise EstimateError(f"the estimator {name} fails: {type(error).__name__}: {error}") from error
+            raise AdvantageError(f"the estimator {name} fails: {type(error).__name__}: {error}") from error

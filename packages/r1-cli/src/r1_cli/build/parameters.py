@@ -56,7 +56,7 @@ def open_optimizer(config: RunConfig, policy: nn.Module) -> torch.optim.Optimize
         raise ConfigError([Problem(key, str(error))]) from error
 
 
-def say_what_is_trained(policy: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def log_trained_parameters(policy: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Log how many weights are trained, and at which rate each group of them, where not all are at one."""
     groups = optimizer.param_groups
     counts = [sum(param.numel() for param in group["params"]) for group in groups]
