@@ -1,4 +1,4 @@
-"""Two nodes on this machine by the lines that the README has for many machines; nothing of them is left at the end."""
+"""Two nodes on this machine started by the lines of docs/many-devices.md; nothing of them is left at the end."""
 
 import os
 import re
@@ -15,7 +15,9 @@ from endtoend import QUICKSTART, ROOT
 from patience import LONG
 
 LINES = re.findall(
-    r"^ {4}((?:export RAY_|ray start |r1 train .*trainer\.nnodes=2).*?) {2,}#", (ROOT / "README.md").read_text(), re.M
+    r"^((?:export RAY_|ray start |r1 train .*trainer\.nnodes=2).*?) {2,}#",
+    (ROOT / "docs/many-devices.md").read_text(),
+    re.M,
 )
 
 
