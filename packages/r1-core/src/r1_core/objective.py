@@ -1,4 +1,4 @@
-"""The objective of the policy: a policy loss, a KL term and an entropy bonus, with their metrics."""
+"""The policy's objective: policy loss, KL term and entropy bonus, with metrics."""
 
 import math
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ class Objective:
 
     arXiv 2402.03300 (with the KL term); arXiv 1602.01783 (the entropy bonus).
 
-    Metrics: `pg_loss`; `kl_loss` and `kl_coef` if there is a KL term; `entropy_loss` (the mean entropy in nats) if
-    the entropy was measured; those of the policy loss, averaged over tokens; and those of the correction.
+    Metrics: `pg_loss`; `kl_loss` and `kl_coef` with a KL term; `entropy_loss` (the mean entropy in nats) if the entropy
+    was computed; those of the policy loss, averaged over tokens; and those of the correction.
     """
 
     policy_loss: PolicyLoss = field(default_factory=PPOClip)
@@ -48,7 +48,7 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What must be known of all samples before any gradient: for `prepare`, the policy loss and the KL estimate."""
+        """The fields that samples must have before any gradient: for `prepare`, the policy loss and the KL estimate."""
         needs = {*self.policy_loss.needs} - {"full_kl"}  # which is measured with the gradient
         if self.correction is not None:
             needs.add("old_logprobs")
@@ -60,25 +60,24 @@ class Objective:
     def token_wise(self) -> bool:
         """Whether the gradient in one token's log-prob and entropy depends on that token alone (see `PolicyLoss`).
 
-        The KL estimates and the entropy bonus do, and averaging is linear; off-policy masking looks at whole rows.
+        KL estimates and entropy bonus do, and averaging is linear; off-policy masking looks at whole rows.
         """
         return self.policy_loss.token_wise and self.off_policy_threshold == math.inf
 
     @property
     def entropy_gradient(self) -> bool:
-        """Whether there is an entropy bonus."""
         return self.entropy_coef != 0.0
 
     @property
     def full_kl(self) -> bool:
-        """Whether the KL over the whole vocabulary is in the loss: as its KL term, or within the policy loss."""
+        """Whether the loss contains the KL over the whole vocabulary, as its KL term or within the policy loss."""
         return self.kl_penalty == kl.FULL or "full_kl" in self.policy_loss.needs
 
     def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
-        """Do what needs all samples of an optimizer step at once: correct them, choose tokens; returns metrics too.
+        """Correct samples and select tokens, which needs all samples of an optimizer step; return metrics, too.
 
-        The learner calls it before it cuts the step into micro-batches. Raises ValueError if it needs old
-        log-probs, or the engine's, and a sample has none.
+        The learner calls it before it splits the step. Raises ValueError if a sample lacks old or rollout log-probs
+        that it needs.
         """
         samples = list(samples)
         if "old_logprobs" in self.needs and any(sample.old_logprobs is None for sample in samples):
@@ -95,9 +94,9 @@ class Objective:
         return samples, metrics
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
-        """Return this micro-batch's share of the loss and of every metric.
+        """Return this micro-batch's part of the loss and of every metric.
 
-        Raises ValueError without `ref_logprobs`, `full_kl` or `entropy` where they are needed.
+        Raises ValueError if `ref_logprobs`, `full_kl` or `entropy` is missing and needed.
         """
         mask = inputs.loss_mask
         totals = inputs.totals if self.length is None else replace(inputs.totals, length=self.length)
@@ -143,7 +142,7 @@ class Objective:
 
 
 def _select(samples: list[Sample], loss: SelectingLoss) -> list[Sample]:
-    """Let the loss choose among the trained tokens of all samples, by their old log-probs."""
+    """Let the loss select trained tokens of all samples, by their old log-probs."""
     if not samples:
         return samples
     chosen = loss.select(tokens(samples, "advantages"), tokens(samples, "old_logprobs"))

@@ -1,4 +1,4 @@
-"""Samples that begin with the same prompt: which they are, and what they cost if it is computed once."""
+"""Find samples that share a prompt, and count the tokens to compute if each prompt is computed once."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from r1_core.types import Sample
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a forward pass over samples has to compute: prompts, each once, and each sample's tokens behind its own.
+    """The tokens that a forward pass computes: each prompt once, and each sample's own tokens after it.
 
-    Example: answers of 3 and 2 tokens to a prompt of 5, and a sample of 4 that tells of no prompt: `own` [3, 2, 4],
+    Example: answers of 3 and 2 tokens to a prompt of 5, and a sample of 4 without a prompt to share: `own` [3, 2, 4],
     `prompt` [0, 0, 1] and `lengths` [5, 0]. All three together are 14 tokens.
     """
 
@@ -20,11 +20,7 @@ class Work:
 
     @classmethod
     def of(cls, samples: Sequence[Sample], share: bool = True) -> "Work":
-        """Find the samples that share a prompt; without `share` none do.
-
-        Those do that agree in its tokens, its positions and their model inputs, of whatever group they are, and have
-        something behind it.
-        """
+        """Find samples whose prompts are equal in tokens, positions and model inputs; without `share`, none are."""
         own, prompt, lengths = list[int](), list[int](), list[int]()
         seen: dict[tuple[object, ...], int] = {}
         for i, sample in enumerate(samples):
@@ -39,16 +35,15 @@ class Work:
 
     @property
     def shared(self) -> bool:
-        """Whether any two samples have a prompt in common."""
         return len(self.lengths) < len(self.own)
 
     def tokens(self, indices: Sequence[int]) -> int:
-        """How many tokens some of the samples are to compute together."""
+        """Return the number of tokens that some of the samples compute together."""
         prompts = {self.prompt[i] for i in indices}
         return sum(self.own[i] for i in indices) + sum(self.lengths[prompt] for prompt in prompts)
 
     def in_order(self) -> list[int]:
-        """What each sample adds to those before it, [N]: its own tokens, and its prompt if that is new."""
+        """Return the tokens that each sample adds to those before it, [N]: its own, and its prompt if that is new."""
         seen: set[int] = set()
         added = []
         for own, prompt in zip(self.own, self.prompt, strict=True):
@@ -57,7 +52,7 @@ class Work:
         return added
 
     def groups(self, indices: Iterable[int]) -> list[list[int]]:
-        """Some of the samples, those of each prompt together, in the order in which the prompts come."""
+        """Group indices by prompt, in the order of first occurrence."""
         found: dict[int, list[int]] = {}
         for i in indices:
             found.setdefault(self.prompt[i], []).append(i)
@@ -65,7 +60,7 @@ class Work:
 
 
 def _key(sample: Sample) -> tuple[object, ...]:
-    """What samples of one prompt have in common. The first axis of positions counts tokens, whatever they are."""
+    """Identify a sample's prompt. The first axis of positions only counts tokens, so it is left out."""
     start = sample.prompt_length
     tokens, positions = sample.token_ids[:start].cpu(), sample.position_ids[1:, :start].cpu().contiguous()
     inputs = id(sample.model_inputs) if sample.model_inputs else None

@@ -1,10 +1,10 @@
-"""Rows and samples: per-token fields of samples laid out by trained tokens, and laid back.
+"""Layouts of per-token fields: per sample, flat, and in rows.
 
-Three layouts of the same numbers, of N samples with T trained tokens among them, and at most R in one:
+For N samples with T trained tokens among them and at most R in one:
 
-- a sample's own [L], prompt and response, as `Sample` keeps its fields,
-- flat [T], the trained tokens sample after sample, as a forward pass finds them,
-- rows [N, R], a sample's trained tokens in a row, 0 on the right where there are none, as estimators and losses read.
+- per sample [L], prompt and response, as `Sample` stores its fields,
+- flat [T], the trained tokens sample after sample, as a forward pass computes them,
+- rows [N, R], a sample's trained tokens in a row, 0 on the right, as estimators and losses read them.
 
 Example: samples that train their last 2 and 1 tokens, with `advantages` [0, 0, 3, 4] and [0, 5]: flat [3, 4, 5], rows
 [[3, 4], [5, 0]].
@@ -20,20 +20,20 @@ from r1_core.types import Sample, check_tensors
 
 
 def trained(samples: Sequence[Sample]) -> Tensor:
-    """Return where a row has a token, bool [N, R]. R is 1 at least, so that every sample has a place."""
+    """Return where rows have tokens, bool [N, R]. R is at least 1."""
     lengths = torch.tensor([sample.response_length for sample in samples])
     return torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
 
 
 def to_rows(flat: Tensor, trained: Tensor) -> Tensor:
-    """Lay flat values [T] out in rows [N, R], 0 where `trained` is false; a gradient passes through."""
+    """Lay out flat values [T] in rows [N, R], 0 where `trained` is false; differentiable."""
     return flat.new_zeros(trained.shape).masked_scatter(trained, flat)
 
 
 def known(samples: Sequence[Sample], name: str) -> bool:
     """Whether samples have a per-token field.
 
-    Raises ValueError if some have it and others not: what is made of a part of a step would depend on how it was cut.
+    Raises ValueError if only some do: results for a part of a step would depend on how it is split.
     """
     lacking = [i for i, sample in enumerate(samples) if getattr(sample, name) is None]
     if lacking and len(lacking) < len(samples):
@@ -45,12 +45,12 @@ def known(samples: Sequence[Sample], name: str) -> bool:
 
 
 def rows(samples: Sequence[Sample], name: str) -> Tensor:
-    """Return a per-token field of samples in rows [N, R], in its own dtype. Raises ValueError where `tokens` does."""
+    """Return a per-token field in rows [N, R], in its own dtype. Raises ValueError if a sample lacks it."""
     return to_rows(tokens(samples, name), trained(samples))
 
 
 def tokens(samples: Sequence[Sample], name: str) -> Tensor:
-    """Return a per-token field of samples flat [T], in its own dtype. Raises ValueError if a sample lacks it."""
+    """Return a per-token field flat [T], in its own dtype. Raises ValueError if a sample lacks it."""
     for i, sample in enumerate(samples):
         if getattr(sample, name) is None:
             raise ValueError(f"sample {i} (group {sample.group_id}) has no {name}, which is needed of all samples")
@@ -58,7 +58,7 @@ def tokens(samples: Sequence[Sample], name: str) -> Tensor:
 
 
 def not_finite(samples: Sequence[Sample], name: str) -> list[int]:
-    """Return the places of the samples with a trained token whose value of a per-token field is NaN or infinite."""
+    """Return the indices of the samples with a trained token whose value of a per-token field is NaN or infinite."""
     wrong = ~rows(samples, name).isfinite()
     places: list[int] = wrong.any(-1).nonzero().flatten().tolist()
     return places
@@ -70,7 +70,7 @@ def flatten(columns: Sequence[Tensor], samples: Sequence[Sample]) -> Tensor:
 
 
 def with_tokens(samples: Sequence[Sample], **flat: Tensor) -> list[Sample]:
-    """Return the samples with per-token fields set from flat values [T]; 0, or false, on untrained tokens.
+    """Return the samples with per-token fields set from flat values [T]; 0 or false on untrained tokens.
 
     Example: `with_tokens(samples, advantages=table[trained(samples)])`.
     """
@@ -86,26 +86,26 @@ def with_tokens(samples: Sequence[Sample], **flat: Tensor) -> list[Sample]:
 
 
 class TokenTable:
-    """What forward passes find of trained tokens, put down by micro-batch: a row [T] for each of some fields."""
+    """Collects per-token fields of micro-batches: one row [T] for each field."""
 
     def __init__(self, samples: Sequence[Sample], fields: Sequence[str], device: torch.device) -> None:
-        """Make room; every trained token must be put once, on one rank."""
+        """Allocate the table; every trained token must be put once, on one rank."""
         self._fields = fields
         self._lengths = [sample.response_length for sample in samples]
         self._ends = torch.tensor(self._lengths).cumsum(0).tolist()
         self._values = torch.zeros(len(fields), sum(self._lengths), dtype=torch.float32, device=device)
 
     def put(self, indices: Sequence[int], values: Tensor) -> None:
-        """Put down a micro-batch's values [T, fields].
+        """Store a micro-batch's values [its trained tokens, fields].
 
-        `indices` are those of its samples; fillers, which come last, have no trained tokens and so no values.
+        `indices` are those of its samples; fillers, which come last, have no trained tokens.
         """
         for i, own in zip(indices, values.split([self._lengths[i] for i in indices]), strict=True):
             self._values[:, self._ends[i] - self._lengths[i] : self._ends[i]] = own.T
 
     def columns(self, total: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Return the fields flat, each float32 [T] on the CPU, as `with_tokens` sets them.
+        """Return the fields flat, each float32 [T] on the CPU, as `with_tokens` reads them.
 
-        `total` adds up the tables of all ranks, all of which must call this.
+        `total` sums the tables of all ranks, all of which must call this.
         """
         return dict(zip(self._fields, total(self._values).cpu(), strict=True))

@@ -1,4 +1,4 @@
-"""What the learner is given and what a loss sees: `Sample`, `LossInputs`, `LossOutput`."""
+"""The learner's data types: `Sample`, `LossInputs`, `LossOutput`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +26,10 @@ REQUIRED = ("logprobs", "loss_mask", "advantages", "old_logprobs")
 
 
 def check_tensors(owner: str, axes: str, sizes: Sequence[int] | None = None, /, **tensors: object) -> None:
-    """Raise TypeError on an argument that is not a tensor, and ValueError on one of another shape.
-
-    Broadcasting would turn such a mistake into wrong numbers without an error.
+    """Raise TypeError if an argument is not a tensor, ValueError if it has another shape: broadcasting would hide it.
 
     Args:
-        owner: the class or function that takes the arguments, for the message.
+        owner: the class or function, for the message.
         axes: the expected axes, such as "[N, R]".
         sizes: their lengths; None checks the number of axes only.
         tensors: the arguments by name.
@@ -46,7 +44,6 @@ def check_tensors(owner: str, axes: str, sizes: Sequence[int] | None = None, /, 
 
 
 def check_mask(owner: str, mask: Tensor) -> None:
-    """Raise ValueError unless a mask is of truth values."""
     if mask.dtype != torch.bool:
         raise ValueError(f"{owner}: loss_mask has dtype {mask.dtype}, expected torch.bool; convert it with .bool()")
 
@@ -55,13 +52,12 @@ def check_mask(owner: str, mask: Tensor) -> None:
 class Sample:
     """One prompt with one answer, as the learner trains on it.
 
-    Per-token tensors have the length L of prompt plus response. Entry t belongs to token t: `old_logprobs[t]` is the
-    log-prob of token t given the tokens before it, and is 0 where `loss_mask` is false. Tensors in `model_inputs` are
-    shared by the samples of a prompt, never copied. They may come from elsewhere when they are first read: any mapping
-    will do that knows its names; only the rank that computes a sample reads the tensors, with its micro-batch.
+    Entry t of a per-token tensor belongs to token t: `old_logprobs[t]` is the log-prob of token t given the tokens
+    before it, and 0 where `loss_mask` is false. Samples of a prompt share `model_inputs`, which may load tensors on
+    first access.
 
-    Example: prompt [7, 8], answer [4, 2]: `Sample(token_ids=[7, 8, 4, 2], loss_mask=[0, 0, 1, 1],
-    position_ids=[[0, 1, 2, 3]], group_id=0, reward=1.0)` with tensors in place of the lists.
+    Example: prompt [7, 8], answer [4, 2]: `Sample(token_ids=[7, 8, 4, 2], loss_mask=[0, 0, 1, 1], position_ids=[[0, 1,
+    2, 3]], group_id=0, reward=1.0)` with tensors in place of the lists.
     """
 
     token_ids: Tensor  # int64 or int32 [L]
@@ -100,7 +96,7 @@ class Sample:
             raise ValueError(f"{owner}: prompt_length is {self.prompt_length}, and it has {length} tokens")
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: a field is often a view of the whole step's tensor, and a pickle of it holds all."""
+        """Refuse pickling: fields are views of the whole step's tensors, which a pickle would contain."""
         raise TypeError(
             "a Sample is not pickled, because its fields share the tensors of a whole step, all of which would go with "
             "each; send the fields of all samples together, as r1_core.rows.tokens gives them, and make samples there"
@@ -113,10 +109,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts over the whole optimizer step (all micro-batches, all ranks); every loss is divided by one of them.
+    """Counts over the whole optimizer step (all micro-batches and ranks) that divide losses (arXiv 2503.14476).
 
-    arXiv 2503.14476 (DAPO) divides by tokens; dividing by a micro-batch's own count instead would make the
-    gradient depend on how the step was cut.
+    A micro-batch's own count instead would make the gradient depend on how the step is split.
     """
 
     tokens: int
@@ -153,7 +148,7 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """A loss and its metrics, both already divided by the step's totals, so that micro-batches simply add up."""
+    """A loss and its metrics, both already divided by the step's totals, so that micro-batches add up."""
 
     loss: Tensor  # scalar
     metrics: dict[str, Tensor] = field(default_factory=dict)  # scalars, detached

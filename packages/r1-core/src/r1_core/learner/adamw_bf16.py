@@ -1,4 +1,4 @@
-"""AdamW that keeps weights and states in bfloat16 and still adds up updates far below a weight's last digit."""
+"""AdamW with bfloat16 weights and states that still accumulates updates far below a weight's last digit."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,15 +16,12 @@ CHUNK = 1 << 24
 class AdamWBF16(Optimizer):
     """AdamW (arXiv 1711.05101) in 8 bytes per weight and 2 for its gradient, instead of 12 and 4.
 
-    While gradients of several micro-batches are added up they take 4 bytes more (`gradient_sums`).
+    Parameters and states are bfloat16, sharded (DTensor) or not: both moments and `compensation`, the rounding error of
+    each weight. Updates use compensated (Kahan) summation (arXiv 2010.06192): weight + compensation is the weight that
+    float32 would hold.
 
-    Parameters are bfloat16, sharded (DTensor) or not, and so are the states: both moments and `compensation`, what
-    each weight has not shown yet. Adding to a weight is compensated (Kahan) summation, as arXiv 2010.06192 proposes
-    for training in bfloat16: weight + compensation is the weight that float32 would hold.
-
-    A bfloat16 has 8 digits: a second moment that should fall by 0.1% would be rounded back to where it was, and so
-    for ever. The states are therefore rounded up or down so that they are right on average over the steps. The step's
-    number decides which way, so neither resuming nor the number of ranks changes a bit.
+    A bfloat16 second moment that should fall by 0.1% would be rounded back forever, so states are rounded up or down,
+    right on average. The step's number decides which way, so neither resuming nor the number of ranks changes a bit.
 
     Raises ValueError if a parameter is not bfloat16.
     """
@@ -40,7 +37,7 @@ class AdamWBF16(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take more parameters. Raises ValueError if one is not bfloat16."""
+        """Add parameters. Raises ValueError if one is not bfloat16."""
         super().add_param_group(param_group)
         for param in self.param_groups[-1]["params"]:
             if param.dtype != torch.bfloat16:
@@ -48,7 +45,6 @@ class AdamWBF16(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take one step with every parameter that has a gradient; returns what `closure` returns, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -73,12 +69,12 @@ class AdamWBF16(Optimizer):
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's part, which shares memory: the update is element by element, so ranks need not know of others."""
+    """This rank's part, which shares memory. The update is elementwise, so ranks need not communicate."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _update(pieces: Sequence[Tensor], step: int, group: Mapping[str, Any]) -> None:
-    """AdamW (arXiv 1711.05101) in float32 on (parameter, gradient, *STATES) of one shape, changed in place."""
+    """AdamW in float32 on (parameter, gradient, *STATES) of one shape, changed in place."""
     param, grad, exp_avg, exp_avg_sq, compensation = pieces
     lr, betas = group["lr"], group["betas"]
     gradient, value = grad.float(), param.float()
@@ -95,11 +91,10 @@ def _update(pieces: Sequence[Tensor], step: int, group: Mapping[str, Any]) -> No
 
 
 def _round(tensor: Tensor, step: int) -> Tensor:
-    """Round float32 numbers in place to ones that bfloat16 has, up as often as they are near the upper neighbour.
+    """Round float32 numbers in place to bfloat16 values, up as often as they are near the upper neighbour.
 
-    Rounding is up if the cut-off 16 bits, a fraction of 2^16, reach over it together with a threshold. Thresholds
-    are multiples of 40503 (2^16 over the golden ratio) modulo 2^16: evenly spread over any few steps, and all
-    different over 2^16 of them.
+    A number is rounded up if its lower 16 bits plus a threshold reach 2^16. Thresholds are multiples of 40503 (2^16
+    over the golden ratio) modulo 2^16: evenly spread over any few steps.
     """
     tensor.view(torch.int32).add_(step * 40503 % 65536).bitwise_and_(-65536)
     return tensor

@@ -1,4 +1,4 @@
-"""How the samples of a step are cut: over ranks, into micro-batches, balanced by tokens."""
+"""Distribute the samples of a step over ranks and micro-batches, balanced by tokens."""
 
 import heapq
 from bisect import bisect_left, insort
@@ -21,7 +21,7 @@ Layout = Literal["packed", "padded", "single"]  # of a micro-batch's samples
 
 @dataclass(frozen=True, slots=True)
 class MicroLimit:
-    """How much a forward pass may hold: `samples` sequences, or, if it is set, `tokens` instead, padding included."""
+    """The size of a micro-batch: `samples` sequences, or, if set, `tokens` instead, padding included."""
 
     samples: int = 1
     tokens: int | None = None
@@ -35,10 +35,9 @@ class MicroLimit:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How the learner cuts a step. No choice here changes the gradient, only speed and memory.
+    """How the learner splits a step into micro-batches. Changes speed and memory, never the gradient.
 
-    `padding_free` packs a micro-batch into one row; otherwise its samples are padded to the longest. With
-    `share_prompts` such a row has a prompt once that several of its samples begin with (`Sample.prompt_length`).
+    `padding_free` packs a micro-batch into one row, in which `share_prompts` computes shared prompts once.
     """
 
     padding_free: bool = True
@@ -48,7 +47,7 @@ class Batching:
     single: bool = False  # a micro-batch holds one sample, whatever the limits say
 
     def cap(self, limit: MicroLimit) -> MicroLimit:
-        """Return what a micro-batch may hold where `limit` is asked for."""
+        """Return the limit that applies where `limit` is configured."""
         return MicroLimit(1) if self.single else limit
 
 
@@ -59,12 +58,11 @@ def count(samples: Sequence[Sample]) -> Totals:
 
 
 def balance(lengths: Sequence[int], bins: int, equal_size: bool = False) -> list[list[int]]:
-    """Spread indices over `bins` so that the sums of their lengths are close; deterministic, indices rise within a bin.
+    """Distribute indices over `bins` so that the sums of their lengths are close; deterministic, sorted within a bin.
 
-    By differencing (Karmarkar and Karp, 1982): begin with every length in a partial answer of its own; as long as
-    there are two, join those of the widest spread, the fullest bins of one with the emptiest of the other. Every bin
-    gets an index if there are enough. With `equal_size` the bins' counts differ by at most one: the answers to begin
-    with then hold one length for each bin.
+    Uses the largest differencing method (Karmarkar and Karp, 1982): join the two partial solutions with the widest
+    spread, the fullest bins of one with the emptiest of the other, until one is left. With `equal_size` the bins'
+    counts differ by at most one.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     width = bins if equal_size else 1
@@ -84,14 +82,13 @@ def balance(lengths: Sequence[int], bins: int, equal_size: bool = False) -> list
 
 
 def _urgency(answer: list[Bin], bins: int) -> tuple[int, int]:
-    """What to join first: the widest spread from the fullest to the emptiest bin, then the fullest bin."""
     fullest = answer[-1][0]
     emptiest = answer[0][0] if len(answer) == bins else 0
     return emptiest - fullest, -fullest
 
 
 def _join(one: list[Bin], other: list[Bin], bins: int) -> list[Bin]:
-    """Merge the smaller answer into the larger, its fullest bins first: into empty bins, then onto the emptiest."""
+    """Merge two solutions: the fullest bins of the smaller into empty bins, then into the emptiest."""
     small, large = (one, other) if len(one) < len(other) else (other, one)
     empty = bins - len(large)
     shared = max(len(small) - empty, 0)
@@ -107,12 +104,12 @@ def _join(one: list[Bin], other: list[Bin], bins: int) -> list[Bin]:
 
 
 def split(lengths: Sequence[int], limit: MicroLimit, ranks: int = 1, *, padded: bool = False) -> list[list[int]]:
-    """Cut indices into micro-batches that keep to `limit`; deterministic, the heaviest (padded: longest) first.
+    """Split indices into micro-batches within `limit`; deterministic, the heaviest (padded: longest) first.
 
-    They come in rounds of one for each rank, which take about equally long: the k-th is rank k % `ranks`'s. Only the
-    last round may have empty ones. Packed, a token limit fills all rounds but the last to the brim and spreads the
-    rest evenly; a sample limit makes them all even. Padded, samples of similar length go together and a token limit
-    counts the padding, too. Only a single sample that is longer than the token limit by itself goes over it.
+    They come in rounds of one per rank: the k-th belongs to rank k % `ranks`; only the last round may have empty ones.
+    A token limit fills all rounds but the last and spreads the rest evenly; a sample limit makes all even. Padded,
+    samples of similar length go together and a token limit counts padding. Only a single longer sample exceeds a token
+    limit.
     """
     if padded:
         return _alike(lengths, limit, ranks)
@@ -129,11 +126,10 @@ def split(lengths: Sequence[int], limit: MicroLimit, ranks: int = 1, *, padded: 
 
 
 def split_groups(work: Work, limit: MicroLimit, ranks: int = 1) -> list[list[int]]:
-    """Do what `split` does with packed samples of which some share prompts; a micro-batch has each of them once.
+    """Do what `split` does for packed samples that share prompts.
 
-    What is dealt out is a prompt with all its answers, or with as many as `limit` lets in: a group that is cut pays its
-    prompt twice. In the last round, groups are cut further if the rank with the most to compute is done earlier then.
-    A sample limit counts sequences, as it does without sharing.
+    The unit is a prompt with all its answers, or as many as `limit` allows: a split group computes its prompt twice. In
+    the last round, groups are split further if that makes the slowest rank faster.
     """
     room = limit.samples if limit.tokens is None else limit.tokens
 
@@ -162,7 +158,7 @@ def _fullest(work: Work, parts: Sequence[Sequence[int]]) -> int:
 
 
 def _spread_groups(work: Work, indices: Sequence[int], ranks: int) -> Iterator[list[list[int]]]:
-    """Yield ways to spread samples evenly over ranks, the fullest first: with whole groups, halves, quarters, …"""
+    """Yield ways to spread samples evenly over ranks, the fullest first: whole groups, halves, quarters, …"""
     groups, pieces = work.groups(sorted(indices)), 1
     while pieces < 2 * max(map(len, groups)):
         units = [
@@ -176,10 +172,9 @@ def _spread_groups(work: Work, indices: Sequence[int], ranks: int) -> Iterator[l
 
 
 def fill(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Gather indices in few bins of at most `tokens` each, unless a single length is more.
+    """Pack indices into few bins of at most `tokens`; a longer single length gets its own bin.
 
-    By best fit decreasing (Johnson et al., 1974): longest first, each into the bin that it leaves the least room in.
-    There are at most as many bins as if every length were the longest.
+    Uses best fit decreasing (Johnson et al., 1974).
     """
     bins: list[list[int]] = []
     rooms: list[tuple[int, int]] = []  # the tokens that still go into a bin, and its index; least first
@@ -195,7 +190,6 @@ def fill(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 
 
 def _alike(lengths: Sequence[int], limit: MicroLimit, ranks: int) -> list[list[int]]:
-    """Micro-batches to be padded: from the longest down, a round's samples are dealt out to the ranks like cards."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     parts, start = [], 0
     while start < len(order):
@@ -213,10 +207,9 @@ def _heaviest_first(parts: list[list[int]], lengths: Sequence[int]) -> list[list
 def rounds(
     samples: Sequence[Sample], limit: MicroLimit, world: int, *, padded: bool = False, share_prompts: bool = False
 ) -> list[list[list[int]]]:
-    """The micro-batches that ranks compute at the same time, as indices into `samples`: [rounds, world].
+    """Return the micro-batches of each round and rank, as indices into `samples`: [rounds, world].
 
-    Every rank computes the same cut without talking. Collectives must match, so all ranks have a place in every round;
-    in the last it may be empty.
+    Deterministic, so ranks need not communicate. Every rank takes part in every round, in the last maybe with none.
     """
     work = Work.of(samples, share_prompts and not padded)
     if work.shared:
@@ -227,16 +220,14 @@ def rounds(
 
 
 def fillers(present: Sequence[Sample], together: Sequence[Sample], small: Sequence[Sample] = ()) -> list[Sample]:
-    """Samples that train nothing, to add to a micro-batch so that it runs every part of the model that others run.
+    """Return untrained samples that make a micro-batch run every part of the model that others of its round run.
 
-    A rank whose micro-batch has no pictures would skip the vision tower, and with it the collectives that the other
-    ranks wait in. So for each kind of model input that the round has and this micro-batch lacks, add a sample that
-    has it; an empty micro-batch gets one sample at least.
+    Without pictures a rank would skip the vision tower, and the collectives that others wait in.
 
     Args:
         present: the micro-batch.
         together: all samples of the round, of every rank.
-        small: tiny samples, of each kind of media one; without a fitting one it is the round's shortest.
+        small: tiny samples, one per kind of media; if none fits, the round's shortest is used.
     """
     kinds = {name for sample in together for name in sample.model_inputs}
     small = [sample for sample in small if kinds.issuperset(sample.model_inputs)]
@@ -255,7 +246,6 @@ def _shortest(samples: Sequence[Sample]) -> Sample:
 
 
 def _untrained(sample: Sample, other: Sample) -> Sample:
-    """A sample without trained tokens that has the per-token fields of another."""
     zeros: dict[str, Any] = {}
     for name in PER_TOKEN:
         value = getattr(other, name)

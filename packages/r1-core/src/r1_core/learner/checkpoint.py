@@ -1,4 +1,4 @@
-"""A learner on disk: weights, the optimizer's state and its numbers, the same for every number of ranks."""
+"""A learner's checkpoint: weights, optimizer state and counters, the same files for any number of ranks."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ NUMBERS_FILE = "learner.json"
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """Which parameters of a model are an adapter's.
+    """The adapter on a frozen base model, such as LoRA (arXiv 2106.09685): what is trained, saved and synced.
 
     Example: `Adaptation({"layers.0.q_proj.lora_A.default.weight": "base_model.model.layers.0.q_proj.lora_A.weight"},
     switched_off, {"adapter_config.json": "{…}"}, {"name": "Qwen/Qwen2.5-0.5B", "digest": "9f…"})`.
@@ -43,7 +43,7 @@ class Adaptation:
     base: Mapping[str, str]  # what a checkpoint says of the frozen rest; its `digest` must be the same to load one
 
     def state(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        """Yield the adapter's parameters under their state-dict names, in the order of `names`."""
+        """Yield the adapter's parameters by state-dict name, in the order of `names`."""
         own = dict(model.named_parameters())
         for name in self.names:
             yield name, own[name]
@@ -51,15 +51,15 @@ class Adaptation:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A learner as it was at one moment: the files that are this rank's to write, in the processor's memory."""
+    """A copy of a learner's checkpoint in host memory: the files that this rank writes."""
 
     texts: Mapping[str, str]  # by the file's name
     tensors: Mapping[str, dict[str, Tensor]]  # by the file's name, then their own
 
     def write(self, folder: Path) -> None:
-        """Write what `save` would have written then, on this rank. It asks no other, so any thread may call it.
+        """Write the files. Needs no other rank, so any thread may call it.
 
-        Raises OSError if the disk is full, or the folder cannot be written to.
+        Raises OSError if the disk is full, or the folder is not writable.
         """
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in self.texts.items():
@@ -77,20 +77,18 @@ def save(
     file_bytes: int,
     adaptation: Adaptation | None = None,
 ) -> None:
-    """Write `model…safetensors`, `optimizer…safetensors` (not without an optimizer) and `learner.json`.
+    """Write `model…safetensors`, `optimizer…safetensors` (if there is an optimizer) and `learner.json`, without pickle.
 
-    With an adaptation, its parameters are `adapter_model.safetensors`, one file whatever its size, as readers know no
-    other; its files are written beside, and `learner.json` names its base.
-
-    All ranks must call this. What is written is on its disk when it returns, and nothing of it is pickle. Nothing is
-    atomic: the caller writes beside, then renames.
+    With an adaptation, writes `adapter_model.safetensors` instead, always one file because peft and vLLM expect one,
+    and the adaptation's files. All ranks must call this. Files are flushed to disk but not atomic: write to a temporary
+    folder, then rename it.
 
     Args:
-        numbers: what else `learner.json` is to hold.
-        file_bytes: where tensors are cut into several files.
+        numbers: further contents of `learner.json`.
+        file_bytes: the size above which a part is split into several files.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written to; on all ranks.
+        OSError: on all ranks, if the disk is full or the folder is not writable.
     """
     parts, texts = contents(model, optimizer, numbers, adaptation)
     failure: OSError | None = None
@@ -114,11 +112,7 @@ def snapshot(
     adaptation: Adaptation | None = None,
     max_bytes: int | None = None,
 ) -> Snapshot | None:
-    """Copy what `save` writes; None on all ranks if one would copy more than `max_bytes`. All ranks must call this.
-
-    Args:
-        max_bytes: None: no limit.
-    """
+    """Copy what `save` writes; None on all ranks if one would copy more than `max_bytes`. All ranks must call this."""
     parts, texts = contents(model, optimizer, numbers, adaptation)
     plan = {stem: cut(stem, tensors, file_bytes) for stem, tensors in parts.items()}
     if max_bytes is not None and largest_share(plan, parallel.world) > max_bytes:
@@ -131,7 +125,7 @@ def snapshot(
 def contents(
     model: nn.Module, optimizer: Optimizer | None, numbers: Mapping[str, Any], adaptation: Adaptation | None
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, str]]:
-    """Return the tensors of a checkpoint, by the part whose files they go into, and its other files' texts."""
+    """Return a checkpoint's tensors by part (the stem of its files), and the texts of its other files."""
     stem, tensors = kept_part(model, adaptation)
     parts, state = {stem: tensors}, dict(numbers)
     if adaptation is not None:
@@ -146,8 +140,7 @@ def load_model(folder: Path, model: nn.Module, adaptation: Adaptation | None = N
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a tensor is missing, unknown or of another shape, a file is cut off, or an adapter stands on
-            another base; names it.
+        ValueError: a tensor is missing, unknown or of another shape, a file is truncated, or the base is another.
     """
     if adaptation is not None:
         require_base(folder, adaptation)
@@ -156,19 +149,17 @@ def load_model(folder: Path, model: nn.Module, adaptation: Adaptation | None = N
 
 
 def handed_over(model: nn.Module, adaptation: Adaptation | None) -> Iterator[tuple[str, Tensor]]:
-    """Yield what engines are given of a model, an adapter alone if there is one, under its state-dict names."""
+    """Yield the tensors that engines receive, by state-dict name: the adapter's if there is one, else all."""
     return named_state(model) if adaptation is None else adaptation.state(model)
 
 
 def kept_part(model: nn.Module, adaptation: Adaptation | None) -> tuple[str, dict[str, Tensor]]:
-    """Return how the files of what a checkpoint keeps of a model begin, and its tensors by their names there."""
     if adaptation is None:
         return "model", dict(named_state(model))
     return ADAPTER, {adaptation.names[name]: tensor for name, tensor in adaptation.state(model)}
 
 
 def require_base(folder: Path, adaptation: Adaptation) -> None:
-    """Raise ValueError if an adapter's checkpoint stands on another base, FileNotFoundError if it is none."""
     if not (folder / NUMBERS_FILE).is_file():
         raise FileNotFoundError(f"{folder} has no {NUMBERS_FILE}; is it a checkpoint?")
     base = _read_numbers(folder).get("base")
@@ -182,11 +173,11 @@ def require_base(folder: Path, adaptation: Adaptation) -> None:
 
 
 def load_numbers(folder: Path) -> dict[str, Any]:
-    """Return what `learner.json` holds.
+    """Return the contents of `learner.json`.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is cut off, or was written without an optimizer.
+        FileNotFoundError: the file is missing.
+        ValueError: it is truncated, or was saved without an optimizer.
     """
     state = _read_numbers(folder)
     if "optimizer" not in state:
@@ -204,7 +195,7 @@ def _read_numbers(folder: Path) -> dict[str, Any]:
 
 
 def named_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and persistent buffers under their state-dict names; tied ones once."""
+    """Yield parameters and persistent buffers by state-dict name; tied ones once."""
     yield from model.named_parameters()
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, value in model.state_dict().items():
@@ -213,7 +204,7 @@ def named_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
-    """The optimizer's state as tensors `exp_avg.<parameter>` and numbers {"step": {<parameter>: 12.0}}."""
+    """Return the optimizer's state: tensors `exp_avg.<parameter>` and numbers {"step": {<parameter>: 12.0}}."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, dict[str, float]] = {}
     for name, param in model.named_parameters():
@@ -228,11 +219,11 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, T
 def load_optimizer(
     folder: Path, model: nn.Module, optimizer: Optimizer, numbers: Mapping[str, Mapping[str, float]]
 ) -> None:
-    """Put back what `optimizer_state` gave; `numbers` are from `learner.json`.
+    """Restore what `optimizer_state` returned; `numbers` are from `learner.json`.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a tensor belongs to no trained parameter, is missing or of another shape, or a file is cut off.
+        ValueError: a tensor belongs to no trained parameter, is missing or of another shape, or a file is truncated.
     """
     params = dict(model.named_parameters())
     order = [param for group in optimizer.param_groups for param in group["params"]]

@@ -1,4 +1,4 @@
-"""The critic: values before a step, gradients of its loss, optimizer steps, save and load, as separate verbs."""
+"""The critic: a language model whose head predicts the return before each token."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +29,10 @@ FIELDS = ("values", "returns")  # of samples, which its loss reads
 
 
 class Critic(TrainableModel):
-    """A model that learns to forecast the return before each token (arXiv 1506.02438), beside the policy.
+    """A value model (arXiv 1506.02438), trained beside the policy.
 
-    The model is called as a `Learner`'s is, and its head has one output (`value_scorer.give_value_head`). Under several
-    ranks every verb must be called by all of them with the same arguments, and the model must have gone through
-    `parallel.shard_model` before. `length` is what a fixed-length average divides by; the rest is as in `Learner`.
+    Its head has one output; see `give_value_head`. `length` is the divisor of a fixed-length average. All else is as in
+    `TrainableModel`.
     """
 
     name = "critic"
@@ -72,11 +71,11 @@ class Critic(TrainableModel):
     # --- values ----------------------------------------------------------------------------------------------------
 
     def add_values(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples, in order, with `values` float32 [L], the critic's forecasts before it is updated."""
+        """Return the samples with `values`, float32 [L]: the critic's predictions before its update."""
         return with_tokens(samples, **self.compute_values(samples))
 
     def compute_values(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """Return what `add_values` adds to the samples, flat: float32 [T] for their T trained tokens."""
+        """Return `values` flat, float32 [T] for the T trained tokens."""
         self._residence.fetch(self.model)
         self.model.eval()
         found = self._passes.compute(samples, ("values",), lambda batch: self._values_of(batch)[:, None])
@@ -86,10 +85,10 @@ class Critic(TrainableModel):
     # --- one optimizer step ----------------------------------------------------------------------------------------
 
     def forward_backward(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Add the gradient of the loss over `samples` to the parameters'; return `vf_loss` and the loss's metrics.
+        """Accumulate the gradient of the value loss over `samples`; return `vf_loss` and the loss's metrics.
 
-        The samples are all of one optimizer step's, as with `Learner.forward_backward`. Raises ValueError on samples
-        without values or returns.
+        Pass all samples of an optimizer step, as to `Learner.forward_backward`. Raises ValueError if a sample lacks
+        values or returns.
         """
         if not samples:
             raise ValueError("forward_backward was given no samples")
@@ -115,7 +114,7 @@ class Critic(TrainableModel):
         return LossOutput(loss, {"vf_loss": loss.detach(), **metrics})
 
     def profile_pass(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> PassProfile:
-        """Compute the samples in micro-batches of `limit` and forget it; return what it took, as `profile_pass`."""
+        """Run the samples in micro-batches of `limit`; return time and peak memory. No state changes."""
         run: Callable[[], object] = partial(self.forward_backward if gradient else self.compute_values, samples)
         self._residence.fetch(self.model)
         return self._profile_pass(run, limit, [self.model], away=self._residence.moves(self.optimizer))
@@ -129,7 +128,7 @@ class ValueScorer:
         self._tokens = TokenModel(model)
 
     def __call__(self, batch: MicroBatch) -> Tensor:
-        """Return the forecast before each of the batch's trained tokens: [T], float32 or float64.
+        """Return the predicted return before each trained token: [T], float32 or float64.
 
         Raises ValueError if the head has more than one output.
         """
@@ -140,10 +139,10 @@ class ValueScorer:
 
 
 def give_value_head(model: Any) -> nn.Linear:
-    """Put a Linear(H, 1) in the place of a Hugging Face model's head, and return it.
+    """Replace a Hugging Face model's head by a Linear(H, 1) of zeros and return it.
 
-    Its weights are 0, so that it forecasts 0 until it has learned otherwise: the first advantages are then the returns
-    themselves, on every rank and in every run. Raises ValueError if the model does not tell which module its head is.
+    The first values are then 0 and the first advantages the returns. Raises ValueError if the model does not name its
+    head.
     """
     old = model.get_output_embeddings()
     if old is None:

@@ -1,4 +1,4 @@
-"""The learner: old log-probs, gradients, optimizer steps, weights, save and load, as separate verbs."""
+"""The policy learner: log-probs, gradients and weights."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,12 +30,7 @@ logger = logging.getLogger(__name__)
 
 @torch.no_grad()
 def zero_weights(model: nn.Module, rows: Mapping[str, Sequence[int] | None]) -> dict[str, Tensor]:
-    """Set rows of the model's tensors to zero; return copies of these tensors, which `restore_weights` puts back.
-
-    Sharded tensors are gathered, so all ranks must call it.
-
-    Args:
-        rows: by state-dict name, which rows; None for the whole tensor.
+    """Set rows of the model's tensors to zero (None: all); return copies of these tensors. All ranks must call it.
 
     Raises:
         KeyError: the model has no tensor of that name; nothing is changed then.
@@ -51,16 +46,16 @@ def zero_weights(model: nn.Module, rows: Mapping[str, Sequence[int] | None]) -> 
 
 @torch.no_grad()
 def restore_weights(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Give the model's tensors, to the bit, the values that `zero_weights` kept."""
+    """Undo `zero_weights`, bit for bit."""
     own = dict(named_state(model))
     for name, tensor in kept.items():
         own[name].copy_(tensor)
 
 
 class Loss(Protocol):
-    """What a gradient is taken of, and what the learner has to know of it before; `Objective` is one.
+    """The loss that `Learner.forward_backward` differentiates, such as `Objective`.
 
-    A class that inherits from this one has the plain answers, and writes `__call__` alone.
+    A subclass with default properties needs `__call__` only.
     """
 
     @property
@@ -70,38 +65,31 @@ class Loss(Protocol):
 
     @property
     def entropy_gradient(self) -> bool:
-        """Whether the entropy is in the loss, and not only measured."""
+        """Whether the loss contains the entropy; otherwise the entropy is only a metric."""
         return False
 
     @property
     def full_kl(self) -> bool:
-        """Whether the KL from the reference over the whole vocabulary is in the loss."""
+        """Whether the loss contains the KL from the reference over the whole vocabulary."""
         return False
 
     def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
-        """Do what needs all samples of an optimizer step, before the first gradient; return metrics, too."""
+        """Do what needs all samples of an optimizer step, before the first gradient; return samples and metrics."""
         return list(samples), {}
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
-        """Return a micro-batch's share of the loss and of the metrics."""
+        """Return a micro-batch's part of the loss and of the metrics."""
 
 
 class Learner(TrainableModel):
-    """A model being trained, and the verbs that a training loop composes.
+    """The policy: a language model trained with a policy loss. See `TrainableModel` for all other arguments.
 
-    The model is called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, padded with
-    `attention_mask=`, and returns an object with `.logits`, as Hugging Face's causal models do. One whose head cannot
-    be used alone (see `token_model`) is given `logits_to_keep=` (an index of positions), too, if packed, and one with
-    a true attribute `reads_pack` a `pack.Pack` as `pack=`, which spares its layers asking the device. Under
-    several ranks every verb must be called by all of them with the same arguments, and `model` and `reference` must
-    have gone through `parallel.shard_model` before.
+    If its head cannot be used alone (see `token_model`), packed rows come with `logits_to_keep=`, an index of
+    positions. A model with a true attribute `reads_pack` receives a `pack.Pack` as `pack=`.
 
-    `learning_rate` gives the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
-    `temperature` is the one that the answers were sampled at. `device` is where it computes, by default where the
-    first parameter lies. In which precision is a matter of the model: of its weights, or of how it is sharded
-    (`parallel.Shard`). `fillers`, of use to several ranks only, are tiny samples, one of each kind of media, for those
-    that have none of it while others do. `offload` says what leaves the device meanwhile. With an `adaptation` only
-    the adapter is handed over and kept, and where `reference` is the model itself, it is the model without the adapter.
+    Args:
+        reference: the frozen reference; `model` itself means the model without its adapter.
+        temperature: at which the answers were sampled.
     """
 
     old_names: ClassVar[Mapping[str, str]] = {
@@ -146,19 +134,18 @@ class Learner(TrainableModel):
     # --- log-probs -------------------------------------------------------------------------------------------------
 
     def add_logprobs(self, samples: Sequence[Sample], needs: Needs = ("old_logprobs", "ref_logprobs")) -> list[Sample]:
-        """Return the samples, in order, with what `needs` asks for and a forward pass finds, each float32 [L].
+        """Return the samples with the fields that `needs` names and a forward pass gives, each float32 [L].
 
-        One pass of the policy gives `old_logprobs` and `entropies`, and what is asked for of `squared_probs` and
-        `full_kl`; one of the reference `ref_logprobs`. Without one there is neither `full_kl` nor `ref_logprobs`.
+        The policy gives `old_logprobs` and `entropies`, and if needed `squared_probs` and `full_kl`; the reference
+        gives `ref_logprobs`. Without a reference, `full_kl` and `ref_logprobs` are left out.
 
-        The old log-probs are, to the bit, those of `forward_backward` if the model has not moved, does the same in
-        training as in evaluation, and the micro-batches are the same; where only one of the two takes the full KL,
-        they are to rounding.
+        Old log-probs equal those of `forward_backward` bit for bit with equal weights and micro-batches, unless only
+        one of the calls needs the full KL or the model computes otherwise in training mode.
         """
         return with_tokens(samples, **self.compute_logprobs(samples, needs))
 
     def compute_logprobs(self, samples: Sequence[Sample], needs: Needs) -> dict[str, Tensor]:
-        """Return what `add_logprobs` adds to the samples, by field, flat: float32 [T] for their T trained tokens."""
+        """Return the fields that `add_logprobs` adds, each flat float32 [T] for the T trained tokens."""
         found: dict[str, Tensor] = {}
         if OF_POLICY & set(needs):
             fields = {"old_logprobs": "logprobs", "entropies": "entropy"}
@@ -173,8 +160,6 @@ class Learner(TrainableModel):
     def _compute(
         self, token_model: TokenModel, samples: Sequence[Sample], fields: Mapping[str, str]
     ) -> dict[str, Tensor]:
-        """Return fields of the samples, for each of which the name in `TokenStats` is given: float32 [T]."""
-
         def stats_of(batch: MicroBatch) -> Tensor:
             reference = self._reference_logits(batch) if "full_kl" in fields else None
             stats = token_model(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
@@ -191,8 +176,7 @@ class Learner(TrainableModel):
     def compute_logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
         """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
 
-        Packed, they share the prompts that they tell of, whatever the batching says. Every rank computes all of it, or
-        a packed row's part if ranks share sequences.
+        Packed, samples share prompts even if `batching` says otherwise. Every rank computes all samples.
         """
         self._residence.fetch(self.model)
         self.model.eval()
@@ -203,7 +187,7 @@ class Learner(TrainableModel):
         return [own.tolist() for own in found.float().cpu().split([sample.response_length for sample in samples])]
 
     def compute_eager_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
-        """Return what `compute_logprobs_together` should, by the policy's own forward; see `logprobs`."""
+        """Return the log-probs of each sample's trained tokens by the model's own eager forward; see `logprobs`."""
         self._residence.fetch(self.model)
         self.model.eval()
         found = compute_eager_logprobs(self.model, samples, self.temperature, noise)
@@ -213,11 +197,10 @@ class Learner(TrainableModel):
     # --- one optimizer step ----------------------------------------------------------------------------------------
 
     def forward_backward(self, samples: Sequence[Sample], objective: Loss) -> dict[str, float]:
-        """Add the gradient of `objective` over `samples` to the parameters' and return its metrics over all of them.
+        """Accumulate the gradient of `objective` over `samples`; return its metrics.
 
-        The samples are all of one optimizer step's: losses are divided by their totals, so neither the cut into
-        micro-batches nor the number of ranks changes the gradient. Raises ValueError on samples without advantages or
-        old log-probs.
+        Pass all samples of an optimizer step: losses are divided by their global counts. Raises ValueError if a sample
+        lacks advantages or old log-probs.
         """
         if any(sample.old_logprobs is None for sample in samples):
             raise ValueError("a sample has no old_logprobs; call add_logprobs first")
@@ -226,13 +209,10 @@ class Learner(TrainableModel):
     def forward_backward_on_policy(
         self, samples: Sequence[Sample], objective: Loss
     ) -> tuple[list[Sample], dict[str, float]]:
-        """Do what `add_logprobs` (of the policy) and `forward_backward` do, where no optimizer step lies between them.
+        """Do the work of `add_logprobs` and `forward_backward` in one forward pass, before any optimizer step.
 
-        The policy before the step is then the one whose gradient is taken, so one forward pass gives both. Returns the
-        samples with `old_logprobs` and `entropies`, and the metrics. Gradient and metrics are those of the two, to
-        the bit if micro-batches are the same and the model does the same in training as in evaluation.
-
-        Raises ValueError on samples without advantages, and if the objective needs their old log-probs before.
+        Returns the samples with `old_logprobs` and `entropies`, and the metrics. Raises ValueError if a sample lacks
+        advantages, or if the objective needs old log-probs in advance.
         """
         found, metrics = self.compute_logprobs_and_gradient(samples, objective)
         return with_tokens(samples, **found), metrics
@@ -240,7 +220,7 @@ class Learner(TrainableModel):
     def compute_logprobs_and_gradient(
         self, samples: Sequence[Sample], objective: Loss
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Do what `forward_backward_on_policy` does; return the log-probs and entropies as `compute_logprobs` does."""
+        """Do what `forward_backward_on_policy` does, but return the fields as `compute_logprobs` does."""
         table = TokenTable(samples, ("old_logprobs", "entropies"), self.device)
         metrics = self._forward_backward(samples, objective, table)
         return table.columns(self.parallel.sum_data), metrics
@@ -248,7 +228,7 @@ class Learner(TrainableModel):
     def _forward_backward(
         self, samples: Sequence[Sample], objective: Loss, table: TokenTable | None
     ) -> dict[str, float]:
-        """Add the gradient; `table` takes the log-probs that it was taken at, which are the old ones if not given."""
+        """Accumulate the gradient. `table` receives the log-probs of this pass, which then serve as old log-probs."""
         if not samples:
             raise ValueError("forward_backward was given no samples")
         if any(sample.advantages is None for sample in samples):
@@ -274,8 +254,6 @@ class Learner(TrainableModel):
         return metrics | prepared
 
     def _token_stats(self, batch: MicroBatch, objective: Loss, totals: Totals) -> TokenStats:
-        """Statistics with gradients: the entropy's and the full KL's if the objective has them in the loss."""
-
         def loss_gradient(stats: Tensor) -> Tensor:
             with torch.enable_grad():
                 stats = stats.detach().requires_grad_()
@@ -296,10 +274,9 @@ class Learner(TrainableModel):
         return None if self._reference_tokens is None else self._reference_tokens.lazy_logits(batch)
 
     def profile_pass(self, samples: Sequence[Sample], objective: Loss | None, limit: MicroLimit) -> PassProfile:
-        """Compute the samples in micro-batches of `limit`, forward and backward, and forget it; return what it took.
+        """Run the samples in micro-batches of `limit`; return time and peak memory. No state changes.
 
-        Without an objective it is forward only, through policy and reference, as `add_logprobs` does. All is as it was
-        then: see `profiling.profile_pass`, which raises what is wrong.
+        Without an objective the pass is forward only, through policy and reference.
         """
 
         def run() -> None:
@@ -316,16 +293,15 @@ class Learner(TrainableModel):
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter and persistent buffer, frozen ones too, as (state-dict name, full tensor).
 
-        With an adaptation these are the adapter's alone. Tied parameters come once, under their first name. The tensors
-        may share memory with the model's: copy what you keep. Under several ranks all must exhaust the iterator;
-        floating-point shards are cast to `dtype` before they are gathered. They are asked for before others sample, so
-        the optimizer's states leave if they are to.
+        With an adaptation, only the adapter's. Tied parameters come once. The tensors may share memory with the model.
+        All ranks must exhaust the iterator. Shards are cast to `dtype` before they are gathered. Offloads the optimizer
+        first.
         """
         for name, shard in self.shards(dtype):
             yield name, whole(shard)
 
     def shards(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield what `weights` does as this rank has it, which is a DTensor where ranks have parts."""
+        """Yield what `weights` yields as this rank holds it: a DTensor if sharded."""
         self._residence.release(self.optimizer)
         self._residence.fetch(self.model)
         for name, tensor in checkpoint.handed_over(self.model, self.adaptation):
@@ -333,9 +309,9 @@ class Learner(TrainableModel):
             yield name, own if dtype is None or not own.is_floating_point() else own.to(dtype)
 
     def zero_weights(self, rows: Mapping[str, Sequence[int] | None]) -> None:
-        """Set rows of the weights (None: all of a tensor) to zero until `restore_weights`; see `ablation.zero_weights`.
+        """Set rows of the weights to zero until `restore_weights`; None: all rows of a tensor.
 
-        Raises KeyError if there is no such tensor, and RuntimeError if some are zero already.
+        Raises KeyError if there is no such tensor, and RuntimeError if some weights are zeroed already.
         """
         if self._kept is not None:
             raise RuntimeError("some weights are set to zero already; call restore_weights first")
@@ -343,13 +319,12 @@ class Learner(TrainableModel):
         self._kept = zero_weights(self.model, rows)
 
     def restore_weights(self) -> None:
-        """Give the weights that `zero_weights` has zeroed their values back, to the bit. Without any, do nothing."""
+        """Undo `zero_weights`, bit for bit. Do nothing if no weights are zeroed."""
         if self._kept is not None:
             self._residence.fetch(self.model)
             restore_weights(self.model, self._kept)
         self._kept = None
 
     def describe(self) -> LearnerInfo:
-        """Return what a driver asks about model and device."""
         info, batching = describe(self.model, self.device), self.batching
         return replace(info, share_prompts=batching.share_prompts, micro_batch=batching.cap(batching.update).samples)

@@ -1,22 +1,17 @@
-"""Statistics of tokens under a linear head, chunk by chunk, so that the logits of all tokens are never held at once.
+"""Statistics of tokens under a linear head, in chunks, so that the logits of all tokens never exist at once.
 
-A token's statistics are its log-prob, the entropy of the distribution it was drawn from (nats), and the sum of that
-distribution's squared probabilities. Going forward, a chunk is some tokens with the whole vocabulary, whose softmax p
-is then known at once. The gradient in the logits is
+Statistics are log-prob, entropy (nats) and the sum of squared probabilities. The gradient with respect to the logits is
 
     g · (onehot − p) − e · p · (log p + H),    g = ∂loss/∂log-prob, e = ∂loss/∂entropy, H the entropy,
 
-and there are three ways from there to the hidden states and the head:
+and there are three ways from it to hidden states and head:
 
-- The head is frozen: g and e only scale two vectors per token, found while the chunk's probabilities are there.
-- The loss is token-wise: g and e of a chunk's tokens follow from their statistics alone, so the gradients of hidden
-  states and head are taken going forward. Three matrix products, as with all logits held.
-- Otherwise the logits are computed once more going backward, a fourth product. There a chunk is some of the
-  vocabulary with all tokens: a row of the head's gradient is then written once, by one product, which spares half
-  precision an accumulator in float32.
+- The head is frozen: g and e scale two vectors per token, computed in the forward pass.
+- The loss is token-wise: g and e of a chunk depend on its own statistics, so the forward pass computes all gradients.
+- Otherwise the backward pass computes the logits again, a fourth matrix product. Its chunks are some of the
+  vocabulary with all tokens, so half precision needs no float32 accumulator.
 
-What scales whole rows (g, the temperature, the sum of exponentials) is left to hidden states and their gradients
-[T, H], which are far smaller than a chunk of logits.
+Factors of whole rows (g, the temperature, the sum of exponentials) are applied to [T, H], not to logits.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,16 +50,15 @@ def token_stats(
     loss_gradient: LossGradient | None = None,
     store: Tensor | None = None,
 ) -> Tensor:
-    """Statistics [T, 3] of targets [T] under softmax((hidden [T, H] · weight [V, H]ᵀ + bias [V]) / temperature).
+    """Return statistics [T, 3] of targets [T] under softmax((hidden [T, H] · weight [V, H]ᵀ + bias [V]) / temperature).
 
-    Log-probs carry a gradient; entropies with `entropy_gradient`; squared probabilities never.
+    Log-probs have a gradient; entropies only with `entropy_gradient`; squared probabilities never.
 
-    `loss_gradient` says that the loss is token-wise: from stats [T, 3] it gives ∂loss/∂stats [T, 3], in which the
-    row of a token depends on that token's alone. It is called once a chunk, when later tokens' statistics are still
-    0. The backward pass raises RuntimeError if another gradient arrives than was foreseen.
-
-    `store` [V, H]: the weight's gradient is added to it, in place, and none is returned through autograd. The caller
-    then has to call backward. It is ignored unless it is float32 or float64.
+    Args:
+        loss_gradient: of a token-wise loss: ∂loss/∂stats [T, 3] given stats, called once per chunk, while later rows
+            are still 0. Backward raises RuntimeError if it receives another gradient.
+        store: [V, H], to which the weight's gradient is added instead of going through autograd; requires backward.
+            Ignored unless float32 or float64.
     """
     trains_head = weight.requires_grad or (bias is not None and bias.requires_grad)
     if store is not None and store.dtype != _precise(settings.dtype):
@@ -83,7 +77,7 @@ def token_stats(
 
 
 class _FrozenHead(Function):
-    """Keeps ∂log-prob/∂hidden and ∂entropy/∂hidden of each token, both [T, H]."""
+    """Stores ∂log-prob/∂hidden and ∂entropy/∂hidden of each token, both [T, H]."""
 
     @staticmethod
     def forward(
@@ -114,7 +108,7 @@ class _FrozenHead(Function):
 
 
 class _TokenWise(Function):
-    """Takes the gradients of hidden states and head going forward, from the foreseen gradient of the loss."""
+    """Computes the gradients of hidden states and head in the forward pass, from the predicted loss gradient."""
 
     @staticmethod
     def forward(
@@ -167,7 +161,7 @@ class _TokenWise(Function):
 
 
 class _Recomputed(Function):
-    """Keeps the maximum and the sum of exponentials of each token's logits, and computes the logits again."""
+    """Stores the maximum and the sum of exponentials of each token's logits, and computes the logits again."""
 
     @staticmethod
     def forward(
@@ -223,7 +217,7 @@ class _Recomputed(Function):
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """C tokens with the whole vocabulary. The next chunk overwrites `logits` and `probs`, so they may be used up."""
+    """C tokens with the whole vocabulary. The next chunk overwrites `logits` and `probs`, so they may be modified."""
 
     rows: slice
     targets: Tensor  # [C]
@@ -235,14 +229,13 @@ class _Chunk:
 
     @property
     def shift(self) -> Tensor:
-        """What makes logits log p + H, [C]."""
         return self.stats[:, ENTROPY] - self.log_total
 
 
 def _chunks(
     hidden: Tensor, matrix: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings
 ) -> Iterator[_Chunk]:
-    """Measure some tokens after others; how many at a time depends on the vocabulary alone."""
+    """Compute statistics chunk by chunk; a chunk's number of tokens depends on the vocabulary alone."""
     dtype = _precise(hidden.dtype)
     size = max(1, CHUNK_BYTES // (dtype.itemsize * len(matrix)))
     buffer, other = hidden.new_empty(2, min(size, len(hidden)) * len(matrix), dtype=dtype)
@@ -261,7 +254,7 @@ def _chunks(
 
 
 def _logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, settings: Settings, buffer: Tensor) -> Tensor:
-    """(hidden · matrixᵀ + bias) / temperature in the flat `buffer`; half precision is rounded once, as a head does."""
+    """(hidden · matrixᵀ + bias) / temperature in the flat `buffer`; half precision is rounded once, as in a head."""
     logits = buffer[: len(hidden) * len(matrix)].view(len(hidden), len(matrix))
     if logits.dtype == matrix.dtype:
         torch.mm(hidden, matrix.t(), out=logits)
@@ -275,10 +268,10 @@ def _logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, settings: Setti
 def _slopes(
     logits: Tensor, mass: Tensor, total: Tensor, targets: Tensor, grads: Tensor, shift: Tensor | None
 ) -> Tensor:
-    """−∂loss/∂logits in `mass`, but for what `_row_factor` scales a row [M, W] by.
+    """Compute −∂loss/∂logits [M, W] in `mass`, which is p times `total` [M], up to `_row_factor`.
 
-    `mass` is p times `total` [M]. `targets` [M] outside the W columns are of other blocks. With `shift` [M] entropies
-    have a gradient, too, and `logits` are used up.
+    `targets` [M] outside the W columns belong to other blocks. `shift` [M] adds the entropies' gradient and overwrites
+    `logits`.
     """
     peak = total
     if shift is not None:
@@ -289,16 +282,12 @@ def _slopes(
 
 
 def _row_factor(grads: Tensor, total: Tensor, settings: Settings) -> Tensor:
-    """What the rows that `_slopes` gives have to be multiplied by, [M]."""
     grad = 1.0 if settings.entropy_gradient else grads[:, LOGPROB]
     return -grad / (total * settings.temperature)
 
 
 def _differ(came: Tensor, foreseen: Tensor) -> bool:
-    """Whether two gradients differ by more than rounding, as a loss may that knows later tokens now; NaN is NaN.
-
-    A gradient that is not finite is none of this function's business: the learner skips its step.
-    """
+    """Whether two gradients differ by more than rounding; NaN equals NaN, because the learner skips such steps."""
     if not foreseen.numel():
         return False
     size = foreseen.abs()
@@ -308,7 +297,7 @@ def _differ(came: Tensor, foreseen: Tensor) -> bool:
 
 
 def _add_product(out: Tensor, left: Tensor, right: Tensor, *, keep: bool = True) -> None:
-    """out += left · right, or out = left · right without `keep`, reading as many digits as `right` has."""
+    """out += left · right, or out = left · right without `keep`, in the precision of `right`."""
     if out.dtype == left.dtype == right.dtype:
         out.addmm_(left, right, beta=1 if keep else 0)
         return
@@ -319,7 +308,6 @@ def _add_product(out: Tensor, left: Tensor, right: Tensor, *, keep: bool = True)
 
 
 def _dots(left: Tensor, right: Tensor) -> Tensor:
-    """Σ left · right of each row [M], without another matrix of products."""
     return torch.bmm(left[:, None], right[:, :, None]).flatten()
 
 

@@ -1,4 +1,4 @@
-"""Log-probs of chosen tokens: under given logits, with the entropy, and by a model's own forward of one sample."""
+"""Log-probs of chosen tokens: from logits, with the entropy, and by a model's own forward of one sample."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,11 +19,11 @@ def token_logprobs(
     with_entropy: bool = False,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-prob [T] of each target [T] under softmax(logits [T, V] / temperature); entropy [T] in nats if asked for.
+    """Return log-probs [T] of targets [T] under softmax(logits [T, V] / temperature), and entropies [T] in nats.
 
-    Computed in float32 (half precision loses about three digits of the ratio), in float64 if the logits are. The
-    entropy carries a gradient only with `entropy_gradient`, which keeps another tensor of the logits' size. Raises
-    ValueError unless the temperature is above 0.
+    The entropy is None unless `with_entropy`; its gradient (`entropy_gradient`) keeps another tensor of the logits'
+    size. Computes in float32, because half precision loses about three digits of the ratio, or float64 if the logits
+    are. Raises ValueError unless the temperature is above 0.
     """
     check_tensors("token_logprobs", "[T, V]", logits=logits)
     check_tensors("token_logprobs", "[T]", logits.shape[:1], targets=targets)
@@ -57,9 +57,8 @@ def compute_eager_logprobs(
 ) -> list[list[float]]:
     """Return the log-probs of each sample's trained tokens by the model's own eager forward of that sample alone.
 
-    Nothing of r1 takes part: no batch, no mask, no attention function, no head, and no positions unless the model has
-    several position axes, which belong to the sample. With `noise` each layer's output is disturbed by up to a unit in
-    the last place of that precision.
+    Uses no mask, attention, head or positions of r1, except positions of several axes. `noise` disturbs each layer's
+    output by up to a unit in the last place of that precision.
     """
     with eager_attention(model), nullcontext() if noise is None else rounding_noise(model, noise):
         return [_logprobs_alone(model, sample, temperature) for sample in samples]
@@ -80,7 +79,7 @@ def _logprobs_alone(model: Any, sample: Sample, temperature: float) -> list[floa
 
 @contextmanager
 def eager_attention(model: Any) -> Iterator[None]:
-    """Let a Hugging Face model attend by its own `eager` attention inside; another model stays as it is."""
+    """Use a Hugging Face model's own `eager` attention inside; other models stay as they are."""
     if not hasattr(model, "set_attn_implementation"):
         yield
         return
@@ -95,10 +94,7 @@ def eager_attention(model: Any) -> Iterator[None]:
 
 @contextmanager
 def rounding_noise(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Change what each layer returns by up to one unit in the last place of `dtype`, at random but always the same.
-
-    What that does to a log-prob shows how far apart two right ways to compute it may be.
-    """
+    """Change each layer's output by up to one unit in the last place of `dtype`, to see how log-probs react."""
     generator = torch.Generator().manual_seed(0)
     unit = torch.finfo(dtype).eps
 

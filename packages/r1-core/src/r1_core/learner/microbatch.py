@@ -1,4 +1,4 @@
-"""From samples to the tensors of one forward pass: packed into one row, or padded to the longest."""
+"""Build the tensors of one forward pass: samples packed into one row, or padded to the longest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +19,8 @@ LOSS_FIELDS = ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs",
 class MicroBatch:
     """B samples ready for one forward pass, with T trained tokens among them and at most R in one sample.
 
-    Ranks that share the row have the same samples and the same `forward`; `predictors` and `targets` are those of the
-    rank's own part.
-
-    Example: samples of 4 and 3 tokens that train their last 2 and 1, packed: `input_ids` is [1, 7], `predictors`
-    [1, 2, 5], `targets` the tokens at 2, 3 and 6, and `loss_mask` [[1, 1], [1, 0]].
+    Example: samples of 4 and 3 tokens that train their last 2 and 1, packed: `input_ids` is [1, 7], `predictors` [1, 2,
+    5], `targets` the tokens at 2, 3 and 6, and `loss_mask` [[1, 1], [1, 0]].
     """
 
     forward: dict[str, Tensor]  # arguments of the model
@@ -35,19 +32,18 @@ class MicroBatch:
     share: Share | None = None  # which of the T tokens are this rank's to predict; None: all of them
 
     def rows(self, flat: Tensor) -> Tensor:
-        """Lay one value per trained token [T] out in one row per sample [B, R], 0 where there is no token."""
+        """Lay out values of trained tokens [T] as one row per sample [B, R], 0 on the right."""
         return to_rows(flat, self.loss_mask)
 
     def gather(self, own: Tensor) -> Tensor:
-        """Return values of all T trained tokens [T, k], from those that were found here: all, or this rank's share."""
         return own if self.share is None else self.share.gather(own)
 
     def loss_inputs(
         self, logprobs: Tensor, entropy: Tensor | None, totals: Totals, *, full_kl: Tensor | None = None
     ) -> LossInputs:
-        """What the loss sees, from the log-probs [T], entropy [T] and full KL [T] of the trained tokens.
+        """Return the loss inputs, given log-probs [T], entropy [T] and full KL [T] of the trained tokens.
 
-        Samples without old log-probs are taken to be of the very policy that is being trained.
+        Samples without old log-probs count as sampled by the current policy.
         """
         current = self.rows(logprobs)
         return LossInputs(
@@ -71,11 +67,9 @@ def collate(
 ) -> MicroBatch:
     """Build the tensors of one forward pass on `device`, with those of `fields` that the samples have.
 
-    With `share_prompts` a packed row has a prompt once that several of the samples begin with. With `sequence` they are
-    those of one of the ranks that share the row.
-
-    Raises ValueError if a first token is trained (nothing predicts it), position ids do not fit the model, some samples
-    lack a per-token field that others have, or ranks were to share a padded batch.
+    `share_prompts` puts each shared prompt into a packed row once. With `sequence`, build one rank's part of a shared
+    row. Raises ValueError if a first token is trained (nothing predicts it), position ids do not fit the model, some
+    samples lack a per-token field that others have, or ranks share a padded batch.
     """
     if sequence is not None and not padding_free:
         raise ValueError("ranks share packed rows only: set padding_free, or one rank to a sequence")
@@ -109,7 +103,7 @@ def collate(
 def _fill_up(
     arguments: dict[str, Tensor], lengths: list[int], behind: list[int], size: int
 ) -> tuple[dict[str, Tensor], list[int], list[int]]:
-    """Make a packed row a multiple of `size` long, by a last run that trains nothing."""
+    """Extend a packed row to a multiple of `size` tokens with a segment that trains nothing."""
     missing = -sum(lengths) % size
     if not missing:
         return arguments, lengths, behind
@@ -124,7 +118,6 @@ def _fill_up(
 def _own_part(
     predictors: Tensor, targets: Tensor, width: int, sequence: SequenceGroup, device: torch.device | str
 ) -> tuple[Share, Tensor, Tensor]:
-    """What a rank has to predict of a row of `width` tokens, and where from, counted from the start of its part."""
     part = width // sequence.size
     start = sequence.rank * part
     own = ((predictors >= start) & (predictors < start + part)).nonzero().squeeze(-1)
@@ -132,12 +125,11 @@ def _own_part(
 
 
 def pack(samples: Sequence[Sample], row: Row | None = None) -> dict[str, Tensor]:
-    """Forward arguments with all samples in a single row [1, T], laid out as `row` says: one after another without it.
+    """Return forward arguments with all samples in a single row [1, T], in the layout of `row`.
 
-    There is no attention mask: the model tells the samples apart by position ids that start again at 0, given as
-    [1, T], or as [axes, 1, T] with the plain text positions first. Without that first axis a model with several
-    position axes would silently let a sample attend to those before it, so its absence raises ValueError. Where a
-    prompt is shared the positions of each answer go on from it, and only a `Pack` tells the answers apart.
+    There is no attention mask: position ids that restart at 0 separate the samples, [1, T], or [axes, 1, T] with plain
+    text positions first. Raises ValueError without that first axis, as a model would silently attend across samples.
+    Only a `Pack` separates the answers to a shared prompt.
     """
     for sample in samples:
         plain = torch.arange(sample.token_ids.shape[0], device=sample.position_ids.device)
@@ -156,9 +148,9 @@ def pack(samples: Sequence[Sample], row: Row | None = None) -> dict[str, Tensor]
 
 
 def pad(samples: Sequence[Sample]) -> dict[str, Tensor]:
-    """Forward arguments with one sample a row [B, L], padded on the right, and an attention mask.
+    """Return forward arguments with one sample per row [B, L], padded on the right, and an attention mask.
 
-    The first of several position axes only tells packed samples apart, so it is left out: [axes − 1, B, L].
+    Of several position axes, the first serves packed rows only and is left out: [axes − 1, B, L].
     """
     length = max(sample.token_ids.shape[0] for sample in samples)
     rows, positions, attention = [], [], []

@@ -1,4 +1,4 @@
-"""Offload: a learner's states leave their device while something else needs the room, and come back when asked for."""
+"""Move weights and optimizer states to host memory while they are not needed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,11 +13,7 @@ from r1_core.learner.parallel import reshard
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Which states are with the processor while nobody computes with them; `Offload()`: none.
-
-    Weights and optimizer states leave for the time in which an engine samples (`offload`), the optimizer's before
-    the weights' own; the reference leaves whenever a verb has used it.
-    """
+    """Which states move to host memory while nothing computes with them; `Offload()`: none."""
 
     weights: bool = False
     optimizer: bool = False
@@ -25,22 +21,23 @@ class Offload:
 
 
 class Movable:
-    """Tensors that are on their device or, byte by byte, in the processor's memory, page-locked for a GPU.
+    """Tensors that are on their device or in host memory, page-locked for a GPU.
 
-    A tensor stays the object that it is, and so does what others hold of its memory: the optimizer's references, the
-    flat views that FSDP2 gathers from, tied weights. While the bytes are away a storage has none, so nothing may read
-    it: the learner fetches before every verb. NOT RUN ON A GPU; on processors it is the same code without page locks.
+    Tensor objects stay the same, so references to them stay valid. While offloaded, a storage has no bytes. NOT RUN ON
+    A GPU; on CPU the same code runs without page locks.
     """
 
     def __init__(self, find: Callable[[], Iterable[Tensor]]) -> None:
-        """Take what finds the tensors, which is called whenever they are to leave."""
+        """Args:
+        find: returns the tensors; called before each move to host memory.
+        """
         self._find = find
         self._away: list[tuple[UntypedStorage, Tensor]] = []
         self._hosts: dict[int, Tensor] = {}  # a storage's place with the processor, made once
 
     @torch.no_grad()
     def leave(self) -> None:
-        """Copy all bytes to the processor's memory and free the device's; nothing if they are there already."""
+        """Copy all bytes to host memory and free the device's."""
         if self._away:
             return
         storages = distinct_storages(self._find())
@@ -62,7 +59,7 @@ class Movable:
 
     @torch.no_grad()
     def fetch(self) -> None:
-        """Bring all bytes back; nothing if they are on the device."""
+        """Copy all bytes back to the device."""
         for storage, host in self._away:
             storage.resize_(len(host))
             _bytes_of(storage).copy_(host, non_blocking=True)
@@ -71,7 +68,7 @@ class Movable:
 
 
 class Residence:
-    """Where each state of a learner is, by its owner: the policy, the reference, the optimizer."""
+    """Tracks which states of a learner are offloaded, by owner: policy, reference, optimizer."""
 
     def __init__(self, offload: Offload, policy: nn.Module, reference: nn.Module | None, optimizer: Optimizer) -> None:
         self._movable: dict[int, Movable] = {}
@@ -83,17 +80,16 @@ class Residence:
             self._movable[id(reference)] = Movable(lambda: tensors_of(reference))
 
     def moves(self, owner: nn.Module | Optimizer) -> bool:
-        """Whether the states of this one are offloaded."""
         return id(owner) in self._movable
 
     def fetch(self, *owners: nn.Module | Optimizer | None) -> None:
-        """See to it that the states of these are on the device."""
+        """Load the states of these owners onto the device."""
         for owner in owners:
             if (movable := self._movable.get(id(owner))) is not None:
                 movable.fetch()
 
     def release(self, *owners: nn.Module | Optimizer | None) -> None:
-        """Let go of what these need to compute only: whole weights, and states that are offloaded."""
+        """Reshard these models and offload the states that are configured for it."""
         for owner in owners:
             if isinstance(owner, nn.Module):
                 reshard(owner)
@@ -102,19 +98,19 @@ class Residence:
 
 
 def tensors_of(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the parameters and buffers of a model, of sharded ones this rank's part."""
+    """Yield this rank's part of a model's parameters and buffers."""
     for tensor in (*model.parameters(), *model.buffers()):
         yield _local(tensor)
 
 
 def states_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Yield the tensors that an optimizer keeps of its parameters, of sharded ones this rank's part."""
+    """Yield this rank's part of an optimizer's state tensors."""
     for state in optimizer.state.values():
         yield from (_local(value) for value in state.values() if isinstance(value, Tensor))
 
 
 def distinct_storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
-    """Return what the tensors are kept in, each once however many of them share it."""
+    """Return the storages of the tensors, each once."""
     found = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in tensors)}
     return [storage for storage in found.values() if storage.nbytes()]
 
@@ -134,7 +130,6 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 
 def _wait(storages: Iterable[UntypedStorage]) -> None:
-    """Wait until the devices have done all copies."""
     for device in {storage.device for storage in storages}:
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Optimizers by name, a step of one, and the learning rate over the steps of a run."""
+"""Optimizers by name, the optimizer step, learning-rate schedules, and parameter names by pattern."""
 
 import math
 import re
@@ -21,9 +21,9 @@ STRATEGIES = {"adamw": torch.optim.AdamW, "adamw_bf16": AdamWBF16}
 
 @dataclass(frozen=True, slots=True)
 class RateGroup:
-    """Parameters that are trained at a rate of their own.
+    r"""Parameters with their own learning rate.
 
-    Example: `RateGroup("vision", r".*visual\\..*", lr=1e-7)`.
+    Example: `RateGroup("vision", r".*visual\..*", lr=1e-7)`.
     """
 
     name: str  # what its metrics are called by
@@ -41,14 +41,12 @@ def build_optimizer(
     strategy: str = "adamw",
     groups: Sequence[RateGroup] = (),
 ) -> torch.optim.Optimizer:
-    """AdamW (arXiv 1711.05101) over the parameters that require a gradient; frozen ones are left out.
+    """Build AdamW (arXiv 1711.05101) over the parameters that require a gradient. Call it after `parallel.shard_model`.
 
-    One kernel takes the whole step (`fused`): of three times the speed on processors. NOT RUN ON A GPU.
-
-    `adamw_bf16` keeps its states in bfloat16, as the parameters must be then. Call it after `parallel.shard_model`,
-    which replaces the parameters. A parameter belongs to the first of `groups` that it matches, and otherwise to the
-    rest, which comes first. Raises ValueError if every parameter is frozen, the strategy is unknown, a parameter is not
-    bfloat16 with `adamw_bf16`, or a group has no parameter.
+    The step is one fused kernel, three times as fast on CPUs. NOT RUN ON A GPU. `adamw_bf16` keeps its states in
+    bfloat16. A parameter belongs to the first of `groups` that matches it, else to the group `rest`, which comes first.
+    Raises ValueError if every parameter is frozen, the strategy is unknown, a parameter is not bfloat16 with
+    `adamw_bf16`, or a group has no parameter.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"no optimizer strategy is called {strategy!r} (there are: {', '.join(STRATEGIES)})")
@@ -80,22 +78,17 @@ def _in_groups(trained: Mapping[str, nn.Parameter], groups: Sequence[RateGroup])
 
 
 def group_norms(optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Return `grad_norm/NAME` of each group of parameters that has a name and gradients, over all ranks."""
+    """Return `grad_norm/NAME` of each named parameter group that has gradients, over all ranks."""
     named = {group["name"]: group["params"] for group in optimizer.param_groups if "name" in group}
     gradients = {name: [p.grad for p in params if p.grad is not None] for name, params in named.items()}
     return {f"grad_norm/{name}": total_norm(own).item() for name, own in gradients.items() if own}
 
 
 def clip_and_step(optimizer: torch.optim.Optimizer, lrs: Iterable[float], max_grad_norm: float) -> float:
-    """Clip the gradient's norm, step, and clear the gradients; return the norm before, over all ranks.
+    """Clip the gradient norm, step, and clear the gradients; return the norm before clipping, over all ranks.
 
-    A norm that is not finite leaves parameters and the optimizer's states as they are.
-
-    Args:
-        lrs: the learning rate of each of the optimizer's groups.
-
-    Raises:
-        RuntimeError: no parameter has a gradient.
+    If the norm is not finite, nothing else changes. `lrs` has one learning rate per parameter group. Raises
+    RuntimeError if no parameter has a gradient.
     """
     params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
     if not params:
@@ -120,12 +113,11 @@ def learning_rate_scale(
     kind: Schedule = "constant",
     num_cycles: float = 0.5,
 ) -> float:
-    """The factor on the base learning rate at optimizer step `step`, counted from 0.
+    """Return the factor on the base learning rate at optimizer step `step`, counted from 0.
 
-    It rises linearly to 1 over `warmup_steps` (the first step already moves: 1 / warmup_steps, not 0), then stays
-    (`constant`, which ignores `min_lr_ratio`) or falls to `min_lr_ratio` at `total_steps`, along half a cosine
-    (arXiv 1608.03983) or a line, and stays there. With `num_cycles` the cosine goes through that many waves
-    instead of half of one. Raises ValueError on an unknown kind.
+    It rises linearly to 1 over `warmup_steps`, beginning at 1 / warmup_steps. Then it stays (`constant`) or falls to
+    `min_lr_ratio` at `total_steps`, along half a cosine (arXiv 1608.03983) or a line. `num_cycles` is the number of
+    cosine waves. Raises ValueError on an unknown kind.
     """
     if kind not in SCHEDULES:
         raise ValueError(f"no learning-rate schedule is called {kind!r} (there are: {', '.join(SCHEDULES)})")
@@ -145,7 +137,7 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
     """Return the names that a regular expression matches from beginning to end.
 
     Raises:
-        ValueError: it is no regular expression, or matches none of them; shows those that come near.
+        ValueError: the expression is invalid or matches no name; shows similar names.
     """
     names = list(names)
     try:
@@ -159,7 +151,7 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def nearest(pattern: str, names: Iterable[str]) -> list[str]:
-    """Return the names that share most with a pattern, nearest first, one of each kind of layer."""
+    """Return the names most similar to a pattern, one per kind of layer."""
     wanted = re.sub(r"[^\w.]", "", pattern.replace("\\", "").replace(".*", "")).strip(".").lower()
     kinds: dict[str, str] = {}
     for name in names:
@@ -169,6 +161,5 @@ def nearest(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def _likeness(wanted: str, name: str) -> float:
-    """How alike a pattern's letters are to a name, or to a part of it between dots."""
     parts = [*name.split("."), name]
     return max(SequenceMatcher(None, wanted, part, autojunk=False).ratio() for part in parts)

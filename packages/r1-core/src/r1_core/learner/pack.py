@@ -1,4 +1,4 @@
-"""A packed row: which runs of tokens stand in it one after another, and which token attends to which."""
+"""The layout of a packed row: its segments, and which token attends to which."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ NOTHING = -1  # what a run looks back on that is no answer to a shared prompt
 
 
 class Keys(NamedTuple):
-    """The tokens that runs attend to, run after run: those of their prompt, then their own."""
+    """The tokens that each segment attends to: those of its prompt, then its own."""
 
     places: Tensor  # int64 [K], where in the row they stand
     ends: Tensor  # int32 [runs + 1]
@@ -24,11 +24,10 @@ class Keys(NamedTuple):
 
 @dataclass(frozen=True, eq=False)  # a row is itself alone: plans are kept by it
 class Pack:
-    """Where the runs of a packed row end: for the host, which cuts, and on the device, whose kernels do.
+    """The segments of a packed row, as lists for the host and as tensors for kernels.
 
-    A run is a sequence of its own, or a prompt, or one of the answers to it, which stand right behind it in the row.
-    **Which token attends to which**: to all of the run that its own run looks back on, and to its own run up to itself.
-    `visible` says so in full and `keys` to kernels; what goes another way is tested against them.
+    A segment is a whole sequence, a shared prompt, or an answer to one. **A token attends to** all of the segment that
+    its own follows (`behind`), and to its own segment up to itself.
 
     Example: samples of 4 and 3 tokens that share nothing have `lengths` [4, 3], `behind` [-1, -1] and `ends` [0, 4, 7];
     if the first two tokens are the prompt of both, `lengths` are [2, 2, 1], `behind` [-1, 0, 0], `ends` [0, 2, 4, 5].
@@ -47,30 +46,27 @@ class Pack:
         sequence: SequenceGroup | None = None,
         behind: Sequence[int] | None = None,
     ) -> "Pack":
-        """Runs of these lengths, one after another; without `behind` each is a sequence of its own."""
+        """Build a pack from the lengths of its segments; without `behind`, each is a whole sequence."""
         ends = torch.tensor([0, *lengths]).cumsum(0)
         behind = [NOTHING] * len(lengths) if behind is None else behind
         return cls([*lengths], [*behind], ends.to(device, torch.int32), sequence)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest run."""
         return max(self.lengths)
 
     @cached_property
     def farthest(self) -> int:
-        """Tokens that a token attends to at most: those of the longest run with what it looks back on."""
+        """The most tokens that any token attends to: the longest segment together with its prompt."""
         before = [0 if run == NOTHING else self.lengths[run] for run in self.behind]
         return max(map(sum, zip(self.lengths, before, strict=True)))
 
     @cached_property
     def shared(self) -> bool:
-        """Whether any run looks back on another."""
         return any(run != NOTHING for run in self.behind)
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where each run begins."""
         starts, start = [], 0
         for length in self.lengths:
             starts.append(start)
@@ -79,7 +75,7 @@ class Pack:
 
     @cached_property
     def keys(self) -> Keys:
-        """What each run's last token attends to; one that stands k tokens before it to all but the last k."""
+        """The tokens that each segment's last token attends to; k tokens earlier, all but the last k of them."""
         runs = zip(self.starts, self.lengths, self.behind, strict=True)
         places, ends = list[Tensor](), [0]
         for start, length, behind in runs:
@@ -91,14 +87,14 @@ class Pack:
         return Keys(torch.cat(places).to(device), torch.tensor(ends, dtype=torch.int32).to(device))
 
     def visible(self) -> Tensor:
-        """Which token (row) attends to which (column), bool [T, T]: of small rows only."""
+        """The attention mask, bool [T, T]: which token (row) attends to which (column). For small rows only."""
         run = torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths))
         place, behind = torch.arange(len(run)), torch.tensor(self.behind)[run]
         return (behind[:, None] == run) | ((run[:, None] == run) & (place <= place[:, None]))
 
 
 class Row(NamedTuple):
-    """How samples lie in a packed row. A prompt that several share is a run; their answers follow in their order."""
+    """Where samples are in a packed row. A shared prompt is a segment; its answers follow in the order of samples."""
 
     runs: list[tuple[int, int, int]]  # a sample, and which of its tokens: from, to
     behind: list[int]  # as in `Pack`
@@ -106,12 +102,11 @@ class Row(NamedTuple):
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each run."""
         return [end - start for _, start, end in self.runs]
 
 
 def lay_out(samples: Sequence[Sample], *, share: bool) -> Row:
-    """Lay samples one after another; with `share`, those that share a prompt behind the one prompt."""
+    """Lay samples out one after another; with `share`, each shared prompt once, followed by its answers."""
     work = Work.of(samples, share)
     runs, behind, places, start = list[tuple[int, int, int]](), list[int](), [torch.empty(0)] * len(samples), 0
     for group in work.groups(range(len(samples))):

@@ -1,4 +1,4 @@
-"""Parallel forms: one process, or several that share a model under FSDP2, each with its shard or a whole copy."""
+"""Data parallelism with FSDP2: ranks, meshes, sharding and gathering."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,11 +19,7 @@ REPLICATE, SHARD = "replicate", "shard"  # the dimensions of a mesh, outer first
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Which of how many processes this is; `Parallel()` is the only one.
-
-    Processes that share sequences have the same data, others have data of their own: `data_rank` of `data_world` says
-    which micro-batches are this one's.
-    """
+    """This process's place among the ranks; `Parallel()` is a single process."""
 
     rank: int = 0
     world: int = 1
@@ -39,13 +35,12 @@ class Parallel:
         sequence_size: int = 1,
         timeout: timedelta = timedelta(minutes=30),
     ) -> "Parallel":
-        """Span all processes of the default process group, which must have been initialised.
+        """Span all processes of the default process group, which must be initialised.
 
         Args:
-            device_type: "cpu" or "cuda".
-            shard_size: how many neighbouring ranks share one copy of the weights; −1: all of them. 1: each has one.
-            sequence_size: how many neighbouring ranks share one sequence. Weights are sharded over them all the same.
-            timeout: of collectives in groups of fewer than all ranks; in that of all it is the default group's.
+            shard_size: how many neighbouring ranks share one copy of the weights; −1: all.
+            sequence_size: how many neighbouring ranks share one sequence.
+            timeout: of collectives in subgroups.
 
         Raises:
             ValueError: `shard_size` or `sequence_size` does not divide the number of ranks.
@@ -64,7 +59,7 @@ class Parallel:
 
     @classmethod
     def alone(cls, device_type: str) -> "Parallel":
-        """Span this process only, so that a single device computes just what each of many does.
+        """Span this process only, with a one-rank mesh, so that one device runs the code of many.
 
         Opens no port. NOT RUN ON A GPU.
         """
@@ -73,7 +68,7 @@ class Parallel:
         return cls.join(device_type)
 
     def sharing(self, sequence_size: int, timeout: timedelta = timedelta(minutes=30)) -> "Parallel":
-        """Return the same processes with so many neighbours to a sequence, for a model beside another; all must ask.
+        """Return the same ranks with another number of neighbours per sequence, for a second model; a collective call.
 
         Raises ValueError if `sequence_size` does not divide the number of ranks.
         """
@@ -86,12 +81,10 @@ class Parallel:
 
     @property
     def data_rank(self) -> int:
-        """Which share of a step's samples is this process's."""
         return self.rank // self._sequence_size
 
     @property
     def data_world(self) -> int:
-        """Into how many shares a step's samples are cut."""
         return self.world // self._sequence_size
 
     @property
@@ -99,19 +92,18 @@ class Parallel:
         return 1 if self.sequence is None else self.sequence.size
 
     def sum_data(self, tensor: Tensor) -> Tensor:
-        """Add `tensor` up over all shares of the data, in place; of processes that share sequences the first counts."""
+        """Sum `tensor` over all data shards, in place; of ranks that share sequences the first counts."""
         if self.sequence is not None and self.sequence.rank > 0:
             tensor.zero_()
         return self.sum(tensor)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add `tensor` up over all processes, in place, and return it."""
+        """Sum `tensor` over all processes, in place, and return it."""
         if self.world > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def barrier(self) -> None:
-        """Wait until every process is here."""
         if self.world > 1:
             dist.barrier()
 
@@ -130,10 +122,10 @@ def _everyone() -> dist.ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """How weights are kept and computed with, where they are sharded; `Shard()` as they are.
+    """Precision and memory of sharded weights.
 
-    With `offload` weights, gradients and optimizer states lie in the processor's memory, and the default group has to
-    have a backend for it, too: "cpu:gloo,cuda:nccl".
+    With `offload`, weights, gradients and optimizer states are in host memory, and the default group needs a backend
+    for CPU tensors, too: "cpu:gloo,cuda:nccl".
     """
 
     param_dtype: torch.dtype | None = None  # of matrix products and of what is gathered for them
@@ -146,15 +138,13 @@ _AS_IT_IS = Shard()
 
 
 def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, shard: Shard = _AS_IT_IS) -> None:
-    """Shard a model in place with FSDP2 (arXiv 2304.11277), every block of `blocks` by itself and the rest together.
+    """Shard a model in place with FSDP2 (arXiv 2304.11277): each of `blocks` by itself, the rest together.
 
-    Blocks are usually those of `find_blocks`; only one of them is whole in memory at a time. On a mesh of two
-    dimensions the ranks of the second share one copy, and there is one copy for each place of the first. Gradients are
-    summed over ranks, not averaged, because the losses are already divided by global counts. Parameters are replaced,
-    so build the optimizer afterwards.
+    On a mesh of two dimensions the ranks of the second share one copy. Gradients are summed over ranks, because losses
+    are already divided by global counts. Parameters are replaced, so build the optimizer afterwards.
 
-    Floating-point arguments of the model and of a vision tower are cast to `param_dtype`; those of its layers are not,
-    so that what the model has made in float32 for them, such as a rotation's angles, stays so.
+    Arguments of the model and of a vision tower are cast to `param_dtype`; those of layers are not, so that float32
+    inputs such as rotary angles keep their precision.
     """
     layers = _layer_names(model)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if shard.offload else OffloadPolicy()
@@ -180,10 +170,9 @@ def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh,
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return what to shard by itself: the layers that a Hugging Face model calls indivisible, a vision tower as one.
+    """Return the modules to shard by themselves: the layers in `_no_split_modules`, and each vision or audio tower.
 
-    A tower is small beside the text model, and ranks without a picture enter it for its collectives only. A model that
-    names no layers has no blocks.
+    A tower is one block, because ranks without a picture run it for its collectives only.
     """
     names = _layer_names(model)
     find_tower = getattr(model, "get_encoder", None)
@@ -199,28 +188,26 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _layer_names(model: nn.Module) -> set[str]:
-    """The classes of the layers that a Hugging Face model calls indivisible."""
     return set(getattr(model, "_no_split_modules", None) or ())
 
 
 def reshard(model: nn.Module) -> None:
-    """Put the parameters that a forward pass without backward left whole back into shards."""
+    """Reshard the parameters that a forward pass without backward left gathered."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The full tensor behind a shard (all ranks must call it), or the tensor itself."""
+    """Return the full tensor of a DTensor (all ranks must call it), or the tensor itself."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def gather(tensor: Tensor, owner: int) -> Tensor | None:
-    """The full tensor behind a shard for the rank `owner` alone, which has one copy of it; None on others.
+    """Return the full tensor of a DTensor on the rank `owner` and None on others; other tensors as they are.
 
-    All ranks must call it, though only those take part that share a copy of the weights with `owner`. A tensor that
-    is not sharded is returned as it is.
+    All ranks must call it.
     """
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
@@ -234,7 +221,6 @@ def gather(tensor: Tensor, owner: int) -> Tensor | None:
 
 
 def _gather_rows(local: Tensor, rows: int, owner: int, group: dist.ProcessGroup) -> Tensor | None:
-    """The `rows` of which each rank of `group` has its part, cut as `torch.chunk` does, if this rank is `owner`."""
     ranks = dist.get_process_group_ranks(group)
     if owner not in ranks:
         return None
@@ -250,7 +236,7 @@ def _gather_rows(local: Tensor, rows: int, owner: int, group: dist.ProcessGroup)
 
 
 def like(tensor: Tensor, target: Tensor) -> Tensor:
-    """Place a full tensor, which every rank has, as `target` is placed: same device, dtype and sharding."""
+    """Move a full tensor, which every rank has, to the device, dtype and sharding of `target`."""
     tensor = tensor.to(device=target.device, dtype=target.dtype)
     if isinstance(target, DTensor):
         return distribute_tensor(tensor, target.device_mesh, target.placements, src_data_rank=None)
@@ -258,5 +244,5 @@ def like(tensor: Tensor, target: Tensor) -> Tensor:
 
 
 def total_norm(tensors: list[Tensor]) -> Tensor:
-    """The Euclidean norm of all tensors together, over all ranks (a scalar)."""
+    """Return the Euclidean norm of all tensors together, over all ranks (a scalar)."""
     return whole(torch.nn.utils.get_total_norm(tensors))

@@ -20,10 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """How a step's samples go through a model. Under several ranks all must ask for the same passes.
-
-    `fillers` are tiny samples, one of each kind of media, for ranks that have none of it while others do.
-    """
+    """Runs the samples of a step through a model. All ranks must run the same passes."""
 
     batching: Batching
     parallel: Parallel
@@ -33,7 +30,7 @@ class Passes:
     def microbatches(
         self, samples: Sequence[Sample], limit: MicroLimit, fields: Sequence[str] = LOSS_FIELDS
     ) -> Iterator[tuple[list[int], MicroBatch]]:
-        """Yield this rank's micro-batches with the indices of their samples; as many on every rank."""
+        """Yield this rank's micro-batches with the indices of their samples; equally many on every rank."""
         padded = not self.batching.padding_free
         rank, world = self.parallel.data_rank, self.parallel.data_world
         limit, share = self.batching.cap(limit), self.batching.share_prompts
@@ -57,10 +54,10 @@ class Passes:
     def compute(
         self, samples: Sequence[Sample], names: Sequence[str], stats: Callable[[MicroBatch], Tensor]
     ) -> dict[str, Tensor]:
-        """Return statistics of all trained tokens by name, flat: float32 [T] for the T of all samples.
+        """Return statistics of the T trained tokens of all samples by name, each flat float32 [T].
 
         Args:
-            stats: gives those of a micro-batch's T trained tokens, [T, names].
+            stats: computes those of a micro-batch, [its trained tokens, names].
         """
         if not samples:
             return {}
@@ -76,11 +73,11 @@ class Passes:
         evaluate: Callable[[list[int], MicroBatch], LossOutput],
         fields: Sequence[str] = LOSS_FIELDS,
     ) -> dict[str, float]:
-        """Add the gradient of a loss over samples to the model's parameters; return the metrics over all samples.
+        """Accumulate the gradient of a loss over the samples; return the metrics over all samples.
 
         Args:
-            evaluate: gives a micro-batch's share of loss and metrics; its samples' indices come first.
-            fields: the per-token fields of samples that it reads, in `MicroBatch.values`.
+            evaluate: computes loss and metrics of a micro-batch, given the indices of its samples.
+            fields: per-token fields that the loss reads, for `MicroBatch.values`.
         """
         sums: dict[str, Tensor] = {}
         gradients = GradientSums(model)
@@ -97,10 +94,9 @@ class Passes:
 
 
 def spoil_if_not_finite(samples: Sequence[Sample], names: Sequence[str], target: str, step: int) -> list[Sample]:
-    """Return the samples; with NaN for the field `target` of all if a value of the fields `names` is not finite.
+    """Return the samples; set `target` to NaN in all if any of the fields `names` has a value that is not finite.
 
-    Their gradient is then not finite either, so `optim_step` skips and counts the step. Without this a loss may hide
-    such a value from its gradient (a clamp does), and the step would be taken. Logs the first sample of each field.
+    Then `optim_step` skips the step; a clamp in the loss could otherwise hide the value. Logs the first sample.
     """
     spoiled = False
     for name in names:
@@ -117,11 +113,7 @@ def spoil_if_not_finite(samples: Sequence[Sample], names: Sequence[str], target:
 
 
 def prefetch(batches: Iterable[list[Sample]]) -> Iterator[list[Sample]]:
-    """Yield this rank's micro-batches; when one comes its model inputs are here, and the next one's on their way.
-
-    No more than that one are read ahead, and those of other ranks never. An error of reading is raised where the
-    micro-batch would have come.
-    """
+    """Yield micro-batches with loaded model inputs; those of the next one load in a thread meanwhile."""
     with ThreadPoolExecutor(1, "r1-model-inputs") as thread:  # without anything elsewhere it never begins
         coming: Future[None] | None = None
         for batch, after in pairwise(chain(batches, [[]])):
@@ -134,12 +126,10 @@ def prefetch(batches: Iterable[list[Sample]]) -> Iterator[list[Sample]]:
 
 
 def elsewhere(sample: Sample) -> bool:
-    """Whether a sample's model inputs may have to be brought: a dict holds its tensors itself."""
     return bool(sample.model_inputs) and not isinstance(sample.model_inputs, dict)
 
 
 def read(samples: Sequence[Sample]) -> None:
-    """Read all model inputs, so that those which are loaded when first read are loaded."""
     for sample in samples:
         for name in sample.model_inputs if elsewhere(sample) else ():
             sample.model_inputs[name]
@@ -149,12 +139,10 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 class GradientSums:
-    """Adds up in float32 what a backward pass would add to `grad` in bfloat16.
+    """Accumulates in float32 the gradients of bfloat16 or float16 weights over micro-batches.
 
-    A bfloat16 has 8 digits: of 64 equal micro-batches the later ones would be rounded off, some of them wholly. Here
-    each is added in float32, and the sum is rounded once. This takes 4 bytes for each trained bfloat16 (or float16)
-    weight from the second micro-batch of an optimizer step to its last; one micro-batch takes nothing. Sharded
-    weights (DTensor) are added up shard by shard.
+    In a bfloat16 sum of 64 equal gradients the later ones would be rounded off. Costs 4 bytes per trained
+    half-precision weight from the second micro-batch of an optimizer step to its last.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -163,7 +151,7 @@ class GradientSums:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Take the gradients that are there; call it before the backward pass of each micro-batch but the first."""
+        """Move the gradients into the sums; call it before each backward pass but the first."""
         for param in self._params:
             if param.grad is None:
                 continue
@@ -175,7 +163,7 @@ class GradientSums:
 
     @torch.no_grad()
     def deliver(self) -> None:
-        """Give every parameter its sum as its gradient; call it after the last micro-batch."""
+        """Write the sums back as gradients; call it after the last micro-batch."""
         if not self._sums:
             return
         self.collect()

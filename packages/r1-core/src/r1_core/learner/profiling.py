@@ -1,4 +1,4 @@
-"""A pass through a model that shows what it takes, and of which nothing remains."""
+"""Measure time and memory of one pass without changing any state."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ HOST_IS_FULL = "can't allocate memory"
 
 @dataclass(frozen=True, slots=True)
 class PassProfile:
-    """What a pass took.
+    """Time and memory of a pass.
 
     Example: `PassProfile(0.8, peak=61 * 10**9, room=139 * 10**9)`.
     """
@@ -33,7 +33,7 @@ class PassProfile:
 
 
 def merge_profiles(trials: Sequence[PassProfile]) -> PassProfile:
-    """Return what the same pass took on several ranks: as long as the slowest, as much as the fullest."""
+    """Combine the profiles of one pass on several ranks: the longest time, the highest peak."""
     rooms = [trial.room for trial in trials if trial.room is not None]
     peak = max(trial.peak for trial in trials)
     return PassProfile(max(trial.seconds for trial in trials), peak, min(rooms, default=None))
@@ -42,14 +42,12 @@ def merge_profiles(trials: Sequence[PassProfile]) -> PassProfile:
 def profile_pass(
     run: Callable[[], object], models: Sequence[nn.Module], optimizer: Optimizer, device: torch.device, *, away: bool
 ) -> PassProfile:
-    """Measure a pass, and leave models, gradients and random numbers as they were.
+    """Run a pass and measure it; models, gradients and random states stay as they were, even if it raises.
 
     Args:
-        run: the pass, which takes no optimizer step. There are no gradients before it.
-        models: all that it goes through.
-        away: the optimizer's states are not on the device meanwhile, and come for the optimizer step.
-
-    Raises torch.OutOfMemoryError, or what else `run` does; then, too, nothing remains.
+        run: the pass, which takes no optimizer step. No gradients exist before it.
+        models: all models that it uses.
+        away: the optimizer's states are offloaded during the pass and loaded for the optimizer step.
     """
     with without_trace(models, device):
         if device.type != "cuda":
@@ -61,7 +59,7 @@ def profile_pass(
 
 
 def _profile_on_gpu(run: Callable[[], object], optimizer: Optimizer, device: torch.device, away: bool) -> PassProfile:
-    """Do what `profile_pass` does on a GPU. NOT RUN ON A GPU."""
+    """NOT RUN ON A GPU."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
@@ -82,10 +80,7 @@ def _profile_on_gpu(run: Callable[[], object], optimizer: Optimizer, device: tor
 
 
 def optimizer_bytes(optimizer: Optimizer) -> tuple[int, int]:
-    """Return the bytes of what an optimizer trains, which are those of its gradients too, and of the states it keeps.
-
-    Of sharded weights they are this rank's. States come with the first optimizer step: before, they are counted here.
-    """
+    """Return the bytes of this rank's trained parameters and of their optimizer states, also before those exist."""
     params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
     trained = sum(_local_bytes(param) for param in params)
     return trained, trained * (3 if isinstance(optimizer, AdamWBF16) else 2)
@@ -98,7 +93,7 @@ def _local_bytes(param: Tensor) -> int:
 
 @contextmanager
 def without_trace(models: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Leave behind no gradient, no other buffer and no random number, whatever happens inside."""
+    """Restore gradients, buffers and random states at the end."""
     restore = [_keep(module) for model in models for module in model.modules() if module._buffers]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
@@ -119,7 +114,7 @@ def without_trace(models: Sequence[nn.Module], device: torch.device) -> Iterator
 
 
 def _keep(module: nn.Module) -> Callable[[], None]:
-    """Return what gives a module its buffers back, and the numbers beside them: RoPE remembers its longest row."""
+    """Return a function that restores a module's buffers and numeric attributes: RoPE caches its longest row."""
     buffers = {name: (own, _copy(own)) for name, own in module._buffers.items()}
     numbers = {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
     numbers.pop("training", None)  # which every verb sets
@@ -141,12 +136,11 @@ def _copy(buffer: Tensor | None) -> Tensor | None:
 
 
 def _is_here(buffer: Tensor) -> bool:
-    """Whether a buffer's bytes are on its device: those of a reference that is offloaded leave with it."""
     return buffer.untyped_storage().nbytes() > 0
 
 
 def host_peak() -> int:
-    """Return the most bytes of the processor's memory that this process has held so far; 0 where nobody counts."""
+    """Return this process's peak host memory in bytes; 0 on Windows."""
     if sys.platform == "win32":
         return 0
     import resource
@@ -156,5 +150,5 @@ def host_peak() -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device's memory, or the processor's, has ended."""
+    """Whether an error means that device or host memory ran out."""
     return isinstance(error, torch.OutOfMemoryError) or HOST_IS_FULL in str(error)

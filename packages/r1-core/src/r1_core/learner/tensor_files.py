@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors files cut by bytes, each written by one rank, each read by rows; never pickle."""
+"""Safetensors files of sharded tensors: split by size, each written by one rank, read by slices; never pickle."""
 
 import json
 import os
@@ -22,7 +22,7 @@ MESSAGE_BYTES = 500  # of an error that one rank has and all of them raise
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """A file and what belongs into it.
+    """A file and the tensors in it.
 
     Example: `TensorFile("model-00001-of-00003.safetensors", ("embed.weight",), 1_090_519_040)`.
     """
@@ -34,17 +34,16 @@ class TensorFile:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a tensor lies on disk, and its shape there."""
+    """The file and shape of a tensor on disk."""
 
     file: Path
     shape: tuple[int, ...]
 
 
 def cut(stem: str, tensors: Mapping[str, Tensor], file_bytes: int = FILE_BYTES) -> list[TensorFile]:
-    """Cut tensors, in order, into files of at most `file_bytes`, or of one tensor that is larger.
+    """Assign tensors, in order, to files of at most `file_bytes`, or of one larger tensor.
 
-    What fits into one file is `stem.safetensors`, more are `stem-00001-of-0000N.safetensors`. The cut depends on the
-    full tensors alone, so it is the same for any number of ranks.
+    A single file is `stem.safetensors`, several are `stem-00001-of-0000N.safetensors`.
     """
     files: list[list[str]] = [[]]
     sizes = [0]
@@ -72,14 +71,13 @@ def owners(files: Sequence[TensorFile], world: int) -> list[int]:
 def write_tensors(
     folder: Path, parts: Mapping[str, Mapping[str, Tensor]], parallel: Parallel, file_bytes: int = FILE_BYTES
 ) -> None:
-    """Write each part, tensors by name, into files that `cut` names, with an index beside them (see `indices`).
+    """Write each part, tensors by name, into the files that `cut` assigns, with an index (see `indices`).
 
-    All ranks must call this with the same parts. A file's tensors are gathered to its owner alone, which forces it to
-    disk; no rank holds more than its shards and one file. A file that cannot be written leaves nobody waiting: the
-    other files are finished, then every rank raises.
+    All ranks must call this. A file's tensors are gathered on its owner; no rank holds more than its shards and one
+    file.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written to.
+        OSError: the disk is full, or the folder is not writable; on all ranks, after all files were visited.
     """
     plan = {stem: cut(stem, tensors, file_bytes) for stem, tensors in parts.items()}
     failure: OSError | None = None
@@ -110,10 +108,9 @@ def visit_files(
     *,
     copy: bool = False,
 ) -> None:
-    """Call `visit` with the name of each file that is this rank's to write, and its tensors, whole, on the processor.
+    """Call `visit` with name and full CPU tensors of each file that this rank writes. All ranks must call this.
 
-    All ranks must call this with the same parts and plan. A file's tensors are gathered to its owner alone, and may
-    share memory with the parts unless a `copy` is asked for.
+    The tensors may share memory with the parts unless `copy`.
     """
     work = [(file, tensors) for stem, tensors in parts.items() for file in plan[stem]]
     for (file, tensors), owner in zip(work, owners([file for file, _ in work], parallel.world), strict=True):
@@ -127,7 +124,6 @@ def visit_files(
 
 
 def largest_share(plan: Mapping[str, Sequence[TensorFile]], world: int) -> int:
-    """Return the bytes of the files of the rank that has most."""
     files = [file for part in plan.values() for file in part]
     shares = [0] * world
     for file, owner in zip(files, owners(files, world), strict=True):
@@ -136,7 +132,7 @@ def largest_share(plan: Mapping[str, Sequence[TensorFile]], world: int) -> int:
 
 
 def save(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write one file and force it to disk. Raises OSError."""
+    """Write one file and flush it to disk. Raises OSError."""
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:  # what a full disk is to it
@@ -145,10 +141,9 @@ def save(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def indices(plan: Mapping[str, Sequence[TensorFile]]) -> dict[str, str]:
-    """Return the texts of each `stem.safetensors.index.json`, as Hugging Face has it, where there are several files.
+    """Return the texts of each `stem.safetensors.index.json` in Hugging Face's format, for parts of several files.
 
-    A model has one always: vLLM, and whoever else loads all safetensors files of a folder, then passes over those of
-    the optimizer.
+    A model always has one: readers that load all safetensors files of a folder then skip the optimizer's.
     """
     texts = {}
     for stem, files in plan.items():
@@ -160,7 +155,7 @@ def indices(plan: Mapping[str, Sequence[TensorFile]]) -> dict[str, str]:
 
 
 def raise_together(failure: OSError | None, parallel: Parallel) -> None:
-    """Wait for all ranks; if some have failed, raise on all of them: its own error where one has, else the first's.
+    """Wait for all ranks; if any has failed, raise on all: its own error where there is one, else that of the first.
 
     Raises:
         OSError: a rank could not write.
@@ -182,11 +177,11 @@ def raise_together(failure: OSError | None, parallel: Parallel) -> None:
 
 
 def find_tensors(folder: Path, stem: str) -> dict[str, Stored]:
-    """Return what the files of a part hold, by tensor; reads their headers only.
+    """Return the tensors of a part's files by name, from the files' headers.
 
     Raises:
         FileNotFoundError: there is neither a single file nor an index, or a file of the index is missing.
-        ValueError: a file is cut off, or files and index disagree; names file and tensor.
+        ValueError: a file is truncated, or files and index disagree; names file and tensor.
     """
     index, single = folder / f"{stem}.safetensors.index.json", folder / f"{stem}.safetensors"
     if not index.exists():
@@ -209,7 +204,7 @@ def find_tensors(folder: Path, stem: str) -> dict[str, Stored]:
 
 
 def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a file's tensors. Raises FileNotFoundError, or ValueError if it is cut off."""
+    """Return the shapes of a file's tensors. Raises FileNotFoundError, or ValueError if it is truncated."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing")
     try:
@@ -220,16 +215,11 @@ def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_tensors(stored: Mapping[str, Stored], targets: Mapping[str, Tensor], source: Path) -> None:
-    """Copy tensors into those of the same names; a sharded one takes its own rows and reads no others.
-
-    Args:
-        stored: what `find_tensors` found.
-        targets: where to; their devices, dtypes and shards stay as they are.
-        source: the folder, for messages.
+    """Copy tensors that `find_tensors` found into `targets`, keeping their devices, dtypes and shards.
 
     Raises:
         ValueError: a tensor is missing, unknown or of another shape; names it.
-        OSError: the disk failed while it was read.
+        OSError: the disk failed.
     """
     for name, entry in stored.items():
         if name not in targets:
@@ -242,7 +232,7 @@ def read_tensors(stored: Mapping[str, Stored], targets: Mapping[str, Tensor], so
 
 
 def read_slices(files: Iterable[Path], targets: dict[str, Tensor], source: Path) -> None:
-    """Let torch's distributed checkpoints fill `targets` from `files`; each rank reads what it needs, by itself."""
+    """Fill `targets` from `files` with torch's distributed checkpoint reader; each rank reads only its slices."""
     # Most runs never load a checkpoint, and this takes a second to import.
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystem

@@ -1,7 +1,7 @@
-"""A model asked for statistics of trained tokens: log-prob, entropy, squared probabilities; never all logits at once.
+"""A model called for statistics of trained tokens (log-prob, entropy, squared probabilities) instead of logits.
 
-For the time of a forward pass the model's head (its output embeddings) gives statistics in place of logits. Prompt
-positions are dropped before, and the head's own hooks and FSDP2's gathering of its weights work as ever.
+During the forward pass the LM head is patched to return statistics. Prompt positions are dropped before it, and the
+head's own hooks and FSDP2's gathering of its weights work as usual.
 """
 
 import logging
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class TokenStats(NamedTuple):
-    """Of T tokens, each [T], float32 or float64."""
+    """Statistics of T tokens, each [T], float32 or float64."""
 
     logprobs: Tensor
     entropy: Tensor  # nats; with a gradient only if asked for
@@ -35,7 +35,7 @@ class TokenStats(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LazyLogits:
-    """The logits of T tokens, computed where they are needed, some tokens at a time: `head(hidden[rows])`."""
+    """The logits of T tokens, computed when needed, some tokens at a time: `head(hidden[rows])`."""
 
     hidden: Tensor  # [T, H]
     head: Callable[[Tensor], Tensor]  # from [C, H] to [C, V]
@@ -44,20 +44,20 @@ class LazyLogits:
 class TokenModel:
     """Calls a model for `TokenStats`.
 
-    A linear head is computed by `linear_head`, any other (LoRA on the head, a module of your own) in chunks of
-    tokens that are computed once more going backward. Two kinds of model are called for all their logits: those that
-    do not name their head by `get_output_embeddings()`, and those that change the logits behind it (Gemma 2 bounds
-    them, Granite and Cohere scale them), which is seen by what comes out.
+    `linear_head` computes a linear head. Any other head (LoRA, a module of your own) runs in chunks of tokens, which
+    the backward pass computes again. Models without `get_output_embeddings()`, and those that change the logits after
+    the head (Gemma 2, Granite, Cohere), which is detected, are called for all logits.
     """
 
     def __init__(self, model: nn.Module, inside: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
-        """Ask `model`, every time in a context that `inside` makes: one without its adapter, say."""
+        """Args:
+        inside: makes the context of every call, for example one that disables the adapter.
+        """
         self.model, self._inside = model, inside
         self._head_is_last: bool | None = None  # None: not seen yet
 
     @property
     def seen(self) -> bool:
-        """Whether it is known how this model's head is to be computed."""
         return self._head_is_last is not None or self._head() is None
 
     def __call__(
@@ -70,15 +70,14 @@ class TokenModel:
         loss_gradient: LossGradient | None = None,
         reference: LazyLogits | None = None,
     ) -> TokenStats:
-        """Measure the batch's trained tokens.
+        """Compute the statistics of the batch's trained tokens; ranks that share a row receive those of all.
 
-        Ranks that share a row measure their part each, and all get all T tokens' statistics; `loss_gradient` is asked
-        about the own part's.
+        With gradients, the caller must call `backward`: the head's gradient may be added to its weight's `.grad`
+        directly. Raises ValueError unless the temperature is above 0.
 
-        With gradients, `backward` has to follow: the head's may be added to its weight's `.grad` directly, and with
-        `loss_gradient`, for a token-wise loss (see `linear_head`), even before. With `reference`, the same tokens'
-        `lazy_logits` of another model, the KL from it is measured, too, and every head is computed as one that is not
-        linear. Raises ValueError unless the temperature is above 0.
+        Args:
+            loss_gradient: for a token-wise loss (see `linear_head`); called with this rank's tokens.
+            reference: another model's `lazy_logits` of the same tokens, for the KL from it.
         """
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; log-probs need one above 0")
@@ -101,9 +100,9 @@ class TokenModel:
 
     @torch.no_grad()
     def lazy_logits(self, batch: MicroBatch) -> LazyLogits:
-        """Call the model up to its head, which is to be computed later; both are the logits if it has none of use.
+        """Run the model up to its head; if it cannot be used alone, `hidden` holds logits and `head` is the identity.
 
-        Under FSDP2 the head has to be sharded with the model's rest, which stays whole until `parallel.reshard`.
+        Under FSDP2 the head stays gathered with the model's root until `parallel.reshard`.
         """
         head = self._head()
         if head is not None:
@@ -120,10 +119,10 @@ class TokenModel:
         return LazyLogits(self._logits(batch), lambda logits: logits)
 
     def outputs(self, batch: MicroBatch) -> Tensor:
-        """Return the head's own outputs where each of the batch's trained tokens is predicted, [T, outputs].
+        """Return the head's own outputs at the trained tokens, [T, outputs]; a linear head's in float32 or float64.
 
-        Whatever the model does to its logits after the head (Cohere scales them, Gemma 2 bounds them) is left out: it
-        is meant for a vocabulary, not for a value. A linear head computes in float32 at least.
+        Changes that the model makes to logits after the head (Cohere, Gemma 2) are left out: they are not meant for a
+        value.
         """
         head = self._head()
         if head is None:
@@ -144,13 +143,12 @@ class TokenModel:
         return batch.gather(given[0] + 0.0 * logits.sum() if logits.requires_grad else given[0])
 
     def _head(self) -> nn.Module | None:
-        """The module that gives the logits; None if the model does not tell or changes them afterwards."""
         find = getattr(self.model, "get_output_embeddings", None)
         head: nn.Module | None = None if find is None or self._head_is_last is False else find()
         return head
 
     def _from_head(self, head: nn.Module, batch: MicroBatch, compute: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """What `compute` makes, inside the head, of the hidden states [T, H]; None if the model changed it."""
+        """Return what `compute` makes of the hidden states [T, H] inside the head; None if the model changed it."""
         given: list[tuple[Tensor, int]] = []
 
         def forward(hidden: Tensor) -> Tensor:
@@ -173,14 +171,13 @@ class TokenModel:
         return None
 
     def _logits(self, batch: MicroBatch) -> Tensor:
-        """All the logits that the model gives, [T, V]."""
         if batch.pack is not None:
             return self._call(batch, logits_to_keep=batch.predictors)[0]
         # Rows need different positions, which `logits_to_keep` cannot say.
         return self._call(batch).flatten(0, 1)[batch.predictors]
 
     def _call(self, batch: MicroBatch, **more: Tensor) -> Tensor:
-        """What the model says are its logits; one that asks for it is told where sequences end."""
+        """Run the model; pass `pack=` if it declares `reads_pack`."""
         told = {"pack": batch.pack} if batch.pack is not None and getattr(self.model, "reads_pack", False) else {}
         if batch.pack is not None and batch.pack.shared and not told:
             raise ValueError(f"{type(self.model).__name__} reads no `pack`, so its samples cannot share prompts")
@@ -212,7 +209,7 @@ def _chunked(
     settings: Settings,
     reference: LazyLogits | None = None,
 ) -> Tensor:
-    """Statistics [T, 3] under any head, or [T, 4] with a reference; only one chunk's logits of both are ever there."""
+    """Statistics [T, 3] under any head, or [T, 4] with a reference; holds one chunk's logits at a time."""
 
     def measure(rows: Tensor, chosen: Tensor, ref_rows: Tensor | None = None) -> Tensor:
         ref_logits = None
@@ -247,7 +244,7 @@ def _stats_of(logits: Tensor, targets: Tensor, settings: Settings, ref_logits: T
 
 
 def _is_linear(head: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether the head is nn.Linear or a subclass (FSDP2 makes one) that computes just the same."""
+    """Whether the head is nn.Linear, or a subclass (as FSDP2 makes) with the same forward."""
     return isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward and "forward" not in vars(head)
 
 
@@ -257,7 +254,7 @@ def _takes_gradients_as_they_are(weight: Tensor) -> bool:
 
 @contextmanager
 def _replaced(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let this one module, within this context, compute something else between its own hooks."""
+    """Replace one module's `forward` within this context; its hooks still run."""
     own = vars(module).get("forward")
     module.forward = forward
     try:

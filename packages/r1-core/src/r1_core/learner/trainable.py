@@ -1,4 +1,4 @@
-"""The base class of policy and critic learners: optimizer steps, micro-batch limits, offload and checkpoints."""
+"""The base class of `Learner` and `Critic`: optimizer steps, micro-batch limits, offload and checkpoints."""
 
 import logging
 import math
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LearnerInfo:
-    """A learner in numbers.
+    """Model and device information that a remote driver needs.
 
-    Example: `LearnerInfo(parameters=494_032_768, flops_per_token=2.96e9, device="NVIDIA H200",
-    peak_allocated=2 * 10**10, peak_reserved=3 * 10**10)`.
+    Example: `LearnerInfo(parameters=494_032_768, flops_per_token=2.96e9, device="NVIDIA H200", peak_allocated=2 *
+    10**10, peak_reserved=3 * 10**10)`.
     """
 
     parameters: int
@@ -47,7 +47,6 @@ class LearnerInfo:
 
 
 def describe(model: nn.Module, device: torch.device) -> LearnerInfo:
-    """Describe a model that trains on `device`."""
     on_gpu = device.type == "cuda"
     return LearnerInfo(
         parameters=sum(p.numel() for p in model.parameters()),
@@ -59,10 +58,9 @@ def describe(model: nn.Module, device: torch.device) -> LearnerInfo:
 
 
 def flops_per_token(model: nn.Module) -> float:
-    """Return the FLOPs of one token's forward and backward pass, 6 per weight (arXiv 2001.08361).
+    """Return the FLOPs of one token's forward and backward pass: 6 per weight (arXiv 2001.08361), 4 if it is frozen.
 
-    Two of the six are the weight's own gradient, which a frozen one is spared. Embedding tables are looked up, not
-    multiplied, and attention's own products are left out, so this is a lower bound.
+    A lower bound: embedding lookups and the products inside attention are not counted.
     """
     looked_up = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     multiplied = [p for p in model.parameters() if id(p) not in looked_up]
@@ -70,20 +68,18 @@ def flops_per_token(model: nn.Module) -> float:
 
 
 class TrainableModel:
-    """A model, its optimizer and what both need to train. `Learner` and `Critic` add their passes.
+    """A model, its optimizer, and the state that training needs. `Learner` and `Critic` add their passes.
 
-    Under several ranks all ranks must call every method with the same arguments, and the models must have gone through
-    `parallel.shard_model` before.
+    Every rank must call each method with the same arguments, after `parallel.shard_model`.
 
     Args:
         model: called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, padded with
-            `attention_mask=`. It returns an object with `.logits`, as Hugging Face's causal models do.
-        learning_rate: gives the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
-        reference: a frozen model of its own, which micro-batches go through, too.
-        fillers: tiny samples, one for each kind of media, for ranks whose micro-batch has no media of a kind that other
-            ranks have. Several ranks need them.
-        device: where the model computes; by default where its first parameter is.
-        offload: which states move to host memory while they are not needed.
+            `attention_mask=`; returns an object with `.logits`, as in Hugging Face.
+        learning_rate: the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
+        reference: a separate frozen model.
+        fillers: tiny samples, one per kind of media, for ranks whose micro-batch has none.
+        device: by default that of the model's first parameter.
+        offload: the states to move to host memory while they are not needed.
         adaptation: the adapter, if only an adapter is trained, synced and saved.
     """
 
@@ -139,15 +135,14 @@ class TrainableModel:
         return Passes(self.batching, self.parallel, self.fillers, self.device)
 
     def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
-        """Lay micro-batches out so, whatever the batching has said.
+        """Set how samples are laid out in micro-batches.
 
         Args:
-            layout: `packed`: one row without padding, in which every sample has its prompt; `padded`: a row for each
-                sample; `single`: one sample.
-            own_attention: Hugging Face models attend by their own `eager` attention, which reads no packed rows.
+            layout: `packed`: one row, no shared prompts; `padded`: one row per sample; `single`: one sample.
+            own_attention: use Hugging Face's `eager` attention, which cannot read packed rows.
 
         Raises:
-            ValueError: ranks share sequences, which only packed rows allow, or own attention is to read packed rows.
+            ValueError: ranks share sequences, which needs `packed`, or `own_attention` is asked to read packed rows.
         """
         if layout != "packed" and self.parallel.sequence is not None:
             raise ValueError(f"{layout} micro-batches cannot be cut over the ranks that share sequences")
@@ -160,13 +155,12 @@ class TrainableModel:
         self.batching = replace(self.batching, padding_free=packed, share_prompts=False, single=single)
 
     def set_micro_batch_limits(self, train: MicroLimit, inference: MicroLimit) -> None:
-        """Hold so much in a micro-batch from now on, with a gradient and without, whatever the batching has said."""
+        """Set how many tokens or samples fit in a micro-batch, with gradients and without."""
         self.batching = replace(self.batching, update=train, experience=inference)
 
     def _profile_pass(
         self, run: Callable[[], object], limit: MicroLimit, models: Sequence[nn.Module], *, away: bool
     ) -> PassProfile:
-        """Measure a pass in micro-batches of `limit`, of which nothing remains; see `profiling.profile_pass`."""
         before = self.batching
         self.set_micro_batch_limits(limit, limit)
         try:
@@ -175,12 +169,10 @@ class TrainableModel:
             self.batching = before
 
     def optim_step(self) -> dict[str, float]:
-        """Clip the gradient's norm, step, and clear the gradients; returns `grad_norm`, `lr` and `skipped_steps`.
+        """Clip the gradient norm, step, and clear the gradients; return `grad_norm`, `lr` and `skipped_steps`.
 
-        Where the optimizer has several groups of parameters, there is a `grad_norm/…` of each, before clipping, too.
-
-        A gradient that is not finite leaves parameters and optimizer as they are: the step is skipped, counted in
-        `skipped_steps` (over the whole run), and logged once. Raises RuntimeError without a gradient.
+        Named parameter groups add `grad_norm/NAME`, before clipping. If the gradient is not finite, parameters and
+        optimizer stay unchanged, and `skipped_steps` counts it. Raises RuntimeError without a gradient.
         """
         norms = group_norms(self.optimizer)  # before they are clipped
         scale = self.learning_rate(self.step)
@@ -201,23 +193,20 @@ class TrainableModel:
         } | norms
 
     def offload(self) -> None:
-        """Let all that is offloaded leave the device, until the verb that needs it."""
+        """Move everything configured for offloading to host memory. The next call that needs it loads it back."""
         self._residence.release(self.model, self._apart, self.optimizer)
 
     def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
-        """Write `model.safetensors`, `optimizer.safetensors` and `learner.json` into `folder`, without pickle.
+        """Write weights, optimizer and `learner.json` into `folder`, without pickle; see `checkpoint.save`.
 
-        With an adaptation, `adapter_model.safetensors` and the adaptation's files stand in place of the first.
-        Above `file_bytes` they are cut into numbered files with an index, the same for any number of ranks, each
-        written by one of them. `model_only` leaves the optimizer out. All is on disk then, but nothing is atomic: the
-        caller writes beside, then renames. Raises OSError on all ranks if one could not write.
+        `model_only` leaves the optimizer out. Raises OSError on all ranks if one could not write.
         """
         checkpoint.save(folder, *self._state(model_only), file_bytes, self.adaptation)
 
     def snapshot(
         self, *, model_only: bool = False, max_bytes: int | None = None, file_bytes: int = FILE_BYTES
     ) -> checkpoint.Snapshot | None:
-        """Copy what `save` would write, to be written while the learner goes on; None above `max_bytes`."""
+        """Copy what `save` would write, to be written during training; None if it needs more than `max_bytes`."""
         return checkpoint.snapshot(*self._state(model_only), file_bytes, self.adaptation, max_bytes)
 
     def _state(self, model_only: bool) -> tuple[nn.Module, Optimizer | None, dict[str, int], Parallel]:
@@ -227,10 +216,10 @@ class TrainableModel:
         return self.model, optimizer, {"step": self.step, "skipped_steps": self.skipped_steps}, self.parallel
 
     def load(self, folder: Path, *, model_only: bool = False) -> None:
-        """Take up what any number of ranks saved; the next step is then, to the bit, the one that would have come.
+        """Load what any number of ranks saved; training then continues bit for bit.
 
-        `model_only` reads the weights alone and starts the optimizer and the schedule afresh. Raises
-        FileNotFoundError or ValueError, naming file and tensor, if the folder does not fit this model.
+        `model_only` loads the weights alone. Raises FileNotFoundError or ValueError, naming file and tensor, if the
+        folder does not fit this model.
         """
         self._residence.fetch(self.model, None if model_only else self.optimizer)
         state = {} if model_only else checkpoint.load_numbers(folder)
