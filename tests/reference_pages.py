@@ -26,7 +26,8 @@ from r1_cli.config.root import RunConfig
 from r1_cli.config.section import lookup
 from r1_core import catalogue
 from r1_core.catalogue import Entry
-from r1_rewards.spec import BUILTINS, SERVICES
+from r1_rewards.spec import SERVICES
+from r1_rewards.verifiers import BUILTINS
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTE = "<!-- written by tests/write_tables.py -->"

@@ -10,7 +10,8 @@ from r1_cli.config.root import RunConfig
 from r1_cli.config.schema import schema
 from r1_cli.config.section import lookup
 from r1_core import catalogue
-from r1_rewards.spec import BUILTINS, SERVICES
+from r1_rewards.spec import SERVICES
+from r1_rewards.verifiers import BUILTINS
 
 ROW = re.compile(r"^\| `([\w.]+)` \| (.+?) \| (.+?) \| (.+) \|$", re.MULTILINE)
 ENTRIES = [(key, one) for key, entries, _ in ALGORITHMS.values() for one in dict.fromkeys(entries().values())]

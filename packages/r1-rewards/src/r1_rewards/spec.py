@@ -7,18 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r1_rewards.errors import RewardSpecError as RewardSpecError
-from r1_rewards.errors import suggest
+from r1_rewards.errors import RewardSpecError, suggest
 from r1_rewards.reference.options import read_options
 from r1_rewards.types import OpenVerifier
-from r1_rewards.verifiers import BUILTINS as BUILTINS
-from r1_rewards.verifiers import columns_of as columns_of
-from r1_rewards.verifiers import find_verifier
-from r1_rewards.verifiers import truth_is_answer as truth_is_answer
-from r1_rewards.verifiers import truth_problem as truth_problem
+from r1_rewards.verifiers import BUILTINS, find_verifier
 from r1_rewards.verifiers.combine import read_parts
 
-describe = suggest
 SERVICES = {  # classes that run in the caller's process, because they run nobody's code
     "judge": "r1_rewards.services.judge:JudgeVerifier",
     "remote": "r1_rewards.services.remote:RemoteVerifier",

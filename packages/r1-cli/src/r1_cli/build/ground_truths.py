@@ -8,7 +8,7 @@ from r1_cli.build.rows import SEEN, OpenSource
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
 from r1_data.types import DataError
-from r1_rewards.spec import BUILTINS, columns_of, truth_problem
+from r1_rewards.verifiers import BUILTINS, columns_of, truth_problem
 
 SHOWN = 3  # rows of a source that are named
 

@@ -23,8 +23,8 @@ from r1_core.learner.batching import Batching
 from r1_data.types import DataError, Prompt
 from r1_rewards.reference.options import POLICY, REFERENCE, Options
 from r1_rewards.reference.reference_probability import BASE_COLUMN
-from r1_rewards.spec import RewardSpecError
-from r1_rewards.workers.failures import FailureRule
+from r1_rewards.errors import RewardSpecError
+from r1_rewards.errors import FailureRule
 from r1_rollout.types import Generator, Reading, Replaying
 
 FUNCTION = "worker.reward.reward_function"

@@ -10,7 +10,7 @@ from r1_cli.config.sources import Source
 from r1_cli.build.reference.mixed import MixedVerifier, open_asking
 from r1_cli.build.reference.verifier import ReferenceVerifier
 from r1_rewards.load import load
-from r1_rewards.service import Service
+from r1_rewards.types import OpenVerifier
 from r1_rewards.types import RewardInput, Score, Verifier
 from r1_rewards.workers.arguments import check_columns
 from r1_rewards.workers.pool import PooledVerifier
@@ -42,7 +42,7 @@ class DispatchingVerifier:
     def per_sample(self, source: str) -> bool:
         """Whether responses to a source's prompts may be scored as they come: no score depends on another response."""
         verifier = self.of(source)
-        kinds = PooledVerifier | Service | ReferenceVerifier | MixedVerifier
+        kinds = OpenVerifier | ReferenceVerifier | MixedVerifier
         return isinstance(verifier, kinds) and verifier.per_sample
 
     def asking_of(self, source: str) -> list[ReferenceVerifier]:

@@ -49,7 +49,7 @@ def test(
     from r1_cli.plan.check.try_reward import try_reward
     from r1_data.formats import Columns
     from r1_data.types import DataError
-    from r1_rewards.spec import RewardSpecError
+    from r1_rewards.errors import RewardSpecError
 
     columns = Columns(prompt_key or "prompt", answer_key or "answer") if prompt_key or answer_key else None
     marks = {True: "[green]ok[/]", False: "[red]FAILS[/]", None: ""}

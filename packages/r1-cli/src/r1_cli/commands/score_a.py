@@ -28,7 +28,7 @@ def score_a(settings: tuple[str, ...], output: Path) -> None:
     """
     from r1_cli.config import ConfigError, load_config
     from r1_data.types import DataError
-    from r1_rewards.spec import RewardSpecError
+    from r1_rewards.errors import RewardSpecError
 
     with user_errors(ConfigError, DataError, RewardSpecError):
         config, _ = load_config(settings, command="data")

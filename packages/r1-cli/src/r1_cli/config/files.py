@@ -7,8 +7,8 @@ from pathlib import Path
 
 from r1_cli.config.problems import KeyProblem
 from r1_core.catalogue import own_needs
-from r1_rewards.service import check_settings
-from r1_rewards.spec import SERVICES, RewardSpec, RewardSpecError, check_options, describe, parse_spec
+from r1_rewards.errors import RewardSpecError, suggest
+from r1_rewards.spec import SERVICES, RewardSpec, check_options, check_settings, parse_spec
 
 
 def folder_problems(key: str, name: str | None) -> Iterator[KeyProblem]:
@@ -42,7 +42,7 @@ def function_problems(key: str, name: str) -> Iterator[KeyProblem]:
         return
     names, is_complete = _top_level_names(tree)
     if function not in names and is_complete:
-        yield key, f"{path} defines no {function}" + describe(function, _functions(tree))
+        yield key, f"{path} defines no {function}" + suggest(function, _functions(tree))
     try:
         own_needs(Path(path), function)
     except ValueError as error:
@@ -68,11 +68,11 @@ def reward_problems(keys: tuple[str, str], name: str | None, kwargs: Mapping[str
             there = f"; it defines {', '.join(functions)}" if functions else ""
             yield keys[0], f"names no function of {spec.path}, which has no main: write {spec.path}:NAME{there}"
             return
-        yield keys[0], f"{spec.path} defines no {spec.function}" + describe(spec.function, functions)
+        yield keys[0], f"{spec.path} defines no {spec.function}" + suggest(spec.function, functions)
     takes = _keywords(tree, spec.function)
     for word in kwargs:
         if takes is not None and word not in takes:
-            yield keys[1], f"{spec.path}:{spec.function} takes no {word!r}" + describe(word, takes)
+            yield keys[1], f"{spec.path}:{spec.function} takes no {word!r}" + suggest(word, takes)
 
 
 def _parse(path: Path) -> ast.Module:

@@ -5,12 +5,26 @@ Each function returns the answer without surrounding blanks, or None where the r
 
 import re
 from collections import deque
+from collections.abc import Mapping
 
-from r1_rewards.reading.characters import plain
-from r1_rewards.reading.surroundings import in_context
+from r1_rewards.reading.hedges import in_context
+from r1_rewards.reading.plain_text import plain_characters
 from r1_rewards.reading.units import UNITS
 
 TAIL = 200_000  # characters; a final answer stands at the end, so only the end of a huge response is searched
+
+# The first holds what most verifiers look for.
+ANSWER_FORMS: Mapping[str, str] = {
+    "<think> <answer> \\boxed{}": "<think>Let me see.</think><answer>\\boxed{{{}}}</answer>",
+    "<think> <answer>": "<think>Let me see.</think><answer>{}</answer>",
+    "<think> \\boxed{}": "<think>Let me see.</think>\n\\boxed{{{}}}",
+    "<think>": "<think>Let me see.</think>\n{}",
+    "\\boxed{}": "So it is \\boxed{{{}}}.",
+    "nothing around it": "{}",
+    "Answer:": "Let me see.\nAnswer: {}",
+    "####": "Let me see.\n#### {}",
+    "```python": "```python\n{}\n```",
+}
 
 # A backslash pair that is not the start of \boxed is a line break of LaTeX, so that in `\\{` the brace still counts.
 _BRACES = re.compile(r"\\boxed\s?\{|\\\\(?!boxed)|\\[{}]|[{}]")
@@ -55,7 +69,7 @@ def final_answer(response: str) -> str | None:
     but an answer, the last of `$…$` and numbers. A response that is cut off within its first box has none. A tag behind
     the last box is the last word; what stands right beside a box or formula counts (see `in_context`).
     """
-    text = with_braces(plain(after_thought(response)[-TAIL:]))
+    text = with_braces(plain_characters(after_thought(response)[-TAIL:]))
     if _OPENED_BOX.search(text):
         behind = tagged(text) if text.rfind("<answer>") > text.rfind("\\boxed") else None
         return behind or boxed_list(text) or _box_in_context(text)
@@ -247,6 +261,14 @@ def first_number(text: str) -> str | None:
     """Return the first number as written, like `last_number`."""
     first = _NUMBER.search(text)
     return None if first is None else first[0]
+
+
+def write_answer(form: str, final_answer: str) -> str:
+    """Return a response whose final answer is written in a form, one of ANSWER_FORMS.
+
+    Example: `write_answer("####", "18")` is "Let me see.\\n#### 18".
+    """
+    return ANSWER_FORMS[form].format(final_answer)
 
 
 def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

@@ -9,6 +9,8 @@ from fractions import Fraction
 
 from r1_rewards.reading.number import parse_number
 
+NEAR = 60  # characters on either side that can change an answer
+
 # Words that change what the number or name beside them says.
 _CHANGING = {
     "no", "not", "isn", "isnt", "never", "wrong", "incorrect", "false", "untrue", "except", "excluding", "without",
@@ -33,6 +35,24 @@ _ABOUT = re.compile(r"\\approx(?![A-Za-z])|≈")
 _ROUNDING = Fraction(1, 20)  # relative; what is further away is another number, and no rounded one
 _ARITHMETIC = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|div|left|right)(?![A-Za-z])")
 _NUMERIC = re.compile(r"[-+*/^(){}\[\].,!\s0-9]*[0-9][-+*/^(){}\[\].,!\s0-9]*")
+_DENIED_BEFORE = re.compile(
+    r"(?:\b(?:(?:any|every|some)(?:thing|\s(?:number|value))?\s(?:but|except(?:\sfor)?|other\sthan|besides)|other\sthan"
+    r"|except(?:\sfor)?|excluding)"
+    r"|\b(?:not|isn['’]?t|never|neither|nor)(?:\s(?:equal(?:\sto)?|simply|just|really|be))?"
+    r"|\b(?:wrong|incorrect|false)(?:\s(?:answer|result|value|option|one))?\s?(?:is|was|would\sbe|:)"
+    r"|\\(?:not\s?=|neq?(?![A-Za-z]))|≠|!=|不是|不等于|不为|并非)[\s$*:{}]*(?:\\[(\[])?\s*$",
+    re.IGNORECASE,
+)
+_DENIED_BEHIND = re.compile(
+    r"[\s$*}]*(?:\\[)\]])?[\s*,]*(?:(?:is|was|would\sbe)\s(?:wrong|incorrect|false|not\s(?:the|right|correct|true))\b"
+    r"|isn['’]?t\s(?:the|right|correct|true)\b|\((?:wrong|incorrect|false)\)|是错|不对|不正确)",
+    re.IGNORECASE,
+)
+_MINUS = re.compile(r"(?:[$=]|\\[(\[])\s*[-−]\s*$")  # not a hyphen that begins a line of a list
+_GOES_ON = re.compile(
+    r"\s?(?:(?:\\times|\\cdot|×)\s?10\s?\^\s?(?:\{\s?-?[0-9]{1,3}\s?\}|[0-9])|\\?%|\^\s?(?:\{[0-9]{1,3}\}|[0-9]))"
+)
+_SUM = re.compile(r"[^\s]\s?[-+=,]")
 
 
 def hedge(extracted: str, truth: str, equal: Callable[[str, str], bool]) -> str | None:
@@ -61,3 +81,15 @@ def hedge(extracted: str, truth: str, equal: Callable[[str, str], bool]) -> str 
 
 def _is_numeric(side: str) -> bool:
     return bool(_NUMERIC.fullmatch(_ARITHMETIC.sub("", side)))
+
+
+def in_context(extracted: str, before: str, behind: str) -> str:
+    r"""Return `extracted` with what the text beside it makes of it: "not 5" in "it is not 5", -5 in `$-\boxed{5}$`."""
+    before, behind = before[-NEAR:], behind[:NEAR]
+    if _DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(behind):
+        return f"not {extracted}"
+    if not extracted:
+        return extracted
+    whole = f"({extracted})" if _SUM.search(extracted) else extracted
+    minus, more = _MINUS.search(before), _GOES_ON.match(behind)
+    return ("-" if minus else "") + (whole if minus or more else extracted) + (more[0].strip() if more else "")

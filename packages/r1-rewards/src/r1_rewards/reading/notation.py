@@ -5,7 +5,7 @@ import unicodedata
 from fractions import Fraction
 from itertools import pairwise
 
-from r1_rewards.reading.characters import plain
+from r1_rewards.reading.plain_text import plain_characters
 from r1_rewards.reading.solutions import as_tuple, both_signs, rewrite
 from r1_rewards.reading.units import UNITS, Unit
 
@@ -214,7 +214,7 @@ def split_words(text: str) -> tuple[str, Unit | str] | None:
 def _plain_characters(text: str) -> str:
     if text.isascii():
         return text
-    text = _SUPERSCRIPT.sub(_raised_or_lowered, plain(text)).translate(_CHARACTERS)
+    text = _SUPERSCRIPT.sub(_raised_or_lowered, plain_characters(text)).translate(_CHARACTERS)
     return "".join(character if character.isascii() else _plain_number(character) for character in text)
 
 

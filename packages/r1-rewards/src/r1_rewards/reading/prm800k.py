@@ -11,7 +11,7 @@ import re
 from r1_rewards.reading import hendrycks
 from r1_rewards.reading.expression import Unreadable, parse
 from r1_rewards.reading.guards import refusal
-from r1_rewards.reading.latex_text import latex_to_text
+from r1_rewards.reading.plain_text import latex_to_text
 
 MAX_CHARACTERS = 10_000
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from r1_rewards.sandbox.jail import channel
+from r1_rewards.sandbox.jail import values
 from r1_rewards.sandbox.pipes import Conversation, Ending, Exchange
 
 PROTECTIONS = {
@@ -106,7 +106,7 @@ class Sandbox:
         self._connection = ours
         ours.settimeout(_START_SECONDS)
         with self._failing_closed():
-            channel.send(ours, {"module_paths": self.module_paths})
+            values.send(ours, {"module_paths": self.module_paths})
 
     def run(self, source: str, stdin: bytes, seconds: float) -> Execution:
         """Run `source` as a script; end it after `seconds`. Raises SandboxError."""
@@ -148,7 +148,7 @@ class Sandbox:
         with self._failing_closed():
             if kill and not (ended and select.select([self._connection], [], [], _END_SECONDS)[0]):
                 self._connection.sendall(b"K")
-            report = channel.receive(self._connection)
+            report = values.receive(self._connection)
         self._notice_kill(report)
         code: int | None = report["code"]
         return code
@@ -179,8 +179,8 @@ class Sandbox:
         }
         with self._failing_closed():
             socket.send_fds(self._connection, [b"R"], list(descriptors))
-            channel.send(self._connection, request)
-            report = channel.receive(self._connection)
+            values.send(self._connection, request)
+            report = values.receive(self._connection)
         if "active" not in report:
             self._notice_kill(report)
             message = f"the sandbox could not be set up: {report.get('failed', 'its process ended')}"

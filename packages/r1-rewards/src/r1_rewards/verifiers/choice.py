@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
-from r1_rewards.reading import characters, extract
+from r1_rewards.reading import extract
+from r1_rewards.reading.plain_text import plain_characters
 from r1_rewards.types import Score
 from r1_rewards.verifiers import text
 
@@ -71,7 +72,7 @@ def _options(choices: Sequence[str] | Mapping[str, str] | None) -> dict[str, str
 
 def chosen_letters(response: str, options: Mapping[str, str]) -> set[str]:
     """Return the letters that a response chooses, or none."""
-    response = characters.plain(extract.after_thought(response)[-extract.TAIL :])
+    response = plain_characters(extract.after_thought(response)[-extract.TAIL :])
     retractions = [match for match in _RETRACTION.finditer(response) if not _denies(response[match.end() :])]
     if retractions:
         last = retractions[-1]

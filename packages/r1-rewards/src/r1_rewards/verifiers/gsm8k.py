@@ -3,10 +3,11 @@
 import re
 from fractions import Fraction
 
-from r1_rewards.reading import characters, extract
+from r1_rewards.reading import extract
+from r1_rewards.reading.hedges import in_context
 from r1_rewards.reading.notation import SCALE
 from r1_rewards.reading.number import parse_number, side_by_side
-from r1_rewards.reading.surroundings import in_context
+from r1_rewards.reading.plain_text import plain_characters
 from r1_rewards.types import Score
 
 _SCALED = re.compile(rf"\s?({'|'.join(SCALE)}|k)s?\b", re.IGNORECASE)
@@ -37,7 +38,7 @@ def truth_problem(ground_truth: str) -> str | None:
 
 def final_number(text: str) -> Fraction | None:
     """Return the number that `text` ends with, or None; one that the text denies is none."""
-    text = characters.plain(text[-extract.TAIL :])
+    text = plain_characters(text[-extract.TAIL :])
     for find in (extract.boxed, extract.hashed, extract.tagged, extract.stated):
         extracted = find(text)
         if extracted is not None:

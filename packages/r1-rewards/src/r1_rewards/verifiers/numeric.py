@@ -4,12 +4,12 @@ import re
 from collections import deque
 from fractions import Fraction
 
-from r1_rewards.reading import characters, extract
+from r1_rewards.reading import extract
 from r1_rewards.reading.amounts import parse_exact
-from r1_rewards.reading.hedges import hedge
+from r1_rewards.reading.hedges import hedge, in_context
 from r1_rewards.reading.notation import SCALE
 from r1_rewards.reading.number import parse_number, side_by_side
-from r1_rewards.reading.surroundings import in_context
+from r1_rewards.reading.plain_text import plain_characters
 from r1_rewards.reading.units import UNITS, Unit
 from r1_rewards.types import Score
 
@@ -63,7 +63,7 @@ def score(
     truth = read_quantity(ground_truth)
     if truth is None:
         raise ValueError(truth_problem(ground_truth))
-    extracted, found = _final_answer(characters.plain(extract.after_thought(response)[-extract.TAIL :]))
+    extracted, found = _final_answer(plain_characters(extract.after_thought(response)[-extract.TAIL :]))
     right = found is not None and _close(found, truth, relative, absolute, unit_required)
     reason = "within the tolerance" if right else "there is no one number" if found is None else "another number"
     return Score(float(right), {"overall": float(right), "accuracy": float(right)}, extracted=extracted, reason=reason)
@@ -78,7 +78,7 @@ def truth_problem(ground_truth: str) -> str | None:
 
 def read_quantity(text: str) -> tuple[Fraction, str] | None:
     r"""Return a number and its unit as written ("" if none, "%" for percent), or None; reads "3\times 10^4 km"."""
-    text = characters.plain(text[:1000])
+    text = plain_characters(text[:1000])
     plain = _DECORATION.sub("", text).strip().rstrip(".").strip()
     if fraction := _FRACTION_AND_REST.match(text.strip()):
         number, rest = parse_exact(fraction[1]), _DECORATION.sub("", fraction[2]).strip().rstrip(".")

@@ -1,7 +1,7 @@
 """Score a point by whether it lies in the true box."""
 
-from r1_rewards.reading.coordinates import last_box, last_point
 from r1_rewards.types import Score
+from r1_rewards.verifiers.box import last_box, last_point
 
 TRUTH_IS_ANSWER = False  # but a box, in which the answer has to be
 

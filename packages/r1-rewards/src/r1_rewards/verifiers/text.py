@@ -5,7 +5,8 @@ import string
 import unicodedata
 from collections.abc import Sequence
 
-from r1_rewards.reading import characters, extract
+from r1_rewards.reading import extract
+from r1_rewards.reading.plain_text import plain_characters
 from r1_rewards.reading.truths import blank_problem, read_truths
 from r1_rewards.types import Score
 
@@ -62,7 +63,7 @@ def normalise(text: str) -> str:
     Signs stay that say which number or name it is: "1.5", "-5", "1/2", "C#". What consists of articles or signs stays
     as it is: "A", "%".
     """
-    lower = _THOUSANDS.sub("", unicodedata.normalize("NFC", characters.plain(text)).casefold())
+    lower = _THOUSANDS.sub("", unicodedata.normalize("NFC", plain_characters(text)).casefold())
     kept = {match.start() for match in _MEANT.finditer(lower)}
     kept |= {place + 1 for place in kept if lower[place : place + 2] in ("++", "##")}
     plain = _ODD.sub(lambda match: match[0] if match.start() in kept or _is_symbol(match[0]) else "", lower)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from r1_rewards.errors import RewardSpecError, suggest
-from r1_rewards.workers.pictures import decode
+from r1_rewards.workers.frames import decode_picture
 from r1_rewards.workers.shapes import (
     ACCEPTED,
     PLURAL,
@@ -43,7 +43,7 @@ FIELDS: dict[str, Callable[[Sample], Any]] = {
     "ground_truth": lambda sample: sample["ground_truth"],
     "response_length": lambda sample: sample["response_length"],
     "messages": lambda sample: sample["messages"],
-    "images": lambda sample: [decode(picture) for picture in sample["images"]],
+    "images": lambda sample: [decode_picture(picture) for picture in sample["images"]],
     "metadata": lambda sample: dict(sample["metadata"]),
     "query": lambda sample: sample["prompt"] + sample["response"],
     "step": lambda sample: sample["step"],

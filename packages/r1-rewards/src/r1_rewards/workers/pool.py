@@ -12,7 +12,7 @@ from r1_rewards.errors import FailureRule, RewardSpecError
 from r1_rewards.spec import parse_spec
 from r1_rewards.types import Cause, Failure, FailurePolicy, OpenVerifier, Outcome, RewardInput, Score, check_inputs
 from r1_rewards.workers.batch import Batch, Durations, score_whole
-from r1_rewards.workers.pictures import encode
+from r1_rewards.workers.frames import encode_picture
 from r1_rewards.workers.process import ForkServer, Reward, Worker, WorkerClosed, WorkerCrash
 
 BATCH_SECONDS_PER_SAMPLE = 1.0  # what a batch call gets on top of the timeout
@@ -217,7 +217,7 @@ def _wire(index: int, item: RewardInput, pictures: dict[int, dict[str, str]] | N
         "prompt": item.prompt,
         "metadata": dict(item.metadata),
         "messages": list(item.messages),
-        "images": [] if pictures is None else [encode(picture, pictures) for picture in item.images],
+        "images": [] if pictures is None else [encode_picture(picture, pictures) for picture in item.images],
         "step": item.step,
         "source": item.source,
     }

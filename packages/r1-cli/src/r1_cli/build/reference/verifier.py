@@ -12,7 +12,7 @@ from r1_rewards.reference.reference_probability import BASE_COLUMN, LOG_HALF, co
 from r1_rewards.reference.tokens import CAUSES, Cause, Spliced, TextTokenizer, splice_tokens
 from r1_rewards.types import Failure, RewardInput, Score
 from r1_rewards.verifiers import repetition
-from r1_rewards.workers.failures import FailureRule
+from r1_rewards.errors import FailureRule
 from r1_rollout.types import Reading
 
 REPEATED = 10  # words of a run, and how often it may stand in a response

@@ -6,8 +6,9 @@ from typing import Any
 
 from r1_cli.plan.check.findings import Finding, Subject
 from r1_data.types import DataError
-from r1_rewards.spec import BUILTINS, parse_spec
+from r1_rewards.spec import parse_spec
 from r1_rewards.types import RewardInput
+from r1_rewards.verifiers import BUILTINS
 
 QUESTIONS = 8
 LONGEST = 5.0  # seconds that a reward may take for an answer here, at most

@@ -16,9 +16,10 @@ from r1_data.formats import Columns
 from r1_data.reader import RowReader
 from r1_data.sources import read_rows
 from r1_data.types import DataError, Example, json_columns
-from r1_rewards.forms import FORMS, write
+from r1_rewards.errors import RewardSpecError
 from r1_rewards.load import load
-from r1_rewards.spec import RewardSpecError, parse_spec
+from r1_rewards.reading.extract import ANSWER_FORMS, write_answer
+from r1_rewards.spec import parse_spec
 from r1_rewards.types import OpenVerifier, RewardInput, Score
 from r1_rewards.workers.pool import PooledVerifier
 
@@ -68,7 +69,7 @@ def try_questions(
         yield Finding("loads", describe(verifier), True)
         form, by_form = best_form(verifier, questions)
         yield from _check_answers(verifier, questions, form, by_form)
-        right = [replace(item, response=write(form, item.ground_truth)) for item in questions]
+        right = [replace(item, response=write_answer(form, item.ground_truth)) for item in questions]
         yield _check_repetition(verifier, right)
         yield _check_batch(verifier, right)
         yield from _check_hostile(verifier, questions, threshold=by_form[form])
@@ -162,8 +163,8 @@ def describe(verifier: OpenVerifier) -> str:
 def best_form(verifier: OpenVerifier, questions: Sequence[RewardInput]) -> tuple[str, dict[str, float]]:
     """Return the form in which ground truths score best, and the mean score of every form."""
     by_form = {}
-    for name in FORMS:
-        scores = verifier([replace(item, response=write(name, item.ground_truth)) for item in questions])
+    for name in ANSWER_FORMS:
+        scores = verifier([replace(item, response=write_answer(name, item.ground_truth)) for item in questions])
         by_form[name] = fmean(score.value for score in scores)
     return max(by_form, key=lambda name: by_form[name]), by_form
 
@@ -203,8 +204,8 @@ def _sums() -> list[RewardInput]:
 def _check_answers(
     verifier: OpenVerifier, questions: Sequence[RewardInput], form: str, by_form: Mapping[str, float]
 ) -> Iterator[Finding]:
-    scores = verifier([replace(item, response=write(form, item.ground_truth)) for item in questions])
-    wrong = verifier([replace(item, response=write(form, other)) for item, other in _with_wrong(questions)])
+    scores = verifier([replace(item, response=write_answer(form, item.ground_truth)) for item in questions])
+    wrong = verifier([replace(item, response=write_answer(form, other)) for item, other in _with_wrong(questions)])
     failed = [score for score in (*scores, *wrong) if score.error]
     yield Finding("scores answers", _failures(failed) or f"all {len(scores) + len(wrong)} of them", not failed)
     listed = ", ".join(f"{name} {mean:.3g}" for name, mean in by_form.items())

@@ -17,12 +17,12 @@ from r1_cli.train.roles import Progress
 from r1_data.check import Examined, Inspector, SourceRows, examine_all
 from r1_data.lengths import MANY, open_known
 from r1_data.workers import Workers
-from r1_rewards.forms import FORMS, write
+from r1_rewards.reading.extract import ANSWER_FORMS, write_answer
 from r1_rewards.sandbox.code_grading import assertion_problem
 from r1_rewards.sandbox.code_tests import read_tests
 from r1_rewards.sandbox.execution import Sandbox, SandboxError
-from r1_rewards.spec import BUILTINS, truth_is_answer
 from r1_rewards.types import RewardInput, Verifier
+from r1_rewards.verifiers import BUILTINS, truth_is_answer
 
 logger = logging.getLogger("r1")
 
@@ -141,10 +141,10 @@ def _refused(
     verifier: Verifier, rows: list[Examined], opened: Sequence[OpenSource], truths: GroundTruthReader
 ) -> list[Examined]:
     """Return the rows whose ground truth is not right in any form; most need only the first."""
-    for form in FORMS:
+    for form in ANSWER_FORMS:
         inputs = [
             RewardInput(
-                write(form, row.ground_truth or ""),
+                write_answer(form, row.ground_truth or ""),
                 row.ground_truth or "",
                 metadata=truths.columns(opened[row.source], row.index),
                 source=opened[row.source].source.name,

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from . import values
-from .program import execute, new_module
+from .solution import execute, new_module
 
 REQUESTS, RESPONSES = 3, 4  # descriptors: what this process reads, and what it writes
 

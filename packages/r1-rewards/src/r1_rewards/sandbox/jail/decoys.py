@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from .assertions import RESPONSES, foreign_names
-from .program import execute, new_module
+from .solution import execute, new_module
 
 _DECISIONS = 100_000  # truth values that the tests may ask for in one run, lest a loop never end
 PLAIN: tuple[Any, ...] = (

@@ -19,11 +19,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import channel, confinement, kernel, namespaces
+from . import confinement, kernel, namespaces, values
 from .assertions import run_assertions
 from .decoys import run_decoys
-from .program import run_program
-from .solution import serve_solution
+from .solution import run_program, serve_solution
 
 _MODES: dict[str, Callable[[dict[str, Any]], None]] = {
     "program": run_program,
@@ -43,7 +42,7 @@ def main(descriptor: int, parent: int) -> None:
         os.dup2(descriptor, _SAFE, inheritable=False)
         os.close(descriptor)
     owner = socket.socket(fileno=_SAFE)
-    setup = channel.receive(owner)
+    setup = values.receive(owner)
     os.environ.clear()
     sys.path += setup["module_paths"]
     readable = namespaces.python_paths(setup["module_paths"])
@@ -55,7 +54,7 @@ def main(descriptor: int, parent: int) -> None:
             return
         if not descriptors:  # an order to kill what had just ended by itself
             continue
-        request = channel.receive(owner)
+        request = values.receive(owner)
         if run := _keep(owner, request, descriptors, active, readable):
             run()
             return
@@ -88,7 +87,7 @@ def _keep(
     status_text = os.read(status_read, 16)
     os.close(watch)
     os.close(status_read)
-    channel.send(owner, {"killed": killed, "code": int(status_text) if status_text else None})
+    values.send(owner, {"killed": killed, "code": int(status_text) if status_text else None})
     return None
 
 
@@ -120,9 +119,9 @@ def _become(
                 request["limits"], active, [*readable, *namespaces.DEVICES], request["launcher"]
             )
         except OSError as error:
-            channel.send(last_word, {"failed": str(error)})
+            values.send(last_word, {"failed": str(error)})
             os._exit(1)
-        channel.send(last_word, {"active": holding})
+        values.send(last_word, {"active": holding})
     if not set(request["required"]) <= set(holding):
         os._exit(1)
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # which `site` would have defined

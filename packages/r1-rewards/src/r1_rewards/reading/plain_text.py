@@ -1,9 +1,15 @@
-r"""Write simple LaTeX as plain text: `\frac{a}{b}` as a/b, `\sqrt{x}` as sqrt(x), symbols as characters."""
+r"""Write text as plain text: other scripts' digits as ASCII, and LaTeX such as `\frac{a}{b}` as a/b."""
 
 import re
+import unicodedata
 
 MAX_DEPTH = 24
 
+INVISIBLE = dict.fromkeys(
+    map(ord, "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\u202a\u202b\u202c\u202d\u202e\ufeff"), ""
+)
+_TABLE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {0x3000: " "} | INVISIBLE
+_DIGIT = re.compile(r"(?![0-9])\d")
 _TOKEN = re.compile(r"\\([A-Za-z]+)\s*|\\(.)|([{}])|([^\\])", re.DOTALL)
 _SYMBOLS = {
     "pi": "pi", "infty": "inf", "cup": "U", "cdot": "*", "times": "*", "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥",
@@ -12,6 +18,16 @@ _SYMBOLS = {
     "…", "cdots": "⋯", "log": "log", "ln": "ln", "sin": "sin", "cos": "cos", "tan": "tan", "exp": "exp", "quad": "  ",
     "int": "∫", "sum": "∑", "to": "→",
 }  # fmt: skip
+
+
+def plain_characters(text: str) -> str:
+    """Return `text` with ASCII for full-width signs and decimal digits of any script, and nothing invisible.
+
+    Example: `plain_characters("－５\\u200b")` is "-5".
+    """
+    if text.isascii():
+        return text
+    return _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_TABLE))
 
 
 def latex_to_text(latex: str) -> str:
