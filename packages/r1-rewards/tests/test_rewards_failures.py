@@ -125,7 +125,7 @@ def test_a_slow_sample_is_set_aside_but_its_score_counts(write, tmp_path):
 
 
 def test_workers_retire_after_many_samples(write, monkeypatch):
-    monkeypatch.setattr(batch, "RETIREMENT", 10)
+    monkeypatch.setattr(batch, "MAX_SAMPLES_PER_WORKER", 10)
     with load(write(SEQUENTIAL + "    return os.getpid()\n")) as verifier:
         used = {score.value for score in verifier(inputs(*range(60)))}
         assert len(used) > 1
@@ -192,7 +192,7 @@ def test_samples_that_kill_their_worker_again_fail_and_few_are_tried_twice(write
     with load(write(source), workers=2) as verifier:
         scores = verifier(inputs(*range(20)))
     assert causes(scores) == ["crash"] * 20
-    assert len((tmp_path / "calls").read_text()) == 20 + batch.SECOND_TRIES_IN_VAIN
+    assert len((tmp_path / "calls").read_text()) == 20 + batch.MAX_FAILED_RETRIES
 
 
 def test_a_reward_that_ignores_the_end_of_children_loses_the_sample_that_crashes_only(write):

@@ -143,7 +143,7 @@ def test_a_batch_call_that_hangs_is_scored_again_alone(write):
 
 
 def test_a_function_that_never_returns_does_not_cost_a_timeout_per_sample(write, monkeypatch):
-    monkeypatch.setattr(batch, "MAX_HANGING_SUSPECTS", 4)
+    monkeypatch.setattr(batch, "MAX_SLOW_AFTER_TIMEOUTS", 4)
     spec = write("import time\nREWARD_TYPE = 'sequential'\ndef f(r):\n    time.sleep(600)\n")
     with load(spec, timeout=0.2) as verifier:
         scores = verifier(inputs(*"abcdefghijklmnopqrst"))

@@ -22,7 +22,7 @@ from r1_rewards import RewardInput, Score, load
 from r1_rewards.main import main
 from r1_rewards.services import serve as serve_module
 from r1_rewards.services.remote import RemoteVerifier
-from r1_rewards.services.serve import Limits, build_app, impatient_protocol, is_loopback, response_of
+from r1_rewards.services.serve import RequestLimits, build_app, impatient_protocol, is_loopback, response_of
 from r1_rewards.types import Failure
 
 TOKEN = "correct-horse-battery"
@@ -41,7 +41,7 @@ def number(inputs):
 
 @pytest.fixture(scope="module")
 def client():
-    limits = Limits(body_bytes=10_000, answers=5, characters=1_000)
+    limits = RequestLimits(body_bytes=10_000, answers=5, characters=1_000)
     with serving(build_app(number, limits=limits)) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
@@ -201,7 +201,7 @@ def test_the_command_serves_a_pool_that_no_answer_hangs(tmp_path):
 
 def test_silent_connections_keep_nobody_out_and_are_ended(monkeypatch):
     monkeypatch.setattr(serve_module, "HEADER_SECONDS", 1.0)
-    with serving(build_app(number, token=TOKEN, limits=Limits(requests=4)), http=impatient_protocol()) as url:
+    with serving(build_app(number, token=TOKEN, limits=RequestLimits(requests=4)), http=impatient_protocol()) as url:
         host, port = url.removeprefix("http://").split(":")
         silent = [socket.create_connection((host, int(port))) for _ in range(70)]
         for half_open in silent[::2]:
@@ -229,7 +229,7 @@ def answered(ask):
 
 def test_more_clients_than_places_wait_for_one_another_and_lose_nothing():
     asked = [RewardInput(str(i), "") for i in range(512)]
-    with serving(build_app(number, limits=Limits(requests=2))) as url:
+    with serving(build_app(number, limits=RequestLimits(requests=2))) as url:
 
         def ask():
             with RemoteVerifier(url + REWARDS, batch_size=16, concurrency=8, backoff=0.01) as verifier:
@@ -251,7 +251,7 @@ def test_a_busy_server_says_when_to_come_back_and_is_waited_for(monkeypatch):
         may_end.wait(120)
         return number(inputs)
 
-    with serving(build_app(slow, limits=Limits(requests=1))) as url, ThreadPoolExecutor(1) as threads:
+    with serving(build_app(slow, limits=RequestLimits(requests=1))) as url, ThreadPoolExecutor(1) as threads:
         first = threads.submit(lambda: httpx.post(url + REWARDS, json=query("1"), timeout=120))
         started.wait(120)
         turned_away = httpx.post(url + REWARDS, json=query("2"), timeout=60)

@@ -1,8 +1,7 @@
-"""Verifiers that score responses of models, without torch.
+"""Verifiers that score a model's responses, without torch.
 
-Each built-in verifier is a module with `score(response, ground_truth) -> Score`, such as `r1_rewards.math`; `load`
-makes a batch verifier, run in killable worker processes, of one of their names or of a user's `file.py:function`.
-`judge`, `remote` and `reward_model` ask a language model, a reward server or a classifier.
+Each built-in verifier is a module with `score(response, ground_truth) -> Score`, such as `r1_rewards.math`. `load`
+turns a verifier's name or a user's `file.py:function` into a batch verifier that runs in killable worker processes.
 """
 
 import importlib
@@ -39,7 +38,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> ModuleType | str:
-    """Import a module when it is first asked for, as in `r1_rewards.math`."""
+    """Import a submodule when it is first used, as in `r1_rewards.math`."""
     if name == "__version__":
         return importlib.metadata.version("r1-rewards")
     if name in _MODULES:

@@ -1,4 +1,4 @@
-"""Errors of a reward: one that is configured wrongly, and samples that cannot be scored."""
+"""Errors of rewards, and what happens to samples that cannot be scored."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,12 +9,12 @@ from r1_rewards.types import FailurePolicy, Outcome, RewardFailure, Score
 
 
 class RewardSpecError(ValueError):
-    """A reward that cannot be used as configured; the message names what was found and what to write instead."""
+    """A reward that cannot be used as configured. The message names what was found and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureRule:
-    """The score of a failed sample: `score` under "score" and "drop"; under "stop", RewardFailure is raised."""
+    """The score of a failed sample: `score` under "score" and "drop"; "stop" raises RewardFailure."""
 
     policy: FailurePolicy = "score"
     score: float = 0.0
@@ -24,7 +24,6 @@ class FailureRule:
             raise ValueError(f"failure_policy is 'score', 'drop' or 'stop', got {self.policy!r}")
 
     def apply(self, reward: str, index: int, outcome: Outcome) -> Score:
-        """Return the score of response `index` by `reward`. Raises RewardFailure under the policy "stop"."""
         if isinstance(outcome, Score):
             return outcome
         if self.policy == "stop":

@@ -1,4 +1,4 @@
-"""Turn `math`, `path/file.py:function`, a URL or a function into a verifier that scores batches."""
+"""Load a reward by name, file, URL or function as a verifier of batches."""
 
 import shutil
 import tempfile
@@ -26,12 +26,15 @@ def load(
 ) -> OpenVerifier:
     """Return a verifier that runs `spec`; close it after use, or use it in a `with` block.
 
-    `spec` is a built-in verifier ("math", "gsm8k", …), "path/file.py:function" or a function, also one of a notebook or
-    script, which run in `workers` processes with `timeout` seconds per sample (see `PooledVerifier`); or "judge",
-    "reward_model", "remote" or the URLs of reward servers, which run in this process, with `timeout` seconds per
-    request. `kwargs` are its options, or its keywords; `failure_policy` and `failure_score` say what becomes of a
-    sample that cannot be scored; `memory_mib` bounds a worker. Raises RewardSpecError, with the nearest name or what
-    the file has, if the reward does not exist or does not take `kwargs`.
+    `spec` is one of:
+
+    - a built-in verifier ("math"), "path/file.py:function", or a function (also one of a notebook or script). It runs
+      in `workers` processes with `timeout` seconds per sample and `memory_mib` each (see `PooledVerifier`);
+    - "judge", "reward_model", "remote", or URLs of reward servers. It runs in this process with `timeout` seconds per
+      request.
+
+    `kwargs` are the verifier's options. `failure_policy` and `failure_score` apply to samples that cannot be scored.
+    Raises RewardSpecError if the reward does not exist or does not accept `kwargs`.
 
     Example: `with load("gsm8k") as verifier: scores = verifier([RewardInput("#### 18", "18")])`
     """

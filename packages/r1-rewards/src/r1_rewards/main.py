@@ -1,4 +1,4 @@
-"""The `r1-rewards` command: `serve SPEC` offers a verifier over HTTP, `score SPEC FILE` scores a file of responses."""
+"""The `r1-rewards` command: `serve` a verifier over HTTP, or `score` a file of responses."""
 
 import argparse
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Any
 from r1_rewards.errors import RewardSpecError
 from r1_rewards.load import load
 from r1_rewards.services.remote import TOKEN_VARIABLE
-from r1_rewards.services.serve import MARKERS, Limits, require_token, serve
+from r1_rewards.services.serve import MARKERS, RequestLimits, require_token, serve
 from r1_rewards.spec import SERVICES
 from r1_rewards.types import RewardInput
 from r1_rewards.verifiers import BUILTINS, truth_problem
@@ -27,12 +27,11 @@ SCORE = "Score each line of a JSON lines file; print it with its value, parts, w
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit code: 0 when stopped, 2 with one line on stderr for what cannot work."""
     options = _parser().parse_args(arguments)
     if options.command == "score":
         return score_file(options.spec, options.file, options.kwargs, options.timeout, options.workers)
     token = os.environ.get(TOKEN_VARIABLE) or None
-    limits = Limits(options.max_bytes, options.max_answers, options.max_characters, options.max_requests)
+    limits = RequestLimits(options.max_bytes, options.max_answers, options.max_characters, options.max_requests)
     try:
         require_token(options.host, token)
         verifier = load(
@@ -58,7 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def score_file(spec: str, file: str, kwargs: dict[str, Any], timeout: float, workers: int) -> int:
-    """Print each line of a JSON lines file with its score, and what all came to on stderr; return the exit code."""
     try:
         lines = Path(file).read_text("utf-8-sig").split("\n")  # and at no other sign: JSON may hold U+2028 as it is
         rows = [_read_row(number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -122,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    limits = Limits()
+    limits = RequestLimits()
     add = command.add_argument
     add("spec", metavar="SPEC")
     add("--kwargs", type=json_object, default={}, metavar="JSON", help="keywords of the reward function")

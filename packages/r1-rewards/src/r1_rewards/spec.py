@@ -1,4 +1,4 @@
-"""Which verifier a configuration names: a built-in one, a service, or a function in a user's file."""
+"""Parse and check the reward that a configuration names."""
 
 import importlib
 import inspect
@@ -23,7 +23,7 @@ MODEL_REWARDS = ("reference_probability",)  # which ask a model for log-probs: o
 
 @dataclass(frozen=True, slots=True)
 class RewardSpec:
-    """A built-in verifier or a service (`path` is None, `function` its name), or a function of a user's file."""
+    """A built-in verifier or a service (`path` is None), or a function in a user's file."""
 
     function: str
     path: Path | None = None  # absolute
@@ -31,9 +31,9 @@ class RewardSpec:
 
 
 def parse_spec(text: str) -> RewardSpec:
-    """Read "math", "path/file.py:function" or "http://host:5000/get_reward", without running anything.
+    """Parse "math", "path/file.py:function" or "http://host:5000/get_reward" without running anything.
 
-    Raises RewardSpecError for an unknown name (with the nearest one) and for a missing file (with its neighbours).
+    Raises RewardSpecError, with the nearest name, for an unknown verifier or a missing file.
     """
     if text in BUILTINS or text in SERVICES or text in MODEL_REWARDS:
         return RewardSpec(text)
@@ -57,7 +57,7 @@ def parse_spec(text: str) -> RewardSpec:
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise RewardSpecError for an option that the built-in reward `name` does not have, or lacks."""
+    """Raise RewardSpecError if the built-in reward `name` does not have one of these options, or needs another."""
     if name in MODEL_REWARDS:
         read_options(options)
         return
@@ -75,9 +75,9 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def check_settings(spec: RewardSpec, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of the service that `spec` names, without opening it.
+    """Return the keywords of a service without opening it.
 
-    Raises RewardSpecError for keywords that are unknown, with the nearest, or missing.
+    Raises RewardSpecError for unknown keywords, with the nearest one, and for missing ones.
     """
     settings = {"urls": spec.urls, **kwargs} if spec.urls else dict(kwargs)
     signature = inspect.signature(_service(spec))
@@ -92,7 +92,7 @@ def check_settings(spec: RewardSpec, kwargs: Mapping[str, Any]) -> dict[str, Any
 
 
 def open_service(spec: RewardSpec, kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> OpenVerifier:
-    """Return the service that `spec` names, made with `kwargs` and with those of `defaults` that it knows.
+    """Open a service with `kwargs`, and with those of `defaults` that it accepts.
 
     Raises RewardSpecError as `check_settings` does, and for values out of range.
     """
@@ -108,7 +108,6 @@ def _service(spec: RewardSpec) -> Callable[..., OpenVerifier]:
 
 
 def _check_parts(parts: Mapping[str, Any]) -> None:
-    """Raise RewardSpecError, with the part's name, for a verifier of a sum that does not exist or lacks an option."""
     for name, part in read_parts(parts).items():
         try:
             spec = parse_spec(part.reward)

@@ -1,4 +1,4 @@
-"""What a verifier is given and what it gives back."""
+"""The inputs and outputs of verifiers."""
 
 import math
 from abc import ABC, abstractmethod
@@ -32,7 +32,7 @@ class RewardInput:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a sample could not be scored. A failure is data: it is counted and shown, and the run goes on."""
+    """Why a sample could not be scored. The run counts it and goes on."""
 
     cause: Cause
     message: str
@@ -40,7 +40,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One response's reward. `parts` holds every number the verifier reported, each of which becomes a metric.
+    """One response's reward. `parts` holds every number of the verifier; each becomes a metric.
 
     Example: `Score(1.0, {"overall": 1.0, "accuracy": 1.0, "format": 1.0}, extracted="3", reason="the same text")`
     """
@@ -57,7 +57,7 @@ Outcome = Score | Failure  # of one response; a Score here is one that the verif
 
 
 def read_score(score: Any) -> Outcome:
-    """Read a Score, a number, or a mapping with `overall`; refuse what is not a finite number."""
+    """Convert a Score, a number or a mapping with `overall`; return a Failure for anything that is not finite."""
     if isinstance(score, Score):
         read = read_score({**score.parts, "overall": score.value})
         return replace(score, parts=read.parts) if isinstance(read, Score) else read
@@ -85,7 +85,7 @@ class RewardFailure(RuntimeError):
 
 
 def check_inputs(inputs: Sequence[RewardInput]) -> None:
-    """Raise TypeError, with the number of the input, for what a verifier is given in place of `RewardInput`s."""
+    """Raise TypeError, with the number of the input, for anything but `RewardInput`s."""
     if isinstance(inputs, RewardInput | str | bytes | Mapping):
         raise TypeError(f"a verifier takes a list of RewardInput, got one {type(inputs).__name__}: write [{EXPECTED}]")
     for number, item in enumerate(inputs):
@@ -106,9 +106,9 @@ class OpenVerifier(ABC):
 
     @property
     def per_sample(self) -> bool:
-        """Whether a score depends on its own response only, to the bit, so that responses may be scored as they come.
+        """Whether a score depends on its own response only, bit for bit, so that responses may be scored one by one.
 
-        False unless a verifier says otherwise: a server may look at a whole batch, and logits depend on the padding.
+        False by default: a server may compare responses, and a model's logits depend on the padding.
         """
         return False
 
@@ -116,7 +116,7 @@ class OpenVerifier(ABC):
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]: ...
 
     def close(self) -> None:  # noqa: B027 - some hold nothing
-        """Release what the verifier holds; safe to call twice."""
+        pass
 
     def __enter__(self) -> Self:
         return self

@@ -1,1 +1,1 @@
-"""What a response says: final answers, notation, numbers and units, expressions, and what is too costly to read."""
+"""Parse responses, final answers and ground truths."""

@@ -1,4 +1,4 @@
-"""Compare two final answers that are numbers, with or without units: exactly, or as far as rounding goes."""
+"""Compare two numbers with or without units, exactly or after rounding."""
 
 import math
 import re
@@ -18,10 +18,9 @@ _PROPER_COMMAS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
 
 
 def equal_amounts(extracted: str, truth: str, digits: int) -> bool | None:
-    """Return whether two numbers with or without units are the same; None where this cannot decide.
+    """Whether two numbers with or without units are equal; None if this cannot decide.
 
-    Units are converted, and "10 hours 30 minutes" added up. "25%" is both 25 and 0.25, unless the other has a unit.
-    Numbers that are not whole may differ beyond `digits` decimals: see `close`.
+    Units are converted, and "10 hours 30 minutes" summed. "25%" is both 25 and 0.25, unless the other has a unit.
     """
     if (decided := _equal_sums(extracted, truth)) is not None:
         return decided
@@ -46,9 +45,9 @@ def equal_amounts(extracted: str, truth: str, digits: int) -> bool | None:
 
 
 def _equal_sums(extracted: str, truth: str) -> bool | None:
-    """Compare amounts of which one is in several units, as in "10 hours 30 minutes"; None where neither is.
+    """Compare amounts in several units, as "10 hours 30 minutes"; None if neither is one.
 
-    A number without unit is in one of the units that the other has.
+    A number without a unit may have any unit of the other.
     """
     left, right = parts_of_amount(extracted), parts_of_amount(truth)
     if len(left) < 2 and len(right) < 2:
@@ -64,9 +63,9 @@ def _sum(parts: list[tuple[Fraction, Unit]]) -> Fraction:
 
 
 def close(left: Fraction, right: Fraction, digits: int) -> bool:
-    """Return whether two numbers are equal, or, where `right` is not whole, the same when rounded to `digits` decimals.
+    """Whether two numbers are equal, or round to the same `digits` decimals if `right` is not whole.
 
-    Where `right` is below 0.1, the decimals are counted from about its first digit on, so that nothing small is zero.
+    Below 0.1, decimals are counted from about `right`'s first digit.
     """
     if left == right:
         return True
@@ -78,7 +77,6 @@ def close(left: Fraction, right: Fraction, digits: int) -> bool:
 
 
 def _different_units(extracted: str, truth: str) -> bool | None:
-    """Return False where both end in words, as in r"\\frac12 \\text{ cm}", and the words are other units; else None."""
     left, right = split_words(extracted), split_words(truth)
     if left is None or right is None or left[1] == right[1]:
         return None
@@ -91,7 +89,6 @@ def _different_units(extracted: str, truth: str) -> bool | None:
 
 
 def parse_exact(text: str) -> Fraction | None:
-    r"""Return the value of a plain number or of one `\frac{a}{b}` of integers, or None."""
     match = _FRACTION.fullmatch(text.strip())
     if match is None:
         return parse_number(text)
@@ -100,7 +97,7 @@ def parse_exact(text: str) -> Fraction | None:
 
 
 def _number(text: str, other: str) -> Fraction | None:
-    """Read a number; a comma with other than three digits after it is a decimal one if `other` has decimals too."""
+    """Parse a number; a comma is a decimal one if three digits do not follow and `other` has decimals."""
     if _SCIENTIFIC.fullmatch(text):
         text = _SCIENTIFIC.sub(r"\1e\2", text)
     elif _DECIMAL_COMMA.fullmatch(text) and (_DECIMAL_POINT.fullmatch(other) or _DECIMAL_COMMA.fullmatch(other)):
@@ -109,6 +106,5 @@ def _number(text: str, other: str) -> Fraction | None:
 
 
 def _miswritten_number(text: str) -> bool:
-    """Whether a text looks like one number but is not: "12,34" is a list or a mistake, and not 1234."""
     improper = _IMPROPER_COMMAS.fullmatch(text) and not _PROPER_COMMAS.fullmatch(text)
     return bool(improper) or side_by_side(text)

@@ -1,4 +1,4 @@
-"""Read a plain algebraic expression into SymPy, evaluating nothing: numbers, letters, + - * / ^ ! and functions."""
+"""Parse a plain algebraic expression into SymPy without evaluating it: numbers, letters, + - * / ^ ! and functions."""
 
 import re
 from typing import Any
@@ -21,14 +21,14 @@ _WORD = re.compile("|".join((*sorted(_FUNCTIONS, key=len, reverse=True), "pi", *
 
 
 class Unreadable(ValueError):
-    """The text is no expression of this kind."""
+    pass
 
 
 def parse(text: str) -> Any:
-    """Return the SymPy expression that `text` is, a number or an algebraic term. Raises Unreadable.
+    """Return the SymPy expression. Raises Unreadable.
 
-    A missing sign is a product ("2x", "xy"), and the power binds most. Guard the text with `guards.refusal` first:
-    SymPy computes powers and factorials of numbers at once.
+    A missing sign is a product ("2x", "xy"); the power binds most. Check the text with `guards.refusal` first: SymPy
+    computes powers and factorials of numbers at once.
     """
     if len(text) > MAX_CHARACTERS:
         raise Unreadable(f"{len(text)} characters, more than {MAX_CHARACTERS}")
@@ -55,7 +55,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Parser:
-    """Recursive descent over tokens; each method reads one level of precedence."""
+    """Recursive descent over tokens; one method for each level of precedence."""
 
     def __init__(self, tokens: list[str]) -> None:
         import sympy

@@ -1,6 +1,6 @@
 r"""Find the final answer in a response, in linear time: `\boxed{}`, `<answer>`, `####`, "Answer:", `$…$`, a number.
 
-Each function returns the answer without surrounding blanks, or None where the response has no such thing.
+Each function returns the stripped answer, or None if there is none.
 """
 
 import re
@@ -62,12 +62,12 @@ _WORDS_OF_ANSWERS |= {unit.lower() for unit in UNITS if unit.isalpha()}
 
 
 def final_answer(response: str) -> str | None:
-    r"""Return the answer that a response ends with, or None.
+    r"""Return the response's final answer, or None.
 
-    Tried in this order, on what follows the thought: the last `\boxed{…}`, or several that belong together as a list;
-    the last `<answer>…</answer>`, the last `#### x`, the last "Answer: x" or "answer is x", a response that is nothing
-    but an answer, the last of `$…$` and numbers. A response that is cut off within its first box has none. A tag behind
-    the last box is the last word; what stands right beside a box or formula counts (see `in_context`).
+    After the thought it tries the last `\boxed{…}`, or several that form a list; the last `<answer>…</answer>`, `####
+    x`, "Answer: x" or "answer is x"; a response that is only an answer; the last `$…$` or number. A response truncated
+    within its first box has none. A tag after the last box takes precedence. Text right beside a box or formula counts
+    (see `in_context`).
     """
     text = with_braces(plain_characters(after_thought(response)[-TAIL:]))
     if _OPENED_BOX.search(text):
@@ -81,7 +81,7 @@ def final_answer(response: str) -> str | None:
 
 
 def after_thought(response: str) -> str:
-    """Return what follows the last `</think>`, or all where nothing is thought; nothing of a thought without an end."""
+    """Return the text after the last `</think>`, "" for an unclosed thought, and all of it without a thought."""
     marks = [(match.start(), match.end(), match[1]) for match in _THOUGHT.finditer(response)]
     ends = [end for _, end, closing in marks if closing]
     rest = ends[-1] if ends else 0
@@ -89,7 +89,6 @@ def after_thought(response: str) -> str:
 
 
 def with_braces(text: str) -> str:
-    r"""Return `text` with braces in every box of one character: `\boxed 5`."""
     return _BOX_OF_ONE.sub(r"\\boxed{\1}", text)
 
 
@@ -103,16 +102,13 @@ def _box_in_context(text: str) -> str | None:
 
 
 def boxed(response: str) -> str | None:
-    r"""Return what stands in the last `\boxed{…}` whose braces balance.
-
-    A box inside another box counts as part of the outer one. Escaped braces (`\{`) do not open or close anything.
-    """
+    r"""Return the last `\boxed{…}` whose braces balance. Escaped braces (`\{`) do not count; nested boxes are one."""
     boxes = _boxes(response[-TAIL:])
     return boxes[-1][1] if boxes else None
 
 
 def last_braced(text: str, command: str) -> str | None:
-    r"""Return what stands in braces after the last `command`, counting every brace, escaped ones too, as graders do."""
+    """Return the braces after the last `command`, escaped braces counted, as graders do."""
     start = text.rfind(command + "{")
     if start < 0:
         return None
@@ -126,16 +122,15 @@ def last_braced(text: str, command: str) -> str | None:
 
 
 def boxed_list(response: str) -> str | None:
-    r"""Return the last boxes as one list, as in `\boxed{1} and \boxed{2}`; None unless two that differ belong together.
+    r"""Return the last boxes as one list, as in `\boxed{1} and \boxed{2}`; None unless two different ones are joined.
 
-    Boxes belong together when only blanks, commas, "and", "or", math delimiters and `x =` stand between them.
+    Blanks, commas, "and", "or", math delimiters and `x =` join boxes.
     """
     text = response[-TAIL:]
     return _joined(text, _boxes(text))
 
 
 def _boxes(text: str) -> list[tuple[slice, str]]:
-    """Return place and content of every outermost box."""
     boxes: list[tuple[slice, str]] = []
     opened: list[tuple[int, int]] = []  # start of a command and of its content; (-1, -1) for an ordinary brace
     for match in _BRACES.finditer(text):
@@ -154,7 +149,6 @@ def _boxes(text: str) -> list[tuple[slice, str]]:
 
 
 def _joined(text: str, parts: list[tuple[slice, str]]) -> str | None:
-    """Join the parts at the end of `parts` that only connecting words and signs separate."""
     first = len(parts) - 1
     while first > 0:
         between = text[parts[first - 1][0].stop : parts[first][0].start]
@@ -166,7 +160,6 @@ def _joined(text: str, parts: list[tuple[slice, str]]) -> str | None:
 
 
 def tagged(response: str) -> str | None:
-    """Return what stands in the last `<answer>…</answer>`."""
     text = response[-TAIL:]
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
@@ -174,13 +167,12 @@ def tagged(response: str) -> str | None:
 
 
 def hashed(response: str) -> str | None:
-    """Return the rest of the line after the last `####`, as GSM8K writes its answers."""
     last = _last_match(_HASHED, response[-TAIL:])
     return None if last is None else last[1].strip()
 
 
 def stated(response: str) -> str | None:
-    """Return what follows the last "Answer:", "answer is" or "A:" at a line's start, up to the end of the sentence."""
+    """Return the sentence after the last "Answer:", "answer is", or "A:" at a line's start."""
     text = response[-TAIL:]
     last = _last_match(_STATED, text)
     if last is None:
@@ -193,7 +185,7 @@ def stated(response: str) -> str | None:
 
 
 def _said(response: str) -> str | None:
-    """Return the stated answer, or, of a whole sentence, what it says: 34 in "Answer: the largest n is 34"."""
+    """Return the stated answer, or the one in a sentence: 34 in "Answer: the largest n is 34"."""
     extracted = stated(response)
     if extracted is None or (" is " not in extracted and len(_BARE_WORD.findall(extracted)) <= _MAX_WORDS):
         return extracted
@@ -203,7 +195,7 @@ def _said(response: str) -> str | None:
 
 
 def bare(response: str) -> str | None:
-    """Return the whole response if it is one short line of mathematics, or one word, and no sentence."""
+    """Return the whole response if it is one word or one short line of mathematics."""
     text = response.strip()
     if not text or len(text) > _MAX_BARE or "\n" in text or text.count("$") not in (0, 2):
         return None
@@ -212,7 +204,7 @@ def bare(response: str) -> str | None:
 
 
 def last_formula(response: str) -> str | None:
-    r"""Return a last word in LaTeX, the last `$…$`, `\(…\)` or `\[…\]`, or the last number where that comes later."""
+    """Return the last formula or number, whichever is last."""
     text = response[-TAIL:]
     last_word = (text.rsplit(None, 1) or [""])[-1].rstrip(".,;")
     if _LATEX_WORD.match(last_word):
@@ -226,14 +218,13 @@ def last_formula(response: str) -> str | None:
 
 
 def formulas(text: str) -> str | None:
-    """Return the formulas at the end of `text` as one list, as in "$1$ and $2$", or the last one, or None."""
+    """Return the formulas at the end of `text` as one list, as in "$1$ and $2$", or the last one."""
     text = text[-TAIL:]
     found = _formulas(text)
     return _joined(text, found) or (found[-1][1] if found else None)
 
 
 def anchored_formula(text: str) -> str | None:
-    """Return the last `$…$` that the word "answer" announces, as in "the answer is $5$" or `<answer>$5$</answer>`."""
     text = text[-TAIL:]
     found = [
         match for match in _MATH.finditer(text) if _ANCHOR.search(text[max(0, match.start() - 30) : match.start()])
@@ -252,21 +243,19 @@ def _formulas(text: str) -> list[tuple[slice, str]]:
 
 
 def last_number(response: str) -> str | None:
-    """Return the last number as written, with its sign, `$`, commas, decimals, `/` and `%`."""
     last = _last_match(_NUMBER, response[-TAIL:])
     return None if last is None else last[0]
 
 
 def first_number(text: str) -> str | None:
-    """Return the first number as written, like `last_number`."""
     first = _NUMBER.search(text)
     return None if first is None else first[0]
 
 
 def write_answer(form: str, final_answer: str) -> str:
-    """Return a response whose final answer is written in a form, one of ANSWER_FORMS.
+    r"""Return a response that writes the final answer in one of ANSWER_FORMS.
 
-    Example: `write_answer("####", "18")` is "Let me see.\\n#### 18".
+    Example: `write_answer("####", "18")` is "Let me see.\n#### 18".
     """
     return ANSWER_FORMS[form].format(final_answer)
 

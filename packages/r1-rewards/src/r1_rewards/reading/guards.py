@@ -1,4 +1,4 @@
-"""Refuse text that would keep a computer algebra system busy for ever, by looking at their text only."""
+"""Reject text that would keep a computer algebra system busy for ever, by the text alone."""
 
 import math
 import re
@@ -43,12 +43,7 @@ _BIG_ARGUMENT = re.compile(
 
 
 def refusal(text: str) -> str | None:
-    """Return why `text` must not be parsed, or None if it may be.
-
-    Bounded are: length, bracket nesting, the digits of one number, exponents and towers of exponents, factorials and
-    factorials of factorials, and the numbers in sums, products and binomials. The test takes linear time and computes
-    nothing.
-    """
+    """Return why `text` must not be parsed, or None. Takes linear time and computes nothing."""
     if len(text) > MAX_CHARACTERS:
         return f"{len(text)} characters, more than {MAX_CHARACTERS}"
     if _nesting(text) > MAX_NESTING:
@@ -105,12 +100,11 @@ def _power_refusal(text: str) -> str | None:
 
 
 def _large(text: str) -> bool:
-    """Whether there is a power of more than four digits."""
     return any(math.log10(max(int(base), 1)) * int(power) > 4 for base, power in _POWER_OF_NUMBER.findall(text))
 
 
 def _nested_power_refusal(exponent: str) -> str | None:
-    """Refuse an exponent that is itself a large power, a sum, a product, or a power of powers."""
+    """Refuse an exponent that is a large power, a sum, a product, or a power of powers."""
     powers = _EXPONENT.findall(exponent)
     if powers and (len(powers) > 1 or _GROWING.search(exponent)):
         return "an exponent with exponents"
@@ -143,7 +137,6 @@ def _factorial_refusal(text: str) -> str | None:
 
 
 def _group_at(text: str, start: int) -> str:
-    """Return the bracketed group or the run of digits and letters that begins at `start`."""
     start += len(text) - start - len(text[start:].lstrip())
     if text[start : start + 1] not in ("{", "("):
         return re.match(r"[-+]?[\w.!]*", text[start:]).group()  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-r"""Find out whether a final answer takes back what it says, or says several things at once.
+"""Detect answers that retract themselves or give several values, and signs or denials right beside an answer.
 
 Algebra systems drop words and read the last side of a chain: without this, "5 is wrong" and "4 = 5" would be 5.
 """
@@ -56,9 +56,9 @@ _SUM = re.compile(r"[^\s]\s?[-+=,]")
 
 
 def hedge(extracted: str, truth: str, equal: Callable[[str, str], bool]) -> str | None:
-    """Return why `extracted` does not stand by one answer, or None; what the truth says itself is allowed.
+    """Return why `extracted` is not one answer, or None; the ground truth's own words are allowed.
 
-    `equal` compares two sides of a chain such as "2 + 2 = 4", of which every numeric one must be the truth.
+    `equal` compares the sides of a chain such as "2 + 2 = 4"; every numeric one must equal the ground truth.
     """
     known = set(map(str.lower, _WORD.findall(truth)))
     for word in map(str.lower, _WORD.findall(extracted)):
@@ -84,7 +84,7 @@ def _is_numeric(side: str) -> bool:
 
 
 def in_context(extracted: str, before: str, behind: str) -> str:
-    r"""Return `extracted` with what the text beside it makes of it: "not 5" in "it is not 5", -5 in `$-\boxed{5}$`."""
+    r"""Return `extracted` with its context applied: "not 5" in "it is not 5", -5 in `$-\boxed{5}$`."""
     before, behind = before[-NEAR:], behind[:NEAR]
     if _DENIED_BEFORE.search(before) or _DENIED_BEHIND.match(behind):
         return f"not {extracted}"

@@ -1,4 +1,4 @@
-r"""The string comparison of the MATH data set (arXiv 2103.03874), on which the verdicts of several trainers rest."""
+"""The string comparison of the MATH data set (arXiv 2103.03874), which several trainers' verdicts use."""
 
 import re
 
@@ -7,7 +7,6 @@ _FRACTION = re.compile(r"\d+|-\d+")
 
 
 def is_equivalent(left: str, right: str) -> bool:
-    """Whether two answers are the same after `strip`, or as they stand where one cannot be stripped."""
     try:
         return strip(left) == strip(right)
     except ValueError:
@@ -15,7 +14,6 @@ def is_equivalent(left: str, right: str) -> bool:
 
 
 def strip_outer_text(written: str) -> str:
-    r"""Return `strip(answer)` without a `\text{…}` around the whole, or the answer where it cannot be stripped."""
     written = written.strip()
     if len(written) < 10_000 and (wrapped := _WRAPPED_TEXT.fullmatch(written)):
         written = wrapped[1].strip()
@@ -26,10 +24,10 @@ def strip_outer_text(written: str) -> str:
 
 
 def strip(written: str) -> str:
-    r"""Return `written` without blanks, units, degrees, dollar and percent signs, with full `\frac{}{}` and `\sqrt{}`.
+    r"""Drop blanks, units, degrees, dollar and percent signs; complete `\frac{}{}` and `\sqrt{}`.
 
-    A short left side such as "x =" goes, "0.5" and "a/b" become fractions. Raises ValueError for two `\text{ ` and for
-    a `\sqrt` at the end.
+    A short left side such as "x =" is dropped; "0.5" and "a/b" become fractions. Raises ValueError for two `\text{ `
+    and for a `\sqrt` at the end.
     """
     text = written.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
     text = text.replace("tfrac", "frac").replace("dfrac", "frac").replace("\\left", "").replace("\\right", "")

@@ -1,4 +1,4 @@
-"""Rewrite the ways in which people write the same mathematics into the one that Math-Verify reads."""
+"""Rewrite the many notations of mathematics in the one that Math-Verify reads."""
 
 import re
 import unicodedata
@@ -103,9 +103,9 @@ _LAST_WORDS = re.compile(
 
 
 def normalise(written: str) -> str:
-    r"""Return `written` in LaTeX that Math-Verify reads, without math delimiters, invisible characters or final stop.
+    r"""Return `written` as LaTeX for Math-Verify, without delimiters and final stop.
 
-    Example: `normalise("$√2$.")` is `\sqrt{2}`; `normalise("5 million")` is `5000000`; `2**10` becomes `2^{10}`.
+    Example: `normalise("$√2$.")` is `\sqrt{2}`; `normalise("5 million")` is `5000000`.
     """
     text = _FINAL_STOP.sub("", _plain_characters(written).strip()).strip()
     for opening in _WRAPPERS:
@@ -126,10 +126,9 @@ def normalise(written: str) -> str:
 
 
 def in_one_notation(left: str, right: str) -> tuple[str, str]:
-    """Write `left`, an answer, and `right`, its truth, alike.
+    """Write an answer (`left`) and its ground truth (`right`) in the same notation.
 
-    Degrees become radians where the other side has these, a column vector a tuple, one formula with ± two where the
-    other is a list, and 70k is 70000 for a truth that is a number; a truth's k may be a variable.
+    A ground truth's own k may be a variable, so 70k is 70000 only for a numeric one.
     """
     if _DEGREE.search(left) and _RADIAN.search(right) and not _DEGREE.search(right):
         left, right = _DEGREE.sub(_PER_DEGREE, left), _RADIANS.sub("", right)
@@ -143,7 +142,7 @@ def in_one_notation(left: str, right: str) -> tuple[str, str]:
 
 
 def with_bold_vectors(left: str, right: str) -> tuple[str, str]:
-    r"""Write `\vec{a}` and `\hat{i}` as `\mathbf{a}` and `\mathbf{i}` where the other side writes its vectors so."""
+    r"""Write `\vec{a}` and `\hat{i}` as `\mathbf{a}` and `\mathbf{i}` if the other side does."""
     if (_ARROW.search(left) and _BOLD_LETTER.search(right)) or (_ARROW.search(right) and _BOLD_LETTER.search(left)):
         left, right = (_ARROW.sub(_bold_letter, side) for side in (left, right))
     return left, right
@@ -154,7 +153,6 @@ def _bold_letter(arrow: re.Match[str]) -> str:
 
 
 def as_shares(left: str, right: str) -> tuple[str, str] | None:
-    """Write what is a percentage on one side only as a share of one; None for anything else."""
     if left.endswith("%") == right.endswith("%"):
         return None
     return _share(left), _share(right)
@@ -165,15 +163,14 @@ def _share(text: str) -> str:
 
 
 def without_emphasis(written: str) -> str:
-    """Return `written` without Markdown's bold around the whole of it, which would look like two powers."""
     match = _BOLD.fullmatch(written.strip())
     return match[1] if match else written
 
 
 def quantity(text: str) -> tuple[str, Unit | str] | None:
-    """Split "10 km/h" into "10" and the unit, or return None where `text` is not one number with a known unit.
+    """Split "10 km/h" into number and unit, or return None if `text` is not one number with a known unit.
 
-    What cannot be converted, such as apples, comes as a lower-case word without a plural "s".
+    Units that cannot be converted, such as apples, are lower-case words without a plural "s".
     """
     if money := _MONEY.fullmatch(text):
         return money[1] + money[3], UNITS["dollar"] if money[2] == "$" else _CURRENCIES[money[2]]
@@ -186,7 +183,6 @@ def quantity(text: str) -> tuple[str, Unit | str] | None:
 
 
 def parts_of_amount(text: str) -> list[tuple[Fraction, Unit]]:
-    """Return numbers and units of "10 hours 30 minutes", of one kind and ever smaller; [] for any other text."""
     matches, place = [], 0
     while match := _PART.match(text, place):
         matches.append(match)
@@ -199,10 +195,7 @@ def parts_of_amount(text: str) -> list[tuple[Fraction, Unit]]:
 
 
 def split_words(text: str) -> tuple[str, Unit | str] | None:
-    r"""Split r"\frac12 \text{ cm}" into what precedes the last words and these, as a unit where they are one, or None.
-
-    Words without `\text` count only where they are a unit of length, mass and so on, behind a blank.
-    """
+    r"""Split r"\frac12 \text{ cm}" into the text before the last words and these, as a unit if possible; or None."""
     match = _LAST_WORDS.fullmatch(text)
     if match is None:
         return None
@@ -223,7 +216,6 @@ def _raised_or_lowered(match: re.Match[str]) -> str:
 
 
 def _plain_number(character: str) -> str:
-    """Return ⑤ and ⅜ in plain signs, and any other character as it is."""
     if unicodedata.category(character) != "No":
         return character
     value = Fraction(unicodedata.numeric(character)).limit_denominator(1000)
@@ -231,7 +223,7 @@ def _plain_number(character: str) -> str:
 
 
 def _whole_number_or_matrix(text: str) -> str | None:
-    """Rewrite what is one number as a whole: "1 000", "6.02e23", "2 1/2", "two"; or a matrix in brackets."""
+    """Rewrite a text that is one number, "1 000", "6.02e23", "2 1/2", "two", or a matrix in brackets."""
     if text.lower() in _NUMBER_WORDS:
         return str(_NUMBER_WORDS.index(text.lower()))
     if match := _PERIOD.fullmatch(text) or _GOES_ON.fullmatch(text):

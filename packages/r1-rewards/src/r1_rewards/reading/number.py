@@ -1,4 +1,4 @@
-"""Read a written number exactly, and refuse to compute what is too large to be an answer."""
+"""Parse a written number exactly, without computing huge ones."""
 
 import re
 from fractions import Fraction
@@ -16,11 +16,10 @@ _DROPPED = str.maketrans(dict.fromkeys("$€£¥%{}\\ \t\r\n\xa0\u200b\ufeff") |
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""Return the exact value of a plain number, or None if `text` is anything else.
+    """Return the exact value of a plain number, or None for anything else.
 
-    Read: an optional sign, digits with or without proper thousands commas, decimals, an exponent of at most three
-    digits, one denominator. Ignored: currency signs, `%`, braces, backslashes, blanks, a final full stop; but between
-    two digits only one blank before three, as in "1 000".
+    It may have a sign, proper thousands commas or blanks, decimals, an exponent of up to three digits, and one
+    denominator; currency signs, `%`, braces and a final full stop are ignored.
 
     Example: `parse_number("$1,234.50")` and `parse_number("1234.5")` are equal; `parse_number("12,34")` is None.
     """
@@ -44,5 +43,5 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def side_by_side(text: str) -> bool:
-    """Return whether `text` is several numbers between which nothing stands but what `parse_number` ignores: "7 8"."""
+    """Whether `text` is several numbers separated only by what `parse_number` ignores: "7 8"."""
     return not _OF_NO_NUMBER.search(text) and bool(_SIDE_BY_SIDE.search(_SPACED_THOUSANDS.sub("1", text)))

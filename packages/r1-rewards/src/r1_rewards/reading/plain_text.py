@@ -1,4 +1,4 @@
-r"""Write text as plain text: other scripts' digits as ASCII, and LaTeX such as `\frac{a}{b}` as a/b."""
+r"""Convert text to plain characters: digits of other scripts to ASCII, LaTeX such as `\frac{a}{b}` to a/b."""
 
 import re
 import unicodedata
@@ -21,9 +21,9 @@ _SYMBOLS = {
 
 
 def plain_characters(text: str) -> str:
-    """Return `text` with ASCII for full-width signs and decimal digits of any script, and nothing invisible.
+    r"""Return `text` with ASCII for full-width characters and digits of any script, without invisible characters.
 
-    Example: `plain_characters("－５\\u200b")` is "-5".
+    Example: `plain_characters("－５\u200b")` is "-5".
     """
     if text.isascii():
         return text
@@ -31,21 +31,18 @@ def plain_characters(text: str) -> str:
 
 
 def latex_to_text(latex: str) -> str:
-    """Return `latex` as plain text; unknown commands vanish. Raises ValueError for unbalanced or deep braces."""
+    """Return `latex` as plain text without unknown commands. Raises ValueError for unbalanced or deep braces."""
     text = latex.replace("\\tfrac", "\\frac").replace("\\dfrac", "\\frac").replace("\\frac", " \\frac")
     reader = _Reader([match.groups() for match in _TOKEN.finditer(text)])
     return reader.text(0).strip()
 
 
 class _Reader:
-    """Reads tokens (command, escaped character, brace, other character) into text."""
-
     def __init__(self, tokens: list[tuple[str, ...]]) -> None:
         self.tokens = tokens
         self.place = 0
 
     def text(self, depth: int) -> str:
-        """Read up to the closing brace of this depth, or the end."""
         if depth > MAX_DEPTH:
             raise ValueError("braces nested too deeply")
         written: list[str] = []
@@ -60,7 +57,6 @@ class _Reader:
         return "".join(written)
 
     def item(self, depth: int) -> str:
-        """Read one character, one group, or one command with its arguments."""
         command, escaped, brace, character = self.tokens[self.place]
         self.place += 1
         if brace == "{":

@@ -1,7 +1,7 @@
-r"""The grader of PRM800K (arXiv 2305.20050), as MathRuler has it: normalised strings, then SymPy's simplify.
+"""PRM800K's grader (arXiv 2305.20050) as in MathRuler: normalised strings, then SymPy's simplify.
 
-EasyR1's and veRL's published verdicts rest on it. Where the original hands text to an evaluating parser, this one reads
-it with `expression`, and what would be computed for ever is unequal.
+EasyR1's and veRL's published verdicts use it. Text that the original evaluates is parsed by `expression`; what would be
+computed for ever is unequal.
 """
 
 import contextlib
@@ -32,7 +32,6 @@ _FORBIDDEN = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
 
 
 def grade(extracted: str, truth: str, *, compact: bool = True) -> bool:
-    """Return the verdict for an extracted answer and a truth; see `normalise` for `compact`."""
     if max(len(extracted), len(truth)) > MAX_CHARACTERS:
         return extracted.strip() == truth.strip()
     if hendrycks.strip_outer_text(extracted) == hendrycks.strip_outer_text(truth):
@@ -49,9 +48,9 @@ def grade(extracted: str, truth: str, *, compact: bool = True) -> bool:
 
 
 def normalise(extracted: str, *, compact: bool = True) -> str:
-    """Return `extracted` in lower case without units, currency and percent signs, as plain text.
+    """Return `extracted` as lower-case plain text without units, currency and percent signs.
 
-    MathRuler drops blanks and braces too (`compact`); PRIME does not, but drops liters.
+    MathRuler also drops blanks and braces (`compact`); PRIME does not, but drops liters.
     """
     wrapped = _WRAPPED_TEXT.fullmatch(extracted)
     text = wrapped[1] if wrapped else extracted
@@ -107,13 +106,12 @@ def _elements(text: str) -> list[str]:
 
 
 def _whole(text: str) -> int | None:
-    """Return the integer that a number is, as near as floats can tell; None for one beyond them, and for others."""
     value = float(text) if _FLOAT.fullmatch(text) else math.inf
     return round(value) if math.isfinite(value) and abs(value - round(value)) <= _SAME_DIGITS else None
 
 
 def _plain_commas(text: str) -> str:
-    """Drop the commas of thousands, each one before three digits that end a number; linear in the commas."""
+    """Drop thousands commas at the ends of numbers, in time linear in the commas."""
     while (shorter := _COMMAS.sub(r"\1\2", text)) != text:
         text = shorter
         if text.count(",") > 50:

@@ -1,4 +1,4 @@
-r"""Rewrite the ways in which people write solutions: `]2, 7]`, `\{x \mid x > 3\}`, "x < 1 or x > 2", "y = 3, x = 2"."""
+r"""Rewrite solutions in a common form: `]2, 7]`, `\{x \mid x > 3\}`, "x < 1 or x > 2", "y = 3, x = 2"."""
 
 import re
 
@@ -18,7 +18,6 @@ _COLUMN = re.compile(r"(?:\\left\s?[(\[]\s?)?\\begin\{([pb]?matrix)\}([^&]{1,300
 
 
 def rewrite(text: str) -> str:
-    """Return `text`, if it is as a whole one of these ways, in the common one."""
     if built := _BUILDER.fullmatch(text):
         text = built[2].strip()
     if (turned := _OUTWARD.fullmatch(text)) and text[0] + text[-1] != "[]":
@@ -31,15 +30,14 @@ def rewrite(text: str) -> str:
 
 
 def as_tuple(text: str) -> str:
-    """Return a column vector as a tuple, any other text as it is."""
     column = _COLUMN.fullmatch(text)
     return text if column is None else f"({','.join(part.strip() for part in column[2].split(chr(92) * 2))})"
 
 
 def both_signs(text: str, other: str) -> str:
-    r"""Return `\frac{1 \pm a}{2}` as a list of two where `other` has two values; any other text as it is.
+    r"""Return `\frac{1 \pm a}{2}` as a list of two if `other` has two values; any other text unchanged.
 
-    Math-Verify reads a ± that stands in no braces.
+    Math-Verify reads a ± only outside braces.
     """
     if len(parts := _SIGNS.split(text)) != 3 or r"\{" in text or "," in text or not _SEVERAL.search(other):
         return text
@@ -50,13 +48,12 @@ def both_signs(text: str, other: str) -> str:
 
 
 def brackets(text: str) -> str:
-    r"""Return "(" for a tuple or an open interval, "{" for a set by its elements, "" for anything else."""
+    """Return "(" for a tuple or an open interval, "{" for a set, "" for anything else."""
     found = _BRACKETED.fullmatch(text)
     return (found[1] or found[2]).strip("\\") if found else ""
 
 
 def _union(text: str) -> str | None:
-    """Rewrite "x < 1 or x > 2", of one letter, as a union of intervals; None for anything else."""
     bounds = [_BOUND.fullmatch(part.strip()) for part in _OR.split(text)]
     if len(bounds) < 2 or None in bounds or len({bound[1] for bound in bounds if bound}) > 1:
         return None
@@ -70,7 +67,6 @@ def _interval(sign: str, number: str) -> str:
 
 
 def _in_order(text: str) -> str | None:
-    """Sort "y = 3, x = 2" by its letters; None for anything else."""
     assigned = [_ASSIGNED.fullmatch(part.strip()) for part in text.split(",")]
     letters = [found[1] for found in assigned if found]
     if not 2 <= len(letters) == len(assigned) == len(set(letters)):

@@ -1,14 +1,14 @@
-"""What a ground truth says: one text, or several of which each is right."""
+"""Read ground truths: one text, or several of which each is right."""
 
 import json
 from collections.abc import Callable, Sequence
 
 
 def read_truths(ground_truth: str | Sequence[str], *, blank: bool = False) -> list[str]:
-    """Return the truths: of a list of texts, of the JSON of such a list (`["5", "five"]`), or the one text.
+    """Return the ground truths in a list of texts, in its JSON (`["5", "five"]`), or in one text.
 
-    Raises TypeError for what is no text, and ValueError where there are only blanks, unless `blank` allows them: a
-    truth that no response can meet would teach nothing and say nothing.
+    Raises TypeError if it is not text, and, unless `blank` is set, ValueError if it is blank: no response could be
+    right.
     """
     if isinstance(ground_truth, str):
         found = _read_list(ground_truth) or [ground_truth]
@@ -23,7 +23,6 @@ def read_truths(ground_truth: str | Sequence[str], *, blank: bool = False) -> li
 
 
 def blank_problem(ground_truth: str | Sequence[str]) -> str | None:
-    """Return what `read_truths` raises, as text, or None."""
     try:
         read_truths(ground_truth)
     except (TypeError, ValueError) as error:
@@ -32,14 +31,13 @@ def blank_problem(ground_truth: str | Sequence[str]) -> str | None:
 
 
 def emptied_problem(ground_truth: str, normalise: Callable[[str], str]) -> str | None:
-    """Return why a truth of which `normalise` leaves nothing is of no use, or None."""
+    """Return why a ground truth is unusable if `normalise` leaves nothing of it, or None."""
     if normalise(ground_truth):
         return None
     return f"of the truth {ground_truth[:80]!r} nothing is left that is compared, so that an empty answer is right"
 
 
 def _read_list(text: str) -> list[str] | None:
-    """Return a JSON list of texts; any other brackets are mathematics."""
     if not text.lstrip().startswith('["') and not text.lstrip().startswith('[ "'):
         return None
     try:

@@ -6,8 +6,6 @@ from fractions import Fraction
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit's kind, such as "length", and how many of the kind's base unit it is."""
-
     kind: str
     factor: Fraction
 

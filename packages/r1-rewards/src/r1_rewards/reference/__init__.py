@@ -1,1 +1,1 @@
-"""Rewards from a model's own log-probs of the reference answer."""
+"""The RLPR reward: how probable the reasoning makes the reference answer."""

@@ -1,4 +1,4 @@
-"""What a run may set of the reference-probability reward: `worker.reward.reward_function_kwargs`."""
+"""The options of the reference-probability reward in `worker.reward.reward_function_kwargs`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,12 +18,11 @@ KINDS: Mapping[str, Any] = {"format_weight": int | float, **dict.fromkeys(FLAGS,
 
 @dataclass(frozen=True, slots=True)
 class Options(Settings):
-    """The reward's settings, and whom it asks.
+    """The reward's settings, and the model whose log-probs count.
 
-    `model` is whose log-probs count: `policy`, as it is before the update; `reference`, the frozen model of the KL
-    term; a folder or a hub name, loaded beside the run; or URLs of vLLM servers, with `served_name` and `token_env`.
-    `score_a` is where the base score comes from: a column of the rows, the model before its first step, or (`auto`) the
-    one and else the other.
+    `model` is `policy` (before the update), `reference` (the frozen model of the KL term), a folder or hub name (loaded
+    beside the run), or URLs of vLLM servers, with `served_name` and `token_env`. `score_a` is the source of the base
+    score: `column` of the rows, `online` from the model before its first step, or `auto`: the column if there is one.
     """
 
     model: str = POLICY
@@ -35,12 +34,10 @@ class Options(Settings):
 
     @property
     def served(self) -> bool:
-        """Whether the model is behind HTTP."""
         return self.model.startswith(("http://", "https://"))
 
 
 def read_options(kwargs: Mapping[str, Any]) -> Options:
-    """Return the options that a configuration gives. Raises RewardSpecError, with the nearest name."""
     known = {field.name: field for field in fields(Options)} | {"gt_tokens_one_more": None}
     for key in kwargs:
         if key not in known or key in ("eos", "rule"):
@@ -59,7 +56,6 @@ def read_options(kwargs: Mapping[str, Any]) -> Options:
 
 
 def _require(given: Mapping[str, Any]) -> None:
-    """Raise RewardSpecError for a value of another type, or one that is none of those there are."""
     for key, value in given.items():
         if not isinstance(value, KINDS.get(key, object)) or (isinstance(value, bool) and KINDS.get(key) is not bool):
             raise RewardSpecError(f"reference_probability: {key} is {value!r}, which is of another type")

@@ -1,7 +1,6 @@
 """Score a response by how probable its reasoning makes the reference answer (RLPR, arXiv 2506.18254).
 
-The reward needs the policy itself, so `score` takes a callable that returns log-probs, and runs where that callable
-lives instead of in a worker process.
+The reward needs the policy's log-probs, so it runs in the process that has them instead of in a worker.
 """
 
 import math
@@ -23,11 +22,11 @@ BASE_COLUMN = "scoreA"  # the column of the data in which a base score may alrea
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How log-probs become a reward. The defaults are RLPR's.
+    """How log-probs become a reward; the defaults are RLPR's.
 
-    The reward is (1 − w) p + w f with w the `format_weight`, p the shaped probability and f 1 for a good format; with
-    w = −1 it is p, or −1 for a bad format. p is bins(shape(d)), d the aggregated log-probs less the base score, which
-    `clip` first bounds to [0, 1].
+    With w = `format_weight`, p the shaped probability, and f = 1 for a good format, the reward is (1 − w) p + w f; with
+    w = −1 it is p, or −1 for a bad format. p is bins(shape(d)), with d the aggregated log-probs minus the base score,
+    clipped to [0, 1] if `clip`.
     """
 
     format_weight: float = 0.1
@@ -70,11 +69,11 @@ def score(
 
 @dataclass
 class ReferenceProbability:
-    """A verifier of batches: one call of `logprobs` scores all responses that have an answer tag.
+    """A batch verifier: one call of `logprobs` scores all responses.
 
-    The base score of a sample is its column "scoreA", or 0; `base_scores` computes such a column. Parts: `probability`
-    (p), `score_b` (with the reasoning), `score_a` (base), `delta` (the one less the other), `format`, `unscored` (1
-    where no answer could be put in or a log-prob was not a number: score_b is then 0).
+    A sample's base score is its column "scoreA", or 0; `base_scores` computes it. Parts: `probability` (p), `score_b`
+    (with reasoning), `score_a` (base), `delta` (score_b minus score_a), `format`, `unscored` (1 if the answer could not
+    be replaced or a log-prob was not a number; score_b is then 0).
     """
 
     logprobs: LogProbs
@@ -84,8 +83,7 @@ class ReferenceProbability:
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
         """Return one score per input, in order.
 
-        Raises TypeError for anything but `RewardInput`s, ValueError for a base score that is no finite number, and what
-        `logprobs` raises.
+        Raises ValueError for a base score that is not finite, and what `logprobs` raises.
         """
         check_inputs(inputs)
         settings, bases = self.settings, [_base_score(*numbered) for numbered in enumerate(inputs)]
@@ -105,9 +103,9 @@ class ReferenceProbability:
     def base_scores(
         self, prompts: Sequence[str], references: Sequence[str], context: Context = "tagged"
     ) -> list[float]:
-        """Return how probable each reference is without reasoning, under the policy as it now is.
+        """Return the aggregated probability of each reference without reasoning, under the current policy.
 
-        Compute it once, before training, with the same tokenizer, temperature and aggregation as the reward.
+        Compute it once before training, with the reward's tokenizer, temperature and aggregation.
         """
         splices = [
             splice_alone(
@@ -121,7 +119,6 @@ class ReferenceProbability:
     def _reference_logprobs(
         self, prompts: Sequence[str], splices: Sequence[Splice | None], one_more_token: bool
     ) -> list[list[float]]:
-        """Return the log-probs of each reference's tokens, none for what could not be spliced."""
         asked = [(prompt, item) for prompt, item in zip(prompts, splices, strict=True) if item is not None]
         rows = iter(self.logprobs([prompt for prompt, _ in asked], [item.ids for _, item in asked]) if asked else [])
         found: list[list[float]] = []
@@ -140,7 +137,6 @@ class ReferenceProbability:
 
 
 def _base_score(number: int, item: RewardInput) -> float:
-    """Return the base score of input `number`, 0 without one. Raises ValueError for what is no finite number."""
     found = item.metadata.get(BASE_COLUMN)
     if found is None:
         return 0.0
@@ -153,7 +149,6 @@ def _base_score(number: int, item: RewardInput) -> float:
 
 
 def combine(logprobs: Sequence[float], response: str, base_score: float, settings: Settings) -> Score:
-    """Return the reward for the log-probs of the reference's tokens; none of them means that it was not scored."""
     score_b = aggregate(logprobs, settings.aggregation)
     if settings.rule == "strict" and logprobs:  # the fork's own bounds, by which a NaN is worth most
         score_b = 1.0 if math.isnan(score_b) else min(max(score_b, 0.0), 1.0)

@@ -19,11 +19,10 @@ Shaping = Callable[[float], float]
 
 
 def aggregate(logprobs: Sequence[float], aggregation: str) -> float:
-    """Return one number for the reference's log-probs l_1 … l_m (natural logarithm); 0 for none.
+    """Return one number for the reference's log-probs l_1 … l_m (natural logarithm); 0 for none, NaN for NaN.
 
-    `mean_exp_log_softmax` is the mean of exp(l), RLPR's choice; `mean_log_softmax` the mean of l, so at most 0;
-    `exp_sum_log_softmax` the probability of the whole answer; `exp_mean_log_softmax` its geometric mean. NaN among
-    the log-probs gives NaN. Raises ValueError for another name.
+    `mean_exp_log_softmax` (RLPR) is the mean of exp(l); `mean_log_softmax` the mean of l; `exp_sum_log_softmax` the
+    probability of the whole answer; `exp_mean_log_softmax` its geometric mean. Raises ValueError for another name.
     """
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"aggregation is {aggregation!r}; it must be one of {', '.join(AGGREGATIONS)}")
@@ -117,7 +116,6 @@ def _logistic(x: float) -> float:
 
 
 def _exp(x: float) -> float:
-    """Return exp(x), infinite where that overflows."""
     try:
         return math.exp(x)
     except OverflowError:

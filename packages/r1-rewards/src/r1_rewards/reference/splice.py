@@ -1,7 +1,7 @@
-"""Put the reference answer in the place of the model's own, to ask the policy how probable it is (RLPR).
+"""Replace the model's answer by the reference, to measure how probable the policy finds it (RLPR).
 
-The tokenizer is the caller's: anything that, called with a text, `add_special_tokens=False` and
-`return_offsets_mapping=True`, returns `input_ids` and `offset_mapping`, as fast Hugging Face tokenizers do.
+A tokenizer is any callable that takes a text, `add_special_tokens=False` and `return_offsets_mapping=True` and returns
+`input_ids` and `offset_mapping`, as fast Hugging Face tokenizers do.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ OPEN, CLOSE = "<answer>", "</answer>"
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a form has its answer: between two marks, with blanks of its own if the response has none."""
+    """Where a form has its answer: between two marks, padded by `blank` if the response has no blanks of its own."""
 
     opening: str
     closing: str
@@ -37,8 +37,6 @@ FORMS: Mapping[str, Callable[[str], bool]] = {
 
 
 class Tokenizer(Protocol):
-    """Encodes text and says which characters each token covers."""
-
     def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> Mapping[str, Any]: ...
 
 
@@ -60,13 +58,12 @@ def splice(
 ) -> Splice | None:
     r"""Return the response up to its answer, then `<answer> reference </answer>`; None if it cannot be scored.
 
-    Where the mode's answer stands in a box, that is `\boxed{reference}`, in the place of the last one.
+    For modes whose answer stands in a box, `\boxed{reference}` replaces the last box.
 
-    `lenient` is OpenBMB/RLPR's rule: one `<answer>` is enough, and for `r1` one `<think>` and one `</think>` before it;
-    words elsewhere are kept, and so are the blanks after the tag. `strict` is EasyR1_RLPR's: the form of `format`'s
-    mode, with only blanks between thought and answer; one blank on both sides of the reference. A reference of blanks
-    only cannot be scored; blanks around it are dropped. `response` is without prompt and without end token; `eos` is
-    put at the end.
+    `lenient` is OpenBMB/RLPR's rule: one `<answer>`, and for `r1` one `<think>` and one `</think>` before it; other
+    words and the blanks after the tag are kept. `strict` is EasyR1_RLPR's: the form of `format`'s mode, with only
+    blanks between thought and answer, and one blank on both sides of the reference. A blank reference cannot be scored;
+    surrounding blanks are dropped. `response` has no prompt and no end token; `eos` is appended.
 
     A token belongs to the reference if it covers any of its characters, so a blank merged into the first token counts.
     """
@@ -79,12 +76,10 @@ def splice(
 
 
 def answer_start(response: str, mode: Mode, rule: Rule) -> int | None:
-    """Return the place of the character with which the answer's opening mark begins; None by the rules of `splice`."""
     return _strict_start(response, mode) if rule == "strict" else _lenient_start(response, mode)
 
 
 def around(own: str, mode: Mode, rule: Rule, eos: str) -> tuple[str, str]:
-    """Return what stands before and behind the reference, where the model's `own` answer begins with its mark."""
     slot = SLOTS[mode]
     blanks = slot.blank
     if rule == "lenient":
@@ -96,11 +91,10 @@ def around(own: str, mode: Mode, rule: Rule, eos: str) -> tuple[str, str]:
 def splice_alone(
     reference: str, tokenizer: Tokenizer, *, eos: str = "", context: Context = "tagged", mode: Mode = "r1"
 ) -> Splice | None:
-    """Return the reference as it follows the prompt without any reasoning, for the base score that debiasing subtracts.
+    """Return the reference directly after the prompt, without reasoning, for the base score that debiasing subtracts.
 
-    `tagged` is `<answer> reference </answer>`, or the mode's box, tokenized as in `splice`; `plain` is " reference "
-    (OpenBMB/RLPR); `suffix` is " Answer: " and the reference, tokenized apart (EasyR1_RLPR). None for a reference of
-    blanks only.
+    `tagged` is `<answer> reference </answer>`, or the mode's box; `plain` is " reference " (OpenBMB/RLPR); `suffix` is
+    " Answer: " and the reference, tokenized separately (EasyR1_RLPR). None for a blank reference.
     """
     reference = reference.strip()
     if not reference:
@@ -140,7 +134,6 @@ def _strict_start(response: str, mode: Mode) -> int | None:
 
 
 def encode(before: str, reference: str, after: str, tokenizer: Tokenizer, reference_start: int) -> Splice:
-    """Tokenize text with the reference in it at once; the characters say which tokens are the reference's."""
     text = before + reference + after
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     first, last = len(before), len(before) + len(reference)

@@ -1,7 +1,6 @@
-"""Put the reference answer behind the tokens that were sampled, so that a model reads its own reasoning unchanged.
+"""Replace the answer in sampled token ids by the reference; the tokens of the reasoning stay as they were sampled.
 
-A model may have sampled other tokens than its tokenizer would cut the same text into. Its reasoning stays as it was
-sampled; only what stands in the answer's place is tokenized.
+A model may sample other tokens than its tokenizer would produce for the same text.
 """
 
 from collections.abc import Sequence
@@ -17,16 +16,14 @@ CAUSES: tuple[Cause, ...] = ("form", "reference", "length", "number", "silence")
 
 
 class TextTokenizer(Tokenizer, Protocol):
-    """A tokenizer that turns tokens back into text."""
-
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Spliced:
-    """A response whose answer is the reference.
+    """A tokenized response whose answer is the reference.
 
-    Example: `Spliced(5, [27, 88, 29, 220, 42, 220, 27, 12, 88, 29], [4])`: five sampled tokens, then the answer, of
+    Example: `Spliced(5, [27, 88, 29, 220, 42, 220, 27, 12, 88, 29], [4])`: five sampled tokens, then the answer, in
     which the token at 4 is the reference's.
     """
 
@@ -44,10 +41,10 @@ def splice_tokens(
     mode: Mode = "r1",
     rule: Rule = "lenient",
 ) -> Spliced | Cause:
-    """Return the sampled tokens that stay and the reference's answer behind them, or why there is none.
+    """Return the sampled tokens to keep and the reference's answer after them, or why there is none.
 
-    The rules are those of `r1_rewards.reference.splice.splice`. A sampled token that holds the beginning of the
-    answer's mark and something before it is cut anew, with the rest.
+    The rules are those of `r1_rewards.reference.splice.splice`. A sampled token that spans the start of the answer's
+    mark is tokenized again.
     """
     reference, ids = reference.strip(), [int(token) for token in response_ids]
     if not reference:
@@ -63,7 +60,6 @@ def splice_tokens(
 
 
 def _kept(ids: list[int], text: str, start: int, tokenizer: TextTokenizer) -> tuple[int, int]:
-    """Return how many tokens lie wholly before the character `start`, and the character at which they end."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ends = [end for _, end in encoded["offset_mapping"] if end <= start]
     # A character of several tokens ends with the last of them only.

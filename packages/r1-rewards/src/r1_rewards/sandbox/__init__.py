@@ -1,4 +1,4 @@
-"""Untrusted programs, run and graded behind the kernel's own protections."""
+"""Run and grade untrusted programs behind the kernel's protections."""
 
 from r1_rewards.sandbox.execution import Execution, Limits, Sandbox, SandboxError, describe
 

@@ -1,7 +1,6 @@
-"""Run a solution against its tests, in sandboxes, and say of each test how it went.
+"""Run a solution against its tests in sandboxes and return one verdict per test.
 
-Expected values stay here, or in the tests' own process; the solution's process sees inputs only. So nothing that it
-prints, patches or writes into its pipes can pass a test but the right value.
+The solution's process receives inputs only, never expected values.
 """
 
 import math
@@ -29,7 +28,7 @@ _NO_ASSERTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Grading:
-    """Seconds for one test and for all of them, and how far floats may be off, absolutely or relatively."""
+    """Seconds for one test and for all of them; how far floats may be off, absolutely or relatively."""
 
     seconds: float
     total_seconds: float
@@ -37,7 +36,7 @@ class Grading:
 
 
 class _Failed(Exception):
-    """The solution's process gave no result; `verdict` says why."""
+    """The solution's process returned no result."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict)
@@ -45,10 +44,9 @@ class _Failed(Exception):
 
 
 def grade(source: str, tests: CodeTests, sandbox: Sandbox, grading: Grading) -> Iterator[Verdict]:
-    """Yield a verdict for each test, in order; stop asking, and the remaining tests are not run.
+    """Yield a verdict for each test, in order; tests are run as the verdicts are consumed.
 
-    Tests that the total time does not suffice for are timeouts. Raises SandboxError, and TestsError for tests that
-    cannot be run as they are written.
+    Tests beyond the total time are timeouts. Raises SandboxError, and TestsError for tests that cannot be run.
     """
     deadline = time.monotonic() + grading.total_seconds
     match tests:
@@ -61,7 +59,6 @@ def grade(source: str, tests: CodeTests, sandbox: Sandbox, grading: Grading) -> 
 
 
 def count(tests: CodeTests) -> int:
-    """Return the number of tests."""
     return len(tests.units) if isinstance(tests, AssertTests) else len(tests.pairs)
 
 
@@ -82,7 +79,6 @@ def _grade_stdin(
 
 
 def _verdict_of(execution: Execution) -> Verdict | None:
-    """Return why a program failed; None if it ended well and its output counts."""
     if execution.ending in ("timeout", "output"):
         return "timeout" if execution.ending == "timeout" else "output"
     if execution.code == 0:
@@ -92,9 +88,9 @@ def _verdict_of(execution: Execution) -> Verdict | None:
 
 
 def same_output(expected: str, found: str, tolerance: float | None) -> bool:
-    """Return whether two outputs have the same words; blanks and line breaks only separate.
+    """Whether two outputs have the same words, separated by any whitespace.
 
-    With a tolerance, words that are finite numbers may differ by it, absolutely or relatively.
+    With a tolerance, finite numbers may differ by it, absolutely or relatively.
     """
     left, right = expected.split(), found.split()
     if len(left) != len(right):
@@ -123,7 +119,7 @@ def _close(left: float, right: float, tolerance: float) -> bool:
 def _grade_calls(
     source: str, tests: CallTests, sandbox: Sandbox, grading: Grading, deadline: float
 ) -> Iterator[Verdict]:
-    solution = _Solution(IMPORTS + source, sandbox)
+    solution = _SolutionProcess(IMPORTS + source, sandbox)
     for args, expected in tests.pairs:
         request = {
             "do": "call",
@@ -154,9 +150,9 @@ def _verdict_on(response: dict[str, Any], expected: Any, wrapped: bool, toleranc
 
 
 def same_value(expected: Any, found: Any, tolerance: float | None) -> bool:
-    """Return whether a returned value equals what JSON expects: tuples count as lists, keys of dicts are text.
+    """Whether a returned plain value equals what JSON expects: tuples count as lists, dict keys are text.
 
-    Plain values only, so that nothing of the solution's decides. With a tolerance, floats may differ by it.
+    With a tolerance, floats may differ by it.
     """
     if isinstance(expected, list):
         if not isinstance(found, list | tuple) or len(expected) != len(found):
@@ -176,7 +172,7 @@ def same_value(expected: Any, found: Any, tolerance: float | None) -> bool:
 def _grade_asserts(
     source: str, tests: AssertTests, sandbox: Sandbox, grading: Grading, deadline: float
 ) -> Iterator[Verdict]:
-    solution = _Solution(f"{tests.prefix}\n{source}", sandbox)
+    solution = _SolutionProcess(f"{tests.prefix}\n{source}", sandbox)
     with Sandbox(sandbox.limits, sandbox.module_paths) as own_sandbox:  # where the solution is not
         tester = own_sandbox.start("assertions", tests.setup, tests.units)
         unit_deadline = min(deadline, time.monotonic() + grading.seconds)
@@ -219,10 +215,9 @@ def _grade_asserts(
 
 
 def assertion_problem(tests: CodeTests, sandbox: Sandbox) -> str | None:
-    """Return what is wrong with tests that pass whatever a solution answers, or None; nothing else runs in `sandbox`.
+    """Return why these tests pass whatever a solution answers, or None; `sandbox` runs nothing else meanwhile.
 
-    Decoys stand in for the solution, so that none can influence it. Tests that take too long to tell count as good.
-    Raises SandboxError.
+    Decoys replace the solution. Tests that take too long to tell count as good. Raises SandboxError.
     """
     if not isinstance(tests, AssertTests) or (key := (tests.setup, *tests.units)) in _ASSERTING:
         return None
@@ -248,8 +243,8 @@ def _verdict_from(message: dict[str, Any]) -> Verdict:
     return {"AssertionError": "wrong", "MemoryError": "memory"}.get(kind, "exception")  # type: ignore[return-value]
 
 
-class _Solution:
-    """The process that holds the solution: started when asked, and again after it hung or died."""
+class _SolutionProcess:
+    """The process that holds the solution: started on the first call, and again after it timed out or died."""
 
     def __init__(self, source: str, sandbox: Sandbox) -> None:
         self._source = source
@@ -258,7 +253,6 @@ class _Solution:
         self.broken: Verdict | None = None  # why the solution cannot even be loaded
 
     def ask(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """Return the process's response, whatever it is. Raises _Failed."""
         if self.broken:
             raise _Failed(self.broken)
         if self._conversation is None:
@@ -270,14 +264,12 @@ class _Solution:
         return self._exchange(request, deadline)
 
     def close(self, *, ended: bool = False) -> None:
-        """End the process, if there is one; see `Sandbox.end`."""
         if self._conversation is not None:
             self._conversation.close()
             self._conversation = None
             self._sandbox.end(ended=ended)
 
     def _exchange(self, request: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
-        """Send a request, or start the process, and return what it says."""
         try:
             if self._conversation is None:
                 self._conversation = self._sandbox.start("solution", self._source)

@@ -1,17 +1,16 @@
 """Read the tests of a coding task in the forms in which data sets publish them.
 
 - `{"inputs": […], "outputs": […]}`: texts for stdin and stdout (APPS, TACO, CodeContests); with `"fn_name": "f"`, each
-  input is a list of arguments, each output what the function, or the method of a class `Solution`, returns.
-- `[{"input": …, "output": …, "testtype": "stdin" | "functional"}, …]` (LiveCodeBench), or
-  `{"tests": […], "fn_name": …}`: functional inputs have one JSON value per argument and line, outputs one JSON value.
+  input is a list of arguments and each output the result of the function, or of the method of a class `Solution`.
+- `[{"input": …, "output": …, "testtype": "stdin" | "functional"}, …]` (LiveCodeBench), or `{"tests": […], "fn_name":
+  …}`: functional inputs have one JSON value per argument and line, outputs one JSON value.
 - `{"test_list": ["assert …", …], "test_setup_code": …}` (MBPP), or the bare list of texts.
-- `{"test": "def check(candidate): …", "entry_point": "f", "prompt": …}` (HumanEval); the prompt's helper functions may
-  be used by the tests and by the solution.
-- Python source text: each top-level `assert`, each function `test_…`, `async` or not, and each such method, its own or
-  inherited, of a class `Test…` or of one that derives from `unittest.TestCase` is one test.
+- `{"test": "def check(candidate): …", "entry_point": "f", "prompt": …}` (HumanEval); tests and solution may use the
+  prompt's helper functions.
+- Python source: each top-level `assert`, each function `test_…` (also `async`), and each such method, own or inherited,
+  of a class `Test…` or a subclass of `unittest.TestCase` is one test.
 
-Asserts that nothing would run are refused, and expected outputs that are all empty, or all null: they are an error of
-the data, and no pass.
+Asserts that nothing would run, and expected outputs that are all empty or all null, are refused as errors of the data.
 """
 
 import ast
@@ -25,21 +24,17 @@ IMPORTS = "import collections, functools, heapq, itertools, math, re, string\nfr
 
 
 class TestsError(ValueError):
-    """Tests that cannot be read, or cannot be run as they are written; the message says which and why."""
-
     __test__ = False
 
 
 @dataclass(frozen=True, slots=True)
 class StdinTests:
-    """What to feed, and what must be printed."""
-
     pairs: list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class CallTests:
-    """Arguments for a function, and what it must return: plain values, lists where the solution may return tuples."""
+    """Arguments for a function and expected plain values; a solution may return tuples for lists."""
 
     function: str
     pairs: list[tuple[list[Any], Any]]
@@ -48,7 +43,7 @@ class CallTests:
 
 @dataclass(frozen=True, slots=True)
 class AssertTests:
-    """Source texts that raise where the solution is wrong, and what to execute before them."""
+    """Source texts that raise if the solution is wrong, and the setup to execute before them."""
 
     setup: str
     units: list[str]
@@ -59,7 +54,6 @@ CodeTests = StdinTests | CallTests | AssertTests
 
 
 def read_tests(ground_truth: str) -> CodeTests:
-    """Read tests in any form of this module, JSON or Python source. Raises TestsError."""
     tests = _read(ground_truth)
     if isinstance(tests, StdinTests) and not any(expected.strip() for _, expected in tests.pairs):
         raise TestsError("every expected output is empty: a program that prints nothing would pass")
@@ -131,7 +125,6 @@ def _read_records(records: Sequence[Any], function: Any) -> CodeTests:
 
 
 def _read_source(source: str) -> AssertTests:
-    """Split Python source into its tests; the rest is set-up."""
     statements = _parse(source)
     units = [ast.unparse(node) for node in statements if isinstance(node, ast.Assert)] + _calls(statements)
     setup = [node for node in statements if not isinstance(node, ast.Assert)]
@@ -148,10 +141,9 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _calls(statements: Sequence[ast.stmt], setup: Sequence[ast.stmt] = ()) -> list[str]:
-    """Return source that calls each test function and method, inherited ones, too.
+    """Return source that calls each test function and method, inherited ones included.
 
-    `setup` runs before and may define classes that those here derive from. Raises TestsError for asserts that nothing
-    would run.
+    `setup` runs before and may define base classes. Raises TestsError for asserts that nothing would run.
     """
     calls: list[str] = []
     idle: list[ast.ClassDef | _Function] = []
@@ -182,7 +174,6 @@ def _calls(statements: Sequence[ast.stmt], setup: Sequence[ast.stmt] = ()) -> li
 
 
 def _lineage(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.ClassDef]:
-    """Return a class and those among `classes` that it derives from, itself first, each once."""
     found = [node]
     for kind in found:
         named = (classes.get(ast.unparse(base)) for base in kind.bases)
@@ -220,7 +211,6 @@ def _parse(source: str) -> list[ast.stmt]:
 
 
 def _text(value: Any) -> str:
-    """Return a text; some data sets give its lines."""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -1,14 +1,6 @@
-"""Run untrusted Python: one process, no network, no files but Python's own, and bounds on everything it can use up.
+"""Run untrusted Python in one process, confined by the kernel; the README lists the protections.
 
-A program runs behind these protections, all of them the kernel's; nothing relies on what Python code can or cannot do:
-
-- network: a system call filter (seccomp) refuses sockets; where allowed, a network namespace without even loopback;
-- processes: the filter refuses fork, exec, signals to others, tracing; where allowed, a pid namespace;
-- files: Landlock, and where allowed a root directory that holds only Python's libraries, read-only;
-- limits: address space, processor time, size of files, open files, threads, no core dumps;
-- privileges: no capabilities, no way to gain any; started by root, another user.
-
-Wall-clock time and output are bounded from outside. What the program is compared with never enters its process.
+Nothing relies on what Python code can or cannot do. Wall-clock time and output are limited from outside.
 """
 
 import contextlib
@@ -50,9 +42,9 @@ logger = logging.getLogger("r1_rewards")
 
 
 class SandboxError(RuntimeError):
-    """A protection is missing, or the sandbox itself failed; nothing was judged.
+    """A protection is missing, or the sandbox failed; nothing was judged.
 
-    `killed_from_outside`: a process of the sandbox was killed, so that another try may succeed.
+    `killed_from_outside`: a process of the sandbox was killed, so a retry may succeed.
     """
 
     def __init__(self, message: str, *, killed_from_outside: bool = False) -> None:
@@ -62,8 +54,6 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one run may use."""
-
     memory_mib: int = 1024  # address space
     cpu_seconds: float = 30.0
     files_mib: int = 16  # of its working directory
@@ -73,7 +63,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a program ended, and what it wrote. `code` is its exit status, or minus the signal that ended it."""
+    """How a program ended and what it wrote. `code` is its exit status, or minus the signal that ended it."""
 
     ending: Ending
     code: int | None
@@ -82,14 +72,14 @@ class Execution:
 
 
 class Sandbox:
-    """A place to run programs one after another, each in a process of its own; use it in a `with` block.
+    """Runs programs one after another, each in its own process; use it in a `with` block and from one thread.
 
-    Where a protection is missing, nothing runs: a program that can open the caller's files can read its memory, too.
-    `module_paths` are folders that programs may import from, besides the standard library. Belongs to one thread.
+    If a protection is missing, nothing runs: a program that can open the caller's files can read its memory, too.
+    Programs may import the standard library and modules in the folders `module_paths`.
     """
 
     def __init__(self, limits: Limits | None = None, module_paths: Sequence[str] = ()) -> None:
-        """Start the supervisor. Raises SandboxError where there is no Linux, or the supervisor does not start."""
+        """Start the supervisor. Raises SandboxError if it does not start, or on another system than Linux."""
         if sys.platform != "linux":
             raise SandboxError(f"judged code can be confined on Linux only, this is {sys.platform}")
         self.limits = limits or Limits()
@@ -109,7 +99,7 @@ class Sandbox:
             values.send(ours, {"module_paths": self.module_paths})
 
     def run(self, source: str, stdin: bytes, seconds: float) -> Execution:
-        """Run `source` as a script; end it after `seconds`. Raises SandboxError."""
+        """Run `source` as a script for at most `seconds`. Raises SandboxError."""
         their_stdin, writer = os.pipe()
         reader, their_stdout = os.pipe()
         errors, their_stderr = os.pipe()
@@ -127,7 +117,7 @@ class Sandbox:
     def start(
         self, mode: Literal["solution", "assertions", "decoys"], source: str, units: Sequence[str] = ()
     ) -> Conversation:
-        """Start a process that is talked to line by line; `end` it before the next. Raises SandboxError."""
+        """Start a process that exchanges lines; `end` it before the next. Raises SandboxError."""
         nothing = os.open(os.devnull, os.O_RDWR)
         their_requests, writer = os.pipe()
         reader, their_responses = os.pipe()
@@ -141,9 +131,9 @@ class Sandbox:
         return Conversation(writer, reader, self.limits.output_mib << 20)
 
     def end(self, kill: bool = True, *, ended: bool = False) -> int | None:
-        """Wait until the running process and all it left are gone, after killing them; return its exit code.
+        """Kill the running process and all it started, and return its exit code.
 
-        A process that seems to have `ended` gets a second to do so: only then is it known what ended it.
+        A process that seems to have `ended` gets _END_SECONDS to exit, so that its exit code tells what ended it.
         """
         with self._failing_closed():
             if kill and not (ended and select.select([self._connection], [], [], _END_SECONDS)[0]):
@@ -154,7 +144,6 @@ class Sandbox:
         return code
 
     def close(self) -> None:
-        """Kill the supervisor and everything in the sandbox."""
         self._connection.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._supervisor.pid, signal.SIGKILL)
@@ -169,7 +158,6 @@ class Sandbox:
         self.close()
 
     def _begin(self, mode: str, source: str, descriptors: Sequence[int], units: Sequence[str] = ()) -> None:
-        """Have the supervisor start a process; return once it has said that it is confined."""
         request = {
             "mode": mode,
             "source": source,
@@ -196,7 +184,6 @@ class Sandbox:
         _announce(self.active)
 
     def _notice_kill(self, report: Mapping[str, Any]) -> None:
-        """Set `killed_from_outside` by a report of how a process ended; other reports have no code."""
         if "code" in report and not report["killed"] and report["code"] in _OUTSIDE:
             self.killed_from_outside = True
 
@@ -211,7 +198,6 @@ class Sandbox:
             raise SandboxError(message, killed_from_outside=killed) from error
 
     def _supervisor_was_killed(self) -> bool:
-        """Whether the supervisor was killed from outside; false while it lives."""
         try:
             return self._supervisor.wait(_END_SECONDS) in _OUTSIDE
         except subprocess.TimeoutExpired:
@@ -219,10 +205,7 @@ class Sandbox:
 
 
 def describe() -> tuple[str, ...]:
-    """Return the protections that are active here, names of `PROTECTIONS`, after trying them.
-
-    Raises SandboxError, naming what is missing, where not all can be had.
-    """
+    """Try all protections and return the active ones. Raises SandboxError if one is missing."""
     with Sandbox() as sandbox:
         sandbox.run("", b"", _START_SECONDS)
         return sandbox.active
@@ -230,7 +213,6 @@ def describe() -> tuple[str, ...]:
 
 @functools.cache
 def _announce(active: tuple[str, ...]) -> None:
-    """Say once what protects."""
     logger.info("sandbox active: %s", ", ".join(active))
 
 

@@ -1,4 +1,4 @@
-"""Talk through pipes with a process that is not trusted: bounded in bytes and in time, never blocked by it."""
+"""Exchange data through pipes with an untrusted process: limited in bytes and time, never blocked by it."""
 
 import json
 import os
@@ -16,14 +16,14 @@ _PIECE = 1 << 16
 
 
 class OutputError(Exception):
-    """The process wrote more than it may, or what is no message."""
+    """The process wrote too much, or something that is no message."""
 
 
 class Exchange:
     """Feed a program's stdin and collect its stdout and stderr until it ends."""
 
     def __init__(self, pipes: Sequence[int], ended: socket.socket, stdin: bytes, bound: int) -> None:
-        """`pipes` are our ends of stdin, stdout and stderr; `ended` becomes readable when the program has ended."""
+        """`pipes` are our ends of stdin, stdout and stderr; `ended` becomes readable when the program ends."""
         self._stdin, self._stdout, self._stderr = pipes
         self._ended = ended
         self._unsent = memoryview(stdin)
@@ -31,7 +31,7 @@ class Exchange:
         self.stdout, self.stderr = bytearray(), bytearray()
 
     def run(self, deadline: float) -> Ending:
-        """Return when the program has ended, has written too much, or at `deadline` (`time.monotonic`)."""
+        """Return when the program has ended or written too much, or at `deadline` (`time.monotonic`)."""
         for descriptor in (self._stdin, self._stdout, self._stderr):
             os.set_blocking(descriptor, False)
         with selectors.DefaultSelector() as selector:
@@ -54,7 +54,6 @@ class Exchange:
                     return "ended"
 
     def drain(self) -> Ending:
-        """Read what the program left in the pipes; its end has closed them."""
         while self._read(self._stdout) and len(self.stdout) <= self._bound:
             pass
         while self._read(self._stderr):
@@ -73,7 +72,6 @@ class Exchange:
         return bool(piece)
 
     def _write(self) -> bool:
-        """Write what fits; return whether more is to come."""
         try:
             self._unsent = self._unsent[os.write(self._stdin, self._unsent[:_PIECE]) :]
         except BlockingIOError:
@@ -84,17 +82,17 @@ class Exchange:
 
 
 class Conversation:
-    """JSON lines to and from a process that may send anything, or nothing."""
+    """JSON lines to and from an untrusted process."""
 
     def __init__(self, writer: int, reader: int, bound: int) -> None:
-        """Takes over the two descriptors; `bound` is in bytes of one message from the process."""
+        """Take ownership of the two descriptors; `bound` is the most bytes of one message."""
         self._writer, self._reader, self._bound = writer, reader, bound
         self._read = bytearray()
         os.set_blocking(writer, False)
         os.set_blocking(reader, False)
 
     def tell(self, message: Any, deadline: float) -> None:
-        """Send one message. Raises TimeoutError at `deadline` (`time.monotonic`), EOFError if nobody reads."""
+        """Send a message. Raises TimeoutError at `deadline` (`time.monotonic`), EOFError if the process has ended."""
         unsent = memoryview(json.dumps(message).encode("ascii") + b"\n")
         while unsent:
             _wait([], [self._writer], deadline)
@@ -106,7 +104,7 @@ class Conversation:
                 raise EOFError("the process has ended") from error
 
     def hear(self, deadline: float) -> dict[str, Any]:
-        """Return the next message. Raises TimeoutError, EOFError, or OutputError for what is no message."""
+        """Return the next message. Raises TimeoutError, EOFError, or OutputError for anything but a JSON object."""
         start = 0
         while (end := self._read.find(b"\n", start)) < 0:
             start = len(self._read)

@@ -1,1 +1,1 @@
-"""Rewards that ask elsewhere: a judge, a reward server, a classifier; and the server that answers such requests."""
+"""Rewards over HTTP and by reward models: a judge, a reward server, a classifier; and a server for any verifier."""

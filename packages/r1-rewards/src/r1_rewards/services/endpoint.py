@@ -1,6 +1,6 @@
-"""Post JSON to one of several servers until one replies well: time limits, retries with back-off, fail-over.
+"""Post JSON to one of several servers: timeouts, retries with back-off, fail-over.
 
-Needs `r1-rewards[http]`. What goes wrong is a `RequestFailed` with a cause, for the caller to keep as data.
+Needs `r1-rewards[http]`. Failures are `RequestFailed` with a cause.
 """
 
 import asyncio
@@ -29,12 +29,10 @@ Result = TypeVar("Result")
 
 
 class Unusable(Exception):
-    """A whole reply in which the caller does not find what it asked for; another try may do better."""
+    """A complete reply without what the caller needs; a retry may succeed."""
 
 
 class RequestFailed(Exception):
-    """No server gave a usable reply in time."""
-
     def __init__(self, cause: Cause, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
         self.cause: Cause = cause
@@ -42,14 +40,14 @@ class RequestFailed(Exception):
 
 
 class Post(Protocol):
-    """Send `body` as JSON and return what `read` makes of the reply; `read` raises Unusable where it cannot."""
+    """Send `body` as JSON and return `read(reply)`; `read` raises Unusable to ask for a retry."""
 
     async def __call__(self, body: Any, read: Callable[[Any], Result]) -> Result: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for servers. Pauses double from `backoff` on, up to MAX_PAUSE, each cut by a random share."""
+    """Timeouts and retries. Pauses double from `backoff` up to MAX_PAUSE seconds, with random jitter."""
 
     timeout: float = 180.0  # seconds per try
     deadline: float = 600.0  # seconds per request, all tries and pauses together
@@ -62,8 +60,6 @@ class Patience:
 
 
 class _TryFailed(Exception):
-    """One try at one server came to nothing."""
-
     def __init__(
         self,
         cause: Cause,
@@ -91,14 +87,14 @@ class _Server:
 
 
 class Endpoint:
-    """One or several equal servers behind one verb.
+    """Several equal servers behind one method.
 
-    A request goes to the least busy server that did not just fail; after a failure the others come first. Network
-    errors, time-outs, 408, 425, 429, 5xx and unusable replies are tried again, other 4xx only elsewhere. Redirects are
-    not followed. A server that is busy and says when to come back (429 or 503 with Retry-After) is waited for until the
-    deadline. When as many requests in a row have failed as run at once, and at least three, with none answered
-    between, the rest of that `run` fails untried: servers that are gone do not cost a deadline for every request. A
-    request that was refused, which may be its own fault, counts an eighth.
+    A request goes to the least busy server that did not just fail. Network errors, timeouts, 408, 425, 429, 5xx and
+    unusable replies are retried, at other servers first; other 4xx only at other servers. Redirects are not followed. A
+    busy server that sends Retry-After (429 or 503) is waited for until the deadline.
+
+    After as many failed requests in a row as run concurrently, and at least three, the rest of that `run` fails
+    untried. A refused request, which may itself be at fault, counts an eighth.
     """
 
     def __init__(
@@ -109,7 +105,7 @@ class Endpoint:
         headers: Mapping[str, str] | None = None,
         concurrency: int = 8,
     ) -> None:
-        """`concurrency` is requests at a time per server. Raises RewardSpecError for URLs and numbers of no use."""
+        """`concurrency` is requests at a time per server. Raises RewardSpecError for invalid URLs and numbers."""
         try:
             import httpx
         except ImportError as error:
@@ -132,8 +128,10 @@ class Endpoint:
         self._failed_in_a_row = 0.0
 
     def run(self, work: Callable[[Post], Awaitable[Result]]) -> Result:
-        """Return what `work(post)` comes to. Its event loop has a thread of its own, so that any thread, notebook or
-        coroutine may call. One call at a time; raises RuntimeError if `close` ends it."""
+        """Return the result of `work(post)`, run in an event loop of its own thread. Callable from any thread.
+
+        Calls are serialized. Raises RuntimeError if `close` ends the call.
+        """
         with self._lock, ThreadPoolExecutor(1, thread_name_prefix="r1-http") as thread:
             self._failed_in_a_row = 0.0
             future = thread.submit(asyncio.run, self._session(work))
@@ -146,7 +144,7 @@ class Endpoint:
                 raise
 
     def close(self) -> None:
-        """End what `run` is doing, from any thread."""
+        """Cancel a running `run`, from any thread."""
         for cancel in tuple(self._cancels):
             with contextlib.suppress(RuntimeError):  # its loop has just ended by itself
                 cancel()
@@ -189,7 +187,6 @@ class Endpoint:
             return result
 
     async def _insist(self, client: "httpx.AsyncClient", content: bytes, read: Callable[[Any], Result]) -> Result:
-        """Try, wait and try again elsewhere, until a reply can be read or patience ends."""
         now, patience = asyncio.get_running_loop().time, self.patience
         end = now() + patience.deadline
         candidates, tried = list(self._servers), Counter[_Server]()
@@ -255,7 +252,7 @@ class Endpoint:
 
 
 async def _exchange(client: "httpx.AsyncClient", url: str, content: bytes) -> tuple[int, Mapping[str, str], bytes]:
-    """Post and return status, headers and body, which is read no further than MAX_REPLY_BYTES."""
+    """Post and return status, headers and body. Raises Unusable for more than MAX_REPLY_BYTES."""
     async with client.stream("POST", url, content=content) as response:
         reply = bytearray()
         async for chunk in response.aiter_bytes():

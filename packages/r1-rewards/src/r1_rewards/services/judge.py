@@ -1,8 +1,7 @@
-"""Ask a language model behind an OpenAI-compatible endpoint how good a response is.
+"""Ask a language model behind an OpenAI-compatible endpoint to mark responses.
 
-The judged response is text by an adversary. It stands between two tags with a random number, and the verdict counts
-only in the last line of the judge's reply and only behind a tag with that number, which the response cannot know. So a
-response cannot speak for the judge; it can still try to talk the judge into a better mark, which no format prevents.
+A judged response is adversarial text. A verdict counts only in the last line of the reply, behind a random number that
+the response cannot know. So a response cannot write its own verdict; it can still persuade the judge.
 """
 
 import asyncio
@@ -51,10 +50,9 @@ _MARK = re.compile(
 class JudgeVerifier(OpenVerifier):
     """A verifier that asks a judge model once per response, `concurrency` at a time per server.
 
-    The value is the judge's mark, taken linearly from [low, high] to [0, 1]; the mark itself is the part `mark`.
-    Requests that are alike are asked once, and marks are remembered. A reply without a verdict in its last line, or
-    with a mark outside the range, is asked for again and in the end fails the response as `wrong_shape`; errors of the
-    endpoint fail it as `remote` or `timeout`.
+    The value is the mark scaled linearly from [low, high] to [0, 1]; the part `mark` is the mark itself. Equal requests
+    are asked once, and marks are cached. A reply without a valid verdict is retried and finally fails as `wrong_shape`;
+    HTTP errors fail as `remote` or `timeout`.
     """
 
     @property
@@ -80,12 +78,12 @@ class JudgeVerifier(OpenVerifier):
         failure_score: float = 0.0,
         failure_policy: FailurePolicy = "score",
     ) -> None:
-        """Raises RewardSpecError for what cannot work; asks nothing yet.
+        """Check the settings without sending a request. Raises RewardSpecError.
 
-        `url` is the API's base (http://localhost:8000/v1) or several with commas between; `template` the text with
-        {question}, {ground_truth}, {response}, {nonce}, {low} and {high}, of which {response} and VERDICT-{nonce} must
-        be there; `request` further fields of the request (by default temperature 0 and 1,024 tokens). The key is read
-        from the environment variable `api_key_env`, so that it stands in no configuration.
+        `url` is the API's base (http://localhost:8000/v1), or several with commas between. `template` has {question},
+        {ground_truth}, {response}, {nonce}, {low} and {high}; {response} and VERDICT-{nonce} are required. `request`
+        has further fields of the request (by default temperature 0 and 1,024 tokens). The key is read from the
+        environment variable `api_key_env`, so that no configuration contains it.
         """
         _check_template(template)
         if not low < high:
@@ -106,7 +104,6 @@ class JudgeVerifier(OpenVerifier):
         self._rule = FailureRule(failure_policy, failure_score)
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
-        """Return one score per input, in order. Raises RuntimeError if `close` is called meanwhile."""
         check_inputs(inputs)
         keys = [_fingerprint(item) for item in inputs]
         with self._lock:
@@ -149,7 +146,7 @@ class JudgeVerifier(OpenVerifier):
 
 
 def score(response: str, ground_truth: str, *, url: str, model: str, question: str = "", **settings: Any) -> Score:
-    """Return the mark that one response gets from a judge; `settings` are those of `JudgeVerifier`.
+    """Return a judge's mark for one response; `settings` are those of `JudgeVerifier`.
 
     Example: `score("It is Paris.", "Paris", question="France's capital?", url="http://127.0.0.1:8000/v1", model="j")`
     """
@@ -158,7 +155,6 @@ def score(response: str, ground_truth: str, *, url: str, model: str, question: s
 
 
 def read_mark(reply: str, nonce: str, low: float, high: float) -> float:
-    """Return the mark behind `VERDICT-nonce:` in the last line that is not blank. Raises Unusable without one."""
     last = reply.rstrip()[-_LINE_LIMIT:].rpartition("\n")[2]
     _, tag, verdict = last.partition(f"VERDICT-{nonce}:")
     found = _MARK.fullmatch(verdict)
@@ -171,7 +167,7 @@ def read_mark(reply: str, nonce: str, low: float, high: float) -> float:
 
 
 def question_of(item: RewardInput) -> str:
-    """Return what was asked, as text: the messages with their roles if there are several, pictures as `[image]`."""
+    """Return the question as text: the messages, with roles if there are several, pictures as `[image]`."""
     texts = [(str(message.get("role")), _text_of(message.get("content"))) for message in item.messages]
     if not texts:
         return item.prompt
@@ -193,7 +189,6 @@ def _text_of_reply(reply: Any) -> str:
 
 
 def _fill(template: str, item: RewardInput, nonce: str, low: float, high: float) -> str:
-    """Fill the template in one pass, so that a placeholder inside a response stays the text it is."""
     values = {
         "question": question_of(item),
         "ground_truth": item.ground_truth,

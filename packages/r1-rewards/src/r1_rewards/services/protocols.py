@@ -1,9 +1,9 @@
-"""The two ways in which responses and scores are written as JSON between `remote` and a reward server.
+"""The two JSON protocols between `remote` and a reward server.
 
 - `openrlhf`: `{"query", "prompts", "labels"}`, lists of str, to `{"rewards": [float]}`, as in OpenRLHF's and LMM-R1's
-  remote reward models. A query is the prompt with its response. Lists of finite numbers beside `rewards` become parts.
-- `r1`: `{"inputs": [{"response", …}]}` to `{"scores": [{"parts": {…}}, {"failure": [cause, message]}]}`.
-  Nothing is lost but the pictures.
+  remote reward models. A query is the prompt with its response. Further lists of finite numbers become parts.
+- `r1`: `{"inputs": [{"response", …}]}` to `{"scores": [{"parts": {…}}, {"failure": [cause, message]}]}`, with
+  everything but pictures.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +16,11 @@ from r1_rewards.types import Cause, Failure, Outcome, RewardInput, Score, read_s
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How responses become a request, and what a server sends becomes one outcome per response."""
-
     encode: Callable[[Sequence[RewardInput]], dict[str, Any]]
     decode: Callable[[Any, int], list[Outcome]]  # raises Unusable
 
 
 def write_score(score: Score) -> dict[str, Any]:
-    """Return a score as it is written in the protocol `r1`."""
     if score.error is not None:
         return {"failure": [score.error.cause, score.error.message]}
     written: dict[str, Any] = {"parts": {**score.parts, "overall": score.value}}
@@ -35,7 +32,7 @@ def write_score(score: Score) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    """Return `text` with lone surrogates, which no JSON parser need accept, replaced by question marks."""
+    """Return `text` with lone surrogates, which JSON parsers may refuse, replaced by question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

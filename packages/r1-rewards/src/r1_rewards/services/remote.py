@@ -1,4 +1,4 @@
-"""Ask a reward server over HTTP: OpenRLHF's and LMM-R1's protocol, or `r1-rewards serve` with nothing lost."""
+"""Ask a reward server over HTTP: OpenRLHF's and LMM-R1's protocol, or that of `r1-rewards serve`."""
 
 import asyncio
 import os
@@ -13,13 +13,12 @@ TOKEN_VARIABLE = "R1_REWARDS_TOKEN"
 
 
 class RemoteVerifier(OpenVerifier):
-    """A verifier on other machines; scores come in the order of the inputs, and none is ever missing.
+    """A verifier that runs on reward servers.
 
-    A batch is cut into requests of `batch_size` responses, balanced over the servers, and tried again as `Endpoint`
-    says.
-    A request that a server refuses or answers in a wrong shape is halved until only the responses at
-    fault fail. Failures get `failure_score` and an `error`: `timeout`, `remote` (unreachable, an HTTP error),
-    `wrong_shape` (not JSON, not one reward per response), `non_finite`, or what the server itself reports.
+    A batch is split into requests of `batch_size` responses, balanced over the servers and retried as in `Endpoint`. A
+    request that a server refuses or answers in a wrong shape is halved until only the faulty responses fail. Failed
+    responses have an `error`: `timeout`, `remote` (unreachable, an HTTP error), `wrong_shape` (not JSON, not one reward
+    per response), `non_finite`, or what the server reports.
     """
 
     def __init__(
@@ -37,11 +36,11 @@ class RemoteVerifier(OpenVerifier):
         failure_score: float = 0.0,
         failure_policy: FailurePolicy = "score",
     ) -> None:
-        """Raises RewardSpecError for what cannot work; asks no server yet.
+        """Check the settings without sending a request. Raises RewardSpecError.
 
-        `urls` are one or several, also with commas between; `protocol` is "openrlhf" or "r1" (`POST …/score` of
-        `r1-rewards serve`); `concurrency` counts requests at a time per server; `timeout` is seconds per try,
-        `deadline` seconds per request. The environment variable `token_env`, where set, is sent as a bearer token.
+        `urls` are one or several, also with commas between. `protocol` is "openrlhf" or "r1" (`POST …/score` of
+        `r1-rewards serve`). `concurrency` is requests at a time per server; `timeout` seconds per try, `deadline`
+        seconds per request. The environment variable `token_env` may have a bearer token.
         """
         if protocol not in PROTOCOLS:
             raise RewardSpecError(f"no protocol {protocol!r}" + suggest(protocol, PROTOCOLS))
@@ -60,7 +59,6 @@ class RemoteVerifier(OpenVerifier):
         self._rule = FailureRule(failure_policy, failure_score)
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
-        """Return one score per input, in order. Raises RuntimeError if `close` is called meanwhile."""
         check_inputs(inputs)
         if not inputs:
             return []
@@ -91,10 +89,10 @@ class RemoteVerifier(OpenVerifier):
 
 
 def score(response: str, ground_truth: str, *, url: str, prompt: str = "", protocol: str = "openrlhf") -> Score:
-    """Return what the reward server at `url` says of one response.
+    """Return the reward server's score of one response.
 
-    Example: `score("so #### 18", "18", url="http://127.0.0.1:5000/get_reward").value` is 1.0 with
-    `r1-rewards serve gsm8k` running.
+    Example: `score("so #### 18", "18", url="http://127.0.0.1:5000/get_reward").value` is 1.0 with `r1-rewards serve
+    gsm8k` running.
     """
     with RemoteVerifier(url, protocol=protocol) as verifier:
         return verifier([RewardInput(response, ground_truth, prompt=prompt)])[0]

@@ -1,6 +1,6 @@
 """Score responses with a reward model: a Hugging Face sequence classifier with one output.
 
-The one module of this package that uses torch, and only when a model is opened. Needs `r1-rewards[reward-model]`.
+The only module of this package that imports torch, and only when a model is opened. Needs `r1-rewards[reward-model]`.
 """
 
 import os
@@ -15,12 +15,11 @@ from r1_rewards.types import Failure, FailurePolicy, OpenVerifier, Outcome, Rewa
 
 
 class RewardModelVerifier(OpenVerifier):
-    """A verifier whose value is the model's only logit, in this process and on its device.
+    """A verifier whose value is the model's logit, in this process and on its device.
 
-    A response is read in its conversation, rendered with the model's own chat template: `RewardInput.messages`, or the
-    prompt as one user message where there are none. Responses are scored in batches of like length (one by one without
-    a padding token); one that is over `max_length` tokens fails as `wrong_shape`, since a cut conversation would be
-    judged by its beginning.
+    The conversation (`RewardInput.messages`, or the prompt as one user message) and the response are rendered with the
+    model's chat template. Over `max_length` tokens it fails as `wrong_shape`: truncation would judge its beginning
+    only.
     """
 
     def __init__(
@@ -34,12 +33,10 @@ class RewardModelVerifier(OpenVerifier):
         failure_score: float = 0.0,
         failure_policy: FailurePolicy = "score",
     ) -> None:
-        """Load the model `path`, a folder or hub name; `device` None: a GPU where there is one.
+        """Load the model `path`, a folder or hub name (ModelScope's if USE_MODELSCOPE_HUB=1), to a GPU or else the CPU.
 
-        Names are ModelScope's where USE_MODELSCOPE_HUB=1 says so.
-
-        Raises RewardSpecError for a model without exactly one output or without a chat template, and where torch or
-        transformers is missing. Nothing that comes with a model is run (no remote code), weights are safetensors.
+        Raises RewardSpecError for a model without exactly one output or without a chat template, and if torch or
+        transformers is missing. Remote code is not run; weights must be safetensors.
         """
         try:
             import torch
@@ -72,7 +69,6 @@ class RewardModelVerifier(OpenVerifier):
         self._lock = threading.Lock()  # neither tokenizer nor model is for several threads
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
-        """Return one score per input, in order."""
         check_inputs(inputs)
         with self._lock:
             outcomes = self._outcomes([self._tokenize(item) for item in inputs])
@@ -97,13 +93,13 @@ class RewardModelVerifier(OpenVerifier):
         return token_ids
 
     def _as_plain_text(self, response: str) -> str:
-        """Put a blank into what the tokenizer would read as a special token, lest a response begin a turn."""
+        """Insert a blank into text that would tokenize as a special token, so that a response cannot begin a turn."""
         for token in self._special_tokens:
             response = response.replace(token, f"{token[0]} {token[1:]}")
         return response
 
     def _logits(self, rows: list[list[int]]) -> list[float]:
-        """Return the model's output for rows of token ids, padded on the right."""
+        """Return the logits [B] of rows of token ids, padded on the right."""
         import torch
 
         longest = max(map(len, rows))
@@ -116,9 +112,9 @@ class RewardModelVerifier(OpenVerifier):
 
 
 def score(response: str, ground_truth: str = "", *, path: str, prompt: str = "") -> Score:
-    """Return the reward model's logit for one response; `ground_truth` is not looked at.
+    """Return the reward model's logit for one response; the ground truth is not read.
 
-    Loads the model at every call: keep a `RewardModelVerifier` to score more than one.
+    Loads the model on every call; use a `RewardModelVerifier` for more than one.
     """
     with RewardModelVerifier(path) as verifier:
         return verifier([RewardInput(response, "", prompt=prompt)])[0]
@@ -129,10 +125,6 @@ def _batches(indices: list[int], size: int) -> Iterator[list[int]]:
 
 
 def find_files(path: str) -> str:
-    """Return `path` itself, or the folder of ModelScope's files of that name where USE_MODELSCOPE_HUB=1 asks for it.
-
-    Raises OSError if modelscope is not installed or does not give them.
-    """
     if os.environ.get("USE_MODELSCOPE_HUB", "").lower() not in ("1", "true", "y", "yes") or Path(path).is_dir():
         return path
     try:

@@ -1,7 +1,7 @@
-"""Offer a verifier over HTTP: loopback unless there is a token, bounded requests, responses that cannot hang it.
+"""Serve a verifier over HTTP: loopback unless there is a token; bounded requests; a deadline per response.
 
-Routes: `POST /get_reward` as OpenRLHF's and LMM-R1's trainers ask it, `POST /score` with nothing lost, `GET /health`.
-Needs `r1-rewards[serve]`.
+Routes: `POST /get_reward` for OpenRLHF's and LMM-R1's trainers, `POST /score` without loss, `GET /health`. Needs
+`r1-rewards[serve]`.
 """
 
 import asyncio
@@ -54,9 +54,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one request, and all together, may ask for."""
-
+class RequestLimits:
     body_bytes: int = 32 * 2**20
     answers: int = 4096  # per request
     characters: int = 1_000_000  # per string
@@ -69,20 +67,20 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 5000,
     token: str | None = None,
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
     response_after: str | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, finish what is being served, and close the verifier.
+    """Serve until SIGINT or SIGTERM, finish the running requests, and close the verifier.
 
-    Raises RewardSpecError for an address that is not loopback without a token, and where FastAPI or uvicorn is missing;
-    OSError or SystemExit for an address that is taken.
+    Raises RewardSpecError for an address other than loopback without a token, and if FastAPI or uvicorn is missing;
+    OSError or SystemExit for an address in use.
     """
     require_token(host, token)
     try:
         import uvicorn
     except ImportError as error:
         raise RewardSpecError('serving needs: pip install "r1-rewards[serve]"') from error
-    limits = limits or Limits()
+    limits = limits or RequestLimits()
     with verifier:
         config = uvicorn.Config(
             build_app(verifier, token=token, limits=limits, response_after=response_after),
@@ -103,7 +101,6 @@ def serve(
 
 
 def require_token(host: str, token: str | None) -> None:
-    """Raise RewardSpecError if anyone else could reach `host` and nothing would keep them out."""
     if token is not None and len(token) < MIN_TOKEN:
         raise RewardSpecError(f"the token in {TOKEN_VARIABLE} has {len(token)} characters, it needs {MIN_TOKEN}")
     if token is None and not is_loopback(host):
@@ -114,7 +111,6 @@ def require_token(host: str, token: str | None) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether every address that `host` stands for is this machine's own."""
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
     except OSError:
@@ -123,11 +119,15 @@ def is_loopback(host: str) -> bool:
 
 
 def build_app(
-    verifier: Verifier, *, token: str | None = None, limits: Limits | None = None, response_after: str | None = None
+    verifier: Verifier,
+    *,
+    token: str | None = None,
+    limits: RequestLimits | None = None,
+    response_after: str | None = None,
 ) -> App:
-    """Return the ASGI application. `response_after` is the text, or a name of MARKERS, after which a response begins.
+    """Return the ASGI application. A response begins after the text `response_after`, or the text it names in MARKERS.
 
-    Raises RewardSpecError where FastAPI is missing.
+    Raises RewardSpecError if FastAPI is missing.
     """
     try:
         from fastapi import FastAPI
@@ -136,7 +136,7 @@ def build_app(
         from pydantic import BaseModel, ConfigDict, Field
     except ImportError as error:
         raise RewardSpecError('serving needs: pip install "r1-rewards[serve]"') from error
-    limits = limits or Limits()
+    limits = limits or RequestLimits()
     marker = MARKERS.get(response_after or "", response_after)
     Text = Annotated[str, Field(max_length=limits.characters)]
     Texts = Annotated[list[Text], Field(max_length=limits.answers)]
@@ -188,13 +188,13 @@ def build_app(
         ]
         return write_rewards(verifier(inputs))
 
-    return Guard(app, token=token, body_bytes=limits.body_bytes, requests=limits.requests)
+    return RequestGuard(app, token=token, body_bytes=limits.body_bytes, requests=limits.requests)
 
 
 def impatient_protocol() -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol, which ends connections that have not sent a request's head in HEADER_SECONDS.
+    """Return uvicorn's HTTP protocol with a timeout of HEADER_SECONDS for a request's head.
 
-    They would otherwise be held for ever, without a token, by whoever can reach the port.
+    Otherwise anybody who can reach the port could hold connections for ever, without a token.
     """
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -228,10 +228,10 @@ def impatient_protocol() -> type[asyncio.Protocol]:
 
 
 def response_of(query: str, prompt: str, marker: str | None) -> str:
-    """Return the response in a query, which is a prompt and its response, without the end tokens behind it.
+    """Return the response in a query (prompt and response), without end tokens.
 
-    It begins after the first `marker`, where there is one, or else after `prompt`, if the query starts with it; a query
-    with neither is taken whole. An empty response stays empty, so that nothing in the prompt can stand for it.
+    It begins after the first `marker`, or else after `prompt` if the query starts with it, or else at the start. An
+    empty response stays empty, so that nothing in the prompt is scored in its place.
     """
     head, found, response = query.partition(marker) if marker else (query, "", "")
     if not found:
@@ -243,7 +243,7 @@ def response_of(query: str, prompt: str, marker: str | None) -> str:
 
 
 def write_rewards(scores: Sequence[Score]) -> dict[str, Any]:
-    """Return scores as OpenRLHF's clients read them: `rewards`, a list for every part that all have, and `errors`."""
+    """Return scores in OpenRLHF's form: `rewards`, a list for every part that all scores have, and `errors`."""
     shared = set.intersection(*(set(score.parts) for score in scores)) if scores else set()
     written: dict[str, Any] = {
         name: [score.parts[name] for score in scores] for name in sorted(shared - {"overall", "rewards", "errors"})
@@ -253,10 +253,10 @@ def write_rewards(scores: Sequence[Score]) -> dict[str, Any]:
     return {"rewards": [score.value for score in scores], **written}
 
 
-class Guard:
-    """ASGI middleware: it turns requests away by token and size before anything looks at them; others wait their turn.
+class RequestGuard:
+    """ASGI middleware that refuses requests by token and size before they are parsed, and queues the others.
 
-    Those without a token take nobody's place, and `/health` needs none.
+    Requests without a token do not use a slot; `/health` needs none.
     """
 
     def __init__(self, app: App, *, token: str | None, body_bytes: int, requests: int) -> None:
@@ -303,7 +303,6 @@ class Guard:
         await self._app(scope, receive_whole, send)
 
     async def _read(self, receive: Receive) -> bytearray:
-        """Return the body, or as much of it as shows that it is too long."""
         body = bytearray()
         more = True
         while more and len(body) <= self._body_bytes:
@@ -318,7 +317,7 @@ class Guard:
 
 
 async def _drain(receive: Receive) -> None:
-    """Read a little of a body that nobody wants: closed at once, the connection would be reset before the reply."""
+    """Read part of a refused body: if closed at once, the connection would be reset before the reply arrives."""
     left = DRAINED_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_SECONDS):

@@ -1,4 +1,4 @@
-"""The built-in verifiers, one module each with a function `score`; a new file is found by its name."""
+"""The built-in verifiers: one module each, found by its file name, with a function `score`."""
 
 import importlib
 import inspect
@@ -11,16 +11,15 @@ BUILTINS = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)
 
 
 def find_verifier(name: str) -> ModuleType:
-    """Import the module of a built-in verifier, one of BUILTINS."""
     return importlib.import_module(f"r1_rewards.verifiers.{name}")
 
 
 def truth_problem(
     name: str, ground_truth: str, options: Mapping[str, Any] | None = None, columns: Mapping[str, Any] | None = None
 ) -> str | None:
-    """Return why no response can be right for a ground truth by the verifier `name`, or None; runs no algebra.
+    """Return why no response can be right for this ground truth, or None. Runs no algebra.
 
-    `options` are the verifier's, `columns` those of the data row, of which each verifier takes its own.
+    `options` are the verifier's own; it reads the `columns` of the data row that it needs.
     """
     find = getattr(find_verifier(name), "truth_problem", None)
     if find is None:
@@ -34,7 +33,7 @@ def truth_problem(
 
 
 def columns_of(name: str, options: Mapping[str, Any] | None = None) -> set[str]:
-    """Return the columns of a data row that the verifier `name` takes where `options` do not set them."""
+    """Return the columns of a data row that the verifier reads and `options` do not set."""
     module = find_verifier(name)
     if name != "combine":
         return set(getattr(module, "TAKES", ())) - set(options or ())
@@ -43,5 +42,5 @@ def columns_of(name: str, options: Mapping[str, Any] | None = None) -> set[str]:
 
 
 def truth_is_answer(name: str) -> bool:
-    """Whether the ground truth of the verifier `name`, written as an answer, is right; tests of code are no answer."""
+    """Whether the ground truth, written as a final answer, is scored as right. Tests of code, for example, are not."""
     return bool(getattr(find_verifier(name), "TRUTH_IS_ANSWER", True))

@@ -13,11 +13,11 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})")
 
 
 def score(response: str, ground_truth: str, *, threshold: float | None = None) -> Score:
-    """Return the intersection over union of the response's box and the true one, each `[x1, y1, x2, y2]`.
+    """Return the intersection over union (`iou`) of the response's last box and the true one, each `[x1, y1, x2, y2]`.
 
-    The box is the last one in the response, in brackets or parentheses, in JSON or alone, in the truth's units. With a
-    `threshold`, `overall` is 1 from there on and 0 below; `iou` is the overlap itself. No box, or one whose corners
-    are the wrong way round, scores 0. Raises ValueError if the truth has no box.
+    Boxes may stand in brackets or parentheses, in JSON or alone, in the ground truth's units. With a `threshold`, the
+    value is 1 from there on, else 0. A missing box, or one with swapped corners, scores 0. Raises ValueError if the
+    ground truth has no box.
 
     Example: `score("<answer>[0, 0, 10, 10]</answer>", "[0, 0, 10, 5]").value` is 0.5.
     """
@@ -31,7 +31,6 @@ def score(response: str, ground_truth: str, *, threshold: float | None = None) -
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or None."""
     truth = last_box(ground_truth)
     if truth is None:
         return f"the truth {ground_truth[:80]!r} has no box; write it as [x1, y1, x2, y2]"
@@ -39,7 +38,6 @@ def truth_problem(ground_truth: str) -> str | None:
 
 
 def overlap(left: Box, right: Box) -> float:
-    """Return the intersection over union of two boxes (x1, y1, x2, y2), 0 where either is empty."""
     width = min(left[2], right[2]) - max(left[0], right[0])
     height = min(left[3], right[3]) - max(left[1], right[1])
     areas = [max(box[2] - box[0], 0.0) * max(box[3] - box[1], 0.0) for box in (left, right)]
@@ -50,10 +48,7 @@ def overlap(left: Box, right: Box) -> float:
 
 
 def last_box(text: str) -> Box | None:
-    """Return the last group of four numbers in brackets or parentheses, or of two groups of two, or None.
-
-    Read are "[1, 2, 3, 4]", "(1,2),(3,4)" and "<box>1 2 3 4"-like text with brackets; other groups are skipped.
-    """
+    """Return the last group of four numbers in brackets or parentheses, or of two groups of two."""
     groups = _groups(text)
     for place in range(len(groups) - 1, -1, -1):
         if len(groups[place]) == 4:
@@ -65,13 +60,11 @@ def last_box(text: str) -> Box | None:
 
 
 def last_point(text: str) -> Point | None:
-    """Return the last group in brackets if it is a pair of numbers, or None."""
     groups = _groups(text)
     return (groups[-1][0], groups[-1][1]) if groups and len(groups[-1]) == 2 else None
 
 
 def _groups(text: str) -> list[list[float]]:
-    """Return the groups in brackets that hold numbers only, separated by commas or blanks."""
     groups = []
     for match in _GROUP.finditer(text[-TAIL:]):
         words = match[1].replace(",", " ").split()

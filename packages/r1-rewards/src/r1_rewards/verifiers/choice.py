@@ -1,4 +1,4 @@
-"""Score a multiple-choice response: a letter, a letter with its text, or several letters."""
+"""Score a multiple-choice response: one letter, a letter with its text, or several letters."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -34,14 +34,13 @@ _ALONE = re.compile(r"(?<![0-9A-Za-zÀ-ɏ_'])\(?([A-Z])(?:\)|[.:]|(?=\s*$))")
 def score(
     response: str, ground_truth: str, *, choices: Sequence[str] | Mapping[str, str] | None = None, partial: bool = False
 ) -> Score:
-    r"""Return 1 if the response chooses the options of the truth and no others, else 0.
+    r"""Return 1 if the response chooses exactly the options of the ground truth, else 0.
 
-    The truth is "B", "(B)", "B. Paris", "A, C" or "AC", or the text of one of the `choices` (a list, A first, or a
-    mapping from letters). The response is read from its last `\boxed{…}`, `<answer>…</answer>` or "Answer: x", where
-    it may also be the text of a choice; else from "option B" and from a last letter that stands alone. Letters there
-    must be capital, and "A" is none in "A cat sat". A letter that follows a retraction ("(A). Wait, B.") replaces what
-    was said before. With `partial`, several right letters are worth their share,
-    unless a wrong one is among them.
+    The ground truth is "B", "(B)", "B. Paris", "A, C" or "AC", or the text of one of the `choices` (a list, A first, or
+    a mapping from letters). The choice is read from the last `\boxed{…}`, `<answer>…</answer>` or "Answer: x", also as
+    a choice's text; else from "option B" or the last capital letter that stands alone (not the "A" in "A cat sat"). A
+    letter after a retraction ("(A). Wait, B.") replaces earlier ones. With `partial`, some right letters and no wrong
+    one score their share.
 
     Example: `score("The answer is (B) Paris.", "B").value` is 1.0.
     """
@@ -60,7 +59,6 @@ def score(
 
 
 def truth_problem(ground_truth: str, *, choices: Sequence[str] | Mapping[str, str] | None = None) -> str | None:
-    """Return why no response can be right for a truth, or None."""
     if read_letters(ground_truth, _options(choices)):
         return None
     return f"the truth {ground_truth[:80]!r} is no letter, no list of letters and no text of a choice"
@@ -71,7 +69,6 @@ def _options(choices: Sequence[str] | Mapping[str, str] | None) -> dict[str, str
 
 
 def chosen_letters(response: str, options: Mapping[str, str]) -> set[str]:
-    """Return the letters that a response chooses, or none."""
     response = plain_characters(extract.after_thought(response)[-extract.TAIL :])
     retractions = [match for match in _RETRACTION.finditer(response) if not _denies(response[match.end() :])]
     if retractions:
@@ -81,7 +78,6 @@ def chosen_letters(response: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _read_response(response: str, options: Mapping[str, str]) -> set[str]:
-    """Return the letters that a response without retractions chooses, or none."""
     for find in (extract.boxed_list, extract.boxed, extract.tagged, extract.stated):
         extracted = find(response)
         if extracted is not None and _DENIED.search(extracted[:200]):
@@ -95,18 +91,15 @@ def _read_response(response: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _denies(following: str) -> bool:
-    """Whether what follows a letter says that it is wrong, shortly after."""
     return _DENIED.search(_SENTENCE_END.split(following[:40])[0]) is not None
 
 
 def _is_denied(text: str, place: int) -> bool:
-    """Whether the sentence says of what stands at `place` that it is wrong, shortly before."""
     sentence = _SENTENCE_END.split(text[max(0, place - 40) : place])[-1]
     return _DENIED.search(sentence) is not None
 
 
 def read_letters(extracted: str, options: Mapping[str, str]) -> set[str]:
-    """Return the letters in "B", "(B)", "B. Paris", "A, C", "A and C" or "AC", or of a choice's text; or none."""
     plain = _LATEX.sub("", extracted[:1000]).strip().rstrip(".").strip()
     if _LETTERS.fullmatch(plain):
         return set(_LETTER.findall(re.sub(r"\band\b|\bor\b", "", plain)))

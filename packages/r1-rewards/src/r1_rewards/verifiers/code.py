@@ -1,4 +1,4 @@
-"""Score a program by running it against tests, in a sandbox that it cannot leave, watch or talk out of a verdict."""
+"""Score a program by running it against tests in a sandbox."""
 
 import re
 from collections import Counter
@@ -29,21 +29,20 @@ def score(
     memory_mib: int = 1024,
     module_paths: Sequence[str] = (),
 ) -> Score:
-    """Run the response's last Python block, or the whole response if it has none, against the tests in `ground_truth`.
+    r"""Run the response's last Python block, or the whole response, against the tests in `ground_truth`.
 
-    The forms of tests are those of `code_tests`: stdin and stdout, calls, asserts. `overall`, the value, is 1 if all
-    pass, else 0, and running stops at the first that fails; with `share`, all are run and it is the share that passes.
-    Parts: `accuracy` (all passed), and the shares of tests that `passed`, and that failed by `wrong`, `exception`,
-    `timeout`, `memory` or `output` (too much of it).
+    `code_tests` lists the forms of tests: stdin and stdout, calls, asserts. The value is 1 if all pass, else 0, and the
+    first failure ends the run; with `share`, all are run and the value is the share that passes. Parts: `accuracy` (all
+    passed), and the shares of tests that `passed`, or failed by `wrong`, `exception`, `timeout`, `memory` or `output`
+    (too much of it).
 
-    `timeout` is in seconds for one test, `total_timeout` for all; keep it below the pool's deadline. If a process is
-    killed from outside (SIGKILL, as for lack of memory, or SIGTERM), all tests are run once more. Outputs are
-    compared word by word, values as Python compares them; with `tolerance`, floats may be off by it, absolutely or
-    relatively.
-    `module_paths` are what can be imported besides the standard library. Raises SandboxError where the system cannot
-    protect itself from the program (nothing is run), TestsError for tests that cannot be read or run.
+    `timeout` is seconds for one test, `total_timeout` for all; keep it below the pool's deadline. If a process is
+    killed from outside (SIGKILL, as for lack of memory, or SIGTERM), all tests are run once more. Outputs are compared
+    word by word, values as Python compares them; with `tolerance`, floats may differ by it, absolutely or relatively.
+    Programs may import from `module_paths`. Raises SandboxError if this system cannot confine the program (nothing is
+    run), TestsError for invalid tests.
 
-    Example: `score("```python\\nprint(int(input()) + 1)\\n```", '{"inputs": ["4"], "outputs": ["5"]}').value` is 1.0.
+    Example: `score("```python\nprint(int(input()) + 1)\n```", '{"inputs": ["4"], "outputs": ["5"]}').value` is 1.0.
     """
     tests = read_tests(ground_truth)
     source = solution(response)
@@ -58,7 +57,6 @@ def score(
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or None."""
     try:
         read_tests(ground_truth)
     except TestsError as error:
@@ -67,10 +65,9 @@ def truth_problem(ground_truth: str) -> str | None:
 
 
 def solution(response: str) -> str:
-    """Return the last fenced block that is Python, or has no language; without one, all of the response.
+    """Return the last fenced block that is Python or has no language, or else the whole response.
 
-    What precedes the last `</think>` does not count. A block that is not closed ends with the response. Linear in its
-    length.
+    Text before the last `</think>` is ignored. An unclosed block ends with the response. Linear in the length.
     """
     response = response.rpartition("</think>")[2]
     blocks: list[str] = []

@@ -1,4 +1,4 @@
-"""Add any number of verifiers into one reward, a weighted sum that keeps each of them as a metric."""
+"""Combine verifiers into a weighted sum and keep each one's parts as metrics."""
 
 import inspect
 from collections.abc import Mapping
@@ -16,23 +16,20 @@ MAX_PARTS = 32
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One verifier of a sum."""
-
     reward: str  # a built-in verifier, or a service or file.py:function where a pool runs the sum
     weight: float
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def score(response: str, ground_truth: str, *, parts: Mapping[str, Any], **columns: Any) -> Score:
-    """Return the weighted sum of built-in verifiers; `parts` maps a metric's name to a weight or to settings.
+    r"""Return the weighted sum of built-in verifiers; `parts` maps metric names to weights or settings.
 
-    A name is that of the verifier itself, `{"math": 0.9, "format": 0.1}`, or any other with settings that name it,
-    `{"tags": {"reward": "format", "weight": 0.1, "mode": "r1v"}}`; the settings' other keys are the verifier's own.
-    Weights are used as they are, negative ones too. Parts: `overall`, the sum, each verifier's value under its name,
-    and what else it reports as `name/part`. `columns` are handed to the verifiers that take them. Raises
-    RewardSpecError.
+    A name is a verifier's, `{"math": 0.9, "format": 0.1}`, or any other with settings that name the verifier, `{"tags":
+    {"reward": "format", "weight": 0.1, "mode": "r1v"}}`; the other settings are the verifier's options. Weights may be
+    negative and are not normalised. Parts: `overall`, each verifier's value under its name, and its other parts as
+    `name/part`. Verifiers receive the `columns` they need. Raises RewardSpecError.
 
-    Example: `score(r"\\boxed{5}", "5", parts={"math": 0.9, "format": {"weight": 0.1, "mode": "box"}}).value` is 1.0.
+    Example: `score(r"\boxed{5}", "5", parts={"math": 0.9, "format": {"weight": 0.1, "mode": "box"}}).value` is 1.0.
     """
     scores = {}
     for name, part in read_parts(parts).items():
@@ -48,7 +45,6 @@ def score(response: str, ground_truth: str, *, parts: Mapping[str, Any], **colum
 
 
 def truth_problem(ground_truth: str, *, parts: Mapping[str, Any], **columns: Any) -> str | None:
-    """Return why no response can be right for a truth by one of the verifiers, or None."""
     for name, part in read_parts(parts).items():
         if part.reward in BUILTINS and (
             problem := verifiers.truth_problem(part.reward, ground_truth, part.options, columns)
@@ -58,14 +54,13 @@ def truth_problem(ground_truth: str, *, parts: Mapping[str, Any], **columns: Any
 
 
 def read_parts(parts: Mapping[str, Any]) -> dict[str, Part]:
-    """Return the verifiers, weights and options that `parts` names; see `score`. Raises RewardSpecError."""
     if not isinstance(parts, Mapping) or not 0 < len(parts) <= MAX_PARTS:
         raise RewardSpecError(f"parts must map 1 to {MAX_PARTS} names to weights, as in {{math: 0.9, format: 0.1}}")
     return {str(name): _read_part(str(name), setting) for name, setting in parts.items()}
 
 
 def weighted_sum(scores: Mapping[str, Score], parts: Mapping[str, Any]) -> Score:
-    """Add each verifier's value times its weight, and keep all parts, and what was extracted first."""
+    """Sum the values times their weights; keep all parts, and the first extracted answer."""
     weights = {name: part.weight for name, part in read_parts(parts).items()}
     overall = sum(weights[name] * found.value for name, found in scores.items())
     kept = {"overall": overall}

@@ -1,4 +1,4 @@
-r"""Score as DAPO does: 1 or -1 for the text after "Answer:", less a punishment of overlong responses."""
+"""Score as DAPO does: 1 or -1 for the text after "Answer:", and a penalty for overlong responses."""
 
 import re
 
@@ -34,13 +34,13 @@ def score(
     overlong_penalty_factor: float = 1.0,
     response_length: int = 0,
 ) -> Score:
-    """Return accuracy plus overlong punishment (DAPO, arXiv 2503.14476; the verdict of EasyR1's `dapo`).
+    r"""Return accuracy plus overlong penalty (DAPO, arXiv 2503.14476; the verdict of EasyR1's `dapo`).
 
-    `accuracy` is 1 if the last "Answer: x" of the final 300 characters equals the truth after Minerva's normalisation,
-    as text, else -1; `accuracy_normalized` is the same as 1 or 0. `overlong` is at most 0; without a
-    `max_response_length` (tokens) it is 0. `overall`, the value, is their sum.
+    `accuracy` is 1 if the last "Answer: x" in the final 300 characters equals the ground truth after Minerva's
+    normalisation, else -1; `accuracy_normalized` is 1 or 0. `overlong` is at most 0, and 0 without a
+    `max_response_length` (tokens).
 
-    Example: `score("It is\\nAnswer: 5 cm", "5").value` is 1.0.
+    Example: `score("It is\nAnswer: 5 cm", "5").value` is 1.0.
     """
     accuracy = 1.0 if normalise(final_answer(response)) == normalise(ground_truth) else -1.0
     overlong = 0.0
@@ -53,20 +53,18 @@ def score(
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or why an empty one is, or None."""
     if "\n" in normalise(ground_truth):
         return f"the truth {ground_truth[:80]!r} has several lines, and an answer is one line"
     return emptied_problem(ground_truth, normalise)
 
 
 def final_answer(response: str) -> str:
-    """Return the rest of the line after the last "Answer:" of the final 300 characters, or "[INVALID]"."""
     stated = _ANSWER.findall(response[-TAIL:])
     return stated[-1] if stated else "[INVALID]"
 
 
 def normalise(extracted: str) -> str:
-    """Return `extracted` without articles, units, blanks and LaTeX wrappers, as Minerva compares it."""
+    """Drop articles, units, blanks and LaTeX wrappers, as Minerva does."""
     text = extracted.split("=")[-1]
     for before, after in _REPLACED:
         text = text.replace(before, after)
@@ -80,7 +78,7 @@ def normalise(extracted: str) -> str:
 
 
 def _without_wrappers(line: str) -> str:
-    r"""Keep of a line its first formula, and of `\text{x}`, `\boxed{x}` and the like what they wrap; in linear time."""
+    r"""Keep a line's first formula and the contents of `\text{x}`, `\boxed{x}` and the like; in linear time."""
     if line.count("$") >= 2:
         line = "$" + line.split("$", 2)[1] + "$"
     for wrapped in _WRAPPED:

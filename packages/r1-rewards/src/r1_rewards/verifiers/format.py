@@ -1,4 +1,4 @@
-r"""Score only the form of a response: think and answer tags, a box, a regular expression, or a JSON schema."""
+"""Score only the form of a response: think and answer tags, a box, a regular expression, or a JSON schema."""
 
 import json
 import re
@@ -27,21 +27,21 @@ def score(
     pattern: str | None = None,
     schema: Mapping[str, Any] | None = None,
 ) -> Score:
-    r"""Return 1 if the response has the form asked for, else 0. The truth does not matter.
+    r"""Return 1 if the response has the required form, else 0; the ground truth is not read.
 
     Give one of:
 
-    - `mode` (default "r1"): `r1` is `<think>…</think>…<answer>…</answer>…` with each tag once, from the first
-      character on (RLPR's rule, arXiv 2506.18254); `r1_nothink` the same without the think tags, and with anything
-      before; `r1v` nothing but a think block, blanks and an answer block; `think` starts with its only `<think>` and
-      closes it (TRL); `think_box` starts with a thought and has a `\boxed{…}` after it (EasyR1, where blanks in tags do
-      not matter); `box` is a `\boxed{…}` anywhere;
-    - `pattern`: a regular expression that matches the whole response; a dot matches a newline too. The expression is
-      yours: one that backtracks for ever runs into the deadline of `load`;
+    - `mode` (default "r1"): `r1` is `<think>…</think>…<answer>…</answer>…` with each tag once, from the first character
+      on (RLPR, arXiv 2506.18254); `r1_nothink` the same without think tags and with any text before; `r1v` only a think
+      block, blanks and an answer block; `think` starts with its only `<think>` and closes it (TRL); `think_box` starts
+      with a thought and has a `\boxed{…}` after it (EasyR1; blanks in tags are ignored); `box` is a `\boxed{…}`
+      anywhere;
+    - `pattern`: a regular expression for the whole response, in which a dot matches a newline. One that backtracks for
+      ever runs into the deadline of `load`;
     - `schema`: a JSON schema (extra `json`) for the response, its last fenced block, or its `<answer>`.
 
     Example: `score("<think>1+1</think> <answer>2</answer>").value` is 1.0. Raises ValueError for an unknown mode, an
-    invalid pattern or schema and for more than one of the three, ImportError where jsonschema is missing.
+    invalid pattern or schema, and more than one of the three; ImportError without jsonschema.
     """
     if sum(option is not None for option in (mode, pattern, schema)) > 1:
         raise ValueError("give one of mode, pattern and schema")
@@ -55,20 +55,19 @@ def score(
 
 
 def has_r1(response: str) -> bool:
-    """Whether each of the four tags stands once, in order, and the response starts with `<think>`."""
+    """Whether each of the four tags occurs once, in order, and the response starts with `<think>`."""
     tags = ("<think>", "</think>", "<answer>", "</answer>")
     return response.startswith("<think>") and _once_in_order(response, tags)
 
 
 def has_r1_nothink(response: str) -> bool:
-    """Whether `<answer>` and, after it, `</answer>` stand once each."""
     return _once_in_order(response, ("<answer>", "</answer>"))
 
 
 def has_r1v(response: str) -> bool:
     """Whether the whole response is a think block, optional blanks and an answer block.
 
-    Nothing may stand before or after, not even a newline; the blocks may repeat inside. Linear in the length.
+    Nothing may precede or follow, not even a newline; the blocks may repeat inside. Linear in the length.
     """
     if not response.startswith("<think>") or not response.endswith("</answer>"):
         return False
@@ -89,14 +88,12 @@ def has_think(response: str) -> bool:
 
 
 def has_think_box(response: str) -> bool:
-    r"""Whether the response starts with `<think>`, closes it, and has a `\boxed{…}` later."""
     thought_end = response.find("</think>", len("<think>")) if response.startswith("<think>") else -1
     box = response.find(r"\boxed{", thought_end) if thought_end >= 0 else -1
     return box >= 0 and response.find("}", box) >= 0
 
 
 def has_box(response: str) -> bool:
-    r"""Whether a response has a `\boxed{…}` whose braces balance."""
     return extract.boxed(response) is not None
 
 

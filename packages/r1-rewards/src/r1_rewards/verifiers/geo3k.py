@@ -1,13 +1,13 @@
-r"""Score Geometry3K responses as EasyR1 and veRL do: the boxed answer, and a thought before it."""
+"""Score Geometry3K responses as EasyR1 and veRL do: the boxed answer, and a thought before it."""
 
 from r1_rewards.types import Score
 from r1_rewards.verifiers import math_easyr1
 
 
 def score(response: str, ground_truth: str, *, format_weight: float = 0.1) -> Score:
-    r"""Return by default 0.9 for the right last `\boxed{…}` and 0.1 for the form `<think>…</think>…\boxed{…}`.
+    r"""Return 0.9 for the right last `\boxed{…}` and 0.1 for `<think>…</think>…\boxed{…}` (`format_weight`).
 
-    The grade is PRM800K's, as MathRuler gives it: numbers, units dropped, degrees, roots and fractions.
+    The grade is PRM800K's as in MathRuler: numbers, units dropped, degrees, roots and fractions.
 
     Example: `score(r"<think>a</think> \boxed{12\sqrt{2}}", r"12 \sqrt 2").value` is 1.0.
     """
@@ -15,5 +15,4 @@ def score(response: str, ground_truth: str, *, format_weight: float = 0.1) -> Sc
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or why an empty one is, or None."""
     return math_easyr1.truth_problem(ground_truth)

@@ -1,4 +1,4 @@
-"""Score a GSM8K response: the extracted final numbers must be equal."""
+"""Score a GSM8K response by its final number."""
 
 import re
 from fractions import Fraction
@@ -14,12 +14,11 @@ _SCALED = re.compile(rf"\s?({'|'.join(SCALE)}|k)s?\b", re.IGNORECASE)
 
 
 def score(response: str, ground_truth: str) -> Score:
-    r"""Return 1 if the response's final number equals the truth's, exactly, else 0.
+    r"""Return 1 if the response's final number equals the ground truth's exactly, else 0.
 
-    `ground_truth` is a solution as published ("… #### 18") or the bare number. The response's number is searched behind
-    its thought, in the last `\boxed{}`, then after `####`, in `<answer>`, after "answer is" or "Answer:", then the last
-    number. Commas, `$`, `%`, units and trailing zeros do not matter. The data set and its `####` are of arXiv
-    2110.14168.
+    `ground_truth` is a published solution ("… #### 18") or the number. After the thought, the number is searched in the
+    last `\boxed{}`, then after `####`, in `<answer>`, after "answer is" or "Answer:", then the last number. Commas,
+    `$`, `%`, units and trailing zeros are ignored. Data set: arXiv 2110.14168.
 
     Example: `score("She makes 9 * 2 = $18.00 a day. #### 18.00", "#### 18").value` is 1.0.
     """
@@ -32,12 +31,11 @@ def score(response: str, ground_truth: str) -> Score:
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or None."""
     return None if final_number(ground_truth) is not None else f"the truth {ground_truth[:80]!r} has no number"
 
 
 def final_number(text: str) -> Fraction | None:
-    """Return the number that `text` ends with, or None; one that the text denies is none."""
+    """Return the number that `text` ends with, or None if there is none or the text denies it."""
     text = plain_characters(text[-extract.TAIL :])
     for find in (extract.boxed, extract.hashed, extract.tagged, extract.stated):
         extracted = find(text)
@@ -52,7 +50,6 @@ def final_number(text: str) -> Fraction | None:
 
 
 def _number_in(extracted: str) -> Fraction | None:
-    """Return the number a final answer says, alone or among words: 9 in "4 + 5 = 9 apples for 3 days"."""
     number = parse_number(extracted)
     if number is not None:
         return number
@@ -62,7 +59,7 @@ def _number_in(extracted: str) -> Fraction | None:
 
 
 def _in_words(number: str, before: str, behind: str) -> Fraction | None:
-    """Return what a number is among its words: 24 in "2 dozen", none in "not 5"."""
+    """Return the value of a number among words: 24 in "2 dozen", None in "not 5"."""
     if in_context(number, before, behind).startswith("not "):
         return None
     value, scale = parse_number(number), _SCALED.match(behind[:20])

@@ -12,9 +12,9 @@ _NUMBER = re.compile(r"-?[0-9.,]+")
 
 
 def score(response: str, ground_truth: str, *, method: Literal["strict", "flexible"] = "strict") -> Score:
-    """Return 1 if the last `#### x` of the final 300 characters is the truth as text, else 0.
+    """Return 1 if the last `#### x` in the final 300 characters is the ground truth as text, else 0.
 
-    `flexible` takes the last number instead, and compares it as it stands: "5." is not "5" there.
+    `flexible` uses the last number as it stands: "5." is not "5" there.
 
     Example: `score("#### 1,200", "1200").value` is 1.0.
     """
@@ -28,7 +28,6 @@ def score(response: str, ground_truth: str, *, method: Literal["strict", "flexib
 
 
 def truth_problem(ground_truth: str, *, method: Literal["strict", "flexible"] = "strict") -> str | None:
-    """Return why no response can be right for a truth, or None."""
     if re.fullmatch("-?[0-9.]+" if method == "strict" else "-?[0-9.,]+", ground_truth):
         return None
     return f"the truth {ground_truth[:80]!r} is no bare number" + (" without commas" if method == "strict" else "")

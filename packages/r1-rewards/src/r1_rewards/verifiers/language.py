@@ -1,4 +1,4 @@
-"""Reward responses in the language asked for, by the script of their letters."""
+"""Score the language of a response by the script of its letters."""
 
 import re
 
@@ -30,11 +30,11 @@ _NOT_PROSE = re.compile(r"```[^`]{0,20000}```|\$[^$\n]{0,2000}\$|\\[A-Za-z]+|<[^
 
 
 def score(response: str, ground_truth: str = "", *, language: str = "en", minimum: float | None = None) -> Score:
-    """Return the share of the response's letters that are of the script of `language`, from 0 to 1.
+    """Return the share of letters in the script of `language`, from 0 to 1.
 
-    `language` is a code such as "en", "zh" or "ja", or a script such as "latin". Code blocks, formulas, LaTeX commands
-    and tags do not count; a response without letters scores 1. With a `minimum`, `overall` is 1 from that share on and
-    0 below. Languages of one script are not told apart. Raises ValueError for an unknown language.
+    `language` is a code such as "en", "zh" or "ja", or a script such as "latin"; languages of one script are not told
+    apart. Code blocks, formulas, LaTeX commands and tags are ignored; a response without letters scores 1. With a
+    `minimum`, the value is 1 from that share on, else 0. Raises ValueError for an unknown language.
 
     Example: `score("Die Antwort ist 答", language="de").value` is about 0.93.
     """

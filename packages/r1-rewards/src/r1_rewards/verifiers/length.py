@@ -1,4 +1,4 @@
-"""Punish long responses softly, as DAPO does."""
+"""Penalize long responses linearly, as DAPO does."""
 
 from r1_rewards.types import Score
 
@@ -14,10 +14,9 @@ def score(
     factor: float = 1.0,
     response_length: int | None = None,
 ) -> Score:
-    """Return the overlong punishment, from 0 down to -`factor`; it rewards nothing.
+    """Return the overlong penalty, from 0 down to -`factor`.
 
-    Lengths are tokens; without `response_length` the words of the response are counted instead. See
-    `overlong_punishment`.
+    Lengths are tokens; without a `response_length`, words are counted. See `overlong_punishment`.
 
     Example: `score("", max_length=100, buffer=20, response_length=90).value` is -0.5.
     """

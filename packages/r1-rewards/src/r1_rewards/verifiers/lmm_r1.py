@@ -1,4 +1,4 @@
-r"""The reward of LMM-R1's mathematics server: 1 for the answer and 0.5 for the tags (arXiv 2503.07536)."""
+"""The reward of LMM-R1's mathematics server: 1 for the answer and 0.5 for the tags (arXiv 2503.07536)."""
 
 from r1_rewards.reading import extract
 from r1_rewards.types import Score
@@ -6,11 +6,10 @@ from r1_rewards.verifiers import math
 
 
 def score(response: str, ground_truth: str) -> Score:
-    r"""Return accuracy (1) plus format (0.5), at most 1.5.
+    r"""Return accuracy (1) plus format (0.5).
 
-    `accuracy` needs the answer in a `\boxed{…}`, or in a `$…$` behind the word "answer"; bare numbers do not count.
-    `format` is 0.5 for nothing but one think and one answer block, with no blank between or around them. An empty
-    response scores 0.
+    The answer must be in a `\boxed{…}`, or in a `$…$` after the word "answer". `format` is 0.5 for exactly one think
+    block and one answer block without blanks between or around them. An empty response scores 0.
 
     Example: `score(r"<think>1+1</think><answer>$\boxed{2}$</answer>", "2").value` is 1.5.
     """
@@ -25,12 +24,10 @@ def score(response: str, ground_truth: str) -> Score:
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or None."""
     return math.truth_problem(ground_truth)
 
 
 def has_format(response: str) -> bool:
-    """Whether the response is one think block and, at once, one answer block, each tag once."""
     tags = ("<think>", "</think>", "<answer>", "</answer>")
     return (
         all(response.count(tag) == 1 for tag in tags)

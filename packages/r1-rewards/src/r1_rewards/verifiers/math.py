@@ -1,7 +1,6 @@
-"""Score a mathematical final answer: is it equal to the truth, however it is written?
+"""Score a mathematical final answer by equality with the ground truth, however it is written.
 
-Equality is decided by text, then by exact numbers, and only then by Math-Verify (extra `math`), which is imported at
-first use.
+Answers are compared as text, then as exact numbers, then by Math-Verify (extra `math`, imported at first use).
 """
 
 import logging
@@ -41,16 +40,15 @@ _UNREADABLE = (TypeError, ValueError, ArithmeticError, AttributeError, LookupErr
 
 
 def score(response: str, ground_truth: str | Sequence[str], *, digits: int = 6, strict: bool = True) -> Score:
-    r"""Score a response by its final answer.
+    r"""Score a response by its final answer (see `extract.final_answer`).
 
-    `accuracy` is 1 if the final answer (see `extract.final_answer`) equals the truth, or one of several, which may
-    itself stand in a solution with a box or a formula; `format` is 1 if the response has a `\boxed{…}` behind its
-    thought; `overall`, the value, is the accuracy. For `digits` and `strict` see `equal`. Several truths are a list, or
-    its JSON.
+    `accuracy`, the value, is 1 if the final answer equals the ground truth, or one of several (a list, or its JSON). A
+    ground truth may itself be a solution with a box or a formula. `format` is 1 if a `\boxed{…}` follows the thought.
+    For `digits` and `strict` see `equal`.
 
-    Hostile responses (`9**9**9`, huge factorials, very long or deeply nested text) are wrong without being computed;
-    an expression that is merely hard can still take long, so train with `load("math", …)`, whose workers have a
-    deadline. Raises ImportError where Math-Verify is needed and missing, TypeError for a truth that is no text.
+    Hostile responses (`9**9**9`, huge factorials, very long or deeply nested text) are wrong without being computed.
+    Hard ones can take long: train with `load("math", …)`, whose workers have a deadline. Raises ImportError if
+    Math-Verify is needed and missing, TypeError for a ground truth that is not text.
 
     Example: `score(r"so it is \boxed{\frac{2}{4}}.", "0.5").value` is 1.0.
     """
@@ -67,7 +65,6 @@ def score(response: str, ground_truth: str | Sequence[str], *, digits: int = 6, 
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response but the truth's own text can be right, or None: to be said before a run."""
     if problem := blank_problem(ground_truth):
         return problem
     refused = [refusal(_truth(truth)) for truth in read_truths(ground_truth)]
@@ -75,17 +72,16 @@ def truth_problem(ground_truth: str) -> str | None:
 
 
 def equal(extracted: str, truth: str, *, digits: int = 6, strict: bool = True) -> bool:
-    r"""Return whether a final answer and a truth, without the text around them, mean the same.
+    r"""Whether a final answer and a ground truth mean the same.
 
-    Decimal numbers that are not exactly equal count as equal if they agree after rounding to `digits` decimals, counted
-    from the first digit of a truth below 0.1. `strict=False` lets variables have other names and sets be tuples. Not
-    symmetric: "x = 5" is right for "5", and "x > 3" for "(3, \infty)".
+    Decimal numbers may differ beyond `digits` decimals, counted from the first nonzero digit of a ground truth below
+    0.1. `strict=False` allows other variable names, and sets as tuples. Not symmetric: "x = 5" is right for "5", and "x
+    > 3" for "(3, \infty)".
     """
     return compare(extracted, truth, digits=digits, strict=strict)[0]
 
 
 def compare(extracted: str, truth: str, *, digits: int = 6, strict: bool = True) -> tuple[bool, str]:
-    """Return whether the two are `equal`, and why, in a few words."""
     if extracted.strip() == truth.strip() != "":
         return True, "the same text"
     extracted = without_emphasis(extracted)
@@ -107,7 +103,6 @@ def compare(extracted: str, truth: str, *, digits: int = 6, strict: bool = True)
 
 
 def _compare_plain(extracted: str, truth: str, digits: int, strict: bool) -> tuple[bool, str]:
-    """Compare what is normalised: as numbers with bases, as amounts, as words, by algebra."""
     extracted, truth = in_one_notation(extracted, truth)
     if (decided := _equal_numerals(extracted, truth)) is not None:
         return decided, "by their bases"
@@ -129,7 +124,6 @@ def _compare_plain(extracted: str, truth: str, digits: int, strict: bool) -> tup
 
 
 def _truth(ground_truth: str) -> str:
-    """Return what a truth says: its boxes as a list, its box, a formula at the end of a text, or the whole."""
     found = extract.boxed_list(ground_truth) or extract.boxed(ground_truth)
     if found is None and "$" in ground_truth:
         found = extract.formulas(ground_truth)
@@ -137,12 +131,12 @@ def _truth(ground_truth: str) -> str:
 
 
 def _packed(text: str) -> str:
-    """Drop blanks, but not before digits after a digit or comma: "32, 349" is a list and "32,349" is a number."""
+    """Drop blanks, except before digits after a digit or comma: "32, 349" is a list, "32,349" a number."""
     return _BLANKS.sub("", text)
 
 
 def _equal_numerals(extracted: str, truth: str) -> bool | None:
-    """Compare two numbers with their bases, as in "101_2"; None for anything else."""
+    """Compare two numbers with bases, as "101_2"; None for anything else."""
     left, right = _NUMERAL.fullmatch(extracted), _NUMERAL.fullmatch(truth)
     if left is None or right is None:
         return None
@@ -153,7 +147,7 @@ def _equal_numerals(extracted: str, truth: str) -> bool | None:
 
 
 def _equal_words(extracted: str, truth: str) -> bool | None:
-    """Compare plain words as text, lest "tac" count as the product c·a·t; None where neither is text."""
+    """Compare words as text, so that "tac" is not the product c·a·t; None if neither is text."""
     if _WORDS.fullmatch(extracted) and _WORDS.fullmatch(truth):
         return _plain_words(extracted) == _plain_words(truth)
     if len(_PROSE_WORD.findall(extracted)) > _MAX_PROSE_WORDS:
@@ -187,7 +181,6 @@ def _equal_by_algebra(extracted: str, truth: str, digits: int, strict: bool) -> 
 
 
 def _same_size(gold: list[Any], predicted: list[Any], digits: int) -> bool:
-    """Whether two small numbers agree in their first digits, and not only in that both round to zero."""
     from sympy import Abs, Expr, N
 
     if not (gold and predicted and isinstance(gold[0], Expr) and isinstance(predicted[0], Expr)):

@@ -1,4 +1,4 @@
-r"""The verdict of veRL's `math_dapo`, for comparison with published figures."""
+"""The verdict of veRL's `math_dapo`, for comparison with published figures."""
 
 from r1_rewards.reading.extract import last_braced
 from r1_rewards.types import Score
@@ -10,9 +10,9 @@ STRICT_TAIL = 100  # characters
 def score(response: str, ground_truth: str, *, strict_box: bool = False) -> Score:
     r"""Return 1 for a right answer, else -1; `accuracy` is the same as 1 or 0.
 
-    The answer is the text after the last "Answer:" of the final 300 characters, compared after normalising (see
-    `dapo.normalise`); with `strict_box`, the last `\boxed{…}` of the final 100, compared as it stands. 12,34 is 1234
-    here, and 0.5 is not 1/2: use `math` where no figure must be reproduced.
+    The answer is the text after the last "Answer:" in the final 300 characters, normalised (`dapo.normalise`); with
+    `strict_box`, the last `\boxed{…}` in the final 100, as it stands. 12,34 is 1234 here, and 0.5 is not 1/2: use
+    `math` unless you reproduce figures.
 
     Example: `score("Answer: 12,34", "1234").value` is 1.0.
     """
@@ -25,5 +25,4 @@ def score(response: str, ground_truth: str, *, strict_box: bool = False) -> Scor
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or why an empty one is, or None."""
     return dapo.truth_problem(ground_truth)

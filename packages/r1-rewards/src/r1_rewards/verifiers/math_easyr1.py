@@ -1,4 +1,4 @@
-r"""The verdict of EasyR1's `math` reward, for comparison with published figures."""
+"""The verdict of EasyR1's `math` reward, for comparison with published figures."""
 
 import re
 
@@ -13,10 +13,10 @@ _SIGN = re.compile(r"([<>/])")
 
 
 def score(response: str, ground_truth: str, *, format_weight: float = 0.1) -> Score:
-    r"""Return accuracy and format, weighted: by default 0.9 for the last `\boxed{…}` and 0.1 for a thought before it.
+    r"""Return 0.9 for the last `\boxed{…}` and 0.1 for a thought before it (`format_weight`).
 
-    `accuracy` is PRM800K's grade, as MathRuler gives it (`prm800k.grade`); `format` is `format.has_think_box`. Blanks
-    around `<`, `>` and `/` do not count. `2^{10}` is not 1024 here: use `math` where no figure must be reproduced.
+    `accuracy` is PRM800K's grade as in MathRuler (`prm800k.grade`); `format` is `format.has_think_box`. Blanks around
+    `<`, `>` and `/` are ignored. `2^{10}` is not 1024 here: use `math` unless you reproduce figures.
 
     Example: `score(r"<think>a</think> \boxed{5}", "5").value` is 1.0.
     """
@@ -25,14 +25,12 @@ def score(response: str, ground_truth: str, *, format_weight: float = 0.1) -> Sc
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or why an empty one is, or None."""
     if prm800k.grade(_UNBOXED, ground_truth):
         return f"the truth {ground_truth[:80]!r} is what a response without a box counts as: write it another way"
     return emptied_problem(ground_truth, prm800k.normalise)
 
 
 def weighted(response: str, ground_truth: str, format_weight: float) -> Score:
-    """Score a response as it stands; `geo3k` does the same without touching the blanks."""
     accuracy = float(prm800k.grade(boxed(response), ground_truth))
     format_score = float(has_think_box(response))
     overall = (1.0 - format_weight) * accuracy + format_weight * format_score
@@ -40,13 +38,11 @@ def weighted(response: str, ground_truth: str, format_weight: float) -> Score:
 
 
 def boxed(response: str) -> str:
-    r"""Return what stands in the last `\boxed{…}`, every brace counted, or the word "None"."""
     content = last_braced(response, "\\boxed")
     return _UNBOXED if content is None else content.strip()
 
 
 def without_blanks_around_tags(response: str) -> str:
-    """Return `response` without blanks before and after every `<`, `>` and `/`."""
     parts = _SIGN.split(response)
     last = len(parts) - 1
     for place in range(0, len(parts), 2):

@@ -1,4 +1,4 @@
-r"""The verdict of veRL's `math_reward` on MATH, for comparison with published figures."""
+"""The verdict of veRL's `math_reward` on MATH, for comparison with published figures."""
 
 from r1_rewards.reading import hendrycks
 from r1_rewards.reading.extract import last_braced
@@ -7,9 +7,9 @@ from r1_rewards.types import Score
 
 
 def score(response: str, ground_truth: str) -> Score:
-    r"""Return 1 if the last `\boxed{…}` equals the truth by the MATH data set's string comparison, else 0.
+    r"""Return 1 if the last `\boxed{…}` equals the ground truth by the MATH data set's string comparison, else 0.
 
-    `2^{10}` is not 1024 here and `0.25` not `\frac{1}{4}`: use `math` where no figure must be reproduced.
+    `2^{10}` is not 1024 here, and `0.25` not `\frac{1}{4}`: use `math` unless you reproduce figures.
 
     Example: `score(r"\boxed{0.5}", r"\frac12").value` is 1.0.
     """
@@ -19,12 +19,10 @@ def score(response: str, ground_truth: str) -> Score:
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or None."""
     return blank_problem(ground_truth)
 
 
 def boxed(response: str) -> str | None:
-    r"""Return the content of the last `\boxed{…}`, or what follows a last `\boxed ` up to a dollar sign, or None."""
     if "\\boxed " in response:
         return response.rsplit("\\boxed ", 1)[1].split("$", 1)[0]
     return last_braced(response, "\\boxed") if "\\boxed" in response else None

@@ -49,16 +49,16 @@ def score(
     absolute: float = 0.0,
     unit_required: bool = False,
 ) -> Score:
-    r"""Return 1 if the response's number lies within the tolerance of the truth, else 0.
+    r"""Return 1 if the response's number is within the tolerance of the ground truth, else 0.
 
-    The tolerance is the larger of `relative` · |truth| and `absolute`, in the truth's unit; 0 asks for exact equality,
-    computed in rational numbers. Units of length, mass, time, volume, area, speed, angle, energy and so on are
-    converted ("150 cm" is "1.5 m"); units of different kinds are never equal, and an answer without one
-    takes the truth's, unless `unit_required`. "50%" equals both "0.5" and "50", but "50" does not equal "0.5". The
-    number is read from the last `\boxed{…}`, `<answer>`, `####`, "Answer: x", or else is the last one.
+    The tolerance is the larger of `relative` · |ground truth| and `absolute`, in the ground truth's unit; with 0,
+    equality is exact (rational numbers). Units of length, mass, time, volume, area, speed, angle, energy and so on are
+    converted ("150 cm" is "1.5 m"). An answer without a unit has the ground truth's, unless `unit_required`. "50%"
+    equals "0.5" and "50", but "50" is not "0.5". The number is in the last `\boxed{…}`, `<answer>`, `####` or "Answer:
+    x", or else the last one.
 
-    Example: `score("about 9.8 m/s", "35.4 km/h", relative=0.01).value` is 1.0. Raises ValueError if the truth is no
-    number.
+    Example: `score("about 9.8 m/s", "35.4 km/h", relative=0.01).value` is 1.0. Raises ValueError if the ground truth is
+    not a number.
     """
     truth = read_quantity(ground_truth)
     if truth is None:
@@ -70,7 +70,6 @@ def score(
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or None."""
     if read_quantity(ground_truth) is None:
         return f"the truth {ground_truth[:80]!r} is not a number with or without a unit"
     return None
@@ -97,7 +96,6 @@ def read_quantity(text: str) -> tuple[Fraction, str] | None:
 
 
 def _final_answer(response: str) -> tuple[str | None, tuple[Fraction, str] | None]:
-    """Return the answer that a response marks as such, or else its last number, and the quantity that it says."""
     for find in (extract.boxed, extract.tagged, extract.hashed, extract.stated):
         extracted = find(response)
         if extracted is not None:
@@ -110,7 +108,6 @@ def _final_answer(response: str) -> tuple[str | None, tuple[Fraction, str] | Non
 
 
 def _said(text: str) -> tuple[Fraction, str] | None:
-    """Return the one quantity of a few words that take nothing back, or the last one of a sentence."""
     if len(text.split()) > MAX_WORDS:
         return read_quantity(text) or _last_quantity(text)
     if hedge(text, "", str.__eq__) or _SEVERAL.search(text) or _BOUND.match(text) or side_by_side(text):
@@ -124,7 +121,7 @@ def _last_quantity(text: str) -> tuple[Fraction, str] | None:
 
 
 def _unit(words: str) -> str:
-    """Return the unit that `words` begin with, all of up to three unknown words, or "" for a sentence that goes on."""
+    """Return the unit at the start of `words`, all of up to three unknown words, or "" for a longer sentence."""
     plain = words.replace("\\", "").replace("per cent", "%").replace("percent", "%").strip()
     first = plain.split(None, 1)[0].rstrip(".,;:!?)") if plain else ""
     if first.startswith("%") or _unit_key(first) in UNITS:
@@ -143,7 +140,6 @@ def _close(
 
 
 def _values(number: Fraction, unit: str, wanted: str, *, unit_required: bool) -> list[Fraction]:
-    """Return what the number may mean in the unit `wanted`."""
     if unit == wanted:
         return [number]
     if "%" in (unit, wanted):

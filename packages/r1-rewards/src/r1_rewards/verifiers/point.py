@@ -7,10 +7,10 @@ TRUTH_IS_ANSWER = False  # but a box, in which the answer has to be
 
 
 def score(response: str, ground_truth: str) -> Score:
-    """Return 1 if the response's point lies in the true box `[x1, y1, x2, y2]` or on its edge, else 0.
+    """Return 1 if the response's last point `(x, y)` or `[x, y]` lies in or on the true box `[x1, y1, x2, y2]`, else 0.
 
-    The point is the last pair `(x, y)` or `[x, y]` of the response, in the truth's units. A response with a box
-    instead of a point scores 0. Raises ValueError if the truth has no box.
+    The point is in the ground truth's units. A box instead of a point scores 0. Raises ValueError if the ground truth
+    has no box.
 
     Example: `score("Click at (5, 3).", "[0, 0, 10, 10]").value` is 1.0.
     """
@@ -23,7 +23,6 @@ def score(response: str, ground_truth: str) -> Score:
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or None."""
     if last_box(ground_truth) is None:
         return f"the truth {ground_truth[:80]!r} has no box; write it as [x1, y1, x2, y2]"
     return None

@@ -1,4 +1,4 @@
-r"""The verdict of veRL's `prime_math` (PRIME, arXiv 2502.01456), for comparison with published figures."""
+"""The verdict of veRL's `prime_math` (PRIME, arXiv 2502.01456), for comparison with published figures."""
 
 import math
 import re
@@ -23,11 +23,11 @@ _BRACKETS = str.maketrans(dict.fromkeys("{}()"))
 
 
 def score(response: str, ground_truth: str) -> Score:
-    r"""Return 1 if PRM800K's grade or PRIME's numerical comparison accepts the extracted answer, else 0.
+    r"""Return 1 if PRM800K's grade or PRIME's numerical comparison accepts the answer, else 0.
 
-    Numbers within 1e-4 of one another are equal, also 100 or 1/100 times the truth; π is 3.14159… or 3.14; `12,34` is
-    1234. Where the original evaluates text, this one reads it with `expression` or rejects it: use `math` where no
-    figure must be reproduced.
+    Numbers within a relative 1e-4 are equal, also at 100 or 1/100 times the ground truth; π is 3.14159… or 3.14;
+    `12,34` is 1234. Text that the original evaluates is parsed by `expression` or rejected. Use `math` unless you
+    reproduce figures.
 
     Example: `score("The answer is 3.1416", r"\pi").value` is 1.0.
     """
@@ -37,12 +37,11 @@ def score(response: str, ground_truth: str) -> Score:
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or why an empty one is, or None."""
     return emptied_problem(ground_truth, prm800k.normalise)
 
 
 def extract_answer(response: str) -> str:
-    """Return the last box, or what follows the last "answer is", "is", "=" and the like."""
+    """Return the last box, or the text after the last "answer is", "is", "=" and the like."""
     for marker in _AFTER:
         response = _after(response, marker)
     for marker in _BEFORE:
@@ -67,7 +66,6 @@ def _equal_for_some_pi(extracted: str, truth: str) -> bool:
 
 
 def _prepared(text: str, pi: float) -> str:
-    """Drop a dollar or percent sign, a base, and compute a term with π."""
     if _DOLLARS.match(text):
         return text[1:]
     if _PERCENT.fullmatch(text):
@@ -128,7 +126,6 @@ def _number(text: str) -> float | None:
 
 
 def _value(text: str) -> float | None:
-    """Return the value of an arithmetic expression, or None for anything else."""
     if "^" in text or refusal(text):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Score an R1-V answer: `<think>…</think><answer>…</answer>`, and the answer in the tag must be right."""
+"""Score an R1-V answer, `<think>…</think><answer>…</answer>`, by the answer in the tag."""
 
 from r1_rewards.types import Score
 from r1_rewards.verifiers import math
@@ -6,11 +6,11 @@ from r1_rewards.verifiers.format import has_r1v
 
 
 def score(response: str, ground_truth: str) -> Score:
-    """Return accuracy and format, equally weighted, in the manner of R1-V (Deep-Agent/R1-V, two summed rewards).
+    """Return 0.5 for the answer and 0.5 for the format (Deep-Agent/R1-V, whose two rewards are summed).
 
-    `accuracy` is 1 if the body of the first `<answer>` equals that of the truth (`<answer> 3 </answer>`, or the bare
-    answer), as mathematics or as the same words; a response without any tag is compared whole. Numbers outside the tag
-    never count, as they do in the original. `format` see `format.has_r1v`. `overall`, the value, is 0.5 of each.
+    `accuracy` is 1 if the first `<answer>` equals that of the ground truth (`<answer> 3 </answer>`, or the bare answer)
+    as mathematics or as words; a response without tags is compared as a whole. Numbers outside the tag never count.
+    `format` is `format.has_r1v`.
 
     Example: `score("<think>1, 2, 3</think><answer>3</answer>", "<answer> 3 </answer>").value` is 1.0.
     """
@@ -22,12 +22,11 @@ def score(response: str, ground_truth: str) -> Score:
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or None."""
     return None if answer_body(ground_truth) else f"the truth {ground_truth[:80]!r} has no answer"
 
 
 def answer_body(text: str) -> str | None:
-    """Return the stripped body of the first `<answer>` block; without one, the whole text unless it has a `<think>`."""
+    """Return the first `<answer>` block, or the whole text if it has neither that nor a `<think>`."""
     start = text.find("<answer>")
     end = text.find("</answer>", start + len("<answer>")) if start >= 0 else -1
     if end >= 0:

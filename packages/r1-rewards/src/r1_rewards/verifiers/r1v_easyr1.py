@@ -7,9 +7,9 @@ from r1_rewards.verifiers.format import has_r1v
 
 
 def score(response: str, ground_truth: str, *, format_weight: float = 0.5) -> Score:
-    """Return accuracy and format, weighted: by default half for the answer, half for the tags.
+    """Return 0.5 for the answer and 0.5 for the format (`format_weight`).
 
-    `accuracy` is PRM800K's grade of the first `<answer>` on one line, or of the whole response without one; `format` is
+    `accuracy` is PRM800K's grade of the first `<answer>` on one line, or of the whole response; `format` is
     `format.has_r1v`.
 
     Example: `score("<think>a</think><answer>5</answer>", "5").value` is 1.0.
@@ -23,7 +23,6 @@ def score(response: str, ground_truth: str, *, format_weight: float = 0.5) -> Sc
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or why an empty one is, or None."""
     return emptied_problem(ground_truth, prm800k.normalise)
 
 

@@ -1,4 +1,4 @@
-"""Punish responses that repeat themselves."""
+"""Penalize responses that repeat themselves."""
 
 import re
 from collections import Counter
@@ -14,11 +14,11 @@ _WORD = re.compile(r"[぀-ヿ㐀-䶿一-鿿가-힯]|[^\s_぀-ヿ㐀-䶿一-鿿�
 def score(
     response: str, ground_truth: str = "", *, ngram: int = 10, limit: int | None = None, factor: float = 1.0
 ) -> Score:
-    """Return a punishment from 0 down to -`factor` for repeated runs of `ngram` words; it rewards nothing.
+    """Return a penalty from 0 down to -`factor` for repeated n-grams of `ngram` words.
 
-    `repeated` is the share of runs that stood in the response before, and the punishment is proportional to it. With
-    a `limit` it is the whole `factor` as soon as one run stands there `limit` times, else 0, which is RLPR's rule
-    (limit 10). Words are separated by blanks and underscores. Linear in the length.
+    `repeated` is the share of n-grams that occurred before; the penalty is proportional to it. With a `limit` it is the
+    whole `factor` once an n-gram occurs `limit` times, else 0 (RLPR's rule with limit 10). Words are separated by
+    blanks and underscores. Linear in the length.
 
     Example: `score("a b a b a b", ngram=2).value` is -0.6.
     """
@@ -34,6 +34,5 @@ def score(
 
 
 def runs(text: str, length: int) -> list[tuple[str, ...]]:
-    """Return every run of `length` consecutive words."""
     words = _WORD.findall(text)
     return list(zip(*(words[start:] for start in range(length)), strict=False)) if len(words) >= length else []

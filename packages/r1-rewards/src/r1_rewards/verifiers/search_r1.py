@@ -9,9 +9,10 @@ MAX_TAGS = 10
 
 
 def score(response: str, ground_truth: str) -> Score:
-    """Return 1 if the last `<answer>…</answer>` is the truth as normalised text, else 0 (Search-R1, arXiv 2503.09516).
+    """Return 1 if the last `<answer>…</answer>` is the ground truth as normalised text, else 0.
 
-    With more than ten opening or closing tags a right answer is worth 0.25. See `text.normalise_squad`.
+    With more than ten opening or closing tags a right answer scores 0.25 (Search-R1, arXiv 2503.09516). See
+    `text.normalise_squad`.
 
     Example: `score("<answer>The Nile</answer>", "nile").value` is 1.0.
     """
@@ -23,5 +24,4 @@ def score(response: str, ground_truth: str) -> Score:
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or why an empty one is, or None."""
     return emptied_problem(ground_truth, text.normalise_squad)

@@ -26,11 +26,11 @@ _ODD = re.compile(r"[^\w\s]")
 
 
 def score(response: str, ground_truth: str | Sequence[str], *, exact: bool = False) -> Score:
-    r"""Return 1 if the response's final answer is the truth, or one of several truths, as normalised text, else 0.
+    r"""Return 1 if the final answer is the ground truth, or one of several, as normalised text, else 0.
 
     The answer is the last `<answer>…</answer>`, `\boxed{…}` or "Answer: x", or else the whole response. See
-    `normalise`; with `exact` only blanks around the answer do not matter. An empty one is never right. Several truths
-    are a list, or its JSON. Raises ValueError for a truth that is blank.
+    `normalise`; `exact` ignores only surrounding blanks. An empty answer is wrong. Several ground truths are a list, or
+    its JSON. Raises ValueError for a blank ground truth.
 
     Example: `score("<answer>The Eiffel Tower.</answer>", "eiffel tower").value` is 1.0.
     """
@@ -44,7 +44,6 @@ def score(response: str, ground_truth: str | Sequence[str], *, exact: bool = Fal
 
 
 def truth_problem(ground_truth: str) -> str | None:
-    """Return why no response can be right for a truth, or None."""
     return blank_problem(ground_truth)
 
 
@@ -53,15 +52,14 @@ def _as_it_stands(text: str) -> set[str]:
 
 
 def _ways(text: str) -> set[str]:
-    """Return how a text may be written: "new-york" is "new york" and "newyork"."""
     return {normalise(text), normalise(_HYPHEN.sub(" ", text))}
 
 
 def normalise(text: str) -> str:
-    """Return `text` in lower case without punctuation, articles and double blanks, but never empty for what is not.
+    """Return `text` in lower case without punctuation, articles and double blanks.
 
-    Signs stay that say which number or name it is: "1.5", "-5", "1/2", "C#". What consists of articles or signs stays
-    as it is: "A", "%".
+    Signs that distinguish numbers or names stay: "1.5", "-5", "1/2", "C#". So does a text of only articles or signs:
+    "A", "%".
     """
     lower = _THOUSANDS.sub("", unicodedata.normalize("NFC", plain_characters(text)).casefold())
     kept = {match.start() for match in _MEANT.finditer(lower)}

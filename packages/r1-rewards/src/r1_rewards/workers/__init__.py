@@ -1,1 +1,1 @@
-"""Rewards that run anybody's code: killable processes, what they are sent, and what becomes of their failures."""
+"""Worker processes that run reward functions and can be killed."""

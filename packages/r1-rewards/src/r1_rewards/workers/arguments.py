@@ -1,17 +1,8 @@
-"""What a user's function is called with, decided by its shape and its parameters' names. Used in a worker only.
+"""Fill the parameters of a user's reward function by its shape and its parameters' names. Runs in a worker.
 
-Shapes, told apart in `shapes`: `batch` and `sequential` take reward inputs first, `text` and `texts` are
-`f(response, ground_truth)` and `f(responses, ground_truths)` under r1's, veRL's or older EasyR1's names, `columns` is
-`f(prompts, responses, answers)` or OpenRLHF's `f(queries, prompts, labels)`, `completions` is TRL's
-`f(completions, **columns)`. In all of them further parameters are filled by name:
-
-- `prompt(s)`, `response(s)`, `ground_truth(s)`, `response_length(s)` (tokens), `messages`, `images` (PIL), `metadata`
-  (the row's other columns as a mapping), `queries` (prompt and response), `step`: a list with one entry per
-  response, one value where `sequential` or `text`; `step` is one number always;
-- veRL's `data_source` (the column, or else the source's name) and `extra_info` (the column, or else {});
-- any other parameter without a default is a column of the data row of that name.
-
-What `reward_function_kwargs` names comes from there.
+The README lists the shapes and the parameters that are filled by name; `shapes` tells the shapes apart. Values are
+lists with one entry per response, or single values in `sequential` and `text`; `step` is always one number. A parameter
+without a default that has no other meaning is a column of the data row; `reward_function_kwargs` take precedence.
 """
 
 import inspect
@@ -72,7 +63,7 @@ WIRE_KEYS = ("response", "response_length", "ground_truth")
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How a function wants to be called; `wants` are the parameters that are filled by name."""
+    """How to call a function; the parameters in `wants` are filled by name."""
 
     shape: Shape
     wants: tuple[str, ...]
@@ -81,12 +72,10 @@ class Signature:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether each response is scored in a call of its own."""
         return self.shape in ("sequential", "text")
 
     @property
     def is_verl(self) -> bool:
-        """Whether the response comes under veRL's name."""
         return any(name in self.wants for names in VERL_RESPONSES.items() for name in names)
 
 
@@ -98,10 +87,10 @@ def read_signature(
     completions: str | None = None,
     where: str,
 ) -> Signature:
-    """Find out how to call `function`, of a module with these REWARD_TYPE and COMPLETIONS, None where it has none.
+    """Return how to call `function`, whose module has these REWARD_TYPE and COMPLETIONS (None if absent).
 
-    Raises RewardSpecError for keywords that it does not take, for parameters that nothing can fill, and for a function
-    that may be meant for mappings or for texts.
+    Raises RewardSpecError for keywords that it does not accept, for parameters that cannot be filled, and if it may
+    expect either mappings or texts.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -134,7 +123,6 @@ def read_signature(
 
 
 def check_columns(wants: Iterable[str], columns: Iterable[str]) -> None:
-    """Raise RewardSpecError, with the nearest name, if a function wants what rows with these columns do not have."""
     columns = list(columns)
     for name in (VERL_COLUMNS.get(name, name) for name in wants):
         if not (_is_known(name) or name in FALLBACKS or name == "completions" or name in columns):
@@ -147,8 +135,6 @@ def check_columns(wants: Iterable[str], columns: Iterable[str]) -> None:
 def make_call(
     function: Callable[..., Any], signature: Signature, kwargs: Mapping[str, Any]
 ) -> Callable[[Sequence[Sample]], Any]:
-    """Return what turns samples into the function's raw scores."""
-
     def named(samples: Sequence[Sample]) -> dict[str, Any]:
         return {name: _values(name, samples, signature) for name in signature.wants}
 
@@ -183,9 +169,9 @@ def make_call(
 def _wants_of_texts(
     named: Sequence[inspect.Parameter], shape: Shape, open_ended: bool, kwargs: Mapping[str, Any]
 ) -> list[str]:
-    """Return what a function of texts is given; all that veRL passes, if the response has veRL's name.
+    """Return the parameters to fill in a function of texts; all of veRL's, if the response has veRL's name.
 
-    A truth under another library's name is passed although it has a default, where that is None or "" and there is no
+    A ground truth under another library's name is filled even if it defaults to None or "", unless there is a parameter
     `ground_truth`: without it no answer would be right.
     """
     names = {p.name for p in named}
@@ -211,7 +197,6 @@ def _is_known(name: str) -> bool:
 
 
 def _values(name: str, samples: Sequence[Sample], signature: Signature) -> Any:
-    """Return what the parameter `name` gets: one entry per sample, except the step."""
     if name == "step":
         return samples[0]["step"]
     if name == "completions":
@@ -236,7 +221,6 @@ def _column(name: str, sample: Sample) -> Any:
 
 
 def _row_columns(samples: Sequence[Sample], signature: Signature) -> dict[str, Any]:
-    """Return what TRL passes to every function, asked for or not: the prompts and all columns."""
     columns = {name: [sample["metadata"].get(name) for sample in samples] for name in samples[0]["metadata"]}
     truths = [sample["ground_truth"] for sample in samples]
     return {"ground_truth": truths, **columns, "prompts": _values("prompts", samples, signature)}
@@ -259,7 +243,7 @@ def _check_call(function: Callable[..., Any], shape: Shape, keywords: Mapping[st
 
 
 def _read_verl(score: Any) -> Any:
-    """Return a score of veRL's, which calls the reward `score` and reports more than numbers, as r1 reads it."""
+    """Convert veRL's score, a mapping that names the reward `score`; its entries that are no numbers are dropped."""
     if not isinstance(score, Mapping) or "overall" in score or "score" not in score:
         return score
     numbers = {key: value for key, value in score.items() if hasattr(value, "__float__")}

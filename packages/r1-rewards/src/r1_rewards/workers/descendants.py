@@ -1,4 +1,4 @@
-"""What a process has started, and what that has: found through /proc, stopped, and killed to the last."""
+"""Find and kill all descendants of a process, through /proc."""
 
 import contextlib
 import ctypes
@@ -9,13 +9,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Have what this process's children leave behind become its own children; nothing happens outside Linux."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children(pid: int) -> list[int]:
-    """Return the numbers of a process's living children, zombies included; none where there is no /proc."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -28,9 +26,9 @@ def children(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process, its process group and all that descends from it, in whatever session that is.
+    """Kill a process, its process group and all its descendants, in any session.
 
-    Each process is stopped before its children are listed, so that none escapes by forking meanwhile.
+    Each process is stopped before its children are listed, so that none escapes by forking.
     """
     found, position = [pid], 0
     while position < len(found):

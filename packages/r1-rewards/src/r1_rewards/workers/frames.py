@@ -1,4 +1,4 @@
-"""Messages between the pool and its workers: JSON, each behind its length, over a private socket."""
+"""Messages between the pool and its workers: length-prefixed JSON over a socket, and pictures in it."""
 
 import base64
 import io
@@ -21,7 +21,7 @@ _PIECE = 1 << 18
 
 
 def send(connection: socket.socket, message: Any, deadline: float | None = None) -> None:
-    """Send one JSON value; `deadline` is a `time.monotonic` moment. Raises TimeoutError, OSError, TypeError.
+    """Send one JSON value; `deadline` is in `time.monotonic` seconds. Raises TimeoutError, OSError, TypeError.
 
     ASCII-only JSON carries every str, lone surrogates included.
     """
@@ -31,20 +31,18 @@ def send(connection: socket.socket, message: Any, deadline: float | None = None)
 
 
 def receive(connection: socket.socket, deadline: float | None = None) -> Any:
-    """Return the next JSON value. Raises EOFError where the other side is gone, TimeoutError at the deadline."""
+    """Return the next JSON value. Raises EOFError if the other side is gone, TimeoutError at the deadline."""
     length = _read_length(_receive_bytes(connection, _LENGTH.size, deadline))
     return json.loads(_receive_bytes(connection, length, deadline))
 
 
 def pack(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome as JSON."""
     if isinstance(outcome, Failure):
         return {"cause": outcome.cause, "message": outcome.message}
     return {"parts": dict(outcome.parts), "extracted": outcome.extracted, "reason": outcome.reason}
 
 
 def unpack(message: dict[str, Any]) -> Outcome:
-    """Return what `pack` has packed. Raises ValueError for anything else."""
     try:
         if "cause" in message:
             return Failure(message["cause"], message["message"])
@@ -55,14 +53,13 @@ def unpack(message: dict[str, Any]) -> Outcome:
 
 
 class Inbox:
-    """The messages that have arrived on a socket, without waiting for the rest of one that has begun."""
+    """The complete messages that have arrived on a socket; a partial one is kept for later."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._data = bytearray()
 
     def read(self) -> list[Any]:
-        """Return what is complete; call it when the socket is readable. Raises EOFError, OSError, ValueError."""
         piece = self._connection.recv(_PIECE, socket.MSG_DONTWAIT)
         if not piece:
             raise EOFError("the other side closed the connection")
@@ -108,7 +105,7 @@ def _set_timeout(connection: socket.socket, deadline: float | None) -> None:
 
 
 def encode_picture(picture: Any, seen: dict[int, dict[str, str]]) -> dict[str, str]:
-    """Return a picture (PIL image, encoded bytes or path) as JSON; `seen` keeps those of a batch, which groups share.
+    """Return a PIL image, encoded bytes or a path as JSON; `seen` caches a batch's pictures, which groups share.
 
     Raises TypeError for anything else.
     """
@@ -118,7 +115,6 @@ def encode_picture(picture: Any, seen: dict[int, dict[str, str]]) -> dict[str, s
 
 
 def decode_picture(picture: Mapping[str, str]) -> "Image":
-    """Return the picture, with PIL. Raises RuntimeError without Pillow, OSError for what is no picture."""
     try:
         import PIL.Image
     except ImportError as error:

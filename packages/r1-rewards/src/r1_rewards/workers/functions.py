@@ -1,8 +1,4 @@
-"""Load a reward function, call it, and read what it returns. Runs in a worker only.
-
-How a user's function is called is the matter of `arguments.py`. A score is a number, or a mapping with `overall` and
-any further numbers.
-"""
+"""Load a reward function, call it, and convert what it returns. Runs in a worker only."""
 
 import contextlib
 import functools
@@ -38,7 +34,7 @@ WARM_UP = (
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """A loaded function; `call` takes samples as they come over the wire and returns raw scores."""
+    """A loaded function; `call` turns samples, as the pool sends them, into raw scores."""
 
     name: str
     batch: bool  # whether the meaning of a score may depend on the batch
@@ -49,7 +45,7 @@ class RewardFunction:
 
 
 def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction:
-    """Import what `spec` names. Raises RewardSpecError, with the line, for a file that fails or lacks the function."""
+    """Import the function that `spec` names. Raises RewardSpecError, with the line, if the file fails or lacks it."""
     if spec.path is None and spec.function in SERVICES:
         return _load_service(spec, kwargs)
     if spec.path is None and spec.function in MODEL_REWARDS:
@@ -84,7 +80,7 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction
 
 
 def score_samples(function: RewardFunction, samples: Sequence[Mapping[str, Any]]) -> list[Outcome] | Failure:
-    """Call the function once and return one outcome per sample, or one failure for the whole call."""
+    """Call the function once; return one outcome per sample, or one failure of the whole call."""
     try:
         scores = function.call(samples)
     except BaseException as error:  # SystemExit too, and the time limits of libraries: any of them fails the call only
@@ -127,7 +123,7 @@ def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
 
 
 def _try_sandbox() -> None:
-    """Say which protections judged code runs behind; refuse before any response what this system cannot protect."""
+    """Print the protections of judged code; raise RewardSpecError if this system lacks one."""
     from r1_rewards.sandbox import execution as sandbox
 
     try:
@@ -138,7 +134,6 @@ def _try_sandbox() -> None:
 
 
 def _load_service(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction:
-    """Open a service inside this worker, as a part of a sum; alone it runs in the caller's process."""
     verify = open_service(spec, kwargs, {})
 
     def call(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -152,7 +147,6 @@ def _load_service(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction
 
 
 def _load_sum(parts: Mapping[str, Any]) -> RewardFunction:
-    """Load every verifier of a sum; one that fails for a sample fails the sample, with the verifier's name."""
     functions = {
         name: load_function(parse_spec(part.reward), part.options) for name, part in combine.read_parts(parts).items()
     }
@@ -197,9 +191,9 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _warm_algebra() -> None:
-    """Import what mathematical verifiers need, if one is loaded, and fill its caches: once here, not in every worker.
+    """Import SymPy and fill its caches before workers are forked, if a mathematical verifier is loaded.
 
-    The first product, root or set costs a new process up to half a second, which would look like a hanging sample.
+    A new process takes up to half a second for its first product, root or set, which would look like a slow sample.
     Raises ImportError without Math-Verify.
     """
     if not any(name in sys.modules for name in ALGEBRA):
@@ -211,8 +205,6 @@ def _warm_algebra() -> None:
 
 
 def _to_plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an async function as one that waits for its result; a worker has no event loop of its own."""
-
     import asyncio
 
     @functools.wraps(function)
@@ -223,7 +215,6 @@ def _to_plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _describe_exception(error: BaseException, file: str | None) -> str:
-    """Return the type, the text and the last line of the user's file that was running."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f" (line {lines[-1]} of {Path(file).name})" if lines and file else ""
     return f"{type(error).__name__}: {str(error)[:500]}{where}"

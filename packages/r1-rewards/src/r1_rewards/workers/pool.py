@@ -24,34 +24,28 @@ logger = logging.getLogger("r1_rewards")
 class PooledVerifier(OpenVerifier):
     """A verifier that runs a reward in worker processes; it never raises because of a response or a user's function.
 
-    Worker processes are forked from one that has imported the reward: user code never runs in the caller's process,
-    sees no GPU, and is killed with all that it has started at a deadline. Scores come in the order of the inputs. It
-    may be used from any thread (calls wait for one another), from asyncio through `asyncio.to_thread`, in an actor of
-    Ray, in a notebook.
+    Workers are forked from a process that has imported the reward, see no GPU, and are killed with everything they
+    started. Call the verifier from any thread (calls are serialized), from asyncio through `asyncio.to_thread`, or in a
+    Ray actor.
 
-    Built-in and sequential rewards are scored one sample at a time, spread over the workers, each within `timeout`.
-    A sample that takes far longer than others goes on beside them with idle processor time, and does not hold them up:
-    see `batch`. A batch function gets the whole batch in one call, because its scores may depend on one another, and
-    `timeout` plus one second per sample for it. If that call raises, runs out of time, crashes, or does not return one
-    score per response, every sample is scored again alone, as a batch of one; what succeeds alone stands.
+    Built-in and sequential rewards are scored sample by sample, each within `timeout` seconds; slow ones do not delay
+    the others (see `batch`). A batch function scores the whole batch in one call, because its scores may depend on one
+    another, within `timeout` plus one second per sample. If that call fails as a whole, every sample is scored again
+    alone.
 
     A sample that fails alone has `Score.error`, a `Failure(cause, message)`:
 
-    - timeout: no result in time; the worker was killed and is started again;
+    - timeout: no result in time; the worker was killed;
     - exception: the function raised (`sys.exit` included); the message has type, text and line;
     - out_of_memory: it needed more than `memory_mib`;
-    - crash: the worker died (`os._exit`, a segmentation fault) or cannot be started again; if it may have been killed
-      from outside (SIGKILL, as for lack of memory, or SIGTERM), only after a second try, alone;
+    - crash: the worker died or cannot be started; after SIGKILL or SIGTERM the sample is first retried alone;
     - non_finite: a NaN or infinite score;
     - wrong_shape: not a number, a mapping without `overall`, or not one score;
-    - too_long: a response of more than MAX_CHARACTERS, which no worker is sent.
+    - too_long: a response of more than MAX_CHARACTERS.
 
-    `failure_policy` says what becomes of it: "score" gives it the value and the part `overall` of `failure_score`;
-    "drop" also marks it as not to be kept, and it has no parts; "stop" raises RewardFailure. `failures` counts causes.
-
-    A score that is non_finite or of wrong_shape within a batch call that is otherwise fine fails its own sample only.
-    Where nothing but timeouts comes, many samples are tried side by side, and when all those have timed out too, the
-    rest of the batch fails at once, so that a function that never returns does not cost `timeout` for each sample.
+    `failure_policy` "score" gives such a sample `failure_score`; "drop" also sets `Score.keep` to False and leaves
+    `parts` empty; "stop" raises RewardFailure. `failures` counts causes. If a batch yields only timeouts, many samples
+    are tried at once; if those time out, too, the rest fails untried.
     """
 
     def __init__(
@@ -65,11 +59,11 @@ class PooledVerifier(OpenVerifier):
         workers: int = 1,
         memory_mib: int | None = 4096,
     ) -> None:
-        """Start a process and load the reward in it; the workers start when needed.
+        """Load the reward in a new process; workers start when needed.
 
-        `timeout` is in seconds per sample; `memory_mib` bounds what a worker allocates beyond what loading took.
-        Raises RewardSpecError if the reward cannot be loaded, ValueError for numbers out of range, TypeError for
-        `kwargs` that are not JSON values.
+        `timeout` is in seconds per sample; `memory_mib` limits a worker's memory beyond what loading took. Raises
+        RewardSpecError if the reward cannot be loaded, ValueError for numbers out of range, TypeError for `kwargs` that
+        are not JSON values.
         """
         if workers < 1 or timeout <= 0:
             raise ValueError(f"workers must be at least 1 and timeout positive, got {workers} and {timeout}")
@@ -96,9 +90,9 @@ class PooledVerifier(OpenVerifier):
     def __call__(
         self, inputs: Sequence[RewardInput], progress: Callable[[int, int], None] | None = None
     ) -> list[Score]:
-        """Return one score per input, in order; `progress` is told how many are done, and of how many, as they come.
+        """Return one score per input, in order; `progress(done, total)` is called for each.
 
-        Raises RuntimeError if closed, TypeError for metadata that is not JSON and for anything but `RewardInput`s,
+        Raises RuntimeError if closed, TypeError for inputs that are not `RewardInput`s or metadata that is not JSON,
         RewardFailure under the policy "stop".
         """
         scores: dict[int, Score] = {}
@@ -109,9 +103,9 @@ class PooledVerifier(OpenVerifier):
         return [scores[index] for index in range(len(scores))]
 
     def stream(self, inputs: Sequence[RewardInput]) -> Iterator[tuple[int, Score]]:
-        """Yield each input's index and score as they come, in no order. Raises as a call does.
+        """Yield (index, score) in the order of completion. Raises as a call does.
 
-        Until it is used up or closed, other calls wait.
+        Other calls wait until the iterator is exhausted or closed.
         """
         check_inputs(inputs)
         pictures: dict[int, dict[str, str]] | None = {} if "images" in self.reward.wants else None
@@ -127,15 +121,13 @@ class PooledVerifier(OpenVerifier):
 
     @property
     def per_sample(self) -> bool:
-        """Whether a score depends on its own response only: true of all but batch functions."""
         return not self.reward.batch
 
     def pids(self) -> list[int]:
-        """Return the numbers of the verifier's living processes, to look at what they use."""
         return self._server.pids()
 
     def close(self) -> None:
-        """Kill the workers, also while they score; safe to call twice and from any thread."""
+        """Kill the workers, even while they score; safe to call twice and from any thread."""
         self._closed = True
         self._server.close()
         with self._lock:
@@ -157,7 +149,7 @@ class PooledVerifier(OpenVerifier):
             yield index, outcome
 
     def _score_whole(self, samples: list[dict[str, Any]]) -> list[Outcome] | None:
-        """Score all samples in one call; None, with a warning, if the call as a whole failed.
+        """Score all samples in one call; None, with a warning, if the call failed as a whole.
 
         If its worker is killed from outside, the call is made once more.
         """
@@ -174,7 +166,6 @@ class PooledVerifier(OpenVerifier):
         return None
 
     def _call_whole(self, samples: list[dict[str, Any]], *, last: bool = False) -> list[Outcome] | Failure | None:
-        """Return the outcomes, or why the call failed; None, unless it is the `last`, if its worker was killed."""
         timeout = self.timeout + BATCH_SECONDS_PER_SAMPLE * len(samples)
         found: list[Outcome] | Failure
         worker = None
@@ -208,7 +199,6 @@ class PooledVerifier(OpenVerifier):
 
 
 def _wire(index: int, item: RewardInput, pictures: dict[int, dict[str, str]] | None) -> dict[str, Any]:
-    """Return `item` as a worker reads it; without pictures where these are not wanted, since they are large."""
     _check_json(item.metadata, f"metadata of response {index}")
     return {
         "response": item.response,

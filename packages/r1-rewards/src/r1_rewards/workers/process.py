@@ -1,4 +1,4 @@
-"""Killable worker processes, as the pool sees them: a fork server that has the reward loaded, and what it forks."""
+"""Start, reap and kill worker processes, which are forked from a server that has loaded the reward."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ SEND_TIMEOUT = 60.0  # seconds for an idle worker to read what it is sent
 class WorkerCrash(Exception):
     """The worker process ended by itself; the message says how.
 
-    `from_outside`: it may have been killed from outside, as by the kernel for lack of memory, or its server was.
+    `from_outside`: it may have been killed from outside, as by the out-of-memory killer, or its fork server was.
     """
 
     def __init__(self, message: str, cause: Cause = "crash", *, from_outside: bool = False) -> None:
@@ -35,13 +35,11 @@ class WorkerCrash(Exception):
 
 
 class WorkerClosed(Exception):
-    """The pool was closed while the worker was needed."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """What a worker says of the reward that it has loaded."""
-
     name: str
     batch: bool
     shape: str = "builtin"  # how it is called, see arguments.py
@@ -49,7 +47,7 @@ class Reward:
 
 
 class Worker:
-    """One process that scores, in a process group of its own. `kill` may be called from any thread."""
+    """One process that scores, in its own process group. `kill` is thread-safe."""
 
     def __init__(
         self,
@@ -66,20 +64,19 @@ class Worker:
         self.scored = 0  # samples
 
     def send(self, job: Mapping[str, Any]) -> None:
-        """Send a job; outcomes come to the inbox. Raises OSError if the worker is dead, or does not read."""
+        """Send a job; outcomes arrive in `inbox`. Raises OSError if the worker is dead or does not read."""
         frames.send(self.connection, job, time.monotonic() + SEND_TIMEOUT)
 
     def kill(self) -> None:
-        """Kill the process and all it has started, at once. Its number stays taken until it is reaped."""
         kill_tree(self.pid)
 
 
 class ForkServer:
-    """Starts workers for one reward, and says how they end.
+    """Starts and reaps workers for one reward.
 
-    User code never runs in the caller's process. Workers see no GPU (`CUDA_VISIBLE_DEVICES` is empty); the rest of the
-    environment is passed on, API keys included, because a reward that asks a judge model needs them. They end when the
-    caller's process does. All but `close` belongs to one thread at a time.
+    Workers see no GPU (`CUDA_VISIBLE_DEVICES` is empty); the rest of the environment is passed on, API keys included,
+    because a reward that calls a judge model needs them. They die with the caller's process. Only `close` is
+    thread-safe.
     """
 
     def __init__(self, spec: RewardSpec, kwargs: Mapping[str, Any], memory_mib: int | None) -> None:
@@ -126,7 +123,7 @@ class ForkServer:
         return Reward(reply["name"], reply["batch"], reply["shape"], tuple(reply["wants"]))
 
     def start(self) -> Worker:
-        """Return a new worker. Raises what `load` raises, if the reward has to be loaded again, and WorkerClosed."""
+        """Return a new worker. Raises WorkerClosed, and what `load` raises if the reward must be loaded again."""
         with self._lock:
             if self._closed:
                 raise WorkerClosed
@@ -147,7 +144,6 @@ class ForkServer:
         raise WorkerCrash("workers cannot be started any more")
 
     def reap(self, worker: Worker) -> WorkerCrash:
-        """Kill the worker and all it has started, and return how it ended, as in "exited with code 3"."""
         worker.connection.close()
         orphaned = WorkerCrash("ended together with the process that had started it", from_outside=True)
         if worker.process is None and worker.server is not self._connection:
@@ -167,12 +163,10 @@ class ForkServer:
             return orphaned
 
     def pids(self) -> list[int]:
-        """Return the numbers of the living processes."""
         with self._lock:
             return [worker.pid for worker in self._living] + ([self._process.pid] if self._process else [])
 
     def close(self) -> None:
-        """Kill everything, from any thread, and never start anything again."""
         with self._lock:
             self._closed = True
             for worker in self._living:
@@ -181,7 +175,7 @@ class ForkServer:
                 kill_tree(self._process.pid)
 
     def dispose(self) -> None:
-        """Reap what `close` has killed; for the thread that uses the server."""
+        """Reap the processes that `close` killed; call it from the thread that uses the server."""
         for worker in list(self._living):
             self.reap(worker)
         if self._process is not None:
@@ -206,7 +200,6 @@ class ForkServer:
         return worker
 
     def _end_server(self) -> WorkerCrash:
-        """End the process that forks, with the workers that it has forked, and return how it ended."""
         assert self._process is not None
         assert self._connection is not None
         self._connection.close()

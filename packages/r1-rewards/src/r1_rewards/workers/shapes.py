@@ -1,7 +1,7 @@
-"""Which of the known shapes a user's function has: what its first parameter is given, and one response or many.
+"""Detect the shape of a user's reward function: mapping or text first, one response or many.
 
-EasyR1's functions are called with reward inputs (mappings) whatever their first parameter is called. A signature that
-could as well be meant for texts is refused, because a text function that is given a mapping scores 0 without an error.
+EasyR1's functions take reward inputs (mappings) under any parameter name. A signature that could also be meant for
+texts is refused: a text function that is given a mapping would score 0 without an error.
 """
 
 import dis
@@ -55,10 +55,10 @@ def read_shape(
     reward_type: str | None,
     where: str,
 ) -> Shape:
-    """Return the shape of a function whose module says REWARD_TYPE = `reward_type`, None if it does not say.
+    """Return the shape of a function whose module has REWARD_TYPE `reward_type` (None if absent).
 
-    Raises RewardSpecError for a function that never sees the response, for one that may want a mapping or a text, and
-    for one whose parameters contradict `reward_type`.
+    Raises RewardSpecError for a function that never sees the response, for one that may expect either a mapping or a
+    text, and for one whose parameters contradict `reward_type`.
     """
     if "completions" in parameters:
         return "completions"
@@ -79,7 +79,7 @@ def read_shape(
 def _text_parameter(
     function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], kwargs: Mapping[str, Any], where: str
 ) -> inspect.Parameter | None:
-    """Return the parameter for the response's text; None if the function takes reward inputs first, as EasyR1's do."""
+    """Return the parameter for the response's text; None if the first one is for reward inputs."""
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if verl := [p for p in named if _is(p.name, VERL_RESPONSES)]:
         return verl[0]
@@ -106,12 +106,11 @@ def _text_parameter(
 
 
 def function_signature(function: Callable[..., Any]) -> str:
-    """Return the function's name and parameters as in its file."""
     return f"{getattr(function, '__name__', type(function).__name__)}{inspect.signature(function)}"
 
 
 def code_of(function: Callable[..., Any]) -> CodeType | None:
-    """Return the code that a call runs first, of functions, methods, partials and objects with `__call__`."""
+    """Return the code object that a call runs first, of functions, methods, partials and objects with `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -121,18 +120,15 @@ def code_of(function: Callable[..., Any]) -> CodeType | None:
 
 
 def constants(code: CodeType) -> Iterable[Any]:
-    """Yield the constants of code and of the functions defined in it."""
     for constant in code.co_consts:
         yield from constants(constant) if isinstance(constant, CodeType) else (constant,)
 
 
 def _is(name: str, known: Iterable[str]) -> bool:
-    """Whether a name, or its singular, is among those `known`."""
     return any(name in (one, f"{one}s") for one in known)
 
 
 def _annotated(parameter: inspect.Parameter) -> Literal["mapping", "text", "list of texts", ""]:
-    """Return what the annotation says of a parameter; "" if it says neither."""
     if parameter.annotation is parameter.empty:
         return ""
     note = parameter.annotation
@@ -145,7 +141,6 @@ def _annotated(parameter: inspect.Parameter) -> Literal["mapping", "text", "list
 
 
 def _reads_fields(function: Callable[..., Any]) -> bool:
-    """Whether the function, or one of its file that it calls, reads a field of reward inputs: `x["response"]`."""
     code, surroundings = code_of(function), getattr(inspect.unwrap(function), "__globals__", {})
     waiting, seen = [code] if code else [], set()
     while waiting:
@@ -162,7 +157,7 @@ def _reads_fields(function: Callable[..., Any]) -> bool:
 
 
 def _reads_field(code: CodeType) -> bool:
-    """Whether code has `…["response"]` or `….get("response")`, or the same of the truth or the length."""
+    """Whether code contains `…["response"]` or `….get("response")`, or the same for ground truth or length."""
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL", "EXTENDED_ARG")]
     return any(
         key.argval in ("response", "ground_truth", "response_length")

@@ -1,7 +1,7 @@
-"""Write a function from a notebook cell or a script to a file, so that worker processes can load it.
+"""Write a function of a notebook cell or a script to a file that worker processes can import.
 
-A notebook has no file to import, and importing a running script again would run it again. So the function's source is
-taken, and with it what it uses of its surroundings: imports, other functions and classes, plain constants.
+Importing a running script would run it again, so the function's source is copied with the imports, functions, classes
+and plain constants that it uses.
 """
 
 import ast
@@ -18,10 +18,9 @@ _SETTINGS = ("REWARD_TYPE", "REWARD_NAME", "COMPLETIONS")  # of a reward file, s
 
 
 def write_function(function: Callable[..., Any], folder: Path) -> str:
-    """Return `file.py:function` for a function; one that is defined in `__main__` is first written to `folder`.
+    """Return `file.py:function` for a function; one of `__main__` is first written to `folder`.
 
-    Raises RewardSpecError for what has no source (a lambda, a method, a nested function with variables of its
-    surroundings), and for a variable in use that cannot be written down.
+    Raises RewardSpecError for a lambda, a method or a closure, and for a variable in use that has no literal form.
     """
     name = getattr(function, "__name__", str(function))
     if not inspect.isfunction(function) or name == "<lambda>" or function.__closure__:
@@ -39,7 +38,6 @@ def write_function(function: Callable[..., Any], folder: Path) -> str:
 
 
 def _add(name: str, value: Any, function: Any, parts: dict[str, str]) -> None:
-    """Add to `parts` the source that defines `name` as `value`, after that of all it uses."""
     if name in parts:
         return
     if isinstance(value, ModuleType):

@@ -1,8 +1,8 @@
-"""The workers' own side: `python -m r1_rewards.workers.worker SOCKET` loads one reward, then forks a worker when asked.
+"""The worker side: `python -m r1_rewards.workers.worker SOCKET` loads one reward, then forks workers on request.
 
-The forks have everything imported, so that a worker that was killed costs milliseconds. A reward whose import started
-threads, which do not survive a fork, is scored in this process itself; the pool starts another for each worker.
-Whatever the reward prints goes to stderr.
+Forks have everything imported, so replacing a killed worker takes milliseconds. If the import started threads, which do
+not survive a fork, this process scores itself, and the pool starts another process for each worker. Everything that the
+reward prints goes to stderr.
 """
 
 import contextlib
@@ -30,7 +30,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(descriptor: int) -> None:
-    """Load the reward that the first message names, say how that went, and serve until the pool is gone."""
     os.set_inheritable(descriptor, False)  # a child process of the reward must not keep the connection open
     pool = socket.socket(fileno=descriptor)
     setup = frames.receive(pool)
@@ -54,7 +53,6 @@ def main(descriptor: int) -> None:
 
 
 def _serve_forks(pool: socket.socket) -> socket.socket | None:
-    """Fork and reap workers as the pool says; in a new worker, return its connection; at the pool's end, None."""
     adopt_orphans()
     own = set(children(os.getpid()))  # which the reward has started when it was imported
     workers: set[int] = set()
@@ -90,7 +88,7 @@ def _serve_forks(pool: socket.socket) -> socket.socket | None:
 
 
 def _kill_orphans(kept: set[int]) -> None:
-    """Kill and reap what workers that have ended had started; a living worker's orphans are its own children."""
+    """Kill and reap the descendants of ended workers; orphans of living workers are those workers' children."""
     while orphans := [child for child in children(os.getpid()) if child not in kept]:
         for orphan in orphans:
             kill_tree(orphan)
@@ -99,9 +97,9 @@ def _kill_orphans(kept: set[int]) -> None:
 
 
 def score(pool: socket.socket, function: RewardFunction, memory_mib: int | None) -> None:
-    """Score what comes: {"samples": […], "whole": whether in one call, "cpu_seconds": for each sample}.
+    """Score jobs: {"samples": […], "whole": whether in one call, "cpu_seconds": for each sample}.
 
-    One message goes back per sample, or one for all.
+    Sends one message per sample, or one for a whole call.
     """
     if memory_mib is not None:
         _limit_memory(memory_mib << 20)
@@ -118,7 +116,6 @@ def score(pool: socket.socket, function: RewardFunction, memory_mib: int | None)
 
 
 def _outcomes(job: dict[str, Any], function: RewardFunction) -> Iterator[Any]:
-    """Yield the messages that answer a job: one per sample, or one for all."""
     samples: list[dict[str, Any]] = job["samples"]
     if job["whole"]:
         found = score_samples(function, samples)
@@ -131,7 +128,7 @@ def _outcomes(job: dict[str, Any], function: RewardFunction) -> Iterator[Any]:
 
 
 def _limit_memory(size: int) -> None:
-    """Bound what this process allocates on top of what it has; file mappings, as of big libraries, do not count."""
+    """Limit what this process allocates beyond its current data; file mappings, as of large libraries, do not count."""
     if sys.platform == "linux":
         with open("/proc/self/statm") as file:
             size += int(file.read().split()[5]) * resource.getpagesize()
@@ -140,14 +137,13 @@ def _limit_memory(size: int) -> None:
 
 
 def _limit_processor_time(seconds: float) -> None:
-    """Have the kernel end this process (SIGXCPU) if one sample takes much longer, whatever becomes of the pool."""
+    """Have the kernel kill this process (SIGXCPU) if a sample takes much longer than allowed, even without the pool."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(time.process_time() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
 def _die_with_parent() -> None:
-    """Have Linux kill this worker when the process that forked it ends."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent or parent == 1:

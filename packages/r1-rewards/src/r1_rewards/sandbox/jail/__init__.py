@@ -1,5 +1,5 @@
-"""What runs inside the sandbox of the code verifier: confinement, supervisor, and what the judged program is run by.
+"""Code that runs inside the sandbox: supervisor, confinement, and the harnesses of judged programs.
 
-These modules import nothing of the rest of the package: they are loaded, as the package `jail`, by a bare interpreter
-that knows neither the caller's environment nor the tests.
+These modules import nothing else of the package. A bare interpreter loads them as the package `jail`, without the
+caller's environment.
 """

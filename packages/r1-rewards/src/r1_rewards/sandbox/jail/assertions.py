@@ -1,7 +1,7 @@
-"""Execute tests against a solution that lives in another process, and report one verdict per test.
+"""Execute tests against a solution in another process and report one verdict per test.
 
-The tests see proxies: calling one sends the arguments, by value, to the solution's process and brings a plain value
-back. Nothing of the solution runs here, so that no patch, no `__eq__` and no early exit of its can touch a verdict.
+The tests see proxies: a call sends its arguments by value to the solution's process and returns a plain value. Nothing
+of the solution runs here, so none of its patches, `__eq__` or exits can change a verdict.
 """
 
 import ast
@@ -23,14 +23,14 @@ REQUESTS, RESPONSES = 3, 4  # descriptors: what this process reads, and what it 
 
 
 class Unsendable(TypeError):
-    """A test hands the solution something that cannot be sent to another process."""
+    pass
 
 
 _TESTS_AT_FAULT = (Unsendable, SyntaxError, ModuleNotFoundError)
 
 
 def run_assertions(request: dict[str, Any]) -> None:
-    """Execute the tests' set-up, `request["source"]`, then each of `request["units"]`, and write a verdict for each."""
+    """Execute the setup `request["source"]` and each of `request["units"]`; write a verdict for each."""
     wire = _Wire()
     sys.modules["solution"] = _SolutionModule(wire)
     tests = new_module("tests")
@@ -63,10 +63,10 @@ def _try_units(units: list[str], tests: ModuleType, wire: "_Wire") -> None:
 
 
 class Proxy:
-    """Something of the solution's: a function, a class, or an object that is not a plain value.
+    """A function, class or other object of the solution that is not a plain value.
 
-    It can be called, indexed, measured, iterated and turned to text, and its attributes read. It cannot be compared or
-    taken for true or false: the result would be the solution's own word.
+    It supports calls, indexing, len, iteration, str and attributes. It cannot be compared or used as a truth value,
+    because the solution's own code would decide the result.
     """
 
     def __init__(self, wire: "_Wire", target: dict[str, Any]) -> None:
@@ -99,8 +99,6 @@ class Proxy:
 
 
 class _SolutionModule(ModuleType):
-    """What `from solution import f` finds in a test."""
-
     def __init__(self, wire: "_Wire") -> None:
         super().__init__("solution")
         self.__dict__["_wire"] = wire
@@ -115,8 +113,6 @@ class _SolutionModule(ModuleType):
 
 
 class _Wire:
-    """The two pipes to whoever passes requests on to the solution."""
-
     def __init__(self) -> None:
         self._reader = os.fdopen(REQUESTS, encoding="ascii")
         self._writer = os.fdopen(RESPONSES, "w", encoding="ascii")
@@ -128,7 +124,7 @@ class _Wire:
     def ask(
         self, do: str, target: dict[str, Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return the plain value, or the proxy, that the solution answers; raise the built-in exception it raises."""
+        """Return the solution's plain value or proxy; raise the built-in exception that it raised."""
         request = {"do": do, "target": target, "args": values.encode(list(args), _send)}
         self.write({"ask": {**request, "kwargs": values.encode(kwargs or {}, _send)}})
         line = self._reader.readline()
@@ -142,7 +138,6 @@ class _Wire:
 
 
 def _builtin_exception(name: str) -> type[Exception]:
-    """Return the exception that the solution raised, for tests that expect it; never one that blames the tests."""
     found = getattr(builtins, name, None)
     if isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, _NEVER_RAISED):
         return found
@@ -166,10 +161,7 @@ def _send(value: Any) -> dict[str, Any]:
 
 
 def foreign_names(sources: list[str]) -> dict[str, bool]:
-    """Return the names that the tests read and Python lacks, and whether they are used as modules are: only with a dot.
-
-    Those that the tests define come later, and win.
-    """
+    """Return the names that the tests read and Python lacks, and whether each is only used with a dot, as a module."""
     nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
     uses = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
     dotted = Counter(
@@ -179,7 +171,7 @@ def foreign_names(sources: list[str]) -> dict[str, bool]:
 
 
 def _provide(name: str, is_module: bool, tests: ModuleType, wire: _Wire) -> None:
-    """Define `name` for the tests: a standard module, lest the solution pass off its own, or what the solution has."""
+    """Define `name` for the tests: the real standard module, which the solution cannot replace, or the solution's."""
     if is_module and name in sys.stdlib_module_names:
         vars(tests)[name] = importlib.import_module(name)
         return

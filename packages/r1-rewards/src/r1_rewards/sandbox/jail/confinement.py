@@ -1,4 +1,4 @@
-"""The confinement of one run: what the process that becomes the judged program does to itself first."""
+"""Confine the process that becomes the judged program, before it runs any judged code."""
 
 import contextlib
 import os
@@ -14,10 +14,10 @@ _MEBIBYTE = 1 << 20
 
 
 def confine(limits: Mapping[str, Any], isolation: set[str], readable: Sequence[str], launcher: int) -> list[str]:
-    """Shut this process in, for good, and return the names of the protections that hold now.
+    """Confine this process for good and return the active protections (see PROTECTIONS in `execution`).
 
-    A protection counts only after the kernel has accepted all that it takes; see PROTECTIONS in `sandbox.py` for
-    their meaning. `launcher` is the parent's process number in the outer world.
+    A protection counts only if the kernel has accepted all of it. `launcher` is the parent's pid in the outer
+    namespace.
     """
     _limit(limits, 0 if "user" in isolation or os.getuid() == 0 else _threads_of(os.getuid()))
     counted = _become_nobody(launcher, limits["module_paths"]) or os.getuid() != 0
@@ -42,7 +42,7 @@ def confine(limits: Mapping[str, Any], isolation: set[str], readable: Sequence[s
 
 
 def _limit(limits: Mapping[str, Any], neighbours: int) -> None:
-    """Bound what this process may use; `neighbours` are the threads that its user has already, which count as well."""
+    """Set resource limits; `neighbours` are the threads that this user already has, which count as well."""
     seconds = int(limits["cpu_seconds"]) + 1
     bounds = {
         resource.RLIMIT_AS: limits["memory_mib"] * _MEBIBYTE,
@@ -62,7 +62,6 @@ def _limit(limits: Mapping[str, Any], neighbours: int) -> None:
 
 
 def _threads_of(uid: int) -> int:
-    """Count the threads of a user, as far as /proc shows them: where others are hidden, judged code gets fewer."""
     threads = 0
     for process in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with contextlib.suppress(OSError):
@@ -72,9 +71,9 @@ def _threads_of(uid: int) -> int:
 
 
 def _become_nobody(launcher: int, module_paths: Sequence[str]) -> bool:
-    """As root, become a user that nobody else is, so that the kernel counts this run's threads alone.
+    """As root, become an otherwise unused user, so that the kernel counts this run's threads alone.
 
-    Not where that user could not read the standard library, as with a Python in a home directory and no new root.
+    Returns False if that user could not read the standard library, as with a Python in a home directory.
     """
     if os.getuid() != 0:
         return False
@@ -96,7 +95,7 @@ def _become_nobody(launcher: int, module_paths: Sequence[str]) -> bool:
 
 
 def _no_sockets() -> bool:
-    """Try whether the filter filters: some kernels only pretend to have one."""
+    """Whether the filter works; some kernels accept one without applying it."""
     try:
         socket.socket().close()
     except OSError:

@@ -1,7 +1,4 @@
-"""Execute tests against decoys in place of a solution, to find out whether any answer could fail them.
-
-No solution takes part, so none can influence what is found. Tests that pass whatever the decoys answer assert nothing.
-"""
+"""Execute tests against decoys in place of a solution, to find out whether any answer could fail them."""
 
 import importlib
 import json
@@ -40,17 +37,16 @@ def run_decoys(request: dict[str, Any]) -> None:
 
 
 class _Endless(Exception):
-    """A run has asked for too many truth values."""
+    pass
 
 
 class Run:
-    """One run of the tests: every truth value that depends on a decoy is `truth`."""
+    """One run of the tests, in which every truth value that depends on a decoy is `truth`."""
 
     def __init__(self, truth: bool) -> None:
         self.truth, self._left = truth, _DECISIONS
 
     def decide(self) -> bool:
-        """Return the truth value. Raises _Endless."""
         self._left -= 1
         if self._left < 0:
             raise _Endless
@@ -58,7 +54,7 @@ class Run:
 
 
 class Decoy:
-    """An answer that can do everything: what is made of it is a decoy, and every comparison comes out as the run says.
+    """An object that supports every operation with a decoy as its result; comparisons return the run's truth value.
 
     Conversions to numbers, lengths and text differ between the two runs.
     """
@@ -128,7 +124,7 @@ for _name in _OPERATORS:
 
 
 class Stub:
-    """A function that returns one plain value, or, called like a class, something with such methods."""
+    """A function that returns one plain value, or a class whose methods do."""
 
     def __init__(self, answer: Any, name: str = "") -> None:
         self._answer, self._name = answer, name
@@ -143,8 +139,6 @@ class Stub:
 
 
 class _DecoyModule(ModuleType):
-    """What `from solution import f` finds."""
-
     def __init__(self, find: Callable[[str], Any]) -> None:
         super().__init__("solution")
         self.__dict__["_find"] = find
@@ -156,7 +150,7 @@ class _DecoyModule(ModuleType):
 
 
 def _fails(sources: list[str], decoy: Decoy | Stub, counts: type[Exception]) -> bool:
-    """Whether the tests raise what `counts` against a decoy; with Exception, leaving the program counts as well."""
+    """Whether the tests raise `counts` against a decoy; with Exception, exiting counts as well."""
 
     def find(name: str) -> Any:
         return Stub(decoy._answer, name) if isinstance(decoy, Stub) else Decoy(decoy._run)

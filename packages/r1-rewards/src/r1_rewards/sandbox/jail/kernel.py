@@ -1,4 +1,4 @@
-"""Linux calls that Python does not offer, through ctypes; each raises OSError where the kernel refuses."""
+"""Linux calls that Python does not offer, through ctypes; each raises OSError if the kernel refuses."""
 
 import ctypes
 import os
@@ -29,7 +29,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def checked(result: int, what: str) -> int:
-    """Return `result`, or raise OSError with errno if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -37,31 +36,27 @@ def checked(result: int, what: str) -> int:
 
 
 def syscall(number: int, *arguments: object) -> int:
-    """Make a system call by its number."""
     words = [ctypes.c_long(word) if isinstance(word, int) else word for word in arguments]
     return checked(_libc.syscall(ctypes.c_long(number), *words), f"system call {number}")
 
 
 def prctl(option: int, first: int = 0, second: object = 0) -> int:
-    """Control the calling process."""
     words = [ctypes.c_ulong(word) if isinstance(word, int) else word for word in (first, second, 0, 0)]
     return checked(_libc.prctl(option, *words), f"prctl {option}")
 
 
 def unshare(flags: int) -> None:
-    """Give the process namespaces of its own."""
     checked(_libc.unshare(flags), "unshare")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """Mount, bind or remount."""
     words = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
     result = _libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
     checked(result, f"mount {target}")
 
 
 def enter_root(folder: str) -> None:
-    """Make `folder`, a mount point, the root of everything, and let go of the old root."""
+    """Make the mount point `folder` the root directory, and unmount the old root."""
     os.chdir(folder)
     syscall(_PIVOT_ROOT[MACHINE], b".", b".")
     checked(_libc.umount2(b".", MNT_DETACH), "umount the old root")
@@ -69,9 +64,9 @@ def enter_root(folder: str) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when its parent's thread ends; end now if that has happened already.
+    """Have this process killed when its parent's thread ends; exit now if it has ended already.
 
-    A change of user undoes it. The first process of a pid namespace has a parent it cannot name: 0.
+    A change of user cancels this. The first process of a pid namespace sees 0 as its parent.
     """
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() not in (parent, 0):
@@ -79,17 +74,16 @@ def die_with_parent(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent dies."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Say whether processes of the same user may look into this one; its `/proc` entries belong to root if not."""
+    """Set whether processes of the same user may inspect this one."""
     prctl(_PR_SET_DUMPABLE, int(dumpable))
 
 
 def drop_privileges() -> None:
-    """Give up all capabilities for good; nothing that is executed later can gain any."""
+    """Drop all capabilities for good; nothing executed later can gain any."""
     for capability in range(_LAST_CAPABILITY + 1):
         try:
             prctl(_PR_CAPBSET_DROP, capability)

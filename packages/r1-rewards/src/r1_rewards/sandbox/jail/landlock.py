@@ -1,4 +1,4 @@
-"""Landlock: this process may open only the files it was given, and reach nobody by TCP, abstract socket or signal."""
+"""Landlock: restrict this process to given files; no TCP, abstract sockets or signals to others."""
 
 import ctypes
 import os
@@ -19,9 +19,9 @@ _SCOPES_SINCE, _SCOPES = 6, 0b11  # abstract sockets, signals
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Leave this process the files beneath these paths, for good; paths that do not exist are passed over.
+    """Leave this process only the files beneath these paths; missing paths are skipped.
 
-    Raises OSError where the kernel has no Landlock (before 5.13, or switched off).
+    Raises OSError without Landlock (before Linux 5.13, or switched off).
     """
     version = kernel.syscall(_CREATE_RULESET, None, 0, _VERSION)
     rights = _FILE_RIGHTS[min(version, max(_FILE_RIGHTS))]

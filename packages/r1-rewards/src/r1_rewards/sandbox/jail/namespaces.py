@@ -1,4 +1,4 @@
-"""Namespaces: a root directory with nothing in it but Python, no network, and nobody else's processes."""
+"""Namespaces: a root directory with only Python in it, no network, no other processes."""
 
 import os
 import sys
@@ -13,16 +13,15 @@ _BASE = "/tmp"  # any directory that exists: the new root is mounted over it, se
 
 
 def python_paths(module_paths: Sequence[str]) -> list[str]:
-    """Return what a Python program reads: the standard library, shared libraries and the caller's module folders."""
     libraries = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"]
     return [*dict.fromkeys([*libraries, os.path.join(sys.base_prefix, "lib"), *sys.path, *module_paths])]
 
 
 def isolate(readable: Sequence[str]) -> set[str]:
-    """Give this process namespaces and a root directory of its own, as far as it may; return what was achieved.
+    """Move this process into namespaces and a root directory of its own, as far as allowed; return what was achieved.
 
-    "network": there is no network, not even loopback. "root": only `readable` exists, and cannot be written. "user":
-    the process counts have a user namespace of their own.
+    "network": no network, not even loopback. "root": only `readable` exists, read-only. "user": a user namespace counts
+    the processes.
     """
     active: set[str] = set()
     try:
@@ -43,7 +42,7 @@ def isolate(readable: Sequence[str]) -> set[str]:
 
 
 def _become_root_of_own_namespace() -> None:
-    """Unshare as an ordinary user may: inside a user namespace, in which the user keeps its number."""
+    """Unshare as an ordinary user may: in a user namespace that keeps the user's number."""
     uid, gid = os.geteuid(), os.getegid()
     kernel.unshare(kernel.CLONE_NEWUSER | _APART)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
@@ -71,7 +70,6 @@ def _build_root(readable: Sequence[str]) -> None:
 
 
 def _bind(descriptor: int, target: str) -> None:
-    """Show the opened file or folder at `target`, read-only."""
     source = f"/proc/self/fd/{descriptor}"
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
@@ -87,6 +85,5 @@ def _bind(descriptor: int, target: str) -> None:
 
 
 def mount_work(size: int) -> None:
-    """Put an empty file system of `size` bytes at WORK."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("tmpfs", WORK, "tmpfs", flags, f"size={size},nr_inodes=1000,mode=777")

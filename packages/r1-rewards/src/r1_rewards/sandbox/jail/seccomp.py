@@ -1,7 +1,7 @@
-"""A system call filter: what a Python program needs to compute and print is allowed, everything else is refused.
+"""A system call filter that allows what Python needs to compute and print.
 
-So there are no sockets, no other processes (fork and exec are refused, threads are not), no signals to anyone, no
-tracing, mounting, namespaces, keys, or kernel interfaces that come with newer kernels.
+It refuses sockets, fork and exec (threads are allowed), signals to others, tracing, mounts, namespaces, keys, and
+system calls of newer kernels.
 """
 
 import ctypes
@@ -56,9 +56,9 @@ _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 
 
 def install(*, threads: bool) -> None:
-    """Filter this process's system calls from now on, for good; `threads` says whether it may start threads.
+    """Filter this process's system calls for good; `threads` allows threads.
 
-    Needs no privileges, but that `kernel.drop_privileges` came before. Raises OSError where the kernel refuses.
+    Call `kernel.drop_privileges` first. Raises OSError if the kernel refuses.
     """
     program = build(threads=threads)
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
@@ -90,7 +90,6 @@ def build(*, threads: bool) -> list[tuple[int, int, int, int]]:
 
 
 def _where(call: tuple[int, int], body: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """Run `body`, which returns, for this system call only."""
     return [(_JUMP_EQUAL, 0, len(body) + 1, call[kernel.MACHINE]), *body, _refusal()]
 
 

@@ -1,7 +1,6 @@
-"""Hold a judged solution and serve calls to it, one JSON line each; the expected results are never in this process.
+"""Run judged code: a program as `__main__`, or a solution that serves calls as JSON lines.
 
-Whatever the solution does to this module, to `json` or to the pipes, it can only return values, and each is compared
-where it cannot reach.
+The expected results are never in this process: a solution can only return values, which are compared elsewhere.
 """
 
 import atexit
@@ -21,10 +20,9 @@ _MAX_ITEMS = 1_000_000  # taken from an iterator
 
 
 def run_program(request: dict[str, Any]) -> NoReturn:
-    """Run `request["source"]` and end as the interpreter would, without its tidying up, which takes longer than a run.
+    """Run `request["source"]` and exit as the interpreter would, without its slow clean-up.
 
-    Threads that are no daemons are waited for, then functions registered with `atexit` run, as programs with fast
-    output of their own expect.
+    Waits for non-daemon threads, then runs `atexit` functions: programs may buffer their output.
     """
     sys.argv = ["solution.py"]
     code = 0
@@ -45,22 +43,18 @@ def run_program(request: dict[str, Any]) -> NoReturn:
 
 
 def new_module(name: str) -> ModuleType:
-    """Put a new, empty module into `sys.modules`, where dataclasses and typing look for it."""
+    """Add an empty module to `sys.modules`, where dataclasses and typing look for it."""
     module = ModuleType(name)
     sys.modules[name] = module
     return module
 
 
 def execute(source: str, module: ModuleType) -> None:
-    """Execute `source` as the module's code.
-
-    The one place where judged code and tests are executed; the process around it has been confined by `confinement`.
-    """
+    """Execute `source` as the module's code. Judged code and tests run nowhere else."""
     exec(compile(source, f"{module.__name__}.py", "exec"), vars(module))
 
 
 def serve_solution(request: dict[str, Any]) -> None:
-    """Execute the solution, say whether it loads, then serve calls until the pipe is closed."""
     responses = os.fdopen(RESPONSES, "w", encoding="ascii")
     with os.fdopen(REQUESTS, encoding="ascii") as requests:
         try:
@@ -81,14 +75,14 @@ def serve_solution(request: dict[str, Any]) -> None:
 
 
 class _Solution:
-    """The solution's names, and the objects that calls have returned and that are not plain values."""
+    """The solution's names, and the objects that calls returned and that are not plain values."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self._names = names
         self._handles: list[Any] = []
 
     def respond(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do one of `_ACTIONS` to a target: {"do": …, "target": {"name" | "handle": …}, "args": […], "kwargs": …}."""
+        """Do one of `_ACTIONS`: {"do": …, "target": {"name" | "handle": …}, "args": […], "kwargs": …}."""
         target = self._find(request["target"])
         args = values.decode(request["args"], self._find)
         kwargs = values.decode(request["kwargs"], self._find)
@@ -128,7 +122,6 @@ _ACTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _raised(error: BaseException) -> dict[str, Any]:
-    """Say which built-in exception an exception is, or derives from, and what it says."""
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
     try:
         text = f"{type(error).__name__}: {error}"[:300]

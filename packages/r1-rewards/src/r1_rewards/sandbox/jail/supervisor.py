@@ -1,11 +1,10 @@
-"""The supervisor: it runs judged programs one after another, each in a process, and pid namespace, of its own.
+"""The supervisor runs judged programs one after another, each in its own process and pid namespace.
 
     owner (execution.py) ── socket ── supervisor ── launcher ── judged program
 
-The supervisor prepares namespaces once. For each request it forks a launcher, which makes a pid namespace and a fresh
-working directory and forks the program as that namespace's first process: when the program ends, the kernel kills
-whatever it left. The program reports which protections hold over the socket, closes it, and only then reads a line of
-judged code.
+The supervisor prepares namespaces once. For each request it forks a launcher, which makes a pid namespace and an empty
+working directory and forks the program as that namespace's first process: when it ends, the kernel kills all it
+started. The program reports its active protections over the socket and closes it before it runs judged code.
 """
 
 import builtins
@@ -35,7 +34,6 @@ _SAFE = 100  # the owner's socket; descriptors above this do not collide with th
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serve runs until the owner closes the socket."""
     kernel.die_with_parent(parent)
     kernel.adopt_orphans()
     if descriptor != _SAFE:  # which the kernel would refuse to copy to itself
@@ -63,7 +61,7 @@ def main(descriptor: int, parent: int) -> None:
 def _keep(
     owner: socket.socket, request: dict[str, Any], descriptors: list[int], active: set[str], readable: list[str]
 ) -> Callable[[], None] | None:
-    """Run one request to its end and report how it ended; in the judged process, return what it has to do."""
+    """Run one request to its end and report the exit code; in the judged process, return the harness to run."""
     watch, held = os.pipe()
     status_read, status_write = os.pipe()
     launcher = os.fork()
@@ -92,7 +90,6 @@ def _keep(
 
 
 def _start(limits: dict[str, Any], active: set[str]) -> int:
-    """Fork the judged process in a pid namespace of its own, where that is allowed."""
     kernel.die_with_parent(os.getppid())
     os.setsid()
     if "root" in active:
@@ -104,7 +101,6 @@ def _start(limits: dict[str, Any], active: set[str]) -> int:
 def _become(
     owner: socket.socket, request: dict[str, Any], descriptors: list[int], active: set[str], readable: list[str]
 ) -> Callable[[], None]:
-    """Turn this process into the judged one: its pipes, its confinement, its report. Return the harness to run."""
     high = [os.dup2(descriptor, _SAFE + 1 + index) for index, descriptor in enumerate(descriptors)]
     for index, descriptor in enumerate(high):
         os.dup2(descriptor, index)
@@ -129,7 +125,7 @@ def _become(
 
 
 def _wait(owner: socket.socket, watch: int, launcher: int) -> bool:
-    """Wait for the launcher to end; kill it, and all with it, if the owner says so. Return whether it was killed."""
+    """Wait for the launcher to end; kill it if the owner says so. Return whether it was killed."""
     killed = False
     while True:
         ready, _, _ = select.select([watch] if killed else [watch, owner], [], [])
@@ -142,7 +138,7 @@ def _wait(owner: socket.socket, watch: int, launcher: int) -> bool:
 
 
 def _reap(launcher: int) -> None:
-    """Kill what is left of the launcher's group and wait for all of it: orphans are this process's own."""
+    """Kill the rest of the launcher's group and wait for it; orphans are this process's children."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(launcher, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):

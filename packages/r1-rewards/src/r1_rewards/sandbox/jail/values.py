@@ -1,7 +1,6 @@
-"""Plain values as JSON and back, keeping what JSON alone forgets: tuples, sets, bytes, keys that are not text, nan.
+"""Plain values as JSON, and JSON messages over a socket: all that passes between judged code and its judges.
 
-This is all that passes between judged code and those who judge it: no pickles, no classes, nothing with methods of
-its own. Text, booleans, None, finite floats and integers below 2^53 stand for themselves; the rest is a tagged object.
+Unlike JSON alone it keeps tuples, sets, bytes, non-text keys and nan, as tagged objects. No pickles, no classes.
 """
 
 import json
@@ -18,9 +17,9 @@ MAX_BYTES = 1 << 28
 
 
 def encode(value: Any, other: Callable[[Any], Any]) -> Any:
-    """Return `value` as JSON; `other` gives the JSON of anything that is not plain.
+    """Return `value` as JSON; `other` encodes values that are not plain.
 
-    Subclasses become what they derive from, a deque a list. Raises RecursionError for cycles.
+    Subclasses become their base type, a deque a list. Raises RecursionError for cycles.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -46,11 +45,10 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
 
 
 def decode(data: Any, other: Callable[[dict[str, Any]], Any], *, text_keys: bool = False) -> Any:
-    """Return the value that `data` stands for; `other` reads objects with tags that are not of this module.
+    """Return the value that `encode` wrote as `data`; `other` reads objects with unknown tags.
 
-    Makes plain values only. With `text_keys`, keys of dicts become text and sets are refused: numbers can be chosen to
-    have one hash, and a set of a few thousand of them would take minutes to build. Raises TypeError or ValueError for
-    what `encode` cannot have written.
+    With `text_keys`, keys of dicts become text and sets are refused: numbers can be chosen to share one hash, and a set
+    of a few thousand of them would take minutes to build. Raises TypeError or ValueError for invalid data.
     """
 
     def inner(item: Any) -> Any:
@@ -86,13 +84,13 @@ def decode(data: Any, other: Callable[[dict[str, Any]], Any], *, text_keys: bool
 
 
 def send(connection: socket.socket, message: Any) -> None:
-    """Send one JSON value behind its length. Raises OSError where the other side is gone."""
+    """Send one length-prefixed JSON value. Raises OSError if the other side is gone."""
     payload = json.dumps(message).encode("ascii")
     connection.sendall(_LENGTH.pack(len(payload)) + payload)
 
 
 def receive(connection: socket.socket) -> Any:
-    """Return the next JSON value. Raises EOFError where the other side is gone, TimeoutError as the socket is set."""
+    """Return the next JSON value. Raises EOFError if the other side is gone, TimeoutError as the socket is set."""
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     if length > MAX_BYTES:
         raise EOFError(f"a message of {length} bytes: the connection is out of step")
