@@ -149,9 +149,9 @@ def test_two_ranks_say_of_pictures_what_one_learner_does() -> None:
 
 
 def test_the_policy_is_asked_in_one_pass_over_the_spliced_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes, measure = [], Passes.measure
+    passes, compute = [], Passes.compute
     monkeypatch.setattr(
-        Passes, "measure", lambda self, samples, *more: passes.append(list(samples)) or measure(self, samples, *more)
+        Passes, "compute", lambda self, samples, *more: passes.append(list(samples)) or compute(self, samples, *more)
     )
     learner, _ = build("text", "KL", Parallel())
     prompts, responses, starts = cut(step_samples("text"))
