@@ -1,6 +1,8 @@
 """`r1 estimate`: counted bytes against measured ones, devices by name, models by their config.json, odd input."""
 
 import json
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,12 @@ from transformers import AutoConfig, Qwen2Config, Qwen3MoeConfig
 from r1_cli.config import RunConfig, load_config
 from r1_cli.main import main
 from r1_cli.models.load import ModelError, load_model, model_family
-from r1_cli.plan.activations import read_sizes, read_tower, tower_bytes
 from r1_cli.plan.estimate.cards import CardError, Cards, read_cards
 from r1_cli.plan.estimate.estimate import Estimate, as_on_processors, estimate_on_cards, find_savings
-from r1_cli.plan.estimate.stand_in import stand_in
+from r1_cli.plan.estimate.models import find_models
 from r1_cli.plan.estimate.times import Assumptions, Work
-from r1_cli.plan.gathers import block_sizes
-from r1_cli.plan.memory import estimate, read_shapes
+from r1_cli.plan.memory import estimate
+from r1_cli.plan.model_sizes import Models, read_sizes
 from r1_cli.plan.phases import find_peak, find_phases, with_value
 
 ROOT = Path(__file__).parents[3]
@@ -92,8 +93,8 @@ def test_weights_gradients_and_states_of_the_quickstart_are_what_they_take_on_pr
 def test_activations_of_text_are_within_15_percent_of_the_measured(layers: int, tmp_path: Path) -> None:
     made = Qwen2Config(**TEXT | {"num_hidden_layers": layers}, tie_word_embeddings=True, attn_implementation="sdpa")
     words = ["worker.actor.fsdp.torch_dtype=bf16", "worker.actor.micro_batch_size_per_device_for_update=8"]
-    config = as_on_processors(stand_in(config_of(only_config(tmp_path / "model", made), *words), tmp_path)[0])
-    memory = estimate(config)
+    config = as_on_processors(config_of(only_config(tmp_path / "model", made), *words))
+    memory = estimate(config, find_models(config)[0])
     assert memory is not None
     counted = {phase.name: phase.parts for phase in find_phases(config, memory, on_gpu=False)}["gradient"]
     model = model_family(made).from_config(made).bfloat16().train()
@@ -104,14 +105,16 @@ def test_activations_of_text_are_within_15_percent_of_the_measured(layers: int, 
 
 def test_activations_of_the_quickstarts_tower_are_within_15_percent_of_the_measured() -> None:
     family = AutoConfig.from_pretrained(MODEL, attn_implementation="sdpa")
-    tower = read_tower(MODEL)
+    sizes = read_sizes(config_of(MODEL).worker.actor.model)
+    assert sizes is not None
+    tower = sizes.tower
     assert tower is not None
     visual = model_family(family).from_config(family).bfloat16().train().get_encoder(modality="image")
     grid = torch.tensor([[1, 32, 32]])
     patches = 32 * 32
     pixels = torch.randn(patches, tower.pixels).bfloat16()
     measured = held_for_backward(visual, hidden_states=pixels, grid_thw=grid)
-    assert tower_bytes(tower, patches, 2, checkpointed=False) == pytest.approx(measured, rel=0.15)
+    assert tower.activation_bytes(patches, 2, checkpointed=False) == pytest.approx(measured, rel=0.15)
 
 
 FAMILIES = {
@@ -126,26 +129,23 @@ FAMILIES = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_config_json_alone_gives_the_parameters_of_the_model(name: str, tmp_path: Path) -> None:
-    config, notes = stand_in(config_of(only_config(tmp_path / "model", FAMILIES[name])), tmp_path)
-    memory = estimate(config)
+    config = config_of(only_config(tmp_path / "model", FAMILIES[name]))
+    models, notes = find_models(config)
+    memory = estimate(config, models)
     assert memory is not None
     assert memory.parameters == sum(
         weight.numel() for weight in model_family(FAMILIES[name]).from_config(FAMILIES[name]).parameters()
     )
     assert "no weights here" in notes[0]
-    assert not any(tmp_path.rglob("*.bin"))
 
 
 def test_of_a_mixture_a_token_goes_through_the_experts_that_it_chooses(tmp_path: Path) -> None:
     folder = only_config(tmp_path / "model", FAMILIES["mixture"])
-    config, _ = stand_in(config_of(folder), tmp_path)
-    path = Path(config.worker.actor.model.model_path or "")
-    sizes = read_sizes(path)
-    assert sizes is not None
-    assert (sizes.experts, sizes.chosen, sizes.width) == (8, 2, 64)
-    shapes = dict(read_shapes(path))
-    work = Work.of(shapes, 1.0, {"experts": 8, "chosen": 2})
-    everything = Work.of(shapes, 1.0, {"experts": 1, "chosen": 1})
+    sizes = find_models(config_of(folder))[0]["actor"]
+    assert sizes.text is not None
+    assert (sizes.text.experts, sizes.text.chosen, sizes.text.width) == (8, 2, 64)
+    work = Work.of(sizes, 1.0)
+    everything = Work.of(replace(sizes, text=replace(sizes.text, experts=1, chosen=1)), 1.0)
     assert everything.of_token - work.of_token == 3 * (3 * 64 * 32) * 6  # layers, products, experts not chosen
     assert (
         everything.of_token
@@ -154,9 +154,10 @@ def test_of_a_mixture_a_token_goes_through_the_experts_that_it_chooses(tmp_path:
     )
 
 
-def test_a_model_whose_weights_are_here_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_model_whose_weights_are_here_is_read_as_it_is() -> None:
     config = config_of(MODEL)
-    assert stand_in(config, tmp_path) == (config, [])
+    models, notes = find_models(config)
+    assert (models, notes) == ({"actor": read_sizes(config.worker.actor.model)}, [])
 
 
 def test_a_name_of_the_hub_is_found_in_its_cache_and_else_the_command_to_get_it_is_said(
@@ -164,13 +165,14 @@ def test_a_name_of_the_hub_is_found_in_its_cache_and_else_the_command_to_get_it_
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelError, match=r"worker\.actor\.model\.model_path=owner/model.*hf download owner/model"):
-        stand_in(config_of("owner/model"), tmp_path / "own")
+        find_models(config_of("owner/model"))
     snapshot = tmp_path / "models--owner--model/snapshots/0123456789abcdef0123456789abcdef01234567"
     only_config(snapshot, FAMILIES["text"])
     (tmp_path / "models--owner--model/refs").mkdir()
     (tmp_path / "models--owner--model/refs/main").write_text(snapshot.name)
-    config, notes = stand_in(config_of("owner/model"), tmp_path / "own")
-    assert estimate(config) is not None
+    config = config_of("owner/model")
+    models, notes = find_models(config)
+    assert estimate(config, models) is not None
     assert notes == ["owner/model: no weights here, counted from its config.json"]
 
 
@@ -181,12 +183,7 @@ def test_a_config_json_that_makes_no_model_is_refused_by_its_key(written: str, t
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(written)
     with pytest.raises(ModelError, match=r"worker\.actor\.model\.model_path"):
-        stand_in(
-            config_of("examples/quickstart/model").model_copy(deep=True)
-            if False
-            else with_value(config_of(MODEL), "worker.actor.model.model_path", str(tmp_path / "model")),
-            tmp_path,
-        )
+        find_models(with_value(config_of(MODEL), "worker.actor.model.model_path", str(tmp_path / "model")))
 
 
 @pytest.mark.parametrize(
@@ -238,12 +235,21 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
         "worker.actor.micro_batch_size_per_device_for_update=4", "worker.actor.fsdp.mp_param_dtype=bf16",
         "worker.rollout.name=vllm",
     ]  # fmt: skip
-    return stand_in(config_of(only_config(folder / "model", Qwen2Config(**LARGE)), *words), folder)[0]
+    return config_of(only_config(folder / "model", Qwen2Config(**LARGE)), *words)
+
+
+@cache
+def models_in(path: str) -> Models:
+    return find_models(config_of(path))[0]
+
+
+def models_of(config: RunConfig) -> Models:
+    return models_in(config.worker.actor.model.model_path or "")
 
 
 def test_the_settings_that_make_it_fit_are_named_the_largest_saving_first(large: RunConfig) -> None:
     room = 48 * GB
-    found = find_savings(large, room, on_gpu=True)
+    found = find_savings(large, models_of(large), room, on_gpu=True)
     assert found
     savings = [saved for _, saved in found]
     assert savings == sorted(savings, reverse=True)
@@ -253,27 +259,27 @@ def test_the_settings_that_make_it_fit_are_named_the_largest_saving_first(large:
         key, _, value = text.partition("=")
         typed = {"true": True, "false": False}.get(value, value)
         changed = with_value(changed, key, float(value) if typed == value and value[0].isdigit() else typed)
-    assert (find_peak(changed, room) or 0) <= room < (find_peak(large, room) or 0)
+    before, after = (find_peak(config, room, models=models_of(large)) or 0 for config in (large, changed))
+    assert after <= room < before
 
 
 def test_ranks_have_the_rest_and_two_layers_whole(large: RunConfig) -> None:
-    shapes = dict(read_shapes(Path(large.worker.actor.model.model_path or "")))
-    block, rest = block_sizes(shapes)
+    block, rest = models_of(large)["actor"].block_sizes
     assert rest == 2 * 151936 * 4096 + 4096
-    memory = estimate(large)
+    memory = estimate(large, models_of(large))
     assert memory is not None
     assert memory.parameters == 36 * block + rest
     phases = {phase.name: phase.parts for phase in find_phases(large, memory, 80 * GB)}
     assert phases["gradient"]["gathered"] == 2 * (rest + 2 * block)
     assert phases["gradient"]["gathered gradients"] == rest * (2 + 4)
     alone = with_value(large, "trainer.n_gpus_per_node", 1)
-    memory = estimate(alone)
+    memory = estimate(alone, models_of(alone))
     assert memory is not None
     assert all("gathered" not in phase.parts for phase in find_phases(alone, memory, 80 * GB))
 
 
 def parts_of(config: RunConfig, phase: str) -> dict[str, int]:
-    memory = estimate(config)
+    memory = estimate(config, models_of(config))
     assert memory is not None
     return {one.name: one.parts for one in find_phases(config, memory, 80 * GB)}[phase]
 
@@ -296,8 +302,9 @@ def test_devices_that_share_sequences_share_their_activations_and_an_adapter_has
 
 def test_a_critic_is_counted_from_its_own_config_json(tmp_path: Path) -> None:
     folder = only_config(tmp_path / "model", FAMILIES["text"])
-    config, notes = stand_in(config_of(folder, "algorithm.adv_estimator=gae"), tmp_path)
-    memory = estimate(config)
+    config = config_of(folder, "algorithm.adv_estimator=gae")
+    models, notes = find_models(config)
+    memory = estimate(config, models)
     assert memory is not None
     assert memory.critic is not None
     assert memory.critic.weights == (memory.parameters - 96 * 64) * 4  # without the head
@@ -305,7 +312,7 @@ def test_a_critic_is_counted_from_its_own_config_json(tmp_path: Path) -> None:
 
 
 def estimate_of(config: RunConfig, cards: str = "8xH100-80GB", **assumed: Any) -> Estimate:
-    return estimate_on_cards(config, read_cards(cards), Assumptions(**assumed))
+    return estimate_on_cards(config, models_of(config), read_cards(cards), Assumptions(**assumed))
 
 
 def test_times_go_with_what_they_rest_on(large: RunConfig) -> None:

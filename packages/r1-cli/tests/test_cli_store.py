@@ -10,7 +10,7 @@ from r1_cli.cluster.placement import Node, seat_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.media import inputs_dtype, require_store_for_batch
-from r1_cli.plan.store import Batch, require_store
+from r1_cli.plan.disk import StoredBatch, require_store
 from r1_data.mixture import Mixture
 from r1_data.references import Video
 from r1_data.types import Example
@@ -23,18 +23,18 @@ TWO = [
 
 
 def test_a_batch_is_its_prompts_pictures_once_and_its_samples_tokens() -> None:
-    assert Batch(512, 4096, 2048, input_bytes=6.4e6).size == 512 * 6_400_000 + 4096 * 2048 * 12
-    assert Batch(1, 1, 0, input_bytes=0.0).size == 0
+    assert StoredBatch(512, 4096, 2048, input_bytes=6.4e6).size == 512 * 6_400_000 + 4096 * 2048 * 12
+    assert StoredBatch(1, 1, 0, input_bytes=0.0).size == 0
 
 
 @pytest.mark.parametrize("nodes", [[LARGE], [LARGE, UNKNOWN], [UNKNOWN]])
 def test_what_fits_or_is_not_known_passes(nodes: list[Node]) -> None:
-    require_store(nodes, Batch(16, 128, 2048, input_bytes=10**6))
+    require_store(nodes, StoredBatch(16, 128, 2048, input_bytes=10**6))
 
 
 def test_too_little_is_told_by_machine_with_what_there_is_and_what_to_set() -> None:
     with pytest.raises(ConfigError) as refused:
-        require_store([SMALL, LARGE, UNKNOWN], Batch(16, 128, 1000, input_bytes=10**6))
+        require_store([SMALL, LARGE, UNKNOWN], StoredBatch(16, 128, 1000, input_bytes=10**6))
     message = str(refused.value)
     assert "data.rollout_batch_size=16: a step's batch takes about 17.5 MB, of which pictures 1 MB a prompt" in message
     assert "10.0.0.0 has 10 MB." in message

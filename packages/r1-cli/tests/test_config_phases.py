@@ -9,11 +9,12 @@ import torch
 from transformers import Qwen2Config, Qwen2Model
 
 from r1_cli.config import RunConfig, load_config, without_effect
+from r1_cli.config.model import ModelConfig
 from r1_cli.config.section import lookup
 from r1_cli.hardware import find_card
 from r1_cli.models.load import enable_gradient_checkpointing
-from r1_cli.plan.activations import Sizes, activation_bytes, cache_bytes, read_sizes
 from r1_cli.plan.memory import estimate
+from r1_cli.plan.model_sizes import TextSizes, from_config
 from r1_cli.plan.phases import CONTEXT, find_phases, find_remedies
 
 GB = 10**9
@@ -219,7 +220,7 @@ def test_models_of_the_hub_get_no_advice() -> None:
 @pytest.mark.parametrize("way", ["all", "checkpointed", "checkpointed on the host"])
 def test_layers_keep_for_their_backward_pass_what_is_counted(way: str) -> None:
     """torch's own hooks see each tensor that a backward pass will need."""
-    tokens, sizes = 256, Sizes(layers=3, hidden=128, keys=64, width=256)
+    tokens, sizes = 256, TextSizes(layers=3, hidden=128, keys=64, width=256)
     checkpointed, on_host = way != "all", way == "checkpointed on the host"
 
     def kept(layers: int) -> int:
@@ -246,7 +247,7 @@ def test_layers_keep_for_their_backward_pass_what_is_counted(way: str) -> None:
     layer = (kept(3) - kept(1)) / 2
     counted = tokens * 2 * (sizes.hidden if checkpointed else sizes.token_of_a_layer)
     assert layer == (0 if on_host else pytest.approx(counted, rel=0.05))
-    found = [activation_bytes(sizes, n, 2, checkpointed=checkpointed, on_host=on_host) for n in (0, tokens)]
+    found = [sizes.activation_bytes(n, 2, checkpointed=checkpointed, on_host=on_host) for n in (0, tokens)]
     again = tokens * 2 * sizes.token_of_a_layer if checkpointed else 0
     assert found[1] - found[0] == (1 if on_host else 3) * counted + again
 
@@ -268,13 +269,13 @@ def test_sizes_are_read_from_the_configuration_of_text_and_pictures(tmp_path: Pa
     text = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
     for written, keys in ((text, 64), ({"text_config": {**text, "num_key_value_heads": 1}}, 16)):
         (tmp_path / "config.json").write_text(json.dumps(written))
-        sizes = Sizes(2, 64, keys, 96)
-        assert read_sizes(tmp_path) == sizes
-        assert cache_bytes(sizes, 10, 2) == 2 * 2 * keys * 10 * 2
+        sizes = TextSizes(2, 64, keys, 96)
+        assert from_config(tmp_path / "config.json", {}, ModelConfig()).text == sizes
+        assert sizes.cache_bytes(10, 2) == 2 * 2 * keys * 10 * 2
     for broken in ("", "[]", "{}", '{"text_config": 3}'):
         (tmp_path / "config.json").write_text(broken)
-        assert read_sizes(tmp_path) is None
-    assert read_sizes(tmp_path / "nowhere") is None
+        assert from_config(tmp_path / "config.json", {}, ModelConfig()).text is None
+    assert from_config(tmp_path / "nowhere/config.json", {}, ModelConfig()).text is None
 
 
 @pytest.mark.parametrize(

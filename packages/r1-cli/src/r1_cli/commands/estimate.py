@@ -1,8 +1,6 @@
 """`r1 estimate`: what a run would take of devices that need not be here."""
 
 import json
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -60,16 +58,16 @@ def estimate(
 
     from r1_cli.hardware import free_memory
     from r1_cli.plan.estimate.estimate import estimate_on_cards, estimate_on_processors
-    from r1_cli.plan.estimate.stand_in import stand_in
+    from r1_cli.plan.estimate.models import find_models
     from r1_cli.plan.estimate.times import Assumptions
 
     assumed = Assumptions(learning_efficiency, sampling_efficiency, prompt_tokens, answer_tokens)
-    with TemporaryDirectory() as folder, user_errors(ValueError):
-        config, notes = stand_in(config, Path(folder))
+    with user_errors(ValueError):
+        models, notes = find_models(config)
         if cards is None:
-            found = estimate_on_processors(config, free_memory(), assumed)
+            found = estimate_on_processors(config, models, free_memory(), assumed)
         else:
-            found = estimate_on_cards(config, cards, assumed)
+            found = estimate_on_cards(config, models, cards, assumed)
     found.notes.extend(notes)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))

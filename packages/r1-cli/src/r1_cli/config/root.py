@@ -6,7 +6,7 @@ from functools import reduce
 from operator import getitem
 from typing import Any, Literal
 
-from r1_cli.config.actor import ActorConfig, CriticConfig, RefConfig, sharing_problems
+from r1_cli.config.actor import ActorConfig, CriticConfig, RefConfig, UpdateConfig, sharing_problems
 from r1_cli.config.algorithm import AlgorithmConfig
 from r1_cli.config.data import DataConfig
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of, own_defaults
@@ -52,10 +52,13 @@ class RunConfig(Section):
         """Whether the estimator needs a critic's values."""
         return "values" in needs_of(catalogue.estimators(), self.algorithm.adv_estimator)
 
+    def trained(self, owner: Owner) -> UpdateConfig:
+        """Return the section of a model that is trained."""
+        return self.worker.actor if owner == "actor" else self.worker.critic
+
     def sequence_ranks(self, owner: Owner = "actor") -> int:
         """How many devices share a sequence of the actor's, or of the critic's."""
-        size: int = getattr(self.worker, owner).ulysses_size
-        return size if self.trainer.devices > 1 else 1
+        return self.trained(owner).ulysses_size if self.trainer.devices > 1 else 1
 
     def data_ranks(self, owner: Owner = "actor") -> int:
         """Into how many shares the samples of a step are cut for it."""

@@ -13,7 +13,7 @@ from r1_cli.cluster.placement import Node, Seat
 from r1_cli.cluster.ranks import Ranks
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
-from r1_cli.plan.store import Batch, require_store
+from r1_cli.plan.disk import StoredBatch, require_store
 from r1_data.mixture import Mixture
 from r1_data.render import Renderer
 
@@ -72,7 +72,7 @@ def require_store_for_batch(config: RunConfig, hardware: Hardware, seats: Sequen
     values = sum(part.mean_values() * len(part) for part in prompts.parts) / len(prompts)
     longest = max(part.summary.longest for part in prompts.parts) + data.max_response_length
     count = data.rollout_batch_size
-    batch = Batch(count, count * config.worker.rollout.n, longest, input_bytes=values * width)
+    batch = StoredBatch(count, count * config.worker.rollout.n, longest, input_bytes=values * width)
     require_store(list({seat.node.id: seat.node for seat in seats}.values()), batch)
 
 

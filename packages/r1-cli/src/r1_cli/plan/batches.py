@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.root import Owner
 from r1_cli.config.section import SizeOrAuto
 from r1_cli.config.sources import Source, count_rows, training_sources, validation_sources
-from r1_cli.plan.cuts import count_micro_batch_tokens, count_micro_batches, count_tokens
 from r1_cli.plan.memory import Memory, estimate
 from r1_data.mixture import WeightedStream
 from r1_data.sources import read_rows
@@ -143,3 +143,61 @@ def _total_steps(config: RunConfig, steps_per_epoch: int | None) -> int | None:
 def _passes(config: RunConfig, prompts: int, size: SizeOrAuto) -> int | None:
     """How many micro-batches so many prompts are; None if nobody knows yet how large one is."""
     return count_micro_batches(config, prompts, size) if isinstance(size, int) else None
+
+
+def count_tokens(config: RunConfig, prompts: int, owner: Owner = "actor") -> int:
+    """Return the tokens that are computed of so many prompts with all their answers, at most."""
+    data, n = config.data, config.worker.rollout.n
+    times = 1 if config.trained(owner).shares_prompts else n
+    return prompts * (times * data.max_prompt_length + n * data.max_response_length)
+
+
+def count_micro_batches(config: RunConfig, prompts: int, size: int, owner: Owner = "actor") -> int:
+    """Return how many micro-batches of `size` sequences a device computes of so many prompts with all their answers.
+
+    With dynamic batching, by the tokens of so many full sequences, these are the most that it may be. What is dealt out
+    where prompts are shared is a whole group, or as much of one as goes into a micro-batch
+    (`r1_core.learner.batching.split_groups`).
+    """
+    n, replicas = config.worker.rollout.n, config.data_ranks(owner)
+    if not config.trained(owner).shares_prompts:
+        return _ceil(prompts * n // replicas, size)
+    most = _most_answers(config, size, owner)
+    whole, rest = divmod(n, most)
+    if rest == 0:
+        return _ceil(prompts * whole, replicas)
+    if config.trained(owner).dynamic_batching and whole:
+        return _ceil(prompts * (whole + 1), replicas)
+    return _ceil(prompts * whole + _ceil(prompts, _groups(config, size, rest, owner)), replicas)
+
+
+def count_micro_batch_tokens(config: RunConfig, size: int, owner: Owner = "actor") -> int:
+    """Return the most tokens of a micro-batch of `size` sequences."""
+    data, n, trained = config.data, config.worker.rollout.n, config.trained(owner)
+    if trained.dynamic_batching or not trained.shares_prompts:
+        return size * (data.max_prompt_length + data.max_response_length)
+    rest = n % size
+    prompts = _groups(config, size, rest, owner) if rest else 1
+    return prompts * data.max_prompt_length + size * data.max_response_length
+
+
+def _most_answers(config: RunConfig, size: int, owner: Owner) -> int:
+    """Return how many answers to one prompt a micro-batch has room for."""
+    data = config.data
+    if not config.trained(owner).dynamic_batching:
+        return size
+    room = size * (data.max_prompt_length + data.max_response_length)
+    return max((room - data.max_prompt_length) // data.max_response_length, 1)
+
+
+def _groups(config: RunConfig, size: int, answers: int, owner: Owner) -> int:
+    """Return how many prompts with so many answers a micro-batch has room for."""
+    data = config.data
+    if not config.trained(owner).dynamic_batching:
+        return size // answers
+    room = size * (data.max_prompt_length + data.max_response_length)
+    return max(room // (data.max_prompt_length + answers * data.max_response_length), 1)
+
+
+def _ceil(total: int, size: int) -> int:
+    return -(-total // size)

@@ -3,28 +3,19 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from pathlib import Path
 from typing import Any
 
 from r1_cli.config import RunConfig
-from r1_cli.config.actor import UpdateConfig
+from r1_cli.config.model import ModelConfig
 from r1_cli.config.rollout import engine_module
 from r1_cli.config.root import Owner
-from r1_cli.plan.activations import (
-    Tower,
-    activation_bytes,
-    cache_bytes,
-    chunk_bytes,
-    read_sizes,
-    read_tower,
-    tower_bytes,
-)
-from r1_cli.plan.cuts import count_micro_batch_tokens
-from r1_cli.plan.gathers import gathered_bytes
-from r1_cli.plan.memory import BYTES, Memory, estimate, read_shapes
+from r1_cli.config.section import lookup
+from r1_cli.plan.batches import count_micro_batch_tokens
+from r1_cli.plan.memory import Memory, compute_bytes, estimate
+from r1_cli.plan.model_sizes import BYTES, Models, ModelSizes, TowerSizes, read_models
 
 CONTEXT = 1 << 30  # bytes that CUDA, its libraries and fragments take of a GPU, about; an engine beside has its own
-SEQUENCES = 256  # that decode at the same time in an engine (`assembly.engines.max_sequences`)
+SEQUENCES = 256  # that decode at the same time in an engine (`build.engines.max_sequences`)
 # What can be set so that less is on the GPU at once, the cheapest first.
 REMEDIES: tuple[tuple[str, Any], ...] = (
     ("worker.ref.fsdp.enable_cpu_offload", True),
@@ -81,9 +72,10 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, o
     active = engine | _cache(config, memory, card if sleeps else None, sleeps)
     beside = {} if sleeps else engine  # the embedded engine keeps its copy
     busy = {} if actor.offload.offload_optimizer and config.shares_devices else states
-    activations = {"activations": _activations(config, "actor")} | _media(config, "actor") | _chunk(config, "actor")
-    passing, whole_gradients = _gathers(config)
-    forward = _forward(config)
+    sizes = memory.models["actor"]
+    activations = {"activations": _activations(config, sizes, "actor")} | _media(config, sizes) | _chunk(config, sizes)
+    passing, whole_gradients = _gathered(config, sizes)
+    forward = _forward(config, sizes)
     alone = {"CUDA": CONTEXT} if on_gpu else {}
     base = alone | _critic_at_rest(config, memory)
     return [
@@ -106,7 +98,7 @@ def _critic_phases(config: RunConfig, memory: Memory) -> Iterator[tuple[str, dic
     optimizer = {"critic's optimizer states": 0 if host else states.optimizer}
     gradients = {"critic's gradients": 0 if host else states.gradients}
     yield "critic's values", weights | ({} if critic.offload.offload_optimizer else optimizer)
-    activations = {"critic's activations": _activations(config, "critic")}
+    activations = {"critic's activations": _activations(config, memory.models["critic"], "critic")}
     yield (
         "critic's gradient",
         weights | ({} if critic.offload.offload_optimizer else optimizer) | gradients | activations,
@@ -131,66 +123,69 @@ def _cache(config: RunConfig, memory: Memory, card: int | None, sleeps: bool) ->
     if sleeps:
         own = int(rollout.gpu_memory_utilization * card) - memory.engine if card else 0
         return {"engine's cache": max(own, 0)}
-    sizes = read_sizes(Path(config.worker.actor.model.model_path or ""))
+    text = memory.models["actor"].text
     sequences = min(max(SEQUENCES, rollout.n), data.rollout_batch_size * rollout.n)
     tokens = sequences * (data.max_prompt_length + data.max_response_length)
-    return {"engine's cache": cache_bytes(sizes, tokens, BYTES[rollout.dtype]) if sizes else 0}
+    return {"engine's cache": text.cache_bytes(tokens, BYTES[rollout.dtype]) if text else 0}
 
 
-def _activations(config: RunConfig, name: Owner) -> int:
-    owner: UpdateConfig = getattr(config.worker, name)
-    sizes = read_sizes(Path(owner.model.model_path or ""))
-    if sizes is None:
+def _activations(config: RunConfig, sizes: ModelSizes, owner: Owner) -> int:
+    if sizes.text is None:
         return 0
-    most = count_micro_batch_tokens(config, owner.update_size, name)
-    tokens = most // config.sequence_ranks(name)
-    number, model = min(BYTES[owner.kept_dtype], BYTES[owner.fsdp.mp_param_dtype]), owner.model
-    checkpointed, on_host = model.enable_gradient_checkpointing, model.enable_activation_offload
-    return activation_bytes(sizes, tokens, number, checkpointed=checkpointed, on_host=on_host)
+    section = config.trained(owner)
+    tokens = count_micro_batch_tokens(config, section.update_size, owner) // config.sequence_ranks(owner)
+    return sizes.text.activation_bytes(tokens, compute_bytes(section), **_checkpointing(section.model))
 
 
-def _chunk(config: RunConfig, name: Owner) -> dict[str, int]:
-    owner: UpdateConfig = getattr(config.worker, name)
-    sizes = read_sizes(Path(owner.model.model_path or ""))
-    tokens = count_micro_batch_tokens(config, owner.update_size, name)
-    return {"log-prob chunk": chunk_bytes(sizes, tokens)} if sizes else {}
+def _checkpointing(model: ModelConfig) -> dict[str, bool]:
+    return {"checkpointed": model.enable_gradient_checkpointing, "on_host": model.enable_activation_offload}
 
 
-def _forward(config: RunConfig) -> dict[str, int]:
-    """What one layer makes of a micro-batch without a gradient, and the chunk of its log-probs."""
-    actor = config.worker.actor
-    sizes = read_sizes(Path(actor.model.model_path or ""))
-    if sizes is None:
+def _chunk(config: RunConfig, sizes: ModelSizes) -> dict[str, int]:
+    tokens = count_micro_batch_tokens(config, config.worker.actor.update_size)
+    return {"log-prob chunk": sizes.text.chunk_bytes(tokens)} if sizes.text else {}
+
+
+def _forward(config: RunConfig, sizes: ModelSizes) -> dict[str, int]:
+    """What one layer computes of a micro-batch without a gradient, and the chunk of its log-probs."""
+    if sizes.text is None:
         return {}
+    actor = config.worker.actor
     tokens = count_micro_batch_tokens(config, actor.experience_size) // config.sequence_ranks()
-    number = min(BYTES[actor.kept_dtype], BYTES[actor.fsdp.mp_param_dtype])
-    layer = tokens * number * sizes.token_of_a_layer
-    return {"activations": layer, "log-prob chunk": chunk_bytes(sizes, tokens)}
+    layer = tokens * compute_bytes(actor) * sizes.text.token_of_a_layer
+    return {"activations": layer, "log-prob chunk": sizes.text.chunk_bytes(tokens)}
 
 
-def _gathers(config: RunConfig) -> tuple[dict[str, int], dict[str, int]]:
-    model = config.worker.actor.model
-    whole, gradients = gathered_bytes(config, dict(read_shapes(Path(model.model_path or ""))))
-    return ({"gathered": whole}, {"gathered gradients": gradients}) if whole else ({}, {})
+def _gathered(config: RunConfig, sizes: ModelSizes) -> tuple[dict[str, int], dict[str, int]]:
+    """What FSDP gathers on a rank in the forward pass, and of gradients in the backward pass; nothing on one device.
+
+    In the forward pass these are the weights outside of all blocks, a block and the prefetched next one; with
+    enable_full_shard=false all blocks stay. In the backward pass the gradients of one of them are whole, and once more
+    in the precision in which they are reduced.
+    """
+    fsdp, number = config.worker.actor.fsdp, compute_bytes(config.worker.actor)
+    if config.shard_ranks == 1:
+        return {}, {}
+    block, rest = sizes.block_sizes
+    whole = rest + 2 * block if fsdp.enable_full_shard else sizes.parameters
+    gradients = max(block, rest) * (number + BYTES[fsdp.mp_reduce_dtype])
+    return {"gathered": whole * number}, {"gathered gradients": gradients}
 
 
-def _media(config: RunConfig, name: Owner) -> dict[str, int]:
-    """What pictures take of a micro-batch with a gradient: what the tower is given, and keeps if it is trained."""
-    owner: UpdateConfig = getattr(config.worker, name)
-    tower = read_tower(Path(owner.model.model_path or ""))
+def _media(config: RunConfig, sizes: ModelSizes) -> dict[str, int]:
+    """What pictures take of a micro-batch with a gradient: the tower's inputs, and what it saves if it is trained."""
+    tower, actor = sizes.tower, config.worker.actor
     if tower is None:
         return {}
-    size = owner.update_size
-    prompts = -(-size // config.worker.rollout.n) if owner.shares_prompts else size
+    size = actor.update_size
+    prompts = -(-size // config.worker.rollout.n) if actor.shares_prompts else size
     patches = prompts * most_patches(config, tower)
-    number, model = min(BYTES[owner.kept_dtype], BYTES[owner.fsdp.mp_param_dtype]), owner.model
-    checkpointed, on_host = model.enable_gradient_checkpointing, model.enable_activation_offload
-    kept = tower_bytes(tower, patches, number, checkpointed=checkpointed, on_host=on_host)
-    frozen = model.freeze_vision_tower or model.lora.used
-    return {"media": patches * tower.pixels * BYTES["fp32"], "vision activations": 0 if frozen else kept}
+    frozen = actor.model.freeze_vision_tower or actor.model.lora.used
+    saved = 0 if frozen else tower.activation_bytes(patches, compute_bytes(actor), **_checkpointing(actor.model))
+    return {"media": patches * tower.pixels * BYTES["fp32"], "vision activations": saved}
 
 
-def most_patches(config: RunConfig, tower: Tower) -> int:
+def most_patches(config: RunConfig, tower: TowerSizes) -> int:
     """Return the patches of a prompt with as many pictures as it may have, at most: they are part of its tokens."""
     data, pictures = config.data, config.worker.rollout.limit_images or 1
     of_prompt = data.max_prompt_length * tower.merged
@@ -198,22 +193,29 @@ def most_patches(config: RunConfig, tower: Tower) -> int:
 
 
 def find_remedies(
-    config: RunConfig, card: int, *, remedies: Sequence[tuple[str, Any]] = REMEDIES, on_gpu: bool = True
+    config: RunConfig,
+    card: int,
+    *,
+    models: Models | None = None,
+    remedies: Sequence[tuple[str, Any]] = REMEDIES,
+    on_gpu: bool = True,
 ) -> list[str] | None:
     """Return settings with which every phase fits into a GPU of so many bytes, as few as do; [] if all fit as it is.
 
     None: none of those that r1 knows is enough, or the model is not here to be measured.
 
     Args:
+        models: None: read from the models' folders.
         remedies: what may be set, the cheapest first.
         on_gpu: the bytes are a GPU's, not those that a process on processors may have.
     """
-    peak = partial(find_peak, card=card, on_gpu=on_gpu)
+    models = read_models(config) if models is None else models
+    peak = partial(find_peak, card=card, models=models, on_gpu=on_gpu)
     changed, taken = config, list[tuple[str, Any]]()
     if peak(config) is None:
         return None
     for key, value in (("", None), *remedies):
-        if key and _get(changed, key) != value:
+        if key and lookup(changed, key) != value:
             tried = with_value(changed, key, value)
             if (peak(tried) or 0) >= (peak(changed) or 0):
                 continue
@@ -238,16 +240,10 @@ def _needed(
     yield from needed
 
 
-def find_peak(config: RunConfig, card: int | None, *, on_gpu: bool = True) -> int | None:
+def find_peak(config: RunConfig, card: int | None, *, models: Models | None = None, on_gpu: bool = True) -> int | None:
     """Return what the largest phase takes; None if the model is not here to be measured."""
-    memory = estimate(config)
+    memory = estimate(config, models)
     return None if memory is None else max(phase.total for phase in find_phases(config, memory, card, on_gpu=on_gpu))
-
-
-def _get(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
 
 
 def with_value(section: Any, key: str, value: Any) -> Any:

@@ -1,7 +1,8 @@
 """The estimate of a run: what it takes of each device, how long a step takes, and which settings make it fit."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from r1_cli.config import RunConfig
@@ -9,6 +10,7 @@ from r1_cli.config.rollout import AUTO
 from r1_cli.plan.estimate.cards import Cards
 from r1_cli.plan.estimate.times import TO_HOST, Assumptions, find_times
 from r1_cli.plan.memory import Memory, estimate
+from r1_cli.plan.model_sizes import Models
 from r1_cli.plan.phases import REMEDIES, Phase, find_peak, find_phases, find_remedies, with_value
 
 OF_PROCESSORS = tuple(
@@ -50,7 +52,7 @@ class Estimate:
             "devices": self.devices,
             "bytes_of_a_device": self.room,
             "fits": self.fits,
-            "states": asdict(self.memory),
+            "states": self.memory.as_json(),
             "phases": phases,
             "seconds": self.times or None,
             "step": step,
@@ -59,13 +61,13 @@ class Estimate:
         }
 
 
-def estimate_on_cards(config: RunConfig, cards: Cards, assumed: Assumptions) -> Estimate:
-    """Estimate a run on GPUs, which need not be here. Its models must be, by the shapes of their tensors at least."""
+def estimate_on_cards(config: RunConfig, models: Models, cards: Cards, assumed: Assumptions) -> Estimate:
+    """Estimate a run on GPUs, which need not be here."""
     notes = []
     if config.worker.rollout.engine == AUTO:
         config = with_value(config, "worker.rollout.name", "vllm")
         notes.append("worker.rollout.name=auto is taken as vllm")
-    memory = _require(config)
+    memory = _require(config, models)
     times = find_times(config, memory, cards, assumed)
     return Estimate(
         str(cards),
@@ -76,21 +78,21 @@ def estimate_on_cards(config: RunConfig, cards: Cards, assumed: Assumptions) -> 
         _tokens(config, assumed),
         config.trainer.max_staleness > 0,
         [*notes, *(_say(config, assumed) if times else ["no time: config.json names no sizes that are known"])],
-        find_savings(config, cards.memory, on_gpu=True),
+        find_savings(config, models, cards.memory, on_gpu=True),
     )
 
 
-def estimate_on_processors(config: RunConfig, room: int, assumed: Assumptions) -> Estimate:
+def estimate_on_processors(config: RunConfig, models: Models, room: int, assumed: Assumptions) -> Estimate:
     """Estimate a run on this machine's processors, which have `room` bytes of memory for all its processes."""
     config, devices = as_on_processors(config), config.trainer.devices
-    memory = _require(config)
+    memory = _require(config, models)
     share = room // devices
     notes = [
         "every process takes what Python and torch themselves do on top; no time: a processor's speed is not known"
     ]
     name = "processors" if devices == 1 else f"processors, {devices} processes"
     phases = find_phases(config, memory, on_gpu=False)
-    remedies = find_savings(config, share, on_gpu=False)
+    remedies = find_savings(config, models, share, on_gpu=False)
     return Estimate(name, share, memory, phases, {}, _tokens(config, assumed), False, notes, remedies)
 
 
@@ -116,27 +118,25 @@ def as_on_processors(config: RunConfig) -> RunConfig:
     return config
 
 
-def find_savings(config: RunConfig, room: int, *, on_gpu: bool) -> list[tuple[str, int]] | None:
+def find_savings(config: RunConfig, models: Models, room: int, *, on_gpu: bool) -> list[tuple[str, int]] | None:
     """Return the settings that make it fit, each with the bytes by which the largest phase grows without it."""
     remedies: Sequence[tuple[str, Any]] = REMEDIES if on_gpu else OF_PROCESSORS
-    found = find_remedies(config, room, remedies=remedies, on_gpu=on_gpu)
+    found = find_remedies(config, room, models=models, remedies=remedies, on_gpu=on_gpu)
     if found is None:
         return None
     chosen = [(key, value) for key, value in remedies if any(text.startswith(f"{key}=") for text in found)]
-    with_all = _peak_with(config, chosen, room, on_gpu)
-    savings = [_peak_with(config, [o for o in chosen if o != one], room, on_gpu) - with_all for one in chosen]
+
+    def peak(settings: Sequence[tuple[str, Any]]) -> int:
+        changed = reduce(lambda changed, setting: with_value(changed, *setting), settings, config)
+        return find_peak(changed, room, models=models, on_gpu=on_gpu) or 0
+
+    savings = [peak([other for other in chosen if other != one]) - peak(chosen) for one in chosen]
     return sorted(zip(found, savings, strict=True), key=lambda pair: -pair[1])
 
 
-def _peak_with(config: RunConfig, settings: Sequence[tuple[str, Any]], room: int, on_gpu: bool) -> int:
-    for key, value in settings:
-        config = with_value(config, key, value)
-    return find_peak(config, room, on_gpu=on_gpu) or 0
-
-
-def _require(config: RunConfig) -> Memory:
-    memory = estimate(config)
-    assert memory is not None  # `stand_in` has seen to it
+def _require(config: RunConfig, models: Models) -> Memory:
+    memory = estimate(config, models)
+    assert memory is not None  # `find_models` raises otherwise
     return memory
 
 

@@ -1,18 +1,15 @@
 """How long each phase of a step takes on GPUs, by floating-point operations and bytes moved at assumed efficiencies."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 from r1_cli.config import RunConfig
-from r1_cli.plan.activations import cache_bytes, read_sizes, read_tower
 from r1_cli.plan.estimate.cards import Cards
-from r1_cli.plan.gathers import TOWERS
-from r1_cli.plan.memory import BYTES, Memory, read_shapes
+from r1_cli.plan.memory import Memory
+from r1_cli.plan.model_sizes import BYTES, ModelSizes, in_tower
 from r1_cli.plan.phases import SEQUENCES, most_patches
-from r1_cli.plan.trained import Shapes
 
 EXPERT = re.compile(r"\.experts\.")
 EMBEDDING = re.compile(r"\.(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
@@ -38,19 +35,15 @@ class Work:
     trained: float  # share of the weights
 
     @classmethod
-    def of(cls, shapes: Shapes, trained: float, text: Mapping[str, int]) -> "Work":
-        """Count the weights; of a mixture's experts the share that a token chooses.
-
-        Args:
-            text: `experts` that there are and `chosen` of them, 1 and 1 without any.
-        """
-        tied = not any(name.startswith("lm_head") for name in shapes)
+    def of(cls, sizes: ModelSizes, trained: float) -> "Work":
+        """Count the weights; of a mixture's experts the share that a token chooses."""
+        tied = not any(name.startswith("lm_head") for name in sizes.shapes)
         token = patch = 0
-        for name, shape in shapes.items():
-            if any(tower in name for tower in TOWERS):
+        for name, shape in sizes.shapes.items():
+            if in_tower(name):
                 patch += prod(shape)
-            elif EXPERT.search(name):
-                token += prod(shape) * text["chosen"] // text["experts"]
+            elif sizes.text and EXPERT.search(name):
+                token += prod(shape) * sizes.text.chosen // sizes.text.experts
             elif tied or not EMBEDDING.search("." + name):
                 token += prod(shape)
         return cls(token, patch, trained)
@@ -67,27 +60,22 @@ class Lengths:
 
 def find_times(config: RunConfig, memory: Memory, cards: Cards, assumed: Assumptions) -> dict[str, float]:
     """Return the seconds of each phase of a step; {} where the sizes of the model are not known."""
-    folder = Path(config.worker.actor.model.model_path or "")
-    sizes, tower = read_sizes(folder), read_tower(folder)
-    if sizes is None:
+    sizes = memory.models["actor"]
+    text, tower = sizes.text, sizes.tower
+    if text is None:
         return {}
     lengths = Lengths(
         assumed.prompt_tokens or config.data.max_prompt_length,
         assumed.answer_tokens or config.data.max_response_length,
         most_patches(config, tower) if tower else 0,
     )
-    work = Work.of(
-        dict(read_shapes(folder)),
-        memory.trained / memory.parameters,
-        {"experts": sizes.experts, "chosen": sizes.chosen},
-    )
-    attention = 2 * sizes.layers * sizes.hidden * (lengths.prompt + lengths.answer)  # of a token's, going forward
+    work = Work.of(sizes, memory.trained / memory.parameters)
+    attention = 2 * text.layers * text.hidden * (lengths.prompt + lengths.answer)  # of a token's, going forward
     speed = cards.flops * assumed.learning * cards.nodes * cards.of_node
     forward = _forward_operations(config, work, lengths, attention)
     passes = dict(_learning(config, work, forward / speed))
-    sampling = (
-        {} if config.worker.rollout.servers.used else {"sampling": _sampling(config, work, lengths, cards, assumed)}
-    )
+    served = config.worker.rollout.servers.used
+    sampling = {} if served else {"sampling": _sampling(config, memory, work, lengths, cards, assumed)}
     return (
         sampling
         | {"moving weights and states": _moving(config, memory, cards)}
@@ -121,7 +109,14 @@ def _learning(config: RunConfig, work: Work, forward: float) -> Iterator[tuple[s
         yield "critic's gradient", critic.ppo_epochs * gradient(1, critic.model.enable_gradient_checkpointing)
 
 
-def _sampling(config: RunConfig, work: Work, lengths: Lengths, cards: Cards, assumed: Assumptions) -> float:
+def _sampling(
+    config: RunConfig,
+    memory: Memory,
+    work: Work,
+    lengths: Lengths,
+    cards: Cards,
+    assumed: Assumptions,
+) -> float:
     """Bound by bytes of weights, keys and values, token by token; or by operations, where many decode at once."""
     rollout, size = config.worker.rollout, config.worker.rollout.engine_size
     apart = rollout.engines.nnodes * rollout.engines.n_gpus_per_node
@@ -129,10 +124,9 @@ def _sampling(config: RunConfig, work: Work, lengths: Lengths, cards: Cards, ass
     prompts = -(-config.data.rollout_batch_size // engines)
     sequences = prompts * rollout.n
     at_once = min(max(SEQUENCES, rollout.n), sequences)
-    sizes, number = read_sizes(Path(config.worker.actor.model.model_path or "")), BYTES[rollout.dtype]
-    assert sizes is not None  # who calls has read them
-    cached = at_once * cache_bytes(sizes, lengths.prompt + lengths.answer // 2, number)
-    weights = sum(map(prod, dict(read_shapes(Path(config.worker.actor.model.model_path or ""))).values())) * number
+    text, number = memory.models["actor"].text, BYTES[rollout.dtype]
+    cached = at_once * text.cache_bytes(lengths.prompt + lengths.answer // 2, number) if text else 0
+    weights = memory.parameters * number
     flops = size * cards.flops * assumed.learning
     token = max((weights + cached) / (size * cards.bandwidth * assumed.sampling), 2 * work.of_token * at_once / flops)
     prefill = prompts * 2 * (lengths.prompt * work.of_token + lengths.patches * work.of_patch) / flops

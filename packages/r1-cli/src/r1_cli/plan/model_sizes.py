@@ -1,0 +1,275 @@
+"""The sizes of a model, by the headers of its safetensors files and its config.json: the base of every forecast.
+
+A dry run takes a second and loads no torch, so this is the one model of memory for dry runs, estimates, checks and the
+start of a run. What the learner decides by the real model (frozen weights, adapted layers, FSDP blocks) is decided here
+by the names of tensors. Without files of weights, `estimate.models` takes names and shapes from the real model on
+torch's meta device.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from r1_cli.config import RunConfig
+from r1_cli.config.model import LoraConfig, ModelConfig
+from r1_cli.config.root import Owner
+
+Shapes = Mapping[str, tuple[int, ...]]  # by name of a tensor
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+LARGEST_HEADER = 1 << 27
+LOGITS = 2 << 28  # bytes of the two buffers of log-probs, chunk by chunk (`r1_core.learner.linear_head`), at most
+EXPERTS = "num_experts", "num_local_experts", "n_routed_experts"  # what families call their number
+LAYER = re.compile(r"^(.*?\.?(?:layers|blocks|h)\.\d+)\.")
+TOWERS = ("visual.", "vision_tower.", "vision_model.")
+# Tables that look like a linear layer's weight and are none, and the head, which all-linear leaves out.
+TABLES = ("embed_tokens", "wte", "wpe", "embed_in", "word_embeddings", "position_embeddings", "pos_embed", "lm_head")
+
+
+@dataclass(frozen=True, slots=True)
+class TextSizes:
+    """A text model's sizes in its config.json."""
+
+    layers: int
+    hidden: int
+    keys: int  # of all key heads together
+    width: int  # of the MLP; of all experts that a token goes through
+    vocabulary: int = 1 << 30  # unknown: the chunk of log-probs is as large as it may be
+    experts: int = 1  # of a mixture's layer
+    chosen: int = 1  # of them, by a token
+
+    @property
+    def token_of_a_layer(self) -> int:
+        """How many numbers a gated layer in half precision saves of a token: norms, projections, products.
+
+        Counted by torch's own hooks on saved tensors (Qwen2); `test_config_phases.py` counts them again.
+        """
+        return 10 * self.hidden + 2 * self.keys + 4 * self.width
+
+    def activation_bytes(self, tokens: int, number: int, *, checkpointed: bool, on_host: bool = False) -> int:
+        """Return what layers save of a micro-batch of so many tokens for its backward pass, at least.
+
+        Args:
+            number: bytes of one number that layers compute with.
+            checkpointed: layers save their input only, and one at a time is computed again.
+            on_host: these inputs are in host memory, except one.
+        """
+        inputs = 1 if on_host else self.layers
+        saved = inputs * self.hidden if checkpointed else self.layers * self.token_of_a_layer
+        again = self.token_of_a_layer if checkpointed else 0
+        return tokens * number * (saved + again)
+
+    def chunk_bytes(self, tokens: int) -> int:
+        """Return the bytes of the two buffers in which the log-probs of so many tokens are computed."""
+        return min(LOGITS, 2 * 4 * tokens * self.vocabulary)
+
+    def cache_bytes(self, tokens: int, number: int) -> int:
+        """Return the bytes of an engine's keys and values of so many tokens."""
+        return 2 * self.layers * self.keys * tokens * number
+
+
+@dataclass(frozen=True, slots=True)
+class TowerSizes:
+    """A vision tower's sizes in its config.json."""
+
+    layers: int
+    hidden: int
+    width: int
+    patch: int  # pixels along its edge
+    merged: int  # patches that become one token
+    frames: int  # that stand behind one another in a patch
+    gated: bool = False
+    products: int = 2  # numbers that the MLP saves for each of its width
+
+    @property
+    def patch_of_a_layer(self) -> int:
+        """How many numbers a layer saves of a patch, counted by the same hooks (Qwen2-VL, 2.5, 3)."""
+        return 15 * self.hidden + 4 * self.width if self.gated else 11 * self.hidden + self.products * self.width
+
+    @property
+    def patch_at_the_ends(self) -> int:
+        """The same before the layers and in the merger behind them, about."""
+        return 7 * self.hidden
+
+    @property
+    def pixels(self) -> int:
+        """How many numbers the model is given of a patch."""
+        return 3 * self.frames * self.patch**2
+
+    def activation_bytes(self, patches: int, number: int, *, checkpointed: bool, on_host: bool = False) -> int:
+        """Return what a trained tower saves of so many patches; see `TextSizes.activation_bytes`."""
+        inputs = 1 if on_host else self.layers
+        saved = inputs * self.hidden if checkpointed else self.layers * self.patch_of_a_layer
+        again = self.patch_of_a_layer if checkpointed else 0
+        return patches * number * (saved + again + self.patch_at_the_ends)
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The tensors of one model and the sizes in its config.json; None: of a form that is not known."""
+
+    shapes: Shapes
+    text: TextSizes | None = None
+    tower: TowerSizes | None = None
+    factors: Shapes = field(default_factory=dict)  # of the adapter that training starts from
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(map(prod, self.shapes.values()))
+
+    def count_trained(self, model: ModelConfig) -> int:
+        """Return how many weights are trained."""
+        if model.lora.path:
+            return sum(map(prod, self.factors.values()))
+        if model.lora.rank:
+            linear = [shape for name, shape in self.shapes.items() if _is_adapted(name, shape, model.lora)]
+            return sum(model.lora.rank * sum(shape) for shape in linear)
+        return sum(prod(shape) for name, shape in self.shapes.items() if not _is_frozen(name, model))
+
+    @cached_property
+    def block_sizes(self) -> tuple[int, int]:
+        """How many weights the largest FSDP block has, and how many are outside of all blocks.
+
+        Blocks are the text model's layers, and a vision tower as one (`r1_core.learner.parallel.find_blocks`).
+        """
+        blocks, rest = Counter[str](), 0
+        for name, shape in self.shapes.items():
+            if in_tower(name):
+                blocks["tower"] += prod(shape)
+            elif match := LAYER.match(name):
+                blocks[match[1]] += prod(shape)
+            else:
+                rest += prod(shape)
+        return max(blocks.values(), default=0), rest
+
+
+Models = Mapping[Owner, ModelSizes]
+
+
+def read_models(config: RunConfig) -> Models:
+    """Return the sizes of the actor's and the critic's model; without those whose weights are not in a local folder."""
+    owners: tuple[Owner, ...] = ("actor", "critic") if config.has_critic else ("actor",)
+    found = {owner: read_sizes(config.trained(owner).model, owner) for owner in owners}
+    return {owner: sizes for owner, sizes in found.items() if sizes is not None}
+
+
+def read_sizes(model: ModelConfig, owner: Owner = "actor") -> ModelSizes | None:
+    """Return the sizes of a model, None unless it is a local folder of safetensors."""
+    folder = Path(model.model_path or "")
+    shapes = dict(read_shapes(folder)) if model.model_path else {}
+    return from_config(folder / "config.json", shapes, model, owner) if shapes else None
+
+
+def from_config(file: Path, shapes: Shapes, model: ModelConfig, owner: Owner = "actor") -> ModelSizes:
+    """Return the sizes of a model of these tensors and this config.json; a critic has no head."""
+    if owner == "critic":
+        shapes = {name: shape for name, shape in shapes.items() if name != "lm_head.weight"}
+    try:
+        whole = json.loads(file.read_text())
+    except (OSError, ValueError):
+        whole = None
+    factors = dict(read_shapes(Path(model.lora.path))) if model.lora.path else {}
+    return ModelSizes(shapes, read_text(whole), read_tower(whole), factors)
+
+
+def read_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of the model's tensors in the folder; other files than safetensors are skipped.
+
+    A checkpoint of r1 has the optimizer's beside them.
+    """
+    for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else []:
+        if file.name.startswith("optimizer"):
+            continue
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = stream.read(length) if length < LARGEST_HEADER else b""
+        try:
+            tensors = json.loads(header)
+        except ValueError:
+            continue
+        for name, entry in tensors.items():
+            if name != "__metadata__":
+                yield name, tuple(entry["shape"])
+
+
+def read_text(whole: Any) -> TextSizes | None:
+    """Return the text model's sizes in a parsed config.json, None if it is of another form."""
+    try:
+        text = whole.get("text_config") or whole
+        heads = text["num_attention_heads"]
+        size = text.get("head_dim") or text["hidden_size"] // heads
+        keys = (text.get("num_key_value_heads") or heads) * size
+        of_layers = text["num_hidden_layers"], text["hidden_size"], keys, _width(text)
+        vocabulary = text.get("vocab_size") or whole.get("vocab_size") or 1 << 30
+        experts = next((text[name] for name in EXPERTS if text.get(name)), 1)
+        return TextSizes(*of_layers, vocabulary, experts, text.get("num_experts_per_tok") or 1 if experts > 1 else 1)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _width(text: dict[str, Any]) -> int:
+    """Return the width of the MLP that a token goes through: of mixtures the chosen experts and the shared ones."""
+    chosen = text.get("num_experts_per_tok")
+    if not chosen:
+        return int(text["intermediate_size"])
+    own = text.get("moe_intermediate_size") or text["intermediate_size"]
+    return int(chosen * own + (text.get("shared_expert_intermediate_size") or 0))
+
+
+def read_tower(whole: Any) -> TowerSizes | None:
+    """Return the vision tower's sizes in a parsed config.json, None without one, or if it is of another form."""
+    try:
+        vision = whole["vision_config"]
+        hidden = vision.get("embed_dim") or vision["hidden_size"]
+        width = vision.get("intermediate_size") or int(hidden * vision["mlp_ratio"])
+        return TowerSizes(
+            layers=vision.get("depth") or vision["num_hidden_layers"],
+            hidden=hidden,
+            width=width,
+            patch=vision.get("patch_size") or vision["spatial_patch_size"],
+            merged=(vision.get("spatial_merge_size") or 1) ** 2,
+            frames=vision.get("temporal_patch_size") or 1,
+            gated=str(vision.get("model_type")).startswith("qwen2_5_vl"),
+            products=3 if vision.get("hidden_act", "quick_gelu") == "quick_gelu" else 2,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def in_tower(name: str) -> bool:
+    """Whether a tensor belongs to a vision tower."""
+    return any(tower in name for tower in TOWERS)
+
+
+def _is_frozen(name: str, model: ModelConfig) -> bool:
+    if model.freeze_vision_tower and in_tower(name):
+        return True
+    return any(_matches(pattern, name) for pattern in model.freeze)
+
+
+def _is_adapted(name: str, shape: tuple[int, ...], lora: LoraConfig) -> bool:
+    module = name.removesuffix(".weight")
+    if module == name or len(shape) != 2 or _ends(TABLES, module):
+        return False
+    excluded, targets = lora.exclude_modules, lora.target_modules
+    if excluded is not None and (_matches(excluded, module) if isinstance(excluded, str) else _ends(excluded, module)):
+        return False
+    if isinstance(targets, str):
+        return targets == "all-linear" or _matches(targets, module)
+    return _ends(targets, module)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.fullmatch(pattern, name) is not None
+    except re.error:  # reported when the model is loaded
+        return False
+
+
+def _ends(ends: Iterable[str], name: str) -> bool:
+    return any(name == end or name.endswith(f".{end}") for end in ends)
