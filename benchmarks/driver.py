@@ -39,8 +39,8 @@ from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import StopRequest
 from r1_cli.cluster.batch import to_columns
-from r1_cli.cluster.engine import EngineFacts
-from r1_cli.cluster.engines import EngineSet
+from r1_cli.cluster.engine import EngineInfo
+from r1_cli.cluster.engines import RemoteEnginePool
 from r1_cli.cluster.media import MediaHost
 from r1_cli.cluster.rank import NewFields
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
@@ -117,8 +117,8 @@ class Ranks(Store):
 class Engines(Store):
     """Engines that take whatever comes."""
 
-    def ask(self, verb: str, *args: Any) -> EngineFacts:
-        return EngineFacts((), True)
+    def ask(self, verb: str, *args: Any) -> EngineInfo:
+        return EngineInfo((), True)
 
 
 class Engine:
@@ -221,9 +221,9 @@ def measure_pictures() -> float:
     picture = Image.effect_noise((SIDE, SIDE), 50).convert("RGB")
     example = Example("rows:0", [{"role": "user", "content": content}], (picture,), "3")
     prompts = [host.render((0, 0, row), example) for row in range(PICTURES)]
-    engines = EngineSet([("engine", Engines())] * 2, max_sequences=8, dtype=None)
+    engines = RemoteEnginePool([("engine", Engines())] * 2, max_sequences=8, dtype=None)
     engines._put = store.put
-    engines._sent(prompts)
+    engines._prepare(prompts)
     to_columns([to_sample(prompt, [1]) for prompt in prompts for _ in range(ANSWERS)], store.put, torch.bfloat16)
     whole = renderer.render(example).model_inputs.values()
     return store.num_bytes / PICTURES / sum(2 * t.numel() if t.is_floating_point() else t.nbytes for t in whole)

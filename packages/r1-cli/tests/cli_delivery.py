@@ -9,18 +9,18 @@ from cli_engines import END, OneHost, as_set
 from cli_ranks import Stored, build
 from core_models import qwen2
 
-from r1_cli.cluster.delivery import Way
+from r1_cli.cluster.direct import DirectBackend
 from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.weights import RankedWeights
 from r1_core.learner.parallel import Parallel
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import WeightsError
-from r1_rollout.vllm.sending import group as sending
-from r1_rollout.vllm.tcp_group import TcpReceiver
+from r1_rollout.transports import direct
+from r1_rollout.transports.groups import TcpReceiver
 from r1_rollout.weight_source import DirectWeights, LocalWeights
 
-WAY = Way("r1_tcp", 1)
+BACKEND = DirectBackend("r1_tcp", 1)
 
 
 class Taking(EmbeddedEngine):
@@ -58,13 +58,13 @@ def delivered(dtype: torch.dtype | None, refuses: str = "") -> list[str]:
     Rank 1 is asked by itself what a driver would ask it. With `refuses` the first engine will not have that tensor the
     first time.
     """
-    sending.BUCKET = 4_000
+    direct.BUCKET = 4_000
     parallel = Parallel.join("cpu")
     rank = Rank(partial(build, "text", "KL"), parallel.rank, parallel.world)
     rank.learner, rank.objective = build("text", "KL", parallel)
     if parallel.rank > 0:
         for _ in range(2):
-            rank.send_weights(WAY, [], dtype)
+            rank.send_weights(BACKEND, [], dtype)
         for _ in rank.learner.weights():
             pass
         return []
@@ -72,7 +72,7 @@ def delivered(dtype: torch.dtype | None, refuses: str = "") -> list[str]:
     engines = [Taking(order) for _ in range(2)]
     members = [OneHost(EngineHost(lambda stack, engine=engine: hold(stack, engine))) for engine in engines]
     rank.learner.offload = lambda: order.append("rest")  # type: ignore[method-assign]
-    together = as_set(members, dtype=dtype, way=WAY)
+    together = as_set(members, dtype=dtype, backend=BACKEND)
     engines[0].refuses = refuses
     wrong = []
     for version in (3, 4):

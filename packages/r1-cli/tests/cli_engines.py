@@ -1,4 +1,4 @@
-"""Engines behind an `EngineSet` without Ray: each in this process, asked by one caller at a time, by pickles."""
+"""Engines behind a `RemoteEnginePool` without Ray: each in this process, asked by one caller at a time, by pickles."""
 
 import pickle
 import threading
@@ -12,9 +12,9 @@ from cli_ranks import Stored, build
 from core_models import qwen2
 
 from r1_cli.cluster import rank as rank_module
-from r1_cli.cluster.delivery import Way
+from r1_cli.cluster.direct import DirectBackend
 from r1_cli.cluster.engine import EngineHost
-from r1_cli.cluster.engines import EngineSet
+from r1_cli.cluster.engines import RemoteEnginePool
 from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.weights import RankedWeights
@@ -78,10 +78,13 @@ def hosts(count: int, **options: Any) -> list[OneHost]:
 
 
 def as_set(
-    members: list[OneHost], max_sequences: int = 8, dtype: torch.dtype | None = None, way: Way | None = None
-) -> EngineSet:
+    members: list[OneHost],
+    max_sequences: int = 8,
+    dtype: torch.dtype | None = None,
+    backend: DirectBackend | None = None,
+) -> RemoteEnginePool:
     named = [(f"engine-{number}", member) for number, member in enumerate(members)]
-    return EngineSet(named, max_sequences=max_sequences, dtype=dtype, way=way)
+    return RemoteEnginePool(named, max_sequences=max_sequences, dtype=dtype, direct=backend)
 
 
 def weights_reach_engines(dtype: torch.dtype | None) -> list[str]:

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import pytest
 
-from r1_cli.cluster.delivery import Way
-from r1_cli.cluster.engine import EngineFacts
+from r1_cli.cluster.direct import DirectBackend
+from r1_cli.cluster.engine import EngineInfo
 from r1_cli.cluster.placement import Machines, Node, Seating, seat_engines, seat_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
@@ -89,7 +89,7 @@ class Recorded:
         return [self for _ in self.places]
 
     def ask(self, verb):
-        return EngineFacts(("bfloat16",), keeps_layout=False)
+        return EngineInfo(("bfloat16",), keeps_layout=False)
 
     def put(self, value):
         raise AssertionError("nothing is sent yet")
@@ -114,7 +114,7 @@ def test_engines_share_the_gpus_of_their_nodes_ranks_and_get_weights_by_ipc(monk
         ("engine-0", "a", ("0", "1"), ("0", "1")), ("engine-1", "a", ("2", "3"), ("2", "3")),
         ("engine-2", "b", ("0", "1"), ("0", "1")), ("engine-3", "b", ("2", "3"), ("2", "3")),
     ]  # fmt: skip
-    assert engines._way == Way("ipc", 2)
+    assert engines._direct == DirectBackend("ipc", 2)
 
 
 def test_processes_import_what_they_take_once_they_have_shown_that_they_see_the_folders(monkeypatch):

@@ -69,7 +69,7 @@ def test_given_servers_become_a_pool_with_its_deadlines() -> None:
         assert pool._supervisor.deadlines.stall == 7.5
         assert pool._max_sequences == 300
         assert pool._dtype is torch.float32
-        assert pool._banned == {60}
+        assert pool._supervisor.servers[0]._banned == {60}
 
 
 BROADCAST = "worker.rollout.servers.transfer=broadcast"

@@ -8,7 +8,7 @@ import ranks
 import torch
 from cli_delivery import delivered
 
-from r1_cli.cluster.delivery import Hosts, Way, find_way
+from r1_cli.cluster.direct import DirectBackend, EngineWorkers, find_backend
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_rollout.weight_source import TransferCall
@@ -45,10 +45,10 @@ def test_an_engine_that_refuses_is_named_when_the_ranks_have_ended_their_pass_an
 def test_workers_of_several_engines_have_ranks_of_their_own_in_the_group() -> None:
     asked: list[tuple[int, TransferCall]] = []
     hosts = [lambda verb, call, number=number: asked.append((number, call)) for number in range(3)]
-    Hosts(hosts, 2).init_weight_transfer_engine({"rank_offset": 1, "world_size": 7})
+    EngineWorkers(hosts, 2).init_weight_transfer_engine({"rank_offset": 1, "world_size": 7})
     offsets = {number: call.request["init_info"]["rank_offset"] for number, call in asked}
     assert offsets == {0: 1, 1: 3, 2: 5}
-    Hosts(hosts, 2).init_weight_transfer_engine({"packed": True})
+    EngineWorkers(hosts, 2).init_weight_transfer_engine({"packed": True})
     assert all(call.request == {"init_info": {"packed": True}} for _, call in asked[3:])
 
 
@@ -62,7 +62,7 @@ def test_the_first_engine_that_fails_is_heard_though_another_never_answers() -> 
 
     try:
         with pytest.raises(ValueError, match="this one fails"):
-            Hosts([lambda verb, call: released.wait(60), fails], 1).start_weight_update()
+            EngineWorkers([lambda verb, call: released.wait(60), fails], 1).start_weight_update()
     finally:
         released.set()
 
@@ -70,18 +70,23 @@ def test_the_first_engine_that_fails_is_heard_though_another_never_answers() -> 
 @pytest.mark.parametrize(
     ("words", "hardware", "engine", "way"),  # of two ranks, but for the last
     [
-        ([], GPUS, "vllm", Way("ipc", 2)),
-        (["worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_node=2"], GPUS, "vllm", Way("nccl", 2)),
+        ([], GPUS, "vllm", DirectBackend("ipc", 2)),
+        (
+            ["worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_node=2"],
+            GPUS,
+            "vllm",
+            DirectBackend("nccl", 2),
+        ),
         ([], GPUS, "embedded", None),
         ([], Hardware("cpu"), "vllm", None),
         (["trainer.n_gpus_per_node=1"], GPUS, "vllm", None),
     ],
 )
 def test_weights_go_past_the_driver_from_gpus_to_vllm(
-    words: list[str], hardware: Hardware, engine: str, way: Way | None
+    words: list[str], hardware: Hardware, engine: str, way: DirectBackend | None
 ) -> None:
     config = load_config([*BASE, "worker.reward.reward_function=math", f"worker.rollout.name={engine}", *words])[0]
-    assert find_way(config, hardware, 2) == way
+    assert find_backend(config, hardware, 2) == way
 
 
 class Recorder:
@@ -114,7 +119,7 @@ def test_vllms_own_sender_over_ipc_calls_the_engines_and_ends_its_pass_whatever_
     ipc = pytest.importorskip("vllm.distributed.weight_transfer.ipc_engine")
     from vllm.distributed.weight_transfer import packed_tensor
 
-    from r1_rollout.vllm.sending.ipc import IpcSender
+    from r1_rollout.transports.direct import IpcSender
 
     empty = torch.empty
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
@@ -124,7 +129,7 @@ def test_vllms_own_sender_over_ipc_calls_the_engines_and_ends_its_pass_whatever_
     monkeypatch.setattr(torch, "empty", lambda *size, device=None, **more: empty(*size, **more))
     monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda tensor: (None, (len(tensor),)))
     monkeypatch.setattr(ipc, "reduce_tensor", lambda tensor: (None, (len(tensor),)))
-    monkeypatch.setattr("r1_rollout.vllm.sending.ipc.BUFFER", 100)
+    monkeypatch.setattr("r1_rollout.transports.direct.BUCKET", 100)
     engines, passes = Recorder(fails), []
 
     def weights() -> Any:

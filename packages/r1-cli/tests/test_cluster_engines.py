@@ -17,10 +17,11 @@ from r1_cli.cluster.engine import Arrival
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.cluster.weights import RankedWeights
-from r1_cli.train.sampling.weight_check import LearnerReference
+from r1_cli.train.roles import Scorer
+from r1_cli.train.sampling.weight_check import LearnerReference, check_weights
 from r1_cli.train.trainable import weights_of
 from r1_core.learner.parallel import Parallel
-from r1_rollout.canary import Canary
+from r1_rollout.canary import TOLERANCE, Canary, learn_tolerance
 from r1_rollout.checksums import expected_checksums
 from r1_rollout.errors import EngineError, PromptError, WeightsError
 from r1_rollout.fault import find_fault
@@ -139,6 +140,25 @@ def test_weights_are_everywhere_the_same_and_proven_everywhere() -> None:
             engines.logprobs_of(PROMPTS[:1], [[1, 2]])
 
 
+def test_engines_must_agree_to_the_tolerance_that_the_canary_has_learned() -> None:
+    members = hosts(2)
+    engines = as_set(members)
+    engines.tolerance = TOLERANCE[torch.bfloat16]  # all that a pool knows by itself in half precision
+    with engines.active(weights(4)):
+        off = {name: tensor * 1.2 if "layers.1." in name else tensor for name, tensor in qwen2(1).state_dict().items()}
+        members[1].host._engine.load_weights(LocalWeights(off, 4))  # type: ignore[attr-defined]
+        engines.logprobs_of(PROMPTS[:1], [[1, 2]])
+        probes = text_probes(range(60), longest_prompt=4, longest_response=2)
+        opening = Canary(probes, probes, tolerance=learn_tolerance(1e-5, torch.bfloat16))
+        check_weights(make_scorer(engines), None, Canary(probes, probes, 0.06, opening=opening))  # type: ignore[arg-type]
+        with pytest.raises(EngineError, match=r"differ by .* \(tolerance 8e-05\): one of them has other weights"):
+            engines.logprobs_of(PROMPTS[:1], [[1, 2]])
+
+
+def make_scorer(engine: Any) -> Scorer:
+    return Scorer(engine, None, None, None)  # type: ignore[arg-type]
+
+
 def build_and_ask(responses: list[list[int]]) -> list[list[float]]:
     with ExitStack() as stack:
         engine = build_engine(stack)
@@ -148,7 +168,7 @@ def build_and_ask(responses: list[list[int]]) -> list[list[float]]:
 
 def test_asleep_or_with_too_large_groups_they_refuse_as_one_engine_does() -> None:
     engines = as_set(hosts(2))
-    with pytest.raises(RuntimeError, match=r"generate\(\) needs active engines"):
+    with pytest.raises(RuntimeError, match=r"generate\(\) needs an active pool"):
         engines.generate(PROMPTS, PARAMS)
     with engines.active(weights(4)):
         with pytest.raises(ValueError, match="n=9 samples a prompt, but max_sequences=8"):
@@ -199,13 +219,13 @@ def test_a_dead_engine_ends_the_call_with_its_name_and_nobody_waits_for_the_othe
 
 def stale(member: OneHost, layer: str) -> None:
     """Let an engine keep what it has of a layer, whatever comes."""
-    take_up, old = member.host._take_up, dict(qwen2(5).state_dict())
+    take_up, old = member.host._load, dict(qwen2(5).state_dict())
 
-    def taken(source: Any, *, wake: bool) -> None:
+    def taken(source: Any, *, activate: bool) -> None:
         kept = [(name, old[name] if layer in name else tensor.clone()) for name, tensor in source.tensors()]
-        take_up(LocalWeights(kept, source.version), wake=wake)
+        take_up(LocalWeights(kept, source.version), activate=activate)
 
-    member.host._take_up = taken  # type: ignore[method-assign]
+    member.host._load = taken  # type: ignore[method-assign]
 
 
 def test_the_search_for_a_fault_goes_through_all_engines_and_names_the_layer_that_never_arrives() -> None:
@@ -216,7 +236,7 @@ def test_the_search_for_a_fault_goes_through_all_engines_and_names_the_layer_tha
         stale(member, "layers.1.")
     fault = find_fault(canary, as_set(members), reference, 1, gap=0.5)
     assert fault.group == "layer 1"
-    assert all(member.asked.count("expect") == member.asked.count("logprobs_of") > 4 for member in members)
+    assert all(member.asked.count("begin_load") == member.asked.count("logprobs_of") > 4 for member in members)
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
@@ -296,7 +316,7 @@ def test_weights_that_break_off_are_an_error_of_the_engine_that_has_half_of_them
         taken.extend(name for name, _ in source.tensors())
 
     arrival = Arrival(take_up, 1)
-    arrival.take(Stored.put([]))
+    arrival.add(Stored.put([]))
     with pytest.raises(ConnectionError, match="the rest of the weights did not come"):
-        arrival.finish(whole=False)
+        arrival.end(whole=False)
     assert END not in taken

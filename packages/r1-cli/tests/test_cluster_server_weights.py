@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from server_pools import PARAMS, Pools, all_ready, prompts, wait_for
 
 from r1_core.learner.parallel import Parallel
-from r1_rollout.vllm.adapter import write_adapter
-from r1_rollout.vllm.shards import ShardWriter, write_shards, write_source
+from r1_rollout.transports.adapter import write_adapter
+from r1_rollout.transports.folder import ShardWriter, write_shards, write_source
 from r1_rollout.weight_source import LocalWeights
 
 FILE = 5000  # bytes; some tensors are larger
@@ -50,7 +50,7 @@ def test_one_process_writes_buckets_as_they_come_and_a_pass_leaves_no_half_folde
     assert write_shards(whole.items(), tmp_path / "w", FILE) == {name: tuple(t.shape) for name, t in whole.items()}
     found = {name: tensor for file in (tmp_path / "w").iterdir() for name, tensor in load_file(file).items()}
     assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
-    with pytest.raises(FileNotFoundError, match="hand them over in a folder that every machine sees"):
+    with pytest.raises(FileNotFoundError, match="give a folder that every machine sees"):
         write_shards(whole.items(), tmp_path / "elsewhere" / "w", FILE)
     assert [path.name for path in tmp_path.iterdir()] == ["w"]
 
@@ -62,7 +62,7 @@ def test_ranks_write_together_the_very_files_that_one_process_writes(
 ) -> None:
     source = OnRanks(all_weights)
     written = write_source(source, tmp_path / "ranks", FILE, dtype)
-    assert written.shapes == write_shards(whole.items(), tmp_path / "one", FILE, dtype)
+    assert written == write_shards(whole.items(), tmp_path / "one", FILE, dtype)
     assert content(tmp_path / "ranks") == content(tmp_path / "one")
     assert source.written is not None
     sizes = {int(name.partition(".")[0]): len(file) for name, file in content(tmp_path / "one").items()}
@@ -135,15 +135,16 @@ def test_an_adapter_of_ranks_is_the_file_that_one_process_writes(pools: Pools, t
     assert len(fake.adapters) == 1
 
 
-def test_a_socket_on_another_machine_is_no_lane(tmp_path: Path) -> None:
+def test_a_socket_on_another_machine_cannot_be_sent_weights(tmp_path: Path) -> None:
+    from r1_rollout.transports.direct import push
     from r1_rollout.vllm.client import Endpoint, ServerFault
-    from r1_rollout.vllm.servers.lanes import Lane, send_all
+    from r1_rollout.vllm.servers.direct import ServerReceiver
 
-    lane = Lane("vLLM server 0", Endpoint(f"unix:{tmp_path}/socket"), "r1_tcp", 60.0)
+    server = ServerReceiver("vLLM server 0", Endpoint(f"unix:{tmp_path}/socket"), "r1_tcp", 60.0)
     sent = LocalWeights([("w", torch.ones(3))], 0).run_with_weights(
-        partial(send_all, lanes=[lane], label="0-a", folder=tmp_path / "w", max_bytes=100, dtype=None, first={})
+        partial(push, receivers=[server], label="0-a", folder=tmp_path / "w", max_bytes=100, dtype=None, first={})
     )
     (fault,) = sent.faults
     assert isinstance(fault, ServerFault)
-    assert "vLLM server 0 is not on the machine of the process that has the weights" in str(fault)
+    assert "vLLM server 0: it is not on the machine of the process that has the weights" in str(fault)
     assert content(tmp_path / "w")  # which it can be given later

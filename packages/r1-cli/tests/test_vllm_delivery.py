@@ -12,9 +12,9 @@ from cli_engines import OneHost
 from cli_ranks import OneRank
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from r1_cli.cluster.delivery import Way
+from r1_cli.cluster.direct import DirectBackend
 from r1_cli.cluster.engine import EngineHost
-from r1_cli.cluster.engines import EngineSet
+from r1_cli.cluster.engines import RemoteEnginePool
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_core.learner import Learner
@@ -23,9 +23,9 @@ from r1_core.learner.parallel import Parallel
 from r1_core.objective import Objective
 from r1_rollout.checksums import expected_checksums
 from r1_rollout.probes import ProbePrompt
+from r1_rollout.transports import direct
 from r1_rollout.vllm.engine import VllmEngine
 from r1_rollout.vllm.options import EngineOptions
-from r1_rollout.vllm.sending import group as sending
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(not find_spec("vllm"), reason="vllm is not installed")]
 
@@ -75,13 +75,15 @@ def logprobs_of(model: Any) -> list[list[float]]:
 
 
 def test_vllm_samples_from_what_ranks_have_sent_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "BUCKET", 40_000)
+    monkeypatch.setattr(direct, "BUCKET", 40_000)
     model = make_model()
     model.save_pretrained(tmp_path)
     rank = Rank(partial(build, model))
     rank.join()
     learner, host = RankedPolicy(RankClient(OneRank(rank))), EngineHost(partial(start, tmp_path))
-    engines = EngineSet([("engine-0", OneHost(host))], max_sequences=8, dtype=None, way=Way("r1_tcp", 1))
+    engines = RemoteEnginePool(
+        [("engine-0", OneHost(host))], max_sequences=8, dtype=None, direct=DirectBackend("r1_tcp", 1)
+    )
     try:
         for version in (1, 2):
             source = learner.source(version)

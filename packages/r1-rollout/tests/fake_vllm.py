@@ -83,7 +83,7 @@ class FakeServer:
         if path == "/collective_rpc" and body["method"] == "r1_adopt":
             return {"results": [self.adopt(**body["kwargs"])]}
         if path == "/collective_rpc" and body["method"] == "r1_load":
-            from r1_rollout.vllm.shards import read_shards
+            from r1_rollout.transports.folder import read_shards
 
             kwargs = body["kwargs"]
             if self.rejects_weights:
@@ -97,7 +97,7 @@ class FakeServer:
 
     def broadcast(self, path: str, body: dict[str, Any]) -> Any:
         """Take weights over vLLM's weight transfer."""
-        from r1_rollout.vllm.tcp_group import TcpReceiver
+        from r1_rollout.transports.groups import TcpReceiver
 
         method = body.get("method")
         self.calls.append(method or path)
@@ -135,7 +135,7 @@ class FakeServer:
             self.group.receive(self.received[name])
 
     def adopt(self, folder: str, version: str) -> dict[str, Any]:
-        from r1_rollout.vllm.adapter import written_names
+        from r1_rollout.transports.adapter import written_names
 
         if not self.binds:
             return {"error": "the adapter would be bound to nothing: vLLM's model has no layers.7.q_proj"}

@@ -16,8 +16,8 @@ from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint
 from r1_rollout.vllm.seeds import sample_seed
 from r1_rollout.vllm.servers.pool import ServerPool
+from r1_rollout.vllm.servers.pooled_server import Deadlines
 from r1_rollout.vllm.servers.server import LocalServer
-from r1_rollout.vllm.servers.supervisor import Deadlines
 from r1_rollout.weight_source import BucketWriter, LocalWeights, Shapes
 from r1_rollout.weights import Weights
 

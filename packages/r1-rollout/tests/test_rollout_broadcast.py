@@ -18,13 +18,13 @@ from server_pools import PARAMS, Pools, adapter, all_ready, prompts, wait_for, w
 
 import r1_rollout
 from r1_rollout.errors import WeightsError
+from r1_rollout.transports.groups import NcclGroup, TcpGroup, TcpReceiver
 from r1_rollout.vllm.client import Endpoint
-from r1_rollout.vllm.nccl_group import NcclSender
-from r1_rollout.vllm.servers import transfer
-from r1_rollout.vllm.servers.broadcast import Broadcast, BrokenOff
+from r1_rollout.vllm.servers import direct
+from r1_rollout.vllm.servers.direct import own_address
+from r1_rollout.vllm.servers.pooled_server import Deadlines
 from r1_rollout.vllm.servers.server import LocalServer
-from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
-from r1_rollout.vllm.tcp_group import TcpReceiver, TcpSender, own_address
+from r1_rollout.vllm.servers.supervisor import ServersLost
 from r1_rollout.weight_source import LocalWeights
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
@@ -225,10 +225,10 @@ def test_a_server_started_for_another_transfer_is_told_the_option(pools: Pools) 
 
 
 def test_a_sender_that_cannot_make_its_end_says_so(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_library(workers: int, device: torch.device, seconds: float) -> NcclSender:
+    def no_library(workers: int, device: torch.device, seconds: float) -> NcclGroup:
         raise RuntimeError("libnccl is not there")
 
-    monkeypatch.setattr(transfer, "NcclSender", no_library)
+    monkeypatch.setattr(direct, "NcclGroup", no_library)
     fake = FakeServer()
     fake.backend, fake.rejects_weights = "nccl", True
     short = Deadlines(stall=60, load=60, probe=0.01, recovery=0.5)
@@ -250,7 +250,7 @@ def test_a_server_that_only_says_it_took_the_weights_never_serves(pools: Pools) 
 
 
 def test_who_does_not_know_the_secret_stays_out_of_the_group() -> None:
-    sender = TcpSender("127.0.0.1", 1, 60.0)
+    sender = TcpGroup("127.0.0.1", 1, 60.0)
     port, secret = sender.init_info["port"], sender.init_info["secret"]
     for greeting in (b"", b"x" * 64):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -269,7 +269,7 @@ def test_who_does_not_know_the_secret_stays_out_of_the_group() -> None:
 
 @pytest.mark.parametrize("stage", ["connect", "send"])
 def test_a_group_that_is_ended_lets_go_whoever_waits_in_it(stage: str) -> None:
-    sender = TcpSender("127.0.0.1", 1, 600.0)
+    sender = TcpGroup("127.0.0.1", 1, 600.0)
     outcome: list[Exception] = []
 
     def wait() -> None:
@@ -299,33 +299,6 @@ def test_the_sender_listens_where_the_server_can_reach_it() -> None:
     assert own_address(Endpoint("http://127.0.0.2:8000")) == "127.0.0.1"  # the route to it begins there
 
 
-def test_subscribers_that_leave_early_or_late_hold_nobody_up() -> None:
-    broadcast, taken = Broadcast(), dict[int, list[str]]()
-    subscribers = [broadcast.join() for _ in range(4)]
-
-    def follow(number: int) -> None:
-        with subscribers[number] as subscriber:
-            for turn, bucket in enumerate(subscriber):
-                taken.setdefault(number, []).extend(name for name, _ in bucket)
-                if turn == number:
-                    return
-
-    threads = [threading.Thread(target=follow, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    subscribers[3].__exit__(None, None, None)  # before it began
-    passed = [name for bucket in broadcast.through([[pair] for pair in weights(5)]) for name, _ in bucket]
-    broadcast.end()
-    for thread in threads:
-        thread.join(60)
-    assert passed == NAMES
-    assert taken == {0: NAMES[:1], 1: NAMES[:2], 2: NAMES[:3]}
-    late = broadcast.join()
-    broadcast.end(broken=True)
-    with pytest.raises(BrokenOff):
-        next(iter(late))
-
-
 def test_on_gpus_the_group_is_joined_used_and_ended_as_vllm_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
@@ -351,7 +324,7 @@ def test_on_gpus_the_group_is_joined_used_and_ended_as_vllm_has_it(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: ExitStack())
-    sender = NcclSender(2, torch.device("cpu"), 60)
+    sender = NcclGroup(2, torch.device("cpu"), 60)
     sender.connect()
     sender.send([torch.tensor([1.0]), torch.tensor([2.0])])
     sender.destroy()
@@ -373,7 +346,7 @@ def test_a_worker_that_never_joins_a_nccl_group_ends_the_wait_at_the_deadline(mo
     monkeypatch.setitem(sys.modules, "vllm.distributed.device_communicators.pynccl_wrapper", wrapper)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.nccl_common", common)  # type: ignore[arg-type]
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
-    sender = NcclSender(2, torch.device("cpu"), 0.05)
+    sender = NcclGroup(2, torch.device("cpu"), 0.05)
     with pytest.raises(TimeoutError, match=r"not all of 2 workers joined the NCCL group in 0.05 s"):
         sender.connect()
     came.set()  # too late: nobody wants the group any more

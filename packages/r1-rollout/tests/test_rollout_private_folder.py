@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from r1_rollout.lora import Adapter
-from r1_rollout.vllm.adapter import load_adapter
-from r1_rollout.vllm.private_folder import PrivateFolder
+from r1_rollout.private_folder import PrivateFolder
+from r1_rollout.transports.adapter import load_adapter
 from r1_rollout.vllm.servers.server import LocalServer, ServerFailed
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from r1_rollout.vllm.private_folder import PrivateFolder
+from r1_rollout.private_folder import PrivateFolder
 folder = PrivateFolder(sys.argv[2], Path(sys.argv[1]))
 (folder.path / "0.safetensors").write_bytes(b"weights")
 print(folder.path, flush=True)
@@ -64,7 +64,7 @@ def take_up_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     request = ModuleType("vllm.lora.request")
     vars(request)["LoRARequest"] = lambda name, number, path: path
     monkeypatch.setitem(sys.modules, "vllm.lora.request", request)
-    monkeypatch.setattr("r1_rollout.vllm.adapter.adapted_modules", None)
+    monkeypatch.setattr("r1_rollout.transports.adapter.adapted_modules", None)
     engine = SimpleNamespace(list_loras=list, add_lora=lambda path: Path(path, "adapter_config.json").read_text())
     llm = SimpleNamespace(llm_engine=engine, apply_model=lambda task: [["model.layers.0.self_attn.q_proj"]])
     name = "model.layers.0.self_attn.q_proj.lora_A.weight"

@@ -14,14 +14,15 @@ from fake_vllm import END, answer
 from server_pools import wait_for
 
 import r1_rollout
+from r1_rollout.transports.folder import read_shards, write_shards
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import Endpoint, ServerFault, ask
 from r1_rollout.vllm.guard import TokenGuard
 from r1_rollout.vllm.seeds import sample_seed
 from r1_rollout.vllm.servers.pool import ServerPool
+from r1_rollout.vllm.servers.pooled_server import Deadlines
 from r1_rollout.vllm.servers.server import LocalServer, ServerFailed, vllm_command
-from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
-from r1_rollout.vllm.shards import read_shards, write_shards
+from r1_rollout.vllm.servers.supervisor import ServersLost
 from r1_rollout.weight_source import LocalWeights
 
 pytestmark = pytest.mark.slow

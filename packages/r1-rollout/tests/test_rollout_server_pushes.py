@@ -10,7 +10,8 @@ from vllm_cases import adapter_bytes, bytes_in
 
 from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
-from r1_rollout.vllm.servers.supervisor import Deadlines, ServersLost
+from r1_rollout.vllm.servers.pooled_server import Deadlines
+from r1_rollout.vllm.servers.supervisor import ServersLost
 from r1_rollout.weight_source import LocalWeights
 
 

@@ -28,9 +28,9 @@ from r1_rollout.probes import text_probes
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault, ask
 from r1_rollout.vllm.servers.pool import ServerPool
+from r1_rollout.vllm.servers.pooled_server import Deadlines
 from r1_rollout.vllm.servers.protocol import generate_body
 from r1_rollout.vllm.servers.server import LocalServer, vllm_command
-from r1_rollout.vllm.servers.supervisor import Deadlines
 from r1_rollout.weight_source import LocalWeights
 
 pytestmark = [

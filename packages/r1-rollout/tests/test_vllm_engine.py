@@ -33,8 +33,8 @@ from vllm_cases import (
 from r1_rollout.checksums import expected_checksums
 from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
 from r1_rollout.lora import Adapter
+from r1_rollout.transports.adapter import write_adapter
 from r1_rollout.types import Generator, SamplingParams
-from r1_rollout.vllm.adapter import write_adapter
 from r1_rollout.vllm.engine import VllmEngine
 from r1_rollout.weight_source import LocalWeights
 
@@ -261,7 +261,7 @@ def test_factors_alone_are_synced_over_the_last_full_weights(case: Case, monkeyp
         crossed.append(bytes_in(folder))
         return written
 
-    monkeypatch.setattr("r1_rollout.vllm.adapter.write_adapter", write)
+    monkeypatch.setattr("r1_rollout.transports.adapter.write_adapter", write)
     monkeypatch.setattr("r1_rollout.vllm.sync.bring", None)  # nothing else crosses
     for seed in (1, 2):
         model, adapter = adapted(case.model, seed)

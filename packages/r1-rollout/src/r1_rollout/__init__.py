@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from r1_rollout.vllm.client import Endpoint as Endpoint
     from r1_rollout.vllm.engine import VllmEngine as VllmEngine
     from r1_rollout.vllm.servers.pool import ServerPool as ServerPool
+    from r1_rollout.vllm.servers.pooled_server import Deadlines as Deadlines
     from r1_rollout.vllm.servers.server import LocalServer as LocalServer
     from r1_rollout.vllm.servers.server import vllm_command as vllm_command
-    from r1_rollout.vllm.servers.supervisor import Deadlines as Deadlines
     from r1_rollout.weight_source import LocalWeights as LocalWeights
 
 # What is imported from the package itself, and the module that has it, loaded when first asked for.
 PUBLIC = {
     "Canary": "canary",
     "Completion": "types",
-    "Deadlines": "vllm.servers.supervisor",
+    "Deadlines": "vllm.servers.pooled_server",
     "EmbeddedEngine": "embedded",
     "Endpoint": "vllm.client",
     "LoadedEngine": "loading",

@@ -22,7 +22,7 @@ from r1_cli.config import ConfigError, Problem
 from r1_cli.config.rollout import EnginesConfig
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
-from r1_rollout.vllm.private_folder import PrivateFolder
+from r1_rollout.private_folder import PrivateFolder
 
 LOOPBACK = "127.0.0.1"
 TOGETHER = EnginesConfig()  # on the learner's devices

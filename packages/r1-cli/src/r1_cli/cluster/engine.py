@@ -1,7 +1,7 @@
-"""An engine in a process of its own: any `Generator` of r1-rollout, behind verbs that a driver elsewhere calls.
+"""An engine in a process of its own: any `Generator` of r1-rollout, behind methods that the driver calls.
 
-Knows nothing of Ray. Every verb ends by itself, so that one thread is enough to serve them: prompts come and groups go
-a few at a time, and weights a bucket at a time.
+It knows nothing of Ray. Every call ends by itself, so that one thread is enough to serve them: prompts and groups are
+sent a few at a time, and weights a bucket at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,15 +29,15 @@ Numbered = tuple[int, list[Completion]]  # a group by the number that its prompt
 
 
 @dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """What a driver has to know of an engine; see `r1_rollout.types.Checksummed`."""
+class EngineInfo:
+    """What the driver needs to know of an engine; see `r1_rollout.types.Checksummed`."""
 
     precisions: tuple[str, ...]
     keeps_layout: bool
 
 
 class EngineHost:
-    """One engine, and what is under way in it: weights that come, or prompts that are sampled."""
+    """One engine, and its pending work: weights that are being loaded, or prompts that are being sampled."""
 
     def __init__(self, build: BuildEngine) -> None:
         self._stack, self._active = ExitStack(), ExitStack()
@@ -48,64 +48,64 @@ class EngineHost:
         self._prompts: list[PromptLike] = []
         self._groups: Groups | None = None
 
-    def describe(self) -> EngineFacts:
-        """Return what the engine says of itself."""
+    def describe(self) -> EngineInfo:
         engine = cast(Checksummed, self._engine)
-        return EngineFacts(engine.precisions, engine.keeps_layout)
+        return EngineInfo(engine.precisions, engine.keeps_layout)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
-    def wake(self) -> None:
-        """Get ready to sample from the weights that are there, until `rest`."""
+    def activate(self) -> None:
+        """Make room to sample from the weights that are there, until `offload`."""
         self._active.enter_context(self._engine.active())
 
-    def expect(self, version: int, wake: bool, form: Adapter | None = None, delivered: bool = False) -> None:
-        """Begin to take up weights, or with a `form` an adapter; with `wake`, sample from them, too, until `rest`.
+    def begin_load(self, version: int, activate: bool, form: Adapter | None = None, direct: bool = False) -> None:
+        """Begin to load weights, or with a `form` an adapter.
 
-        They come by `take`, or if they are to be `delivered`, as a sender's calls.
+        Args:
+            activate: make room to sample from them, too, until `offload`.
+            direct: they come by a sender's calls, `make_call`, else by `load_bucket`.
         """
-        self._arrival = Arrival(partial(self._take_up, wake=wake), version, form, delivered=delivered)
+        self._arrival = Arrival(partial(self._load, activate=activate), version, form, direct=direct)
 
-    def _take_up(self, source: WeightSource, *, wake: bool) -> None:
-        if wake:
+    def _load(self, source: WeightSource, *, activate: bool) -> None:
+        if activate:
             self._active.enter_context(self._engine.active(source))
         else:
             self._engine.load_weights(source)
 
-    def take(self, bucket: Reference) -> None:
-        """Take up one bucket; when this returns the engine has done with it. Raises what the engine raises."""
+    def load_bucket(self, bucket: Reference) -> None:
+        """Load one bucket; returns when the engine is done with it. Raises what the engine raises."""
         assert self._arrival is not None
-        self._arrival.take(bucket)
+        self._arrival.add(bucket)
 
-    def deliver(self, call: TransferCall) -> None:
-        """Make a sender's call. Raises what the engine raises."""
+    def make_call(self, call: TransferCall) -> None:
+        """Make a sender's call of vLLM's weight transfer. Raises what the engine raises."""
         assert self._arrival is not None
-        self._arrival.take(call)
+        self._arrival.add(call)
 
-    def finish(self, whole: bool) -> None:
-        """End what `expect` has begun. Raises what the engine raises, which is sure to happen if not `whole`."""
+    def end_load(self, whole: bool) -> None:
+        """End what `begin_load` has begun. Raises what the engine raises, which is certain if not `whole`."""
         arrival, self._arrival = self._arrival, None
         if arrival is not None:
-            arrival.finish(whole)
+            arrival.end(whole)
 
-    def rest(self) -> None:
-        """Let go of what sampling takes."""
+    def offload(self) -> None:
+        """Free what only sampling needs."""
         self.abandon()
         self._active.close()
 
     def compare(self, expected: Mapping[str, Expected]) -> Comparison:
-        """Do what the engine's does."""
         return cast(Checksummed, self._engine).compare(expected)
 
     # --- sampling ----------------------------------------------------------------------------------------------------
 
-    def begin(self, params: SamplingParams) -> None:
-        """Sample so from now on, in the place of what was under way."""
+    def begin_sampling(self, params: SamplingParams) -> None:
+        """Sample with these parameters from now on; unfinished groups are abandoned."""
         self.abandon()
         self._params = params
 
     def work(self, prompts: Sequence[tuple[int, PromptLike]]) -> list[Numbered]:
-        """Take up prompts, and sample until one more group is finished; return it, or nothing if there is none."""
+        """Add prompts, and sample until one more group is finished; return it, or nothing if there is none."""
         assert self._params is not None
         if self._groups is None:
             self._numbers, self._prompts = [], []
@@ -121,7 +121,7 @@ class EngineHost:
         return [(self._numbers[index], group)]
 
     def abandon(self) -> None:
-        """Give up what is unfinished, and let go of the prompts: pictures lie in memory while somebody holds them."""
+        """Abandon unfinished groups, and drop the prompts, whose pictures would stay in memory."""
         if self._groups is not None:
             self._groups.close()
         self._groups, self._numbers, self._prompts = None, [], []
@@ -129,7 +129,6 @@ class EngineHost:
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float
     ) -> list[list[float]]:
-        """Do what the engine's does."""
         return self._engine.logprobs_of(prompts, responses, temperature)
 
     def close(self) -> None:
@@ -138,61 +137,61 @@ class EngineHost:
 
 
 class Arrival:
-    """Weights that an engine reads, in a thread, as a source of which one bucket or call after the other is brought."""
+    """Weights that an engine reads in a thread, from a source to which one bucket or call after the other is added."""
 
     def __init__(
         self,
-        take_up: Callable[[WeightSource], None],
+        load: Callable[[WeightSource], None],
         version: int,
         form: Adapter | None = None,
         *,
-        delivered: bool = False,
+        direct: bool = False,
     ) -> None:
-        self._brought: SimpleQueue[Reference | TransferCall | Exception | None] = SimpleQueue()
-        self._done: SimpleQueue[None] = SimpleQueue()  # a word for each bucket that was read, and for the end
+        self._items: SimpleQueue[Reference | TransferCall | Exception | None] = SimpleQueue()
+        self._done: SimpleQueue[None] = SimpleQueue()  # one for each item that was read, and for the end
         self._error: BaseException | None = None
         self._over = False
         read = self._read if form is None else lambda: replace(form, weights=self._read())
-        source = DirectWeights(self._calls, version) if delivered else LocalWeights(read, version)
-        self._thread = Thread(target=self._run, args=(take_up, source), daemon=True, name="r1-weights")
+        source = DirectWeights(self._calls, version) if direct else LocalWeights(read, version)
+        self._thread = Thread(target=self._run, args=(load, source), daemon=True, name="r1-weights")
         self._thread.start()
 
-    def _run(self, take_up: Callable[[WeightSource], None], source: WeightSource) -> None:
+    def _run(self, load: Callable[[WeightSource], None], source: WeightSource) -> None:
         try:
-            take_up(source)
-        except BaseException as error:  # raised by `take` or `finish`
+            load(source)
+        except BaseException as error:  # raised by `add` or `end`
             self._error = error
         self._over = True
         self._done.put(None)
 
-    def _items(self) -> Iterator[Any]:
-        """Yield what is brought, and tell when the next one is asked for."""
-        while (brought := self._brought.get()) is not None:
-            if isinstance(brought, Exception):
-                raise brought
-            yield brought
-            del brought
+    def _added(self) -> Iterator[Any]:
+        """Yield what is added, and signal when the next one is asked for."""
+        while (item := self._items.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+            del item
             self._done.put(None)
 
     def _read(self) -> Iterator[tuple[str, Tensor]]:
-        for bucket in self._items():
+        for bucket in self._added():
             yield from ((name, to_tensor(*packed)) for name, packed in bucket.load())
             del bucket
 
     def _calls(self) -> Iterator[TransferCall]:
-        yield from self._items()
+        yield from self._added()
 
-    def take(self, item: Reference | TransferCall) -> None:
-        """Bring one; returns when the engine has done with it. Raises what the engine has raised."""
-        self._brought.put(item)
+    def add(self, item: Reference | TransferCall) -> None:
+        """Add one; returns when the engine is done with it. Raises what the engine has raised."""
+        self._items.put(item)
         self._done.get()
         if self._over:
             self._thread.join()
-            raise self._error or RuntimeError("the engine took no more weights, though more came")
+            raise self._error or RuntimeError("the engine read no more weights, though more came")
 
-    def finish(self, whole: bool) -> None:
-        """Bring the end, or the news that the rest will not come. Raises what the engine has raised."""
-        self._brought.put(None if whole else ConnectionError("the rest of the weights did not come"))
+    def end(self, whole: bool) -> None:
+        """Add the end, or the news that the rest will not come. Raises what the engine has raised."""
+        self._items.put(None if whole else ConnectionError("the rest of the weights did not come"))
         self._thread.join()
         if self._error is not None:
             raise self._error

@@ -24,10 +24,10 @@ from r1_cli.build.algorithm import build_objective
 from r1_cli.build.critic import build_critic
 from r1_cli.build.learner import build_learner
 from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
-from r1_cli.cluster.delivery import Ask, Sender, Way, open_sender
+from r1_cli.cluster.direct import Ask, DirectBackend, Sender, open_sender
 from r1_cli.cluster.loads import Loads
 from r1_cli.cluster.saving import Copies
-from r1_cli.cluster.spreading import spread
+from r1_cli.cluster.weights import spread
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
@@ -257,12 +257,12 @@ class Rank:
         weights = handed_over(self.learner.model, self.learner.adaptation)
         return [(name, tuple(tensor.shape)) for name, tensor in weights]
 
-    def send_weights(self, way: Way, hosts: Sequence[Ask], dtype: torch.dtype | None) -> None:
+    def send_weights(self, backend: DirectBackend, engines: Sequence[Ask], dtype: torch.dtype | None) -> None:
         """Send the whole weights, cast to `dtype`, to the engines' processes, and rest."""
         if self._sender is None:
             state = handed_over(self.learner.model, self.learner.adaptation)
             largest = max(tensor.numel() * (dtype or tensor.dtype).itemsize for _, tensor in state)
-            self._sender = open_sender(way, hosts, self._rank, partial(self.learner.weights, dtype), largest)
+            self._sender = open_sender(backend, engines, self._rank, partial(self.learner.weights, dtype), largest)
         try:
             self._sender.send()
         except BaseException:

@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from r1_cli.cluster.batch import Put, Reference
-from r1_cli.cluster.delivery import Ask
+from r1_cli.cluster.direct import Ask
 
 
 class Ranks(Protocol):

@@ -1,17 +1,20 @@
-"""The weights of a learner on many devices, as engines take them up: bucket by bucket, none of them in the driver."""
+"""The weights of a learner on many ranks, and how they reach the engines of a pool without passing the driver."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from r1_cli.cluster.batch import Put, Reference, to_array, to_tensor
-from r1_cli.cluster.delivery import Ask, Way
+from r1_cli.cluster.direct import Ask, DirectBackend
+from r1_core.learner.parallel import Parallel, gather
 from r1_rollout.lora import Adapter
 from r1_rollout.weight_source import BucketWriter, Shapes, WeightSource
-from r1_rollout.weights import Weights, buckets
+from r1_rollout.weights import Cut, Weights, buckets
 
 Result = TypeVar("Result")
 
@@ -20,28 +23,22 @@ BUCKET = 256 * 2**20  # bytes of weights in an object
 
 @dataclass(frozen=True, slots=True)
 class RankedWeights:
-    """The `WeightSource` of one version on the ranks of a learner.
+    """The `WeightSource` of one version on the ranks of a learner."""
 
-    Every engine can take it, for it can be iterated over here; an `EngineSet` asks for `references`, whose tensors the
-    ranks put down and the engines read, and the driver never sees.
-    """
-
-    ask: Callable[..., Any]  # calls a verb of every rank, and returns rank 0's answer
-    putter: Put  # what puts a value down on a rank
+    ask: Callable[..., Any]  # calls a method of every rank, and returns rank 0's answer
+    putter: Put  # what stores a value from a rank
     version: int
     form: Adapter | None = None  # of an adapter that is trained in their place, without its factors
 
     def names(self) -> Weights:
-        """Return what there is, as tensors without values: nothing is gathered."""
         found: list[tuple[str, tuple[int, ...]]] = self.ask("weight_shapes")
         return self._formed([(name, torch.empty(shape, device="meta")) for name, shape in found])
 
     def tensors(self) -> Weights:
-        """Bring the weights here, a bucket of whole tensors after the other."""
         return self._formed(self.pairs())
 
     def pairs(self) -> Iterator[tuple[str, Tensor]]:
-        """Bring what crosses here, by name: weights, or an adapter's factors."""
+        """Yield what is sent here, by name: weights, or an adapter's factors."""
         for bucket in self._buckets(None, None):
             for name, packed in bucket:
                 yield name, to_tensor(*packed)
@@ -50,9 +47,9 @@ class RankedWeights:
         return pairs if self.form is None else replace(self.form, weights=pairs)
 
     def references(self, dtype: torch.dtype | None) -> Iterator[Reference]:
-        """Yield each bucket where rank 0 has put it down, cast to `dtype` before it was gathered, unless a factor.
+        """Yield references to buckets that rank 0 has stored, cast to `dtype` before gathering, unless factors.
 
-        The next one is made when it is asked for: who lets go of a bucket before has two of them alive at most.
+        The next one is made when it is asked for. A caller that drops a bucket first has at most two of them alive.
         """
         yield from self._buckets(dtype if self.form is None else None, self.putter)
 
@@ -67,23 +64,104 @@ class RankedWeights:
             if not whole:  # they gather together, so all of them have to end the pass
                 self.ask("end_weights")
 
-    def send(self, way: Way, hosts: Sequence[Ask], dtype: torch.dtype | None) -> None:
-        """Let the ranks send them to the processes of engines, past the driver."""
-        self.ask("send_weights", way, list(hosts), dtype)
+    def send(self, backend: DirectBackend, engines: Sequence[Ask], dtype: torch.dtype | None) -> None:
+        """Let the ranks send them to the processes of engines."""
+        self.ask("send_weights", backend, list(engines), dtype)
 
     def run_with_weights(self, task: Callable[[Weights], Result]) -> Result:
-        """Run `task` on the weights in rank 0's process."""
         result: Result = self.ask("run_with_weights", task)
         return result
 
     def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
-        """Let the ranks write, each the buckets that are gathered to it."""
         shapes: Shapes = self.ask("spread_weights", write, max_bytes, dtype)
         return shapes
 
 
-def put_down(source: WeightSource, dtype: torch.dtype | None, put: Put) -> tuple[Adapter | None, Iterator[Reference]]:
-    """Return the buckets of any source as references, cast to `dtype`; of an adapter its form, and its factors as such.
+# Transports to engines in other processes: their `Transport.send` raises the first error of any of them.
+
+
+class RemoteEngines(Protocol):
+    """The methods of an `EngineHost` that loads weights, in a process that can be called."""
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the host."""
+
+    @property
+    def caller(self) -> Ask:
+        """What calls the host from another process of the cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectTransport:
+    """Stores each bucket once as an object that all engines read: in the cluster's store, or through a pipe."""
+
+    put: Put
+    dtype: torch.dtype | None  # what weights are cast to before they are sent; None: they stay as they are
+    activate: bool  # whether the engines make room to sample from them
+
+    def send(self, source: WeightSource, members: Sequence[RemoteEngines]) -> Sequence[Exception | None]:
+        form, parts = put_buckets(source, self.dtype, self.put)
+        with loading(members, source.version, self.activate, form):
+            self._send_buckets(parts, members)
+        return [None] * len(members)
+
+    def _send_buckets(self, parts: Iterator[Reference], members: Sequence[RemoteEngines]) -> None:
+        """Send each bucket to all engines while the next one is made; at most two of them are alive."""
+        with ExitStack() as ending, ThreadPoolExecutor(1) as ahead:
+            if isinstance(parts, Generator):
+                ending.callback(parts.close)  # ranks that gather for it have to end their pass
+            sending = None
+            for bucket in parts:
+                if sending is not None:
+                    sending.result()
+                sending = ahead.submit(ask_all, members, "load_bucket", bucket)
+                del bucket
+            if sending is not None:
+                sending.result()
+
+
+@dataclass(frozen=True, slots=True)
+class RankTransport:
+    """Lets the ranks send full weights to the engines' workers directly."""
+
+    backend: DirectBackend
+    dtype: torch.dtype | None
+    activate: bool
+
+    def send(self, source: WeightSource, members: Sequence[RemoteEngines]) -> Sequence[Exception | None]:
+        assert isinstance(source, RankedWeights)
+        with loading(members, source.version, self.activate, None, True):
+            source.send(self.backend, [member.caller for member in members], self.dtype)
+        return [None] * len(members)
+
+
+@contextmanager
+def loading(members: Sequence[RemoteEngines], *expected: Any) -> Iterator[None]:
+    """Let all engines expect weights inside the block, as `EngineHost.begin_load`, and end the load with it."""
+    ask_all(members, "begin_load", *expected)
+    whole = False
+    try:
+        yield
+        whole = True
+    finally:
+        if not whole:
+            ask_all(members, "end_load", False, quiet=True)
+    ask_all(members, "end_load", True)
+
+
+def ask_all(members: Sequence[RemoteEngines], method: str, *arguments: Any, quiet: bool = False) -> list[Any]:
+    """Call all engines at the same time; return their answers when all have given one. Raises the first error."""
+    with ThreadPoolExecutor(len(members)) as threads:
+        calls = [threads.submit(member.ask, method, *arguments) for member in members]
+    if quiet and any(one.exception() for one in calls):
+        return []
+    return [one.result() for one in calls]
+
+
+def put_buckets(
+    source: WeightSource, dtype: torch.dtype | None, put: Put
+) -> tuple[Adapter | None, Iterator[Reference]]:
+    """Return references to the buckets of any source, cast to `dtype`; of an adapter its form, and its factors.
 
     Factors are not cast: engines multiply them before they round.
     """
@@ -98,3 +176,68 @@ def put_down(source: WeightSource, dtype: torch.dtype | None, put: Put) -> tuple
 def _put(parts: Iterable[list[tuple[str, Tensor]]], put: Put) -> Iterator[Reference]:
     for bucket in parts:
         yield put([(name, to_array(tensor)) for name, tensor in bucket])
+
+
+# Writing by all ranks, for a transfer through a folder.
+
+
+def spread(shards: Iterable[tuple[str, Tensor]], parallel: Parallel, write: BucketWriter, max_bytes: int) -> Shapes:
+    """Let each rank write buckets of whole tensors, cut as `weights.buckets` cuts them; return all shapes by name.
+
+    All ranks must call this with the same tensors in the same order, of which each has its shard. A bucket is gathered
+    to the rank with the fewest bytes so far, of those that see the folder, or of all if none does. While that rank
+    writes, the others gather theirs, so a rank has at most two buckets in memory beside its shard.
+
+    Raises:
+        OSError: this rank could not write, raised when all have ended the pass; others may have written theirs.
+    """
+    device = "cpu" if parallel.mesh is None else parallel.mesh.device_type
+    seeing = torch.zeros(parallel.world, device=device)
+    seeing[parallel.rank] = float(write.reaches())
+    writers = parallel.sum(seeing).nonzero().flatten().tolist() or range(parallel.world)
+    written, cut, shapes = dict.fromkeys(writers, 0), Cut(max_bytes), Shapes()
+    with ThreadPoolExecutor(1, thread_name_prefix="r1-writing") as thread:
+        mine = _Writing(write, thread)
+        number, owner = -1, -1
+        for name, shard in shards:
+            num_bytes = shard.numel() * shard.element_size()
+            if (place := cut.place(num_bytes)) > number:
+                number, owner = place, min(writers, key=written.__getitem__)
+                mine.begin(number)
+            written[owner] += num_bytes
+            shapes[name] = tuple(shard.shape)
+            tensor = gather(shard, owner)
+            if parallel.rank == owner and tensor is not None:
+                mine.bucket.append((name, tensor))
+        mine.begin(number)
+        mine.wait()
+    if mine.error is not None:
+        raise mine.error
+    return shapes
+
+
+class _Writing:
+    """The buckets that one rank writes, one at a time, in a thread; nothing more after an error."""
+
+    def __init__(self, write: BucketWriter, thread: ThreadPoolExecutor) -> None:
+        self.bucket: list[tuple[str, Tensor]] = []  # that is being gathered
+        self.error: Exception | None = None
+        self._write, self._thread = write, thread
+        self._number = -1  # of the bucket
+        self._pending: Future[None] | None = None
+
+    def begin(self, number: int) -> None:
+        """Write what has been gathered; the next bucket has this number."""
+        if self.bucket:
+            self.wait()
+            if self.error is None:
+                self._pending = self._thread.submit(self._write, self._number, self.bucket)
+            self.bucket = []
+        self._number = number
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        if self._pending is not None:
+            error = self._pending.exception()
+            self.error = self.error or (error if isinstance(error, Exception) else None)
+            self._pending = None

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from r1_cli.build.sampler import build_engine, load_engine_weights, max_sequences
-from r1_cli.cluster.delivery import find_way
+from r1_cli.cluster.direct import find_backend
 from r1_cli.cluster.engine import EngineHost
-from r1_cli.cluster.engines import EngineSet
+from r1_cli.cluster.engines import RemoteEnginePool
 from r1_cli.cluster.own_process import OwnProcess
 from r1_cli.cluster.placement import EngineSeat, share_threads
 from r1_cli.config import RunConfig
@@ -94,7 +94,7 @@ def open_engine_in_process(config: RunConfig, hardware: Hardware, process: OwnPr
     dtype = hardware.engine_dtype(config.worker.rollout.dtype)
     # All prompts go to the one engine at once, which bounds by itself what decodes together: so nothing that it
     # computes depends on when it is asked.
-    return EngineSet([(process.name, process)], max_sequences=sys.maxsize, dtype=dtype)
+    return RemoteEnginePool([(process.name, process)], max_sequences=sys.maxsize, dtype=dtype)
 
 
 def open_engine(
@@ -122,8 +122,8 @@ def open_engine(
     dtype = hardware.engine_dtype(rollout.dtype)
     names = [f"{place.name} on {place.node.address}" for place in places]
     members = list(zip(names, engines.apart(), strict=True))
-    way = find_way(config, hardware, rollout.engine_size)
-    return EngineSet(members, max_sequences=max_sequences(config), dtype=dtype, way=way)
+    direct = find_backend(config, hardware, rollout.engine_size)
+    return RemoteEnginePool(members, max_sequences=max_sequences(config), dtype=dtype, direct=direct)
 
 
 def open_engine_on_base(

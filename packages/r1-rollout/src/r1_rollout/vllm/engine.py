@@ -350,8 +350,8 @@ class VllmEngine(OldEngineNames):
         self._llm.llm_engine.abort_request(names)
 
     def _sync(self, weights: Weights | DirectWeights, version: int) -> None:
+        from r1_rollout.transports.adapter import load_adapter
         from r1_rollout.vllm import sync
-        from r1_rollout.vllm.adapter import load_adapter
 
         if self._asleep:
             self._llm.wake_up(tags=["weights"])

@@ -5,15 +5,20 @@
 """
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
 from r1_rollout.checksums import Expected, compare
-from r1_rollout.vllm.adapter import adapted_modules, check_bound, written_names
+from r1_rollout.transports.adapter import adapted_modules, check_bound, written_names
+from r1_rollout.transports.groups import TcpReceiver
 from r1_rollout.vllm.sync import drop_unfinished, load_folder, prepare_experts, repack_heads
 
-WeightTransferEngineFactory.register_engine("r1_tcp", "r1_rollout.vllm.transfer_engine", "TcpTransferEngine")
+WeightTransferEngineFactory.register_engine("r1_tcp", "r1_rollout.vllm.receiver", "TcpTransferEngine")
 
 
 class WeightReceiver:
@@ -114,3 +119,35 @@ class WeightReceiver:
                 worker.finish_weight_update()
             drop_unfinished(worker)
         self.r1_unfinished = True
+
+
+@dataclass
+class TcpInitInfo(WeightTransferInitInfo):
+    """How to join the sender's group; see `TcpGroup`."""
+
+    address: str
+    port: int
+    secret: str
+    seconds: float
+
+
+class TcpTransferEngine(NCCLWeightTransferEngine):
+    """vLLM's engine for NCCL with a `TcpGroup` in its place, so that tests on CPUs run what GPUs do."""
+
+    init_info_cls = TcpInitInfo
+
+    def init_transfer_engine(self, init_info: Any) -> None:
+        self.model_update_group = TcpReceiver(init_info.address, init_info.port, init_info.secret, init_info.seconds)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.receive_weights(self.parse_update_info(update_info))  # the base class would wait for an accelerator
+
+    def receive_weights(self, update_info: Any) -> None:
+        # A bucket is received whole, then loaded, so that a tensor which is refused leaves no sender waiting.
+        group: Any = self.model_update_group
+        bucket = []
+        for name, kind, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
+            tensor = torch.empty(shape, dtype=getattr(torch, kind))
+            group.receive(tensor)
+            bucket.append((name, tensor))
+        self.model.load_weights(bucket)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from r1_rollout.fault import group_of
 from r1_rollout.names import FUSED, Directory, unwrapped
-from r1_rollout.vllm.private_folder import PrivateFolder
-from r1_rollout.vllm.shapes import known, note, require_same
-from r1_rollout.vllm.shards import read_shards, write_shards
-from r1_rollout.weight_source import DirectWeights, Shapes, TransferCall
+from r1_rollout.private_folder import PrivateFolder
+from r1_rollout.transports import direct
+from r1_rollout.transports.folder import read_shards, write_shards
+from r1_rollout.weight_source import DirectWeights, Shapes, TransferCall, known, note, require_same
 from r1_rollout.weights import buckets
 
 BUCKET = 1 << 30  # bytes on each GPU, or of a file
@@ -263,12 +263,9 @@ def describe(
     from torch.multiprocessing.reductions import reduce_tensor
 
     names = [str(torch.cuda.get_device_properties(device).uuid) for device in devices]
-    return {
-        "names": [name for name, _ in bucket],
-        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
-        "shapes": [list(tensor.shape) for _, tensor in bucket],
+    return direct.describe(bucket) | {
         "ipc_handles": [
             {name: reduce_tensor(copy)[1] for name, copy in zip(names, row, strict=True)}
             for row in zip(*copies, strict=True)
-        ],
+        ]
     }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from r1_cli.config import RunConfig
     from r1_cli.hardware import Hardware
     from r1_rollout.types import Generator
-    from r1_rollout.vllm.servers.transfer import Backend
+    from r1_rollout.vllm.servers.direct import Backend
 
 IGNORES: dict[str, str] = {}
 
@@ -40,7 +40,7 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
     from r1_rollout.vllm.client import Endpoint
     from r1_rollout.vllm.servers.pool import ServerPool
     from r1_rollout.vllm.servers.server import LocalServer, vllm_command
-    from r1_rollout.vllm.servers.supervisor import Deadlines
+    from r1_rollout.vllm.servers.pooled_server import Deadlines
 
     config, hardware = setup.config, setup.hardware
     rollout, wanted = config.worker.rollout, config.worker.rollout.servers

@@ -14,6 +14,7 @@ from r1_rollout.canary import Canary
 from r1_rollout.checksums import ByteProof, Expected, expected_checksums
 from r1_rollout.errors import EngineError, StaleWeights
 from r1_rollout.fault import Engine, ParameterRows, find_fault, name_differing
+from r1_rollout.pool.pool import EnginePool
 from r1_rollout.types import Checksummed, Drainable, Generator, Groups, PromptLike, Replaying, SamplingParams
 from r1_rollout.weight_source import WeightSource
 
@@ -194,6 +195,8 @@ def check_weights(scorer: Scorer, learner: Policy, canary: Canary) -> Scorer:
             "after every sync; set false to sample without that proof"
         )
     engine = cast(Engine, scorer.generator)
+    if isinstance(engine, EnginePool) and canary.opening is not None:
+        engine.tolerance = canary.opening.tolerance  # learned from the model's rounding noise, not its precision alone
     proven = CheckedDrainable if isinstance(engine, Drainable) else CheckedGenerator
     return replace(scorer, generator=proven(engine, LearnerReference(learner), canary))
 

@@ -1,27 +1,38 @@
-"""One server of a pool: how it is given weights, by which way, and what it must say before it takes requests."""
+"""One vLLM server as a member of a pool: how it samples, loads weights, and shows which ones it has."""
 
 import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from r1_rollout.checksums import Comparison, Expected, merged
+from r1_rollout.errors import EngineError
+from r1_rollout.pool.dispatch import Backlog, Dispatch
+from r1_rollout.transports.direct import Bucket
+from r1_rollout.transports.folder import PushedWeights
+from r1_rollout.types import Completion, PromptLike, SamplingParams
 from r1_rollout.vllm.client import (
+    Call,
     Endpoint,
+    NotThere,
     RequestRefused,
     ServerFault,
     ServerRejected,
     ServerStalled,
     ask,
+    stream,
     tell,
 )
 from r1_rollout.vllm.limits import Limits
-from r1_rollout.vllm.servers.broadcast import Bucket
-from r1_rollout.vllm.servers.lanes import Lane
-from r1_rollout.vllm.servers.server import GUARD, LocalServer, must_be_fit
-from r1_rollout.vllm.servers.transfer import Backend
+from r1_rollout.vllm.servers.direct import Backend, ServerReceiver
+from r1_rollout.vllm.servers.protocol import GENERATE, generate_body, read_group, read_replay, replay_body
+from r1_rollout.vllm.servers.server import GUARD, LocalServer, require_settings
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
 
 log = logging.getLogger("r1")
 
@@ -29,129 +40,193 @@ _CACHES = ("/reset_mm_cache", "/reset_encoder_cache")
 
 
 @dataclass(frozen=True, slots=True)
-class PushedWeights:
-    """The weights that every server is to hold."""
+class Deadlines:
+    """How long a pool of servers waits, in seconds.
 
-    folder: Path
-    label: str  # unique for each push, so that a stale server cannot be taken for a fresh one
-    tensors: int
-    base: "PushedWeights | None" = None  # the full weights that these, an adapter's, stand on
+    Together they bound a recovery: a fault is noticed after at most `stall`, and its groups go to other servers at
+    once; with no server left a call ends after `recovery`.
+    """
 
-    @property
-    def address(self) -> dict[str, str]:
-        """What a request must say to be answered by these weights: vLLM calls an adapter by its name."""
-        return {"model": self.label} if self.base else {}
+    stall: float = 300.0  # a server with requests that sends nothing for so long counts as hung, and is restarted
+    load: float = 600.0  # for one server to load new weights
+    probe: float = 5.0  # until a failed server is tried again; twice and three times that after further faults
+    recovery: float = 900.0  # with no server up, until the call fails
 
 
 class PooledServer:
-    """One server of the pool. Its fields change under the lock of `Supervisor`."""
+    """One server of a pool. Its fields change under the lock of its `Supervisor`."""
 
-    def __init__(self, name: str, endpoint: Endpoint | None, local: LocalServer | None) -> None:
-        self.name = name
-        self.local = local
+    reserve = 0  # vLLM queues by itself what does not fit
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint | None,
+        local: LocalServer | None,
+        deadlines: Deadlines,
+        end_token_ids: Collection[int] = (),
+        banned_token_ids: Collection[int] = (),
+        backend: Backend | None = None,
+    ) -> None:
+        """Take a server that runs at `endpoint`, or one to start, `local`.
+
+        Args:
+            backend: of direct weight transfer; None: weights come in folders.
+        """
+        self.name, self.local, self.deadlines, self.backend = name, local, deadlines, backend
         self._endpoint = endpoint
+        self._ends, self._banned = frozenset(end_token_ids), frozenset(banned_token_ids)
+        self.backlog = Backlog()
         self.state: Literal["new", "ready", "down", "lost"] = "new"
-        self.label: str | None = None  # of the weights that it was seen to hold
-        self.owed = 0  # tokens of the requests under way, prompts and answers, that have not come yet
-        self.sequences = 0
+        self.current: PushedWeights | None = None  # that every server of the pool is to have
+        self.label: str | None = None  # of the weights that it was seen to have
         self.faults = 0  # in a row
-        self.half_loaded = False  # a load began and did not end well: what vLLM has now is anybody's guess
+        self.half_loaded = False  # a load began and did not end well: which weights vLLM has now is unknown
         self.error = ""
-        self.limits: Limits | None = None  # of a request; known when it has been activated
+        self.limits: Limits | None = None  # of a request; known once the server has been activated
 
     @property
     def endpoint(self) -> Endpoint:
-        return self.local.endpoint if self.local else self._endpoint  # type: ignore[return-value]
+        if self.local:
+            return self.local.endpoint
+        assert self._endpoint is not None
+        return self._endpoint
 
-    def load(self, current: PushedWeights, timeout: float) -> None:
-        """Give the server the weights from their folder; an adapter's base, too, if it is not there.
+    # Sampling.
+
+    def open(self, params: SamplingParams, dispatch: Dispatch) -> "ServerSession":
+        return ServerSession(self, params, self._require_current(), dispatch)
+
+    def sample(
+        self,
+        prompt: PromptLike,
+        params: SamplingParams,
+        weights: PushedWeights,
+        call: Call,
+        arrived: Callable[[int], None],
+    ) -> list[Completion]:
+        """Sample one group.
+
+        Args:
+            call: cancels the request.
+            arrived: called with the number of tokens in each event.
 
         Raises:
-            ServerFault: it has not taken them, for whatever reason.
+            RequestRefused: no server takes the prompt.
+            ServerFault: the server failed, or does not know the weights.
         """
-        with must_be_fit(self.name, adapters=current.base is not None):
-            if current.base is None:
+        body = generate_body(prompt, params, self._ends) | weights.address
+        events = stream(self.endpoint, GENERATE, body, timeout=self.deadlines.stall, call=call)
+        try:
+            return read_group(
+                events,
+                prompt,
+                params,
+                end_token_ids=self._ends,
+                banned=self._banned,
+                label=weights.label,
+                version=weights.version,
+                arrived=arrived,
+            )
+        except NotThere as error:  # somebody has restarted it, so it does not know the adapter
+            raise ServerFault(f"{self.name}: {error}") from error
+        except RequestRefused as error:
+            raise RequestRefused(f"prompt {prompt.id} was refused: {error}") from error
+
+    def logprobs_of(
+        self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float
+    ) -> list[list[float]]:
+        current, logprobs = self._require_current(), []
+        for prompt, response in zip(prompts, responses, strict=True):
+            body = replay_body(prompt, response, temperature) | current.address
+            answer = ask(self.endpoint, "POST", GENERATE, body, timeout=self.deadlines.stall)
+            logprobs.append(read_replay(answer, prompt, response, current.label))
+        return logprobs
+
+    def require_tokenizer(self) -> None:
+        """Raise RequestRefused if the server has no tokenizer: it would ignore stop strings silently."""
+        try:
+            ask(self.endpoint, "POST", "/detokenize", {"tokens": [0]}, timeout=self.deadlines.stall)
+        except (RequestRefused, ServerRejected) as error:
+            raise RequestRefused(
+                f"{self.name} has no tokenizer, so no stop strings: give it one, or set stop_token_ids: {error}"
+            ) from error
+        except ServerFault:
+            return  # it is gone, which its requests will show
+
+    # Weights.
+
+    def load(self, weights: PushedWeights) -> None:
+        """Load weights from their folder; an adapter's base, too, if the server does not have it.
+
+        Raises:
+            ServerFault: it has not loaded them, for whatever reason.
+        """
+        with require_settings(self.name, adapters=weights.base is not None):
+            if weights.base is None:
                 self.half_loaded = True
-                self._take("r1_load", current, timeout)
+                self._load_folder("r1_load", weights)
                 self.half_loaded = False
             else:
-                self._load_adapter(current, current.base, timeout)
+                self._load_adapter(weights, weights.base)
 
-    def lane(self, backend: Backend, timeout: float) -> Lane:
-        """Return the server as whoever sends it weights sees it."""
-        return Lane(self.name, self.endpoint, backend, timeout)
-
-    def receive(self, parts: Iterable[Bucket], label: str, backend: Backend, timeout: float) -> None:
-        """Give the server full weights, called `label`, over a transfer of its own from this process.
-
-        Raises:
-            ServerFault: it has not taken them, for whatever reason.
-        """
+    def receiver(self) -> ServerReceiver:
+        """Return the server as the process with the weights sees it. From now on it may be half loaded."""
+        assert self.backend is not None
         self.half_loaded = True
-        self.lane(backend, timeout).send(parts, label)
+        return ServerReceiver(self.name, self.endpoint, self.backend, self.deadlines.load)
+
+    def receive(self, parts: Iterable[Bucket], label: str) -> None:
+        """Load full weights, called `label`, by a direct transfer from this process. Raises ServerFault as `load`."""
+        link = self.receiver().link()
+        try:
+            link.open()
+            for bucket in parts:
+                link.send(bucket)
+            link.finish(label)
+        finally:
+            link.close()
         self.half_loaded = False
 
-    def activate(self, current: PushedWeights, timeout: float) -> None:
-        """Let the engine know what its workers were given, forget what older weights have computed, and see that all
-        hold `current`.
+    def activate(self, weights: PushedWeights) -> None:
+        """Tell vLLM the label of what its workers have loaded, empty caches of older weights, and check all workers.
 
         Raises:
-            ServerFault: they do not.
+            ServerFault: the server does not have `weights`.
         """
-        with must_be_fit(self.name):
-            self._reset_prefix_cache(timeout)
+        with require_settings(self.name):
+            self._reset_prefix_cache()
             for path in _CACHES:
-                self._post(path, None, timeout)
-            self._post("/update_weight_version", {"new_version": current.label}, timeout)
-            self.limits = self._read_limits(timeout)
-        self.check(current, timeout)
+                self._post(path, None)
+            self._post("/update_weight_version", {"new_version": weights.label})
+            self.limits = self._read_limits()
+        self.check(weights)
 
-    def _load_adapter(self, adapter: PushedWeights, base: PushedWeights, timeout: float) -> None:
-        """Let vLLM take up an adapter under its label, in the place of the one before, upon its base.
-
-        Its own loading in place is not used: vLLM would then read the files again at every step.
-        """
-        if any(one.get("base") != base.label for one in self._held(timeout)):
-            self.load(base, timeout)
-        for name in self._adapters(timeout):
-            tell(self.endpoint, "/v1/unload_lora_adapter", {"lora_name": name}, timeout=timeout)
-        arguments = {"lora_name": adapter.label, "lora_path": str(adapter.folder)}
-        tell(self.endpoint, "/v1/load_lora_adapter", arguments, timeout=timeout)
-        self._take("r1_adopt", adapter, timeout)
-
-    def _adapters(self, timeout: float) -> list[str]:
-        """Return the names of the adapters that the server knows."""
-        models = ask(self.endpoint, "GET", "/v1/models", timeout=timeout)
+    def renew(self, weights: PushedWeights) -> None:
+        """Load the weights if the server does not have them already. Raises ServerFault as `load` does."""
         try:
-            return [card["id"] for card in models["data"] if card.get("parent")]
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ServerFault(f"{self.name}: /v1/models has another form: {models}") from error
+            self.check(weights)
+        except ServerStalled:
+            raise
+        except ServerFault:
+            self.load(weights)
+            self.activate(weights)
 
-    def _take(self, method: str, current: PushedWeights, timeout: float) -> None:
-        """Call a method of `WeightReceiver` in every worker, and see that each took all tensors."""
-        arguments = {"folder": str(current.folder), "version": current.label}
-        workers = _workers(self._post("/collective_rpc", {"method": method, "kwargs": arguments}, timeout))
-        if errors := [one["error"] for one in workers if "error" in one]:
-            raise ServerRejected(f"{self.name}: {errors[0]}")
-        expected = {"version": current.label, "tensors": current.tensors}
-        if not workers or any(one != expected for one in workers):
-            raise ServerFault(f"{self.name} loaded {workers}, expected {expected} of each worker")
-
-    def _read_limits(self, timeout: float) -> Limits:
-        """Return the narrowest bounds of the workers, which are all alike."""
-        workers = _workers(self._post("/collective_rpc", {"method": "r1_limits"}, timeout))
+    def check(self, weights: PushedWeights) -> None:
+        """Raise ServerFault unless the engine and each of its workers report the label of `weights`."""
         try:
-            sizes = ((one["vocabulary"], one["max_model_len"]) for one in workers)
-            return Limits(*(min(column) for column in zip(*sizes, strict=True)))
-        except (KeyError, TypeError) as error:
-            raise ServerFault(f"{self.name} does not say what a request may hold, but {workers}") from error
+            engine = ask(self.endpoint, "GET", "/weight_info", timeout=self.deadlines.load)
+            workers = self._call_workers("r1_holds")
+        except RequestRefused as error:
+            raise ServerFault(str(error)) from error
+        expected = {"base": (weights.base or weights).label, "version": weights.label}
+        if engine != {"weight_version": weights.label} or not workers or any(one != expected for one in workers):
+            base = f" on base {weights.base.label}" if weights.base else ""
+            raise ServerFault(f"{self.name} holds {engine} and {workers}, not {weights.label}{base}")
 
-    def compare(self, expected: Mapping[str, Expected], timeout: float) -> Comparison:
-        """Compare every worker's weights with what they are to be."""
+    def compare(self, expected: Mapping[str, Expected]) -> Comparison:
         sums = {name: [one.rows, {k: str(total) for k, total in one.sums.items()}] for name, one in expected.items()}
-        workers = _workers(
-            self._post("/collective_rpc", {"method": "r1_compare", "kwargs": {"expected": sums}}, timeout)
-        )
+        workers = self._call_workers("r1_compare", expected=sums)
         try:
             found = [
                 Comparison(
@@ -161,74 +236,120 @@ class PooledServer:
                 for one in workers
             ]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ServerFault(f"{self.name} does not compare its weights, but says {workers}") from error
+            raise ServerFault(f"{self.name} does not compare its weights, but answers {workers}") from error
         if not found:
             raise ServerFault(f"{self.name} has no worker that compares its weights")
         return merged(found)
 
-    def _held(self, timeout: float) -> list[dict[str, Any]]:
-        """Return what each worker says of its weights."""
-        return _workers(self._post("/collective_rpc", {"method": "r1_holds"}, timeout))
-
-    def renew(self, current: PushedWeights, timeout: float) -> None:
-        """Load the weights if the server does not hold them already. Raises ServerFault as `load` does."""
-        try:
-            self.check(current, timeout)
-        except ServerStalled:
-            raise
-        except ServerFault:
-            self.load(current, timeout)
-            self.activate(current, timeout)
-
-    def check(self, current: PushedWeights, timeout: float) -> None:
-        """Raise ServerFault unless the engine and each of its workers say that they hold the weights `current`."""
-        try:
-            engine = ask(self.endpoint, "GET", "/weight_info", timeout=timeout)
-            workers = self._held(timeout)
-        except RequestRefused as error:
-            raise ServerFault(str(error)) from error
-        expected = {"base": (current.base or current).label, "version": current.label}
-        if engine != {"weight_version": current.label} or not workers or any(one != expected for one in workers):
-            upon = f" upon {current.base.label}" if current.base else ""
-            raise ServerFault(f"{self.name} holds {engine} and {workers}, not {current.label}{upon}")
-
-    def require_tokenizer(self, timeout: float) -> None:
-        """Raise RequestRefused if the server has no tokenizer: it would pass over stop strings in silence."""
-        try:
-            ask(self.endpoint, "POST", "/detokenize", {"tokens": [0]}, timeout=timeout)
-        except (RequestRefused, ServerRejected) as error:
-            raise RequestRefused(
-                f"{self.name} has no tokenizer, so no stop strings: give it one, or set stop_token_ids: {error}"
-            ) from error
-        except ServerFault:
-            return  # it is gone, which its requests will show
-
-    def warn_of_open_doors(self, timeout: float, *, broadcast: bool) -> None:
-        """Say so if whoever can reach the server can replace its weights, or can listen."""
-        if broadcast and self.endpoint.remote:
-            log.warning("%s: the weights cross the network in the clear; use a private one or a tunnel", self.name)
+    def warn_if_open(self) -> None:
+        """Log a warning if others can replace the server's weights, or read what is sent to it."""
+        if self.backend is not None and self.endpoint.remote:
+            log.warning("%s: weights are sent over the network in the clear; use a private one or a tunnel", self.name)
         if self.endpoint.exposed:
             log.warning(
-                "%s: the token and the prompts cross the network in the clear; use https or a tunnel", self.name
+                "%s: the token and the prompts are sent over the network in the clear; use https or a tunnel", self.name
             )
         try:
-            ask(Endpoint(self.endpoint.url), "GET", "/weight_info", timeout=timeout)
+            ask(Endpoint(self.endpoint.url), "GET", "/weight_info", timeout=self.deadlines.load)
         except (ServerFault, RequestRefused):
             return
         log.warning("%s replaces its weights for anybody: start it with --middleware=%s", self.name, GUARD)
 
-    def _reset_prefix_cache(self, timeout: float) -> None:
-        """Forget keys and values of older weights; retried while requests that were broken off are still leaving."""
-        deadline = time.monotonic() + timeout
-        while self._post("/reset_prefix_cache", None, timeout) != {"success": True}:
+    def _require_current(self) -> PushedWeights:
+        if self.current is None:
+            raise EngineError(f"{self.name} has no weights yet")
+        return self.current
+
+    def _load_adapter(self, adapter: PushedWeights, base: PushedWeights) -> None:
+        """Load an adapter under its label, in place of the one before, on its base.
+
+        vLLM's own loading in place is not used: it would read the files again at every step.
+        """
+        if any(one.get("base") != base.label for one in self._call_workers("r1_holds")):
+            self.load(base)
+        timeout = self.deadlines.load
+        for name in self._list_adapters():
+            tell(self.endpoint, "/v1/unload_lora_adapter", {"lora_name": name}, timeout=timeout)
+        arguments = {"lora_name": adapter.label, "lora_path": str(adapter.folder)}
+        tell(self.endpoint, "/v1/load_lora_adapter", arguments, timeout=timeout)
+        self._load_folder("r1_adopt", adapter)
+
+    def _list_adapters(self) -> list[str]:
+        models = ask(self.endpoint, "GET", "/v1/models", timeout=self.deadlines.load)
+        try:
+            return [card["id"] for card in models["data"] if card.get("parent")]
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ServerFault(f"{self.name}: /v1/models has another form: {models}") from error
+
+    def _load_folder(self, method: str, weights: PushedWeights) -> None:
+        """Call a method of `WeightReceiver` in every worker, and check that each loaded all tensors."""
+        workers = self._call_workers(method, folder=str(weights.folder), version=weights.label)
+        if errors := [one["error"] for one in workers if "error" in one]:
+            raise ServerRejected(f"{self.name}: {errors[0]}")
+        expected = {"version": weights.label, "tensors": weights.tensors}
+        if not workers or any(one != expected for one in workers):
+            raise ServerFault(f"{self.name} loaded {workers}, expected {expected} of each worker")
+
+    def _read_limits(self) -> Limits:
+        """Return the narrowest limits of the workers, which are all alike."""
+        workers = self._call_workers("r1_limits")
+        try:
+            sizes = ((one["vocabulary"], one["max_model_len"]) for one in workers)
+            return Limits(*(min(column) for column in zip(*sizes, strict=True)))
+        except (KeyError, TypeError) as error:
+            raise ServerFault(f"{self.name} does not report what a request may hold, but {workers}") from error
+
+    def _reset_prefix_cache(self) -> None:
+        """Empty the prefix cache; retried while cancelled requests are still ending."""
+        deadline = time.monotonic() + self.deadlines.load
+        while self._post("/reset_prefix_cache", None) != {"success": True}:
             if time.monotonic() > deadline:
-                raise ServerStalled(f"{self.name} could not empty its prefix cache within {timeout:g} s")
+                raise ServerStalled(f"{self.name} could not empty its prefix cache within {self.deadlines.load:g} s")
             time.sleep(0.05)
 
-    def _post(self, path: str, body: dict[str, Any] | None, timeout: float) -> Any:
-        return ask(self.endpoint, "POST", path, body, timeout=timeout)
+    def _call_workers(self, method: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Return what each worker answers to a call of `WeightReceiver`."""
+        body = {"method": method, "kwargs": arguments} if arguments else {"method": method}
+        answer = self._post("/collective_rpc", body)
+        results = answer.get("results") or [] if isinstance(answer, dict) else []
+        return [one if isinstance(one, dict) else {"answer": one} for one in results]
+
+    def _post(self, path: str, body: dict[str, Any] | None) -> Any:
+        return ask(self.endpoint, "POST", path, body, timeout=self.deadlines.load)
 
 
-def _workers(answer: Any) -> list[dict[str, Any]]:
-    results = answer.get("results") or [] if isinstance(answer, dict) else []
-    return [one if isinstance(one, dict) else {"answer": one} for one in results]
+class ServerSession:
+    """One `generate` call on one server: a request for each group, in a thread of its own."""
+
+    def __init__(
+        self, server: PooledServer, params: SamplingParams, weights: PushedWeights, dispatch: Dispatch
+    ) -> None:
+        self._server, self._params, self._weights, self._dispatch = server, params, weights, dispatch
+        self._lock = threading.Lock()
+        self._calls: dict[int, Call] = {}
+
+    def submit(self, groups: Sequence[tuple[int, PromptLike]]) -> None:
+        for index, prompt in groups:
+            with self._lock:
+                self._calls[index] = call = Call()
+            threading.Thread(
+                target=self._sample, args=(index, prompt, call), daemon=True, name=f"r1-group-{index}"
+            ).start()
+
+    def close(self, *, wait: bool) -> Iterable[int]:
+        with self._lock:
+            calls = list(self._calls.values())
+        for call in calls:
+            call.cancel()
+        return ()  # the threads report their groups
+
+    def _sample(self, index: int, prompt: PromptLike, call: Call) -> None:
+        outcome: list[Completion] | BaseException
+        try:
+            arrived = partial(self._dispatch.arrived, index)
+            outcome = self._server.sample(prompt, self._params, self._weights, call, arrived)
+        except BaseException as error:  # a thread's error must reach the consumer
+            outcome = error
+        with self._lock:
+            del self._calls[index]
+        self._dispatch.finish(index, outcome)

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from r1_rollout.errors import ServerError
+from r1_rollout.private_folder import PrivateFolder
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault, ServerRejected, ask
 from r1_rollout.vllm.guard import TOKEN_VARIABLE
-from r1_rollout.vllm.private_folder import PrivateFolder
 from r1_rollout.vllm.servers import watchdog
 
 GUARD = "r1_rollout.vllm.guard.TokenGuard"
@@ -33,7 +33,7 @@ _TAIL = 2000  # characters of the log in an error
 
 
 @contextmanager
-def must_be_fit(name: str, *, adapters: bool = False) -> Iterator[None]:
+def require_settings(name: str, *, adapters: bool = False) -> Iterator[None]:
     """Say how the server `name` must be started, if it refuses what it is asked inside the block."""
     try:
         yield

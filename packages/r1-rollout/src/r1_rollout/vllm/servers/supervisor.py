@@ -1,195 +1,178 @@
-"""The servers of a pool together: who brings them to the current weights, and back after a fault."""
+"""Supervision of a pool's servers: starts them, brings them to the current weights, and revives them after a fault."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from r1_rollout.errors import ServerError, WeightsError
+from r1_rollout.pool.dispatch import Fleet, Member
+from r1_rollout.transports.folder import PushedWeights, read_buckets
 from r1_rollout.vllm.client import ServerFault, ServerRejected, ServerStalled
-from r1_rollout.vllm.servers.lanes import Lane
-from r1_rollout.vllm.servers.pooled_server import PooledServer, PushedWeights
+from r1_rollout.vllm.servers.pooled_server import Deadlines, PooledServer
 from r1_rollout.vllm.servers.server import ServerFailed
-from r1_rollout.vllm.servers.transfer import Backend
-from r1_rollout.vllm.shards import read_buckets
 
 log = logging.getLogger("r1")
 
-_PATIENCE = 3  # faults in a row after which a server that seems alive is started anew
+_PATIENCE = 3  # faults in a row after which a server that seems alive is restarted
 
 
 class ServersLost(ServerError, RuntimeError):
-    """No server is left to ask; the message says what became of each."""
+    """No server takes requests; the message has the state and the last error of each."""
 
 
 class WeightsRefused(ServerError, WeightsError):
-    """Every server says that it cannot take the weights; the message says what each finds wrong with them."""
+    """No server can load the weights; the message has the error of each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """How long the pool waits, in seconds. Together they bound a recovery: a fault is noticed after at most `stall`
-    and mended, or the work moved elsewhere, without further waiting; with no server left a call ends after `recovery`.
-    """
+class Supervisor(Fleet):
+    """The servers of a pool. `changed` is notified when one of them can take requests, or none can any more."""
 
-    stall: float = 300.0  # a server with requests that says nothing for so long is taken for hung, and started anew
-    load: float = 600.0  # for one server to load new weights
-    probe: float = 5.0  # before a look at a server that is out; twice and three times that after further faults
-    recovery: float = 900.0  # with no server up, until the call gives up
-
-
-class Supervisor:
-    """All servers. `changed` is notified when one of them can take requests, or none can any more."""
-
-    def __init__(
-        self, servers: Sequence[PooledServer], deadlines: Deadlines, max_restarts: int, backend: Backend | None = None
-    ) -> None:
-        """Take the servers; `backend` is what `broadcast` sends over."""
+    def __init__(self, servers: Sequence[PooledServer], deadlines: Deadlines, max_restarts: int) -> None:
+        super().__init__(servers)
         self.servers = tuple(servers)
         self.deadlines = deadlines
-        self.changed = threading.Condition()
-        self.current: PushedWeights | None = None
+        self.current: PushedWeights | None = None  # None during a sync, too: revived servers wait for its end
         self.closed = False
         self._max_restarts = max_restarts
-        self._backend = backend
         self._threads: list[threading.Thread] = []
 
     def ready(self) -> list[PooledServer]:
-        """Return those that hold the current weights and take requests. The lock must be held."""
         if self.current is None:
             return []
         return [server for server in self.servers if server.state == "ready" and server.label == self.current.label]
 
-    def push(self, current: PushedWeights) -> None:
-        """Bring all servers that are not being revived to the new weights, side by side, over the folder.
+    def usable(self) -> list[PooledServer]:
+        return [server for server in self.servers if server.state != "lost"]
 
-        Raises:
-            ServersLost: none could be brought there within `deadlines.recovery`.
-            WeightsRefused: all say that they cannot take these weights. The next push may bring better ones.
-        """
-        with self.changed:
-            self.current, before = current, self.current
-            due = self._due()
-        rejected: dict[PooledServer, ServerFault] = {}
+    def retries(self, member: Member, error: BaseException) -> bool:
+        if not isinstance(error, ServerFault) or not isinstance(member, PooledServer):
+            return False
+        self.fail(member, error)
+        return True
 
-        def load(server: PooledServer) -> None:
-            self._begin(server)
-            server.load(current, self.deadlines.load)
-            self._take_up(server, current)
+    def succeeded(self, member: Member) -> None:
+        if isinstance(member, PooledServer):
+            member.faults = 0
 
-        self._await_ready([self._run(self._bring_up, server, load, rejected) for server in due], rejected, before)
+    def require_hope(self, since: float) -> None:
+        """Raise ServersLost if every server is lost, or none was up for `deadlines.recovery` seconds."""
+        waited = time.monotonic() - since
+        if self.closed or waited > self.deadlines.recovery or all(server.state == "lost" for server in self.servers):
+            states = "\n".join(f"{server.name} is {server.state}: {server.error}" for server in self.servers)
+            raise ServersLost(f"no vLLM server takes requests:\n{states}")
 
-    def broadcast(self, send: Callable[[Sequence[Lane]], "tuple[PushedWeights, Sequence[ServerFault | None]]"]) -> None:
-        """Bring all servers that are not being revived to the new full weights by one pass over them.
+    # Weight sync.
+
+    def sync(
+        self, weights: PushedWeights, send: Callable[[Sequence[PooledServer]], Sequence[Exception | None]]
+    ) -> None:
+        """Bring all servers that are not being revived to new weights.
 
         Args:
-            send: makes the pass, wherever the weights are, over a lane to each server; returns where they are for
-                servers that fail meanwhile or later, and what became of each lane. What it raises is raised here, after
-                each server has gone back to the beginning, so that the next push finds none of them half loaded.
+            weights: what they are to have, in a folder when `send` returns.
+            send: sends the weights to servers; returns what each has failed at. What it raises is raised here, and
+                half-loaded servers are then started from the beginning by the next sync.
 
         Raises:
-            ServersLost, WeightsRefused: as `push` does.
+            ServersLost: no server had the weights within `deadlines.recovery`.
+            WeightsRefused: all servers report that they cannot load these weights. The next sync may bring better ones.
         """
-        assert self._backend is not None
         with self.changed:
-            before, self.current = self.current, None  # who is being revived waits for the folder
+            before = self.current
+            self._set_current(None)
             due = self._due()
         rejected: dict[PooledServer, ServerFault] = {}
-        for thread in [self._run(self._bring_up, server, self._begin, rejected) for server in due]:
-            thread.join()
-        due = [server for server in due if server.state in ("new", "ready")]
-        for server in due:
-            server.half_loaded = True
+        self._stage(due, self._begin, rejected)
+        up = [server for server in due if server.state in ("new", "ready")]
         try:
-            current, faults = send([server.lane(self._backend, self.deadlines.load) for server in due])
+            faults = dict(zip(up, send(up), strict=True))
         except BaseException:
-            self._renounce(before)
+            self._roll_back(before)
             raise
         with self.changed:
-            self.current = current
-            self.changed.notify_all()
+            self._set_current(weights)
 
-        def take_up(server: PooledServer) -> None:
-            if (fault := found[server]) is not None:
+        def activate(server: PooledServer) -> None:
+            if (fault := faults[server]) is not None:
                 raise fault
             server.half_loaded = False
-            self._take_up(server, current)
+            server.activate(weights)
+            self._set_ready(server, weights)
 
-        found = dict(zip(due, faults, strict=True))
-        self._await_ready([self._run(self._bring_up, server, take_up, rejected) for server in due], rejected, before)
+        self._stage(up, activate, rejected)
+        self._await_ready(rejected, before)
 
     def _due(self) -> list[PooledServer]:
         return [server for server in self.servers if server.state in ("new", "ready")]
 
-    def _await_ready(
-        self, threads: list[threading.Thread], rejected: dict[PooledServer, ServerFault], before: PushedWeights | None
+    def _set_current(self, weights: PushedWeights | None) -> None:
+        self.current = weights
+        for server in self.servers:
+            server.current = weights
+        self.changed.notify_all()
+
+    def _stage(
+        self,
+        servers: Sequence[PooledServer],
+        stage: Callable[[PooledServer], None],
+        rejected: dict[PooledServer, ServerFault],
     ) -> None:
-        for thread in threads:
+        """Bring all servers a stage further at the same time; take out those that fail."""
+
+        def run(server: PooledServer) -> None:
+            try:
+                stage(server)
+            except (ServerFailed, OSError) as error:
+                self._lose(server, error)  # it never ran: trying again would change nothing
+            except ServerRejected as error:
+                rejected[server] = error
+            except ServerFault as error:
+                self.fail(server, error)
+
+        for thread in [self._start(server, lambda server=server: run(server)) for server in servers]:  # type: ignore[misc]
             thread.join()
-        if len(rejected) == len(self.servers):
-            self._renounce(before)
-            raise WeightsRefused("no vLLM server takes the weights:\n" + "\n".join(map(str, rejected.values())))
-        for server, error in rejected.items():
-            self.fail(server, error)
-        deadline = time.monotonic() + self.deadlines.recovery
-        with self.changed:
-            while not self.ready():
-                self.require_hope(deadline)
-                self.changed.wait(0.2)
-
-    def require_hope(self, deadline: float) -> None:
-        """Raise ServersLost if every server is lost, or the time is over. The lock must be held."""
-        if self.closed or time.monotonic() > deadline or all(server.state == "lost" for server in self.servers):
-            fates = "\n".join(f"{server.name} is {server.state}: {server.error}" for server in self.servers)
-            raise ServersLost(f"no vLLM server takes requests:\n{fates}")
-
-    def _renounce(self, before: PushedWeights | None) -> None:
-        """Go back behind a push that came to nothing; servers that it left in pieces start anew with the next."""
-        with self.changed:
-            self.current = before
-            for server in self._due():
-                server.state, server.label = "new" if server.half_loaded else "ready", None
-            self.changed.notify_all()
 
     def _begin(self, server: PooledServer) -> None:
         """Start a server, or look at one that runs already, before its first weights."""
         if server.state == "new" and server.local:
             server.local.start(lambda: self.closed)
         elif server.state == "new":
-            server.warn_of_open_doors(self.deadlines.load, broadcast=self._backend is not None)
+            server.warn_if_open()
 
-    def _take_up(self, server: PooledServer, current: PushedWeights) -> None:
-        """Let a server sample from the weights that its workers have."""
-        server.activate(current, self.deadlines.load)
-        self._set_ready(server, current)
+    def _roll_back(self, before: PushedWeights | None) -> None:
+        """Go back to the weights before a sync that failed; half-loaded servers begin again with the next."""
+        with self.changed:
+            self._set_current(before)
+            for server in self._due():
+                server.state, server.label = "new" if server.half_loaded else "ready", None
 
-    def _bring_up(
-        self, server: PooledServer, stage: Callable[[PooledServer], None], rejected: dict[PooledServer, ServerFault]
-    ) -> None:
-        """Bring one server a stage further, or take it out."""
-        try:
-            stage(server)
-        except (ServerFailed, OSError) as error:
-            self._lose(server, error)  # it never ran: trying again would change nothing
-        except ServerRejected as error:
-            rejected[server] = error
-        except ServerFault as error:
+    def _await_ready(self, rejected: dict[PooledServer, ServerFault], before: PushedWeights | None) -> None:
+        if len(rejected) == len(self.servers):
+            self._roll_back(before)
+            raise WeightsRefused("no vLLM server takes the weights:\n" + "\n".join(map(str, rejected.values())))
+        for server, error in rejected.items():
             self.fail(server, error)
+        since = time.monotonic()
+        with self.changed:
+            while not self.ready():
+                self.require_hope(since)
+                self.changed.wait(0.2)
+
+    # Recovery.
 
     def fail(self, server: PooledServer, error: ServerFault) -> None:
-        """Take a server out after a fault, and see in the background that it comes back."""
+        """Take a server out after a fault, and revive it in the background."""
         with self.changed:
             if self.closed or server.state in ("down", "lost"):
                 return
             server.faults += 1
             server.state, server.label, server.error = "down", None, str(error)
             log.warning("%s is taken out: %s", server.name, error)
-        self._run(self._revive, server, isinstance(error, ServerStalled))
+        self._start(server, lambda: self._revive(server, isinstance(error, ServerStalled)))
 
     def _revive(self, server: PooledServer, stalled: bool) -> None:
-        """Probe or restart a server until it holds the current weights, or `max_restarts` restarts were in vain."""
+        """Probe or restart a server until it has the current weights, or `max_restarts` restarts were in vain."""
         restarts = 0
         while not self.closed:
             try:
@@ -218,20 +201,20 @@ class Supervisor:
                 return
 
     def _await_current(self) -> PushedWeights | None:
-        """Return whatever has been pushed while a server was out; None if the pool is closed first."""
+        """Return the weights of the last sync, waiting for its end; None if the pool is closed first."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed or self.current is not None)
             return self.current
 
     def _renew(self, server: PooledServer, current: PushedWeights) -> None:
-        """Give a server the current weights from the folder, or what is in it by a broadcast of its own."""
+        """Load the current weights from the folder, or by a direct transfer if the server does not see the folder."""
         try:
-            server.renew(current, self.deadlines.load)
+            server.renew(current)
         except ServerRejected:
-            if self._backend is None or current.base is not None:
+            if server.backend is None or current.base is not None:
                 raise
-            server.receive(read_buckets(current.folder), current.label, self._backend, self.deadlines.load)
-            server.activate(current, self.deadlines.load)
+            server.receive(read_buckets(current.folder), current.label)
+            server.activate(current)
 
     def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -254,8 +237,8 @@ class Supervisor:
             server.state, server.label, server.error = "lost", None, str(error)
             self.changed.notify_all()
 
-    def _run(self, what: Callable[..., None], *arguments: Any) -> threading.Thread:
-        thread = threading.Thread(target=what, args=arguments, daemon=True, name=f"r1-{arguments[0].name}")
+    def _start(self, server: PooledServer, work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=work, daemon=True, name=f"r1-{server.name}")
         with self.changed:
             self._threads = [one for one in self._threads if one.is_alive()] + [thread]
             thread.start()

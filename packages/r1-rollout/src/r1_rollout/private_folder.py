@@ -1,4 +1,4 @@
-"""Folders for weights on their way and the like: nobody else reads them, and no process that is killed leaves one."""
+"""Private temporary folders that no process leaves behind, even if it is killed."""
 
 import fcntl
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 from types import TracebackType
 
 _LOCK = ".lock"
-_YOUNG = 60.0  # seconds; a folder may be without its lock for a moment when it is made
+_YOUNG = 60.0  # seconds; a new folder may be without its lock for a moment
 _ENDING = 30.0  # seconds in which a process that still writes into a folder may end
 
 
 class PrivateFolder:
-    """A folder of mode 0700, held by a lock that ends with this process; `remove` it, or leave its block.
+    """A folder of mode 0700, held by a lock that ends with this process; call `remove`, or use it as a context.
 
-    Making one removes those of the same kind and user that dead processes have left in the same place.
+    Making one removes those with the same prefix and user that dead processes have left in the same place.
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
@@ -29,7 +29,7 @@ class PrivateFolder:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it. Doing so twice is allowed."""
+        """Remove the folder with its contents. Doing so twice is allowed."""
         deadline = time.monotonic() + _ENDING
         shutil.rmtree(self.path, ignore_errors=True)
         while self.path.exists() and time.monotonic() < deadline:
@@ -50,7 +50,7 @@ class PrivateFolder:
 
 def _remove_abandoned(place: Path, prefix: str) -> None:
     for folder in place.glob(f"{prefix}*"):
-        with suppress(OSError):  # it is another user's, still in use, or just being removed
+        with suppress(OSError):  # another user's, still in use, or just being removed
             state = folder.lstat()
             if state.st_uid == os.getuid() and time.time() - state.st_mtime > _YOUNG and not folder.is_symlink():
                 lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)

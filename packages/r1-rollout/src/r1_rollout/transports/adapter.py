@@ -1,19 +1,47 @@
-"""Syncs of an adapter alone: written in PEFT's format to a private folder, from which vLLM takes it up."""
+"""Weight transfer of a LoRA adapter alone: factors in a file of PEFT's format, which vLLM loads."""
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
-from r1_rollout.vllm.private_folder import PrivateFolder
-from r1_rollout.weight_source import Shapes
+from r1_rollout.private_folder import PrivateFolder
+from r1_rollout.transports.folder import UNSEEN, Loading, PushedWeights, load_all, new_folder
+from r1_rollout.weight_source import Shapes, WeightSource
+from r1_rollout.weights import Weights
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 LAYER = re.compile(r"(?:layers|blocks)\.\d+\..+")  # what names have in common on both sides
+
+
+@dataclass(slots=True)
+class AdapterTransport:
+    """Writes an adapter where its factors are, then lets every member load it over its base weights."""
+
+    target: PushedWeights  # with a folder that does not exist yet
+
+    def send(self, source: WeightSource, members: Sequence[Loading]) -> Sequence[Exception | None]:
+        with new_folder(self.target.folder) as draft:
+            self.target.tensors = len(source.run_with_weights(partial(_write_seen, folder=draft)))
+        return load_all(members, self.target)
+
+
+def _write_seen(weights: Weights, folder: Path) -> Shapes:
+    """Write an adapter where its factors are, if the folder is seen there."""
+    assert isinstance(weights, Adapter)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} {UNSEEN}")
+    try:
+        return write_adapter(weights, folder)
+    except ValueError as error:
+        raise WeightsError(str(error)) from error
 
 
 def load_adapter(llm: Any, adapter: Adapter, version: int) -> Any:

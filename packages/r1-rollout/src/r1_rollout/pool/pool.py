@@ -1,0 +1,200 @@
+"""Several engines behind the `Generator` interface: load balancing, weight sync, and a check that all agree."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from r1_rollout.canary import TOLERANCE, widest_gap
+from r1_rollout.checksums import Comparison, Expected, merged
+from r1_rollout.errors import EngineError
+from r1_rollout.pool.dispatch import Dispatch, Fleet, Member
+from r1_rollout.types import OldEngineNames, PromptLike, SamplingParams
+from r1_rollout.weight_source import WeightSource
+
+if TYPE_CHECKING:
+    from r1_rollout.types import Tokens
+
+M = TypeVar("M", bound=Member)
+Result = TypeVar("Result")
+
+
+class EnginePool(OldEngineNames, Generic[M]):
+    """A `Generator`, `Replaying` and `Checksummed` over engines that are all alike.
+
+    A sample depends on its prompt, its number and the seed, so it does not matter which member samples it. A pool is
+    not `Drainable`: which prompts have begun at some moment depends on timing.
+
+    Subclasses say how weights reach the members (`_sync`) and which requests are valid.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        max_sequences: int,
+        precisions: Sequence[str],
+        keeps_layout: bool,
+        max_attempts: int = 1,
+    ) -> None:
+        """Take engines that have been made.
+
+        Args:
+            max_sequences: samples that decode at the same time in each.
+            precisions, keeps_layout: see `Checksummed`.
+            max_attempts: members that a group is tried on before a call fails.
+        """
+        self._fleet, self._max_sequences, self._max_attempts = fleet, max_sequences, max_attempts
+        self.precisions, self.keeps_layout = tuple(precisions), keeps_layout
+        # How far log-probs of two members may differ, see `widest_gap`. Until a tolerance is learned from the model's
+        # rounding noise, that of the coarsest precision.
+        self.tolerance = max(TOLERANCE.get(getattr(torch, name), 0.0) for name in precisions)
+        self._dispatch: Dispatch | None = None
+        self._inside = self._stays_ready = False
+
+    @contextmanager
+    def active(self, source: WeightSource | None = None) -> Iterator[None]:
+        """Sample inside the block, from the weights of `source` or those that are there; unfinished calls end with it.
+
+        Raises:
+            RuntimeError: the pool is active already.
+            WeightsError, EngineError: as `load_weights`.
+        """
+        if self._inside:
+            raise RuntimeError("the pool is active already")
+        if source is None:
+            self._activate()
+        else:
+            self._replace(source, activate=True)
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+            self._end("its active block ended")
+            if not self._fleet.broken:
+                self._offload()
+
+    def load_weights(self, source: WeightSource) -> None:
+        """Load weights, or an adapter, into all members, to sample from them until others come."""
+        self._replace(source, activate=False)
+        self._stays_ready = True
+
+    def _replace(self, source: WeightSource, *, activate: bool) -> None:
+        self._check_version(source.version)
+        self._end("new weights came before it finished")
+        self._sync(source, activate=activate)
+
+    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Dispatch:
+        """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
+
+        A later call ends an earlier one.
+
+        Raises:
+            RuntimeError: the pool is not active or has no weights, or the call was ended before it was complete.
+            ValueError: a group exceeds `max_sequences`.
+            RolloutError: a member's.
+        """
+        self._require_active("generate")
+        if params.n > self._max_sequences:
+            raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
+        self._check_sampling(prompts, params)
+        self._end("a later generate() began before it finished")
+        dispatch = Dispatch(
+            self._fleet,
+            self._prepare(prompts),
+            params,
+            max_sequences=self._max_sequences,
+            max_attempts=self._max_attempts,
+        )
+        members: Sequence[Any] = self._fleet.members
+        sessions = self._each(lambda member: member.open(params, dispatch), members)
+        self._dispatch = dispatch.start(dict(zip(members, sessions, strict=True)))
+        return self._dispatch
+
+    def logprobs_of(
+        self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
+    ) -> list[list[float]]:
+        """Return the log-probs [responses][response_length] under the current weights. Every member computes all.
+
+        Raises:
+            RuntimeError: the pool is not active.
+            EngineError: two members differ by more than rounding, so one has other weights.
+            RolloutError: a member's.
+        """
+        self._require_active("logprobs_of")
+        self._check_replay(prompts, responses, temperature)
+        sent, members = self._prepare(prompts), self._ready()
+        found = self._each(lambda member: member.logprobs_of(sent, responses, temperature), members)
+        if responses:
+            require_agreement([member.name for member in members], found, self.tolerance)
+        return found[0]
+
+    def compare(self, expected: Mapping[str, Expected]) -> Comparison:
+        """Compare every member's weights with the expected ones; see `r1_rollout.checksums`."""
+        self._require_active("compare")
+        return merged(self._each(lambda member: member.compare(dict(expected)), self._ready()))
+
+    def _ready(self) -> Sequence[M]:
+        with self._fleet.changed:
+            ready: Sequence[Any] = self._fleet.ready()
+        return ready
+
+    def _each(self, call: Callable[[M], Result], members: Sequence[M]) -> list[Result]:
+        """Call all members at the same time; return the results when all are there. Raises the first error."""
+        with ThreadPoolExecutor(max(1, len(members))) as threads:
+            calls = [threads.submit(call, member) for member in members]
+        return [one.result() for one in calls]
+
+    def _end(self, reason: str) -> None:
+        """End the running call."""
+        dispatch, self._dispatch = self._dispatch, None
+        if dispatch is not None:
+            dispatch.end(reason)
+
+    def _require_active(self, what: str) -> None:
+        if not (self._inside or self._stays_ready):
+            raise RuntimeError(f"{what}() needs an active pool: call it inside `with pool.active(source)`")
+
+    # For subclasses.
+
+    def _sync(self, source: WeightSource, *, activate: bool) -> None:
+        """Load weights into all members; with `activate` make room to sample from them, too."""
+        raise NotImplementedError
+
+    def _activate(self) -> None:
+        """Make room to sample from the weights that are there."""
+
+    def _offload(self) -> None:
+        """Free what only sampling needs."""
+
+    def _check_version(self, version: int) -> None:
+        """Raise WeightsError if the members have had newer weights."""
+
+    def _prepare(self, prompts: Sequence[PromptLike]) -> Sequence[PromptLike]:
+        """Return the prompts as they are sent to every member."""
+        return prompts
+
+    def _check_sampling(self, prompts: Sequence[PromptLike], params: SamplingParams) -> None:
+        """Raise on a request that no member can serve."""
+
+    def _check_replay(self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float) -> None:
+        """Raise on a request that no member can serve."""
+
+
+def require_agreement(names: Sequence[str], logprobs: Sequence[list[list[float]]], tolerance: float) -> None:
+    """Raise EngineError if two members give the same responses other log-probs: one has other weights.
+
+    Args:
+        names: of the members.
+        logprobs: of each member, [members][responses][response_length].
+        tolerance: see `r1_rollout.canary.widest_gap`.
+    """
+    for name, own in zip(names[1:], logprobs[1:], strict=True):
+        if not (gap := widest_gap(own, logprobs[0])) <= tolerance:
+            raise EngineError(
+                f"{names[0]} and {name} give the same responses log-probs that differ by {gap:.3g} of their size "
+                f"(tolerance {tolerance:.3g}): one of them has other weights"
+            )

@@ -1,0 +1,150 @@
+"""Direct weight transfer to one vLLM server: vLLM's calls over HTTP, each beside what its group sends."""
+
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import torch
+
+from r1_rollout.transports.direct import Bucket, Link
+from r1_rollout.transports.groups import Group, NcclGroup, TcpGroup
+from r1_rollout.vllm.client import Endpoint, ServerFault, ServerRejected, ServerStalled, ask
+from r1_rollout.vllm.servers.server import require_settings
+
+Backend: TypeAlias = Literal["nccl", "r1_tcp"]  # of vLLM's weight transfer: between GPUs, or between CPUs
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReceiver:
+    """A server as the process with the weights sees it."""
+
+    name: str  # for messages
+    endpoint: Endpoint
+    backend: Backend  # that the server was started with in `--weight-transfer-config`
+    seconds: float  # that the server may take in all; the time it waits for others does not count
+
+    def link(self) -> "HttpLink":
+        return HttpLink(self)
+
+
+class HttpLink:
+    """The sender's end of a transfer to a server, and the `Workers` of its group. Any failure raises ServerFault."""
+
+    def __init__(self, receiver: ServerReceiver) -> None:
+        self._name, self._endpoint, self._backend = receiver.name, receiver.endpoint, receiver.backend
+        self._left = receiver.seconds
+        self._link: Link | None = None
+
+    def open(self) -> None:
+        with self._named_faults():
+            address = urlsplit(self._endpoint.url)
+            if address.scheme == "unix" and not Path(address.path).exists():
+                raise ServerFault(
+                    "it is not on the machine of the process that has the weights, or has ended: where these may be on "
+                    "different machines, send weights in a folder, or give servers by their addresses"
+                )
+            begun = self._call_workers("r1_begin")
+            if any(one != {"backend": self._backend} for one in begun):
+                option = f'--weight-transfer-config={{"backend": "{self._backend}"}}'
+                raise ServerRejected(f"it must be started with {option}; its workers answer {begun}")
+            size = self._call("/get_world_size", method="GET")
+            workers = size.get("world_size") if isinstance(size, dict) else None
+            if not isinstance(workers, int) or workers < 1:
+                raise ServerFault(f"asked for its number of workers, it answers {size}")
+            self._link = Link(self, self._make_group(workers), lambda: max(self._left, 1.0))
+            self._link.open()
+            self.start_weight_update()
+
+    def _make_group(self, workers: int) -> Group:
+        try:
+            if self._backend == "nccl":
+                return NcclGroup(workers, torch.device("cuda", 0), self._left)
+            return TcpGroup(own_address(self._endpoint), workers, self._left)
+        except (
+            OSError,
+            ImportError,
+            RuntimeError,
+            AssertionError,
+        ) as error:  # no route to it; no NCCL or GPU
+            raise ServerFault(f"no group over {self._backend} could be made here: {error}") from error
+
+    def send(self, bucket: Bucket) -> None:
+        assert self._link is not None
+        with self._named_faults():
+            self._link.send(bucket)
+
+    def finish(self, label: str) -> None:
+        with self._named_faults():
+            self.finish_weight_update()
+            held = self._call_workers("r1_commit", version=label)
+            if any(one != {"version": label} for one in held):
+                raise ServerFault(f"it has {held}, not {label}")
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+
+    # The `Workers` of the group.
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._call("/init_weight_transfer_engine", {"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        self._call("/start_weight_update")
+
+    def update_weights(self, update_info: Any) -> None:
+        self._call("/update_weights", {"update_info": update_info})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._call("/finish_weight_update")
+
+    def _call_workers(self, method: str, **arguments: str) -> list[Any]:
+        """Return what each worker answers to a call of `WeightReceiver`."""
+        answer = self._call("/collective_rpc", {"method": method, "kwargs": arguments})
+        if not isinstance(answer, dict) or not answer.get("results"):
+            raise ServerFault(f"no worker answers {method}, but {answer}")
+        return list(answer["results"])
+
+    def _call(self, path: str, body: Mapping[str, Any] | None = None, method: str = "POST") -> Any:
+        """Return the server's answer, and count the time it took."""
+        if self._left <= 0:
+            raise ServerStalled("it did not take the weights in time")
+        began = time.monotonic()
+        try:
+            return ask(self._endpoint, method, path, body, timeout=self._left)
+        finally:
+            self._left -= time.monotonic() - began
+
+    @contextmanager
+    def _named_faults(self) -> Iterator[None]:
+        """Raise every error as a ServerFault that names the server, and what failed at the sender's end."""
+        try:
+            with require_settings(self._name):
+                yield
+        except ServerFault as error:
+            notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+            raise type(error)(f"{self._name}: {error}{notes}") from error
+        except TimeoutError as error:
+            raise ServerStalled(f"{self._name}: {error}") from error
+        except Exception as error:
+            name = type(error).__name__
+            raise ServerFault(f"{self._name}: its weights could not be sent: {name}: {error}") from error
+
+
+def own_address(server: Endpoint) -> str:
+    """Return this machine's address on the route to a server: the loopback's for a server of this machine.
+
+    Raises:
+        OSError: there is no route to the server's host.
+    """
+    if not server.remote:
+        return "127.0.0.1"
+    family, kind, _, _, there = socket.getaddrinfo(urlsplit(server.url).hostname, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(there)  # sends nothing: it only chooses the route
+        return str(probe.getsockname()[0])
