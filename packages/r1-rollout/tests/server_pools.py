@@ -12,9 +12,9 @@ from fake_vllm import END, FakeServer, answer, serving
 from patience import eventually
 
 from r1_rollout.lora import Adapter
+from r1_rollout.sampling import sample_seed
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.client import Endpoint
-from r1_rollout.vllm.seeds import sample_seed
 from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.pooled_server import Deadlines
 from r1_rollout.vllm.servers.server import LocalServer

@@ -14,11 +14,11 @@ from fake_vllm import END, answer
 from server_pools import wait_for
 
 import r1_rollout
+from r1_rollout.sampling import sample_seed
 from r1_rollout.transports.folder import read_shards, write_shards
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import Endpoint, ServerFault, ask
 from r1_rollout.vllm.guard import TokenGuard
-from r1_rollout.vllm.seeds import sample_seed
 from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.pooled_server import Deadlines
 from r1_rollout.vllm.servers.server import LocalServer, ServerFailed, vllm_command

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from r1_rollout.sampling import sample_seed
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import ServerFault
-from r1_rollout.vllm.seeds import sample_seed
 from r1_rollout.vllm.servers.protocol import generate_body, read_group, read_replay, replay_body
 
 

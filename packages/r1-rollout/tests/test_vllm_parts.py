@@ -9,7 +9,7 @@ import torch
 from r1_rollout.errors import EngineError
 from r1_rollout.names import core
 from r1_rollout.transports.adapter import check_bound, peft_name
-from r1_rollout.vllm.positions import extended
+from r1_rollout.vllm.compat import extended
 from r1_rollout.vllm.sync import absent_names, describe
 from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.weights import buckets

@@ -27,7 +27,7 @@ from vllm_cases import (
 import r1_rollout
 from r1_rollout.errors import EngineError, WeightsError
 from r1_rollout.types import SamplingParams
-from r1_rollout.vllm.workers import running_workers
+from r1_rollout.vllm.compat import running_workers
 from r1_rollout.weight_source import LocalWeights
 
 pytestmark = [

@@ -12,12 +12,22 @@ from r1_rollout.types import SamplingParams
 _BITS = 24  # what float32 holds exactly
 _BLOCK = 128  # columns that are summed before one is sought among them
 _NUCLEUS = 512  # likeliest tokens among which a nucleus is sought before all are sorted
+SEED_BITS = 62  # what fits signed and unsigned words everywhere, with room for the samples of a group
 
 
 def noise_key(seed: int, prompt_id: str, sample: int) -> int:
     """Name one sample's noise by 64 bits, signed: the same on every machine, whatever else is in the batch."""
     word = blake2b(f"{seed}\0{sample}\0{prompt_id}".encode(errors="surrogatepass"), digest_size=8)
     return int.from_bytes(word.digest(), "little", signed=True)
+
+
+def sample_seed(seed: int, prompt_id: str, sample: int) -> int:
+    """Return the seed in [0, 2^62 + sample] of one sample, a function of (seed, prompt id, sample index).
+
+    A server takes one seed a request and gives sample i of its group that seed + i, so that is the rule everywhere.
+    vLLM's generators mix the seed's bits, so neighbours are as independent as any two.
+    """
+    return (noise_key(seed, prompt_id, 0) & ((1 << SEED_BITS) - 1)) + sample
 
 
 def uniform(keys: Tensor, steps: Tensor) -> Tensor:

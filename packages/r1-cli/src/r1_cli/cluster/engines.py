@@ -1,18 +1,20 @@
 """A pool of engines in other processes: actors of a cluster, or a subprocess of the driver."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from r1_cli.cluster.batch import Put, put_inputs
+from r1_cli.cluster.batch import Put, Reference, put_inputs
 from r1_cli.cluster.direct import Ask, DirectBackend
 from r1_cli.cluster.engine import EngineInfo, Numbered
 from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.ranks import Ranks
-from r1_cli.cluster.weights import ObjectTransport, RankedWeights, RankTransport
+from r1_cli.cluster.weights import RankedWeights, put_buckets
 from r1_rollout.checksums import Comparison, Expected
 from r1_rollout.pool.dispatch import Backlog, Dispatch, Fleet, MemberLost
 from r1_rollout.pool.pool import EnginePool
@@ -188,3 +190,70 @@ class RemoteEnginePool(EnginePool[RemoteEngine]):
             )
             for prompt in prompts
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectTransport:
+    """Stores each bucket once as an object that all engines read: in the cluster's store, or through a pipe."""
+
+    put: Put
+    dtype: torch.dtype | None  # what weights are cast to before they are sent; None: they stay as they are
+    activate: bool  # whether the engines make room to sample from them
+
+    def send(self, source: WeightSource, members: Sequence[RemoteEngine]) -> Sequence[Exception | None]:
+        form, parts = put_buckets(source, self.dtype, self.put)
+        with loading(members, source.version, self.activate, form):
+            self._send_buckets(parts, members)
+        return [None] * len(members)
+
+    def _send_buckets(self, parts: Iterator[Reference], members: Sequence[RemoteEngine]) -> None:
+        """Send each bucket to all engines while the next one is made; at most two of them are alive."""
+        with ExitStack() as ending, ThreadPoolExecutor(1) as ahead:
+            if isinstance(parts, Generator):
+                ending.callback(parts.close)  # ranks that gather for it have to end their pass
+            sending = None
+            for bucket in parts:
+                if sending is not None:
+                    sending.result()
+                sending = ahead.submit(ask_all, members, "load_bucket", bucket)
+                del bucket
+            if sending is not None:
+                sending.result()
+
+
+@dataclass(frozen=True, slots=True)
+class RankTransport:
+    """Lets the ranks send full weights to the engines' workers directly."""
+
+    backend: DirectBackend
+    dtype: torch.dtype | None
+    activate: bool
+
+    def send(self, source: WeightSource, members: Sequence[RemoteEngine]) -> Sequence[Exception | None]:
+        assert isinstance(source, RankedWeights)
+        with loading(members, source.version, self.activate, None, True):
+            source.send(self.backend, [member.caller for member in members], self.dtype)
+        return [None] * len(members)
+
+
+@contextmanager
+def loading(members: Sequence[RemoteEngine], *expected: Any) -> Iterator[None]:
+    """Let all engines expect weights inside the block, as `EngineHost.begin_load`, and end the load with it."""
+    ask_all(members, "begin_load", *expected)
+    whole = False
+    try:
+        yield
+        whole = True
+    finally:
+        if not whole:
+            ask_all(members, "end_load", False, quiet=True)
+    ask_all(members, "end_load", True)
+
+
+def ask_all(members: Sequence[RemoteEngine], method: str, *arguments: Any, quiet: bool = False) -> list[Any]:
+    """Call all engines at the same time; return their answers when all have given one. Raises the first error."""
+    with ThreadPoolExecutor(len(members)) as threads:
+        calls = [threads.submit(member.ask, method, *arguments) for member in members]
+    if quiet and any(one.exception() for one in calls):
+        return []
+    return [one.result() for one in calls]

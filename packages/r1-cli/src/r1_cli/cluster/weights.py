@@ -1,10 +1,9 @@
 """The weights of a learner on many ranks, and how they reach the engines of a pool without passing the driver."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -75,87 +74,6 @@ class RankedWeights:
     def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
         shapes: Shapes = self.ask("spread_weights", write, max_bytes, dtype)
         return shapes
-
-
-# Transports to engines in other processes: their `Transport.send` raises the first error of any of them.
-
-
-class RemoteEngines(Protocol):
-    """The methods of an `EngineHost` that loads weights, in a process that can be called."""
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the host."""
-
-    @property
-    def caller(self) -> Ask:
-        """What calls the host from another process of the cluster."""
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectTransport:
-    """Stores each bucket once as an object that all engines read: in the cluster's store, or through a pipe."""
-
-    put: Put
-    dtype: torch.dtype | None  # what weights are cast to before they are sent; None: they stay as they are
-    activate: bool  # whether the engines make room to sample from them
-
-    def send(self, source: WeightSource, members: Sequence[RemoteEngines]) -> Sequence[Exception | None]:
-        form, parts = put_buckets(source, self.dtype, self.put)
-        with loading(members, source.version, self.activate, form):
-            self._send_buckets(parts, members)
-        return [None] * len(members)
-
-    def _send_buckets(self, parts: Iterator[Reference], members: Sequence[RemoteEngines]) -> None:
-        """Send each bucket to all engines while the next one is made; at most two of them are alive."""
-        with ExitStack() as ending, ThreadPoolExecutor(1) as ahead:
-            if isinstance(parts, Generator):
-                ending.callback(parts.close)  # ranks that gather for it have to end their pass
-            sending = None
-            for bucket in parts:
-                if sending is not None:
-                    sending.result()
-                sending = ahead.submit(ask_all, members, "load_bucket", bucket)
-                del bucket
-            if sending is not None:
-                sending.result()
-
-
-@dataclass(frozen=True, slots=True)
-class RankTransport:
-    """Lets the ranks send full weights to the engines' workers directly."""
-
-    backend: DirectBackend
-    dtype: torch.dtype | None
-    activate: bool
-
-    def send(self, source: WeightSource, members: Sequence[RemoteEngines]) -> Sequence[Exception | None]:
-        assert isinstance(source, RankedWeights)
-        with loading(members, source.version, self.activate, None, True):
-            source.send(self.backend, [member.caller for member in members], self.dtype)
-        return [None] * len(members)
-
-
-@contextmanager
-def loading(members: Sequence[RemoteEngines], *expected: Any) -> Iterator[None]:
-    """Let all engines expect weights inside the block, as `EngineHost.begin_load`, and end the load with it."""
-    ask_all(members, "begin_load", *expected)
-    whole = False
-    try:
-        yield
-        whole = True
-    finally:
-        if not whole:
-            ask_all(members, "end_load", False, quiet=True)
-    ask_all(members, "end_load", True)
-
-
-def ask_all(members: Sequence[RemoteEngines], method: str, *arguments: Any, quiet: bool = False) -> list[Any]:
-    """Call all engines at the same time; return their answers when all have given one. Raises the first error."""
-    with ThreadPoolExecutor(len(members)) as threads:
-        calls = [threads.submit(member.ask, method, *arguments) for member in members]
-    if quiet and any(one.exception() for one in calls):
-        return []
-    return [one.result() for one in calls]
 
 
 def put_buckets(

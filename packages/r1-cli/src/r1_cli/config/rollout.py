@@ -13,7 +13,7 @@ from pydantic import Field
 
 from r1_cli.config.problems import KeyProblem, KeyRemark, Provenance
 from r1_cli.config.section import Count, NonNegative, Positive, Precision, Section, UserPath, one_of
-from r1_rollout.vllm.keys import COLDEST, HOTTEST
+from r1_rollout.vllm.limits import COLDEST, HOTTEST
 
 AUTO, SERVERS = "auto", "servers"  # servers sample where `worker.rollout.servers` says so, whatever the name
 _FOUND = {found.name for found in iter_modules([str(Path(__file__).parents[1] / "build" / "engines")])}

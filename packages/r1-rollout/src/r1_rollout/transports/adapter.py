@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.private_folder import PrivateFolder
-from r1_rollout.transports.folder import UNSEEN, Loading, PushedWeights, load_all, new_folder
+from r1_rollout.transports.folder import UNSEEN, new_folder
 from r1_rollout.weight_source import Shapes, WeightSource
 from r1_rollout.weights import Weights
 
@@ -21,16 +20,15 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 LAYER = re.compile(r"(?:layers|blocks)\.\d+\..+")  # what names have in common on both sides
 
 
-@dataclass(slots=True)
-class AdapterTransport:
-    """Writes an adapter where its factors are, then lets every member load it over its base weights."""
+def write_source(source: WeightSource, folder: Path) -> Shapes:
+    """Write an adapter into a new `folder`, by the process that has its factors; return their shapes by name.
 
-    target: PushedWeights  # with a folder that does not exist yet
-
-    def send(self, source: WeightSource, members: Sequence[Loading]) -> Sequence[Exception | None]:
-        with new_folder(self.target.folder) as draft:
-            self.target.tensors = len(source.run_with_weights(partial(_write_seen, folder=draft)))
-        return load_all(members, self.target)
+    Raises:
+        WeightsError: the adapter is empty.
+        OSError: the process cannot write, or does not see the folder.
+    """
+    with new_folder(folder) as draft:
+        return source.run_with_weights(partial(_write_seen, folder=draft))
 
 
 def _write_seen(weights: Weights, folder: Path) -> Shapes:

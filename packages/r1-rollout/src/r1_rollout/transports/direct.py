@@ -5,23 +5,14 @@ order of the calls, and run the same code over TCP between CPUs.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-import torch
 from torch import Tensor
 
-from r1_rollout.errors import WeightsError
-from r1_rollout.lora import Adapter
-from r1_rollout.transports.folder import PushedWeights, write_buckets
 from r1_rollout.transports.groups import Group
-from r1_rollout.weight_source import Shapes, WeightSource, known, require_same
-from r1_rollout.weights import Weights, buckets
+from r1_rollout.weights import buckets
 
 BUCKET = 1 << 28  # bytes of weights in flight, on each GPU
 Bucket: TypeAlias = list[tuple[str, Tensor]]
@@ -100,9 +91,6 @@ class Link:
             raise TimeoutError("the workers say that they have weights which are still being sent")
         if failed:
             raise failed[0]
-
-
-# From all ranks to the engines of a cluster.
 
 
 class GroupSender:
@@ -204,133 +192,3 @@ class UntilError:
                 call(*infos)
             except Exception as error:  # raised by `raise_error`
                 self._error = error
-
-
-# From one process to servers, each in a group of its own: in one group for all, a process that dies or hangs blocks the
-# others in the same collective, which on GPUs only the end of the process breaks off.
-
-
-class ServerLink(Protocol):
-    """The sender's end of a transfer to one server. A call raises what the server has failed at."""
-
-    def open(self) -> None:
-        """Connect with the server's workers and begin an update."""
-
-    def send(self, bucket: Bucket) -> None:
-        """Send a bucket; returns when every worker has loaded it."""
-
-    def finish(self, label: str) -> None:
-        """End the update; returns when every worker says that it has the weights `label`."""
-
-    def close(self) -> None:
-        """Disconnect. If the update was not finished, the server's weights are of no version."""
-
-
-class Receiver(Protocol):
-    """A server as the process with the weights sees it; it pickles."""
-
-    def link(self) -> ServerLink:
-        """Return the sender's end of a transfer."""
-
-
-class Receiving(Protocol):
-    """A member of a pool that can be sent weights."""
-
-    def receiver(self) -> Receiver:
-        """Return what connects with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """The result of a push."""
-
-    shapes: Shapes
-    faults: tuple[Exception | None, ...]  # of each receiver; None: it has the weights
-
-
-@dataclass(slots=True)
-class DirectTransport:
-    """Sends full weights to servers from the process that has them, and writes them for servers that fail meanwhile.
-
-    Args:
-        target: what the weights are called, and the new folder that they are written into.
-        max_bytes: of a bucket; one is in memory at a time.
-        dtype: what floating-point tensors are cast to; None: they stay as they are.
-        first: shapes of the first weights, which these must have, too; empty if these are the first.
-    """
-
-    target: PushedWeights
-    max_bytes: int
-    dtype: torch.dtype | None = None
-    first: Shapes = field(default_factory=dict)
-    shapes: Shapes = field(default_factory=dict)  # of what was sent
-
-    def send(self, source: WeightSource, members: Sequence[Receiving]) -> Sequence[Exception | None]:
-        task = partial(
-            push,
-            receivers=[member.receiver() for member in members],
-            label=self.target.label,
-            folder=self.target.folder,
-            max_bytes=self.max_bytes,
-            dtype=self.dtype,
-            first=self.first,
-        )
-        sent = source.run_with_weights(task)
-        self.shapes, self.target.tensors = sent.shapes, len(sent.shapes)
-        return sent.faults
-
-
-def push(
-    weights: Weights,
-    receivers: Sequence[Receiver],
-    *,
-    label: str,
-    folder: Path,
-    max_bytes: int,
-    dtype: torch.dtype | None,
-    first: Shapes,
-) -> Sent:
-    """Send full weights to all receivers in one pass; see `DirectTransport`. Runs where the weights are.
-
-    Raises:
-        WeightsError: these are not the weights that came first; no server calls them by the label.
-        OSError: the folder cannot be written.
-    """
-    if isinstance(weights, Adapter):
-        raise WeightsError("an adapter is not sent directly: servers load it from a folder")
-    shapes = Shapes()
-    with ExitStack() as ending, ThreadPoolExecutor(max(len(receivers), 1), thread_name_prefix="r1-push") as threads:
-        links = [_Attempted(receiver.link()) for receiver in receivers]
-        for link in links:
-            ending.callback(link.link.close)
-
-        def start(call: Callable[[ServerLink], None]) -> list[Future[None]]:
-            return [threads.submit(link.attempt, call) for link in links if link.fault is None]
-
-        def passing() -> Iterator[Bucket]:
-            """Send each bucket while it is written; the next is made when all are done with it."""
-            for bucket in buckets(known(weights, shapes, first), max_bytes, dtype):
-                sending = start(lambda link, bucket=bucket: link.send(bucket))  # type: ignore[misc]
-                yield bucket
-                wait(sending)
-
-        wait(start(lambda link: link.open()))
-        write_buckets(passing(), folder)
-        require_same(first, shapes)
-        wait(start(lambda link: link.finish(label)))
-    return Sent(shapes, tuple(link.fault for link in links))
-
-
-@dataclass(slots=True)
-class _Attempted:
-    """A link that is left alone once it has failed, so that it does not hold up the others."""
-
-    link: ServerLink
-    fault: Exception | None = None
-
-    def attempt(self, call: Callable[[ServerLink], None]) -> None:
-        try:
-            call(self.link)
-        except Exception as error:  # reported with the other faults
-            self.fault = error
-            self.link.close()

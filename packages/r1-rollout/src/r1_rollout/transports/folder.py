@@ -1,17 +1,15 @@
 """Weight transfer through a folder: safetensors files of bounded size, which many processes may write and read."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from r1_rollout.weight_source import LocalWeights, Shapes, WeightSource, require_same
+from r1_rollout.weight_source import LocalWeights, Shapes, WeightSource
 
 # Said of a folder by a process that has weights to write and does not find it.
 UNSEEN = "is not seen by the process that has the weights: give a folder that every machine sees"
@@ -31,51 +29,6 @@ class PushedWeights:
     def address(self) -> dict[str, str]:
         """The field of a request that selects these weights: vLLM calls an adapter by its name."""
         return {"model": self.label} if self.base else {}
-
-
-class Loading(Protocol):
-    """A member of a pool that loads weights from a folder."""
-
-    def load(self, weights: PushedWeights) -> None:
-        """Load the weights. Raises what the member has failed at."""
-
-
-@dataclass(slots=True)
-class FolderTransport:
-    """Writes full weights where they are, then lets every member load them.
-
-    Args:
-        target: with a folder that does not exist yet.
-        max_bytes: size of a file, and of what a process holds in memory beside the model.
-        dtype: what floating-point tensors are written as; None: as they are.
-        first: shapes of the first weights, which these must have, too; empty if these are the first.
-    """
-
-    target: PushedWeights
-    max_bytes: int
-    dtype: torch.dtype | None = None
-    first: Shapes = field(default_factory=dict)
-    shapes: Shapes = field(default_factory=dict)  # of what was sent
-
-    def send(self, source: WeightSource, members: Sequence[Loading]) -> Sequence[Exception | None]:
-        self.shapes = write_source(source, self.target.folder, self.max_bytes, self.dtype)
-        self.target.tensors = len(self.shapes)
-        require_same(self.first, self.shapes)
-        return load_all(members, self.target)
-
-
-def load_all(members: Sequence[Loading], weights: PushedWeights) -> list[Exception | None]:
-    """Let all members load at the same time; return what each has failed at."""
-
-    def attempt(member: Loading) -> Exception | None:
-        try:
-            member.load(weights)
-        except Exception as error:  # reported with the other faults
-            return error
-        return None
-
-    with ThreadPoolExecutor(max(len(members), 1), thread_name_prefix="r1-load") as threads:
-        return list(threads.map(attempt, members))
 
 
 @dataclass(frozen=True, slots=True)

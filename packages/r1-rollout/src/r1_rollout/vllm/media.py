@@ -16,7 +16,7 @@ from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems,
 
 from r1_rollout.errors import PromptError
 from r1_rollout.types import PromptLike
-from r1_rollout.vllm.positions import BROUGHT
+from r1_rollout.vllm.compat import BROUGHT
 
 # The forward arguments of the Qwen-VL families, which vLLM's models of them read by the same names.
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}

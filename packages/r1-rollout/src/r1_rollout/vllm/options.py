@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r1_rollout.vllm.keys import BANNED
+from r1_rollout.vllm.limits import BANNED
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.32 makes room for
 CPU_CACHE = 1 << 30  # bytes; vLLM would take a share of the whole machine

@@ -19,7 +19,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from vllm.v1.sample.logits_processor import LogitsProcessor as FirstRunnerProcessor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SecondRunnerProcessor
 
-from r1_rollout.vllm.keys import BANNED, FORCED
+from r1_rollout.vllm.limits import BANNED, FORCED
 
 GREEDY = 1e-5  # vLLM's own bound
 

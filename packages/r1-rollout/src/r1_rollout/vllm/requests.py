@@ -7,9 +7,9 @@ from vllm import SamplingParams as Settings
 from vllm.sampling_params import RequestOutputKind
 
 from r1_rollout.errors import EngineError, NonFiniteLogits
+from r1_rollout.sampling import sample_seed
 from r1_rollout.types import Completion, SamplingParams
-from r1_rollout.vllm.keys import FORCED
-from r1_rollout.vllm.seeds import sample_seed
+from r1_rollout.vllm.limits import FORCED
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens

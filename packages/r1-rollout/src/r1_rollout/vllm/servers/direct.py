@@ -1,9 +1,14 @@
-"""Direct weight transfer to one vLLM server: vLLM's calls over HTTP, each beside what its group sends."""
+"""Direct weight transfer to vLLM servers: vLLM's calls over HTTP, each beside what the server's group sends.
+
+Each server is in a group of its own. In one group for all, a process that dies or hangs blocks the others in the same
+collective, which on GPUs only the end of the process breaks off.
+"""
 
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -11,10 +16,15 @@ from urllib.parse import urlsplit
 
 import torch
 
+from r1_rollout.errors import WeightsError
+from r1_rollout.lora import Adapter
 from r1_rollout.transports.direct import Bucket, Link
+from r1_rollout.transports.folder import write_buckets
 from r1_rollout.transports.groups import Group, NcclGroup, TcpGroup
 from r1_rollout.vllm.client import Endpoint, ServerFault, ServerRejected, ServerStalled, ask
 from r1_rollout.vllm.servers.server import require_settings
+from r1_rollout.weight_source import Shapes, known, require_same
+from r1_rollout.weights import Weights, buckets
 
 Backend: TypeAlias = Literal["nccl", "r1_tcp"]  # of vLLM's weight transfer: between GPUs, or between CPUs
 
@@ -148,3 +158,67 @@ def own_address(server: Endpoint) -> str:
     with socket.socket(family, kind) as probe:
         probe.connect(there)  # sends nothing: it only chooses the route
         return str(probe.getsockname()[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The result of a push."""
+
+    shapes: Shapes
+    faults: tuple[Exception | None, ...]  # of each receiver; None: it has the weights
+
+
+def push(
+    weights: Weights,
+    receivers: Sequence[ServerReceiver],
+    *,
+    label: str,
+    folder: Path,
+    max_bytes: int,
+    dtype: torch.dtype | None,
+    first: Shapes,
+) -> Sent:
+    """Send full weights to all receivers in one pass; see `DirectTransport`. Runs where the weights are.
+
+    Raises:
+        WeightsError: these are not the weights that came first; no server calls them by the label.
+        OSError: the folder cannot be written.
+    """
+    if isinstance(weights, Adapter):
+        raise WeightsError("an adapter is not sent directly: servers load it from a folder")
+    shapes = Shapes()
+    with ExitStack() as ending, ThreadPoolExecutor(max(len(receivers), 1), thread_name_prefix="r1-push") as threads:
+        links = [_Attempted(receiver.link()) for receiver in receivers]
+        for link in links:
+            ending.callback(link.link.close)
+
+        def start(call: Callable[[HttpLink], None]) -> list[Future[None]]:
+            return [threads.submit(link.attempt, call) for link in links if link.fault is None]
+
+        def passing() -> Iterator[Bucket]:
+            """Send each bucket while it is written; the next is made when all are done with it."""
+            for bucket in buckets(known(weights, shapes, first), max_bytes, dtype):
+                sending = start(lambda link, bucket=bucket: link.send(bucket))  # type: ignore[misc]
+                yield bucket
+                wait(sending)
+
+        wait(start(lambda link: link.open()))
+        write_buckets(passing(), folder)
+        require_same(first, shapes)
+        wait(start(lambda link: link.finish(label)))
+    return Sent(shapes, tuple(link.fault for link in links))
+
+
+@dataclass(slots=True)
+class _Attempted:
+    """A link that is left alone once it has failed, so that it does not hold up the others."""
+
+    link: HttpLink
+    fault: Exception | None = None
+
+    def attempt(self, call: Callable[[HttpLink], None]) -> None:
+        try:
+            call(self.link)
+        except Exception as error:  # reported with the other faults
+            self.fault = error
+            self.link.close()

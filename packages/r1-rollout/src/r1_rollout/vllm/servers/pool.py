@@ -15,9 +15,7 @@ from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.pool.pool import EnginePool
 from r1_rollout.private_folder import PrivateFolder
-from r1_rollout.transports.adapter import AdapterTransport
-from r1_rollout.transports.direct import DirectTransport
-from r1_rollout.transports.folder import FolderTransport, PushedWeights, count_tensors
+from r1_rollout.transports.folder import PushedWeights, count_tensors
 from r1_rollout.types import PromptLike, SamplingParams
 from r1_rollout.vllm.client import Endpoint
 from r1_rollout.vllm.limits import require_temperature
@@ -25,6 +23,7 @@ from r1_rollout.vllm.servers.direct import Backend
 from r1_rollout.vllm.servers.pooled_server import Deadlines, PooledServer
 from r1_rollout.vllm.servers.server import LocalServer
 from r1_rollout.vllm.servers.supervisor import Supervisor
+from r1_rollout.vllm.servers.transports import AdapterTransport, DirectTransport, FolderTransport
 from r1_rollout.weight_source import Shapes, WeightSource
 from r1_rollout.weights import require_newer
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from r1_rollout.errors import ServerError
+from r1_rollout.sampling import sample_seed
 from r1_rollout.types import Completion, PromptLike, SamplingParams
 from r1_rollout.vllm.client import ServerFault
-from r1_rollout.vllm.keys import FORCED
-from r1_rollout.vllm.seeds import sample_seed
+from r1_rollout.vllm.limits import FORCED
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
