@@ -28,14 +28,14 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_cli.cluster.actors import Actors, Place
 from r1_cli.cluster.connect import open_cluster
-from r1_cli.cluster.placement import seat_ranks
+from r1_cli.cluster.placement import place_ranks
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.config import load_config
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.engines import open_engine, start_engines
-from r1_cli.jobs.learner import open_seats, prepare_learner, start_ranks
+from r1_cli.jobs.learner import open_placement, prepare_learner, start_ranks
 from r1_cli.jobs.session import build_schedule
 from r1_cli.models.files import open_model
 from r1_cli.plan.batches import count, make_plan
@@ -138,20 +138,20 @@ class Idle:
 
 @contextmanager
 def actors(count: int, folder: Path) -> Iterator[tuple[Actors, Any]]:
-    """Actors in a cluster of their own, and the seats they have."""
+    """Actors in a cluster of their own, and their placements."""
     with open_cluster(TrainerConfig(n_gpus_per_node=count), Hardware("cpu")) as machines:
-        seats = seat_ranks(machines.learner)
-        found = Actors([Place(seat.name, seat.node, (), folder / f"{seat.name}.log", count) for seat in seats])
+        placements = place_ranks(machines.learner)
+        found = Actors([Place(one.name, one.node, (), folder / f"{one.name}.log", count) for one in placements])
         try:
-            yield found, seats
+            yield found, placements
         finally:
             found.close()
 
 
 def time_verbs(folder: Path) -> float:
     """Return the median milliseconds of a verb that does nothing."""
-    with actors(MANY, folder) as (idle, seats):
-        idle.make(Idle, [() for _ in seats])
+    with actors(MANY, folder) as (idle, placements):
+        idle.make(Idle, [() for _ in placements])
         times = []
         for _ in range(CALLS):
             start = time.perf_counter()
@@ -162,9 +162,9 @@ def time_verbs(folder: Path) -> float:
 
 def time_steps(rounds: int, folder: Path) -> dict[str, float]:
     """Return the best seconds of a step, in actors and in plain processes."""
-    with actors(2, folder) as (ranks, seats):
-        ranks.make(Rank, [(build, seat.rank, len(seats)) for seat in seats])
-        ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
+    with actors(2, folder) as (ranks, placements):
+        ranks.make(Rank, [(build, placement.rank, len(placements)) for placement in placements])
+        ranks.ask("join", ranks.ask_first("open_store", placements[0].node.address))
         learner = RankedPolicy(RankClient(ranks))
         with plain_ranks() as pipes:
             pairs = [(take_step(learner), take_plain_step(pipes)) for _ in range(rounds + 1)][1:]
@@ -180,11 +180,11 @@ def time_start(folder: Path) -> float:
     schedule = build_schedule(config, make_plan(config, *count(config)))
     start = time.perf_counter()
     with ExitStack() as stack:
-        seats = stack.enter_context(open_seats(config, hardware))
-        ranks = start_ranks(config, hardware, seats.ranks, stack)
-        engines = start_engines(config, hardware, seats.engines, stack)
-        load_learner = prepare_learner(config, hardware, model, schedule, seats.ranks, ranks, stack)
-        open_engine(config, hardware, model, seats.engines, engines, stack)
+        placement = stack.enter_context(open_placement(config, hardware))
+        ranks = start_ranks(config, hardware, placement.ranks, stack)
+        engines = start_engines(config, hardware, placement.engines, stack)
+        load_learner = prepare_learner(config, hardware, model, schedule, placement.ranks, ranks, stack)
+        open_engine(config, hardware, model, placement.engines, engines, stack)
         load_learner()
         return time.perf_counter() - start
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from endtoend import ROOT, read_log
 from ranks import patches
 
-from r1_cli.cluster.placement import Node, seat_ranks
+from r1_cli.cluster.placement import Node, place_ranks
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.jobs import session as job
@@ -97,12 +97,12 @@ def prepare_learner(
     hardware: Hardware,
     model: ModelFiles,
     schedule: Schedule,
-    seats: Any,
+    placements: Any,
     ranks: Any,
     stack: ExitStack,
 ) -> Callable[[], Any]:
     """In the place of the run's own, which would start processes under Ray."""
-    here = seat_ranks([Node("here", "127.0.0.1", ("cpu",) * dist.get_world_size())])
+    here = place_ranks([Node("here", "127.0.0.1", ("cpu",) * dist.get_world_size())])
     return partial(load_ranked, config, hardware, schedule, here, Together())
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from r1_cli.cluster.direct import DirectBackend
 from r1_cli.cluster.engine import EngineInfo
-from r1_cli.cluster.placement import Machines, Node, Seating, seat_engines, seat_ranks
+from r1_cli.cluster.placement import ClusterNodes, Node, Placement, place_engines, place_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs import learner as learner_job
 from r1_cli.jobs.engines import open_engine, start_engines
-from r1_cli.jobs.learner import open_seats, resolve_devices, seated_hardware, start_ranks
+from r1_cli.jobs.learner import open_placement, rank_hardware, resolve_devices, start_ranks
 from r1_cli.models.load import ModelError
 
 BASE = [
@@ -42,8 +42,8 @@ def test_one_device_needs_no_cluster():
     config, _ = load_config([*BASE, "trainer.n_gpus_per_node=1"])
     before = "ray" in sys.modules
     for hardware in (Hardware("cpu"), GPUS):
-        with open_seats(config, hardware) as seats:
-            assert seats == Seating()
+        with open_placement(config, hardware) as placements:
+            assert placements == Placement()
     assert ("ray" in sys.modules) == before
 
 
@@ -51,7 +51,7 @@ def test_more_gpus_than_there_are_are_refused_by_node():
     config, _ = load_config([*BASE, "trainer.n_gpus_per_node=4"])
     with (
         pytest.raises(ConfigError, match=r"n_gpus_per_node=4.*127.0.0.1 2.*at most 2"),
-        open_seats(config, GPUS),
+        open_placement(config, GPUS),
     ):
         pass
 
@@ -66,8 +66,8 @@ def test_more_gpus_than_there_are_are_refused_by_node():
     ],
 )
 def test_a_run_computes_on_what_its_ranks_have(seen, devices, used):
-    seats = seat_ranks([Node("a", "10.0.0.1", devices)])
-    assert seated_hardware(seen, seats) == used
+    placements = place_ranks([Node("a", "10.0.0.1", devices)])
+    assert rank_hardware(seen, placements) == used
 
 
 class Recorded:
@@ -104,11 +104,11 @@ def test_engines_share_the_gpus_of_their_nodes_ranks_and_get_weights_by_ipc(monk
     words = ["trainer.n_gpus_per_node=4", "worker.rollout.tensor_parallel_size=2", "worker.rollout.name=vllm"]
     config, _ = load_config([*BASE, *words, "trainer.nnodes=2", "worker.actor.global_batch_size=128"])
     gpus = ("0", "1", "2", "3")
-    seats = seat_engines(Machines((Node("a", "10.0.0.1", gpus), Node("b", "10.0.0.2", gpus))), 2)
+    placements = place_engines(ClusterNodes((Node("a", "10.0.0.1", gpus), Node("b", "10.0.0.2", gpus))), 2)
     with ExitStack() as stack:
-        started = start_engines(config, Hardware("cuda", gpus), seats, stack)
+        started = start_engines(config, Hardware("cuda", gpus), placements, stack)
         assert Recorded.warmed == ("r1_cli.jobs.engines",)
-        engines = open_engine(config, Hardware("cuda", gpus), None, seats, started, stack)
+        engines = open_engine(config, Hardware("cuda", gpus), None, placements, started, stack)
     found = [(place.name, place.node.id, place.devices, own.gpus) for place, own in Recorded.made]
     assert found == [
         ("engine-0", "a", ("0", "1"), ("0", "1")), ("engine-1", "a", ("2", "3"), ("2", "3")),
@@ -122,13 +122,13 @@ def test_processes_import_what_they_take_once_they_have_shown_that_they_see_the_
     order = []
     monkeypatch.setattr("r1_cli.cluster.actors.Actors", Recorded)
     monkeypatch.setattr(Recorded, "warm", lambda self, *modules: order.append(modules))
-    monkeypatch.setattr(learner_job, "require_shared_folders", lambda config, ranks, seats: order.append("seen"))
+    monkeypatch.setattr(learner_job, "require_shared_folders", lambda config, ranks, placements: order.append("seen"))
     words = ["trainer.n_gpus_per_node=2", "worker.rollout.name=embedded"]
     config, _ = load_config([*BASE, *words])
-    machines = Machines((Node("a", "10.0.0.1", ("cpu", "cpu")),))
+    machines = ClusterNodes((Node("a", "10.0.0.1", ("cpu", "cpu")),))
     with ExitStack() as stack:
-        assert start_ranks(config, Hardware("cpu"), seat_ranks(machines.learner), stack) is not None
-        start_engines(config, Hardware("cpu"), seat_engines(machines, 1), stack)
+        assert start_ranks(config, Hardware("cpu"), place_ranks(machines.learner), stack) is not None
+        start_engines(config, Hardware("cpu"), place_engines(machines, 1), stack)
     assert order == ["seen", ("r1_cli.cluster.rank",), ("r1_cli.jobs.engines", "r1_rollout.embedded")]
     assert all(importlib.util.find_spec(module) for modules in order[1:] for module in modules)
 
@@ -136,6 +136,6 @@ def test_processes_import_what_they_take_once_they_have_shown_that_they_see_the_
 def test_a_transformers_that_cannot_load_in_parts_is_named_before_anything_starts(monkeypatch):
     monkeypatch.setattr("transformers.__version__", "5.18.2")
     config, _ = load_config([*BASE, "trainer.n_gpus_per_node=2"])
-    seats = seat_ranks([Node("a", "10.0.0.1", ("cpu", "cpu"))])
+    placements = place_ranks([Node("a", "10.0.0.1", ("cpu", "cpu"))])
     with pytest.raises(ModelError, match=r"takes transformers 5.19 or newer, and this is 5.18.2"), ExitStack() as stack:
-        start_ranks(config, Hardware("cpu"), seats, stack)
+        start_ranks(config, Hardware("cpu"), placements, stack)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from r1_cli.checkpoint.shared_filesystem import Unseen, shown_folders
-from r1_cli.cluster.placement import Node, seat_ranks
+from r1_cli.cluster.placement import Node, place_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.jobs.learner import require_shared_folders
 
@@ -107,6 +107,6 @@ def test_a_run_is_refused_with_the_node_and_the_key_before_anything_is_loaded(fo
         "data.train_files=a@train",
     ]
     config = load_config([*words, "worker.reward.reward_function=math"])[0]
-    seats = seat_ranks([Node("a", "node 0", ("cpu",)), Node("b", "node 1", ("cpu",))])
-    with pytest.raises(ConfigError, match=rf"trainer\.save_checkpoint_path=.*{seats[1].node.address} it is no folder"):
-        require_shared_folders(config, Nodes(), seats)
+    placements = place_ranks([Node("a", "node 0", ("cpu",)), Node("b", "node 1", ("cpu",))])
+    with pytest.raises(ConfigError, match=r"trainer\.save_checkpoint_path=.*node 1 it is no folder"):
+        require_shared_folders(config, Nodes(), placements)

@@ -6,7 +6,7 @@ import pytest
 from cli_media import dataset_of, make_renderer, row
 
 from r1_cli.cluster.connect import shared_bytes, store_bytes
-from r1_cli.cluster.placement import Node, seat_ranks
+from r1_cli.cluster.placement import Node, place_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.media import inputs_dtype, require_store_for_batch
@@ -70,6 +70,8 @@ def test_the_check_is_of_the_runs_own_rows_in_the_precision_that_they_cross_in()
     prompts = Mixture([dataset_of([row(0), row(1)], make_renderer())])
     exact = 4 * prompts[0].model_inputs["pixel_values"].numel() * inputs_dtype(config, hardware).itemsize
     require_store_for_batch(config, hardware, [], prompts)
-    require_store_for_batch(config, hardware, seat_ranks([Node("n", "10.0.0.1", ("cpu",), 2 * exact + 10**9)]), prompts)
+    require_store_for_batch(
+        config, hardware, place_ranks([Node("n", "10.0.0.1", ("cpu",), 2 * exact + 10**9)]), prompts
+    )
     with pytest.raises(ConfigError, match=r"rollout_batch_size=4: .*10\.0\.0\.1 has"):
-        require_store_for_batch(config, hardware, seat_ranks([Node("n", "10.0.0.1", ("cpu",), exact)]), prompts)
+        require_store_for_batch(config, hardware, place_ranks([Node("n", "10.0.0.1", ("cpu",), exact)]), prompts)

@@ -14,7 +14,7 @@ from cli_ranks import LOADS, STORE
 
 from r1_cli.cluster.batch import to_columns
 from r1_cli.cluster.media import MediaSet
-from r1_cli.cluster.placement import Node, seat_ranks
+from r1_cli.cluster.placement import Node, place_ranks
 from r1_cli.jobs.media import machines_of, start_media
 from r1_cli.train.groups.group import to_sample
 from r1_data.mixture import Mixture
@@ -152,5 +152,5 @@ def test_machines_start_before_or_with_the_first_picture_and_nothing_is_rendered
 
 def test_machines_are_the_drivers_own_first_and_each_once() -> None:
     head, one, two = Node("a", "10.0.0.1", ()), Node("b", "10.0.0.2", ("0", "1")), Node("c", "10.0.0.3", ("0",))
-    assert machines_of(head, seat_ranks([two, one])) == [head, one, two]
-    assert [node.id for node in machines_of(Node("c", "10.0.0.3", ()), seat_ranks([two, one]))] == ["c", "b"]
+    assert machines_of(head, place_ranks([two, one])) == [head, one, two]
+    assert [node.id for node in machines_of(Node("c", "10.0.0.3", ()), place_ranks([two, one]))] == ["c", "b"]

@@ -3,14 +3,14 @@
 import pytest
 
 from r1_cli.cluster.placement import (
-    Machines,
+    ClusterNodes,
     Node,
-    imagine_seating,
-    require_room,
-    seat_engines,
-    seat_ranks,
-    share_machines,
-    share_threads,
+    allocate_devices,
+    place_engines,
+    place_ranks,
+    plan_placement,
+    require_devices,
+    threads_per_rank,
 )
 from r1_cli.config import ConfigError, load_config
 from r1_cli.config.rollout import EnginesConfig
@@ -19,21 +19,21 @@ from r1_cli.config.rollout import EnginesConfig
 def test_ranks_are_ordered_by_address_and_device_whatever_order_the_nodes_come_in():
     nodes = [Node("c", "10.0.0.10", ("0", "1")), Node("a", "10.0.0.9", ("4", "5")), Node("b", "head", ("0", "1"))]
     for order in (nodes, nodes[::-1]):
-        seats = seat_ranks(order)
-        assert [(seat.rank, seat.node.id, seat.device) for seat in seats] == [
+        placements = place_ranks(order)
+        assert [(placement.rank, placement.node.id, placement.device) for placement in placements] == [
             (0, "b", "0"), (1, "b", "1"), (2, "a", "4"), (3, "a", "5"), (4, "c", "0"), (5, "c", "1"),
         ]  # fmt: skip
-    assert seats[3].name == "learner-3"
+    assert placements[3].name == "learner-3"
 
 
 def test_two_nodes_of_one_address_keep_their_order():
     nodes = [Node("y", "127.0.0.1", ("cpu",)), Node("x", "127.0.0.1", ("cpu",))]
-    assert [seat.node.id for seat in seat_ranks(nodes)] == ["x", "y"]
+    assert [placement.node.id for placement in place_ranks(nodes)] == ["x", "y"]
 
 
 @pytest.mark.parametrize(("processors", "ranks", "each"), [(64, 8, 8), (2, 2, 1), (1, 4, 1), (7, 2, 3), (5, 1, 5)])
 def test_ranks_share_the_threads_and_each_has_one(processors, ranks, each):
-    assert share_threads(processors, ranks) == each
+    assert threads_per_rank(processors, ranks) == each
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_ranks_share_the_threads_and_each_has_one(processors, ranks, each):
     [([("a", 8)], 1, 8), ([("a", 8), ("b", 4), ("c", 8)], 2, 8), ([("a", 1), ("a", 1)], 2, 1)],
 )
 def test_what_fits_is_accepted(offers, nnodes, per_node):
-    require_room(offers, nnodes, per_node, "GPUs")
+    require_devices(offers, nnodes, per_node, "GPUs")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_fits_is_accepted(offers, nnodes, per_node):
 )  # fmt: skip
 def test_what_does_not_fit_is_told_by_node_with_what_to_set(offers, nnodes, per_node, says):
     with pytest.raises(ConfigError) as error:
-        require_room(offers, nnodes, per_node, "GPUs")
+        require_devices(offers, nnodes, per_node, "GPUs")
     for part in says:
         assert part in str(error.value)
 
@@ -70,16 +70,16 @@ TWO = (Node("b", "10.0.0.2", ("0", "1", "2", "3")), Node("a", "10.0.0.1", ("0", 
 @pytest.mark.parametrize(
     ("machines", "size", "expected"),
     [
-        (Machines(TWO[:1]), 1, [("b", "0"), ("b", "1"), ("b", "2"), ("b", "3")]),
-        (Machines(TWO), 4, [("a", "0", "1", "2", "3"), ("b", "0", "1", "2", "3")]),
-        (Machines(TWO[:1], (Node("b", "10.0.0.2", ("4", "5")),)), 1, [("b", "4"), ("b", "5")]),
-        (Machines(TWO, (Node("c", "10.0.0.3", ("cpu",) * 4),)), 2, [("c", "cpu", "cpu")] * 2),
+        (ClusterNodes(TWO[:1]), 1, [("b", "0"), ("b", "1"), ("b", "2"), ("b", "3")]),
+        (ClusterNodes(TWO), 4, [("a", "0", "1", "2", "3"), ("b", "0", "1", "2", "3")]),
+        (ClusterNodes(TWO[:1], (Node("b", "10.0.0.2", ("4", "5")),)), 1, [("b", "4"), ("b", "5")]),
+        (ClusterNodes(TWO, (Node("c", "10.0.0.3", ("cpu",) * 4),)), 2, [("c", "cpu", "cpu")] * 2),
     ],
 )
 def test_an_engine_has_its_devices_on_one_node_those_of_ranks_or_others_if_they_are_apart(machines, size, expected):
-    seats = seat_engines(machines, size)
-    assert [(seat.node.id, *seat.devices) for seat in seats] == expected
-    assert [seat.name for seat in seats] == [f"engine-{number}" for number in range(len(expected))]
+    placements = place_engines(machines, size)
+    assert [(placement.node.id, *placement.devices) for placement in placements] == expected
+    assert [placement.name for placement in placements] == [f"engine-{number}" for number in range(len(expected))]
 
 
 BASE = [
@@ -109,14 +109,14 @@ APART = ["worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_n
 )  # fmt: skip
 def test_seats_are_shown_for_the_numbers_given(words, ranks, engines, monkeypatch):
     monkeypatch.setenv("R1_SERVERS_TOKEN", "secret")
-    seating = imagine_seating(load_config([*BASE, *words])[0])
-    assert [seat.device for seat in seating.ranks] == ranks
-    assert [(seat.node.address, *seat.devices) for seat in seating.engines] == engines
+    placement = plan_placement(load_config([*BASE, *words])[0])
+    assert [placement.device for placement in placement.ranks] == ranks
+    assert [(placement.node.address, *placement.devices) for placement in placement.engines] == engines
 
 
 def share(devices, nnodes, per_node, apart):
     named = [(f"10.0.0.{number}", count) for number, count in enumerate(devices)]
-    return share_machines(named, nnodes, per_node, EnginesConfig(nnodes=apart[0], n_gpus_per_node=apart[1]), "GPUs")
+    return allocate_devices(named, nnodes, per_node, EnginesConfig(nnodes=apart[0], n_gpus_per_node=apart[1]), "GPUs")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from r1_cli.cluster.errors import ClusterError
-from r1_cli.cluster.placement import Node, share_threads
+from r1_cli.cluster.placement import Node, threads_per_rank
 from r1_cli.cluster.process import last_lines, portable, write_into
 from r1_cli.config.root import SECRET
 
@@ -66,7 +66,7 @@ class Host:
         os.chdir(folder)
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # which are no news in a log
         # The rest is read when torch is imported, which it is not yet.
-        os.environ["OMP_NUM_THREADS"] = str(share_threads(len(os.sched_getaffinity(0)), place.sharing))
+        os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(len(os.sched_getaffinity(0)), place.sharing))
         os.environ.update(environment)
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.devices)
         if place.node.scratch:

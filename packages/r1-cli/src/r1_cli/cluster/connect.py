@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from r1_cli.cluster.errors import ClusterError
-from r1_cli.cluster.placement import Machines, Node, require_room, share_machines
+from r1_cli.cluster.placement import ClusterNodes, Node, allocate_devices, require_devices
 from r1_cli.config import ConfigError, Problem
 from r1_cli.config.rollout import EnginesConfig
 from r1_cli.config.trainer import TrainerConfig
@@ -39,7 +39,7 @@ NO_CLUSTER = (
 
 
 @contextmanager
-def open_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig = TOGETHER) -> Iterator[Machines]:
+def open_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig = TOGETHER) -> Iterator[ClusterNodes]:
     """Connect to a cluster, and keep `nnodes` machines of it with `n_gpus_per_node` devices each for the run.
 
     Engines that are to be `apart` get as many other devices as that says, on those machines or on others.
@@ -64,15 +64,15 @@ def open_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfi
 
 
 @contextmanager
-def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig) -> Iterator[Machines]:
+def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig) -> Iterator[ClusterNodes]:
     """Start Ray for this run alone: on loopback, with a token, and with a folder that is gone when the run is.
 
     If the run is killed, its folder goes with the next one.
     """
     ranks, wanted = trainer.n_gpus_per_node, trainer.n_gpus_per_node + apart.n_gpus_per_node
     devices = hardware.gpus if hardware.on_gpu else ("cpu",) * wanted
-    require_room([(LOOPBACK, len(devices))], 1, ranks, "GPUs")
-    share_machines([(LOOPBACK, len(devices))], 1, ranks, apart, "GPUs")
+    require_devices([(LOOPBACK, len(devices))], 1, ranks, "GPUs")
+    allocate_devices([(LOOPBACK, len(devices))], 1, ranks, apart, "GPUs")
     # Read when Ray is imported: a node's address is loopback there where Ray thinks it cannot be one of many.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # Ray asks for a token by itself, and would write its own into the home. It reads one once, so it stays.
@@ -89,7 +89,7 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesCo
         scratch.mkdir()
         store = store_bytes(ray.nodes(), own, shared_bytes())
         here = Node(own, LOOPBACK, devices[:ranks], store, str(scratch))
-        yield Machines((here,), (replace(here, devices=devices[ranks:wanted]),) if apart.nnodes else ())
+        yield ClusterNodes((here,), (replace(here, devices=devices[ranks:wanted]),) if apart.nnodes else ())
     finally:
         ray.shutdown()
         folder.remove()
@@ -117,7 +117,7 @@ def _start(ray: ModuleType, processes: int, folder: Path) -> None:
 
 
 @contextmanager
-def joined_cluster(trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[Machines]:
+def joined_cluster(trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[ClusterNodes]:
     """Connect to the cluster of RAY_ADDRESS, or to the one that `ray start` has begun on this machine."""
     address = find_address()
     if not address or (silent := why_silent(address)):
@@ -173,16 +173,16 @@ def why_silent(address: str) -> str | None:
 
 
 @contextmanager
-def _kept_machines(ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[Machines]:
+def _kept_machines(ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[ClusterNodes]:
     """Take machines with enough free devices until the block ends, by an actor on each that has them all."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     resource = "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
     offers = [(node["NodeManagerAddress"], int(node["Resources"].get(resource, 0))) for node in alive]
     wanted = trainer.nnodes, trainer.n_gpus_per_node
-    require_room(offers, *wanted, f"{resource}s")
-    shares = share_machines(offers, *wanted, apart, f"{resource}s")
+    require_devices(offers, *wanted, f"{resource}s")
+    shares = allocate_devices(offers, *wanted, apart, f"{resource}s")
     group = ray.util.placement_group([{resource: sum(share)} for share in shares], strategy="STRICT_SPREAD")
-    keeper = ray.remote(max_restarts=0)(type("machine", (Keeper,), {}))
+    keeper = ray.remote(max_restarts=0)(type("machine", (NodeReservation,), {}))
     keepers: list[Any] = []
     try:
         if not group.wait(JOINING):
@@ -216,7 +216,7 @@ def _kept_machines(ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig
 
 def _deal_out(
     found: Sequence[Mapping[str, Any]], stores: Sequence[int | None], shares: Sequence[tuple[int, int]]
-) -> Machines:
+) -> ClusterNodes:
     """Return which devices of the machines ranks have, and which engines apart."""
     learner, engines = [], []
     for one, store, (ranks, apart) in zip(found, stores, shares, strict=True):
@@ -224,7 +224,7 @@ def _deal_out(
         node = Node(one["id"], one["address"], devices, store, one["scratch"])
         learner += [replace(node, devices=devices[:ranks])] if ranks else []
         engines += [replace(node, devices=devices[ranks:])] if apart else []
-    return Machines(tuple(learner), tuple(engines))
+    return ClusterNodes(tuple(learner), tuple(engines))
 
 
 def own_node() -> Node:
@@ -233,7 +233,7 @@ def own_node() -> Node:
     return Node(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), ())
 
 
-class Keeper:
+class NodeReservation:
     """Has the devices of a machine, so that no other run gets them, and tells of the machine."""
 
     def __init__(self) -> None:

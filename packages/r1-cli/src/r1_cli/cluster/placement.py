@@ -24,7 +24,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class ClusterNodes:
     """Where a run computes."""
 
     learner: tuple[Node, ...]
@@ -32,7 +32,7 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankPlacement:
     """Where one rank computes: `device` of `node`, which it has alone."""
 
     rank: int
@@ -49,17 +49,17 @@ class Seat:
         return f"learner-{self.rank}"
 
 
-def seat_ranks(nodes: Sequence[Node]) -> tuple[Seat, ...]:
+def place_ranks(nodes: Sequence[Node]) -> tuple[RankPlacement, ...]:
     """Give every device a rank: node by node in the order of their addresses, on each by device.
 
     So neighbours in rank are neighbours on a machine, and a run that is resumed on the same machines has them alike.
     """
     places = [(node, device) for node in sorted(nodes, key=_by_address) for device in node.devices]
-    return tuple(Seat(rank, node, device) for rank, (node, device) in enumerate(places))
+    return tuple(RankPlacement(rank, node, device) for rank, (node, device) in enumerate(places))
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSeat:
+class EnginePlacement:
     """Where one engine computes."""
 
     number: int
@@ -72,40 +72,40 @@ class EngineSeat:
         return f"engine-{self.number}"
 
 
-def seat_engines(machines: Machines, size: int) -> tuple[EngineSeat, ...]:
+def place_engines(machines: ClusterNodes, size: int) -> tuple[EnginePlacement, ...]:
     """Give every `size` devices of a machine an engine, in the order of ranks."""
     nodes = sorted(machines.apart or machines.learner, key=_by_address)
     parts = [(node, node.devices[at : at + size]) for node in nodes for at in range(0, len(node.devices), size)]
-    return tuple(EngineSeat(number, node, devices) for number, (node, devices) in enumerate(parts))
+    return tuple(EnginePlacement(number, node, devices) for number, (node, devices) in enumerate(parts))
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
-    """Who computes where; nobody has a seat in a run on one device."""
+class Placement:
+    """Who computes where; empty in a run on one device."""
 
-    ranks: tuple[Seat, ...] = ()
-    engines: tuple[EngineSeat, ...] = ()  # none of servers, which have no seat of the run's
-
-
-def seat_all(machines: Machines, rollout: RolloutConfig) -> Seating:
-    """Give ranks and engines their seats."""
-    engines = () if rollout.servers.used else seat_engines(machines, rollout.engine_size)
-    return Seating(seat_ranks(machines.learner), engines)
+    ranks: tuple[RankPlacement, ...] = ()
+    engines: tuple[EnginePlacement, ...] = ()  # none of servers, which the run does not place
 
 
-def imagine_seating(config: RunConfig) -> Seating:
-    """Return the seats on machines as the numbers say, to show where ranks and engines would be.
+def place_all(machines: ClusterNodes, rollout: RolloutConfig) -> Placement:
+    """Place ranks and engines."""
+    engines = () if rollout.servers.used else place_engines(machines, rollout.engine_size)
+    return Placement(place_ranks(machines.learner), engines)
+
+
+def plan_placement(config: RunConfig) -> Placement:
+    """Return the placement on machines as the numbers say, to show where ranks and engines would be.
 
     One machine holds all; of several it is not known which has further devices.
     """
     if not config.on_cluster:
-        return Seating()
+        return Placement()
     nnodes, per_node, apart = config.trainer.nnodes, config.trainer.n_gpus_per_node, config.worker.rollout.engines
     numbered = tuple(map(str, range(per_node + apart.n_gpus_per_node)))
     learner = tuple(Node(str(n), f"node {n}", numbered[:per_node]) for n in range(nnodes))
     where = "node {}" if nnodes == 1 else "node {} or a further one"
     further = tuple(Node(str(n), where.format(n), numbered[per_node:]) for n in range(apart.nnodes))
-    return seat_all(Machines(learner, further), config.worker.rollout)
+    return place_all(ClusterNodes(learner, further), config.worker.rollout)
 
 
 def _by_address(node: Node) -> tuple[int, int, str]:
@@ -116,12 +116,12 @@ def _by_address(node: Node) -> tuple[int, int, str]:
     return number.version, int(number), node.id
 
 
-def share_threads(processors: int, ranks: int) -> int:
+def threads_per_rank(processors: int, ranks: int) -> int:
     """Return how many threads each of the ranks on a machine computes with."""
     return max(1, processors // ranks)
 
 
-def require_room(offers: Sequence[tuple[str, int]], nnodes: int, per_node: int, kind: str) -> None:
+def require_devices(offers: Sequence[tuple[str, int]], nnodes: int, per_node: int, kind: str) -> None:
     """Check that enough machines have enough devices.
 
     Args:
@@ -146,13 +146,13 @@ def require_room(offers: Sequence[tuple[str, int]], nnodes: int, per_node: int, 
     raise ConfigError([Problem("trainer.n_gpus_per_node", f"{found}; {advice}", str(per_node))])
 
 
-def share_machines(
+def allocate_devices(
     offers: Sequence[tuple[str, int]], nnodes: int, per_node: int, apart: EnginesConfig, kind: str
 ) -> list[tuple[int, int]]:
     """Return how many devices of each machine ranks have and how many engines that are apart, both on one if they fit.
 
     Args:
-        offers, nnodes, per_node, kind: as `require_room` has found them to be enough for the ranks.
+        offers, nnodes, per_node, kind: as `require_devices` has found them to be enough for the ranks.
 
     Raises:
         ConfigError: there are too few devices beside the ranks'; names the key, and what each machine has.

@@ -17,7 +17,7 @@ from r1_cli.cluster.direct import find_backend
 from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.engines import RemoteEnginePool
 from r1_cli.cluster.own_process import OwnProcess
-from r1_cli.cluster.placement import EngineSeat, share_threads
+from r1_cli.cluster.placement import EnginePlacement, threads_per_rank
 from r1_cli.config import RunConfig
 from r1_cli.config.rollout import engine_module
 from r1_cli.config.root import require_own_devices
@@ -34,9 +34,9 @@ log = logging.getLogger("r1")
 
 
 def start_engines(
-    config: RunConfig, hardware: Hardware, places: Sequence[EngineSeat], stack: ExitStack
+    config: RunConfig, hardware: Hardware, places: Sequence[EnginePlacement], stack: ExitStack
 ) -> "Actors | None":
-    """Start the processes of engines that have seats, which end with `stack`; None if there are no seats.
+    """Start the processes of engines that have placements, which end with `stack`; None if there are none.
 
     They import what an engine takes, which is seconds of a processor, while this process reads the data.
 
@@ -69,7 +69,7 @@ def start_engines(
 def start_engine_process(config: RunConfig, stack: ExitStack) -> OwnProcess | None:
     """Start the process of an engine that samples while the learner computes, which ends with `stack`; None without.
 
-    Servers, and engines that have seats of their own, are beside the learner anyhow. On processors each of the two gets
+    Servers, and engines with placements of their own, are beside the learner anyhow. On processors each of the two gets
     half of the threads.
 
     Raises:
@@ -80,9 +80,9 @@ def start_engine_process(config: RunConfig, stack: ExitStack) -> OwnProcess | No
         return None
     threads = torch.get_num_threads()
     stack.callback(torch.set_num_threads, threads)
-    torch.set_num_threads(share_threads(threads, 2))
+    torch.set_num_threads(threads_per_rank(threads, 2))
     log_file = Path(config.trainer.checkpoint_folder).resolve() / "logs" / "engine-0.log"
-    process = OwnProcess("engine-0", log_file, share_threads(threads, 2))
+    process = OwnProcess("engine-0", log_file, threads_per_rank(threads, 2))
     stack.callback(process.close)
     process.warm(__name__, "r1_rollout.embedded")
     return process
@@ -101,7 +101,7 @@ def open_engine(
     config: RunConfig,
     hardware: Hardware,
     model: ModelFiles,
-    places: Sequence[EngineSeat],
+    places: Sequence[EnginePlacement],
     engines: "Actors | None",
     stack: ExitStack,
 ) -> Generator:
@@ -143,7 +143,7 @@ def open_engine_on_base(
     return build_engine(config, hardware, model, share, stack, read_only=True)
 
 
-def own_hardware(hardware: Hardware, place: EngineSeat) -> Hardware:
+def own_hardware(hardware: Hardware, place: EnginePlacement) -> Hardware:
     """Return what an engine's process sees."""
     return replace(hardware, gpus=place.devices) if hardware.on_gpu else hardware
 

@@ -13,7 +13,7 @@ import torch
 from r1_cli.build.critic import build_critic
 from r1_cli.build.learner import build_learner, single_rank
 from r1_cli.checkpoint.shared_filesystem import Proof, shown_folders
-from r1_cli.cluster.placement import Seat, Seating, seat_all
+from r1_cli.cluster.placement import Placement, RankPlacement, place_all
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.experts import describe_router
@@ -44,7 +44,7 @@ def resolve_devices(config: RunConfig, provenance: Provenance, hardware: Hardwar
 
 
 @contextmanager
-def open_seats(config: RunConfig, hardware: Hardware) -> Iterator[Seating]:
+def open_placement(config: RunConfig, hardware: Hardware) -> Iterator[Placement]:
     """Connect to the cluster that the run needs, and say where ranks and engines are to be; nowhere, with one device.
 
     Raises:
@@ -52,27 +52,29 @@ def open_seats(config: RunConfig, hardware: Hardware) -> Iterator[Seating]:
     """
     trainer, rollout = config.trainer, config.worker.rollout
     if not config.on_cluster:
-        yield Seating()
+        yield Placement()
         return
     from r1_cli.cluster.connect import open_cluster
 
     with open_cluster(trainer, hardware, rollout.engines) as machines:
-        yield seat_all(machines, rollout)
+        yield place_all(machines, rollout)
 
 
-def seated_hardware(hardware: Hardware, seats: Sequence[Seat]) -> Hardware:
+def rank_hardware(hardware: Hardware, placements: Sequence[RankPlacement]) -> Hardware:
     """Return what the run computes on: what the ranks have, which need not be what this process sees.
 
     Several GPUs have NEVER RUN: `benchmarks/gpu.py` is for a node that has some.
     """
-    if not seats:
+    if not placements:
         return hardware
-    devices = seats[0].node.devices
+    devices = placements[0].node.devices
     return Hardware("cpu") if devices[0] == "cpu" else Hardware("cuda", hardware.gpus or devices)
 
 
-def start_ranks(config: RunConfig, hardware: Hardware, seats: Sequence[Seat], stack: ExitStack) -> "Actors | None":
-    """Start the learner's processes, one at each seat, which end with `stack`; None without seats: it is this one.
+def start_ranks(
+    config: RunConfig, hardware: Hardware, placements: Sequence[RankPlacement], stack: ExitStack
+) -> "Actors | None":
+    """Start a process for each placement, which ends with `stack`; None without placements: the learner is in this one.
 
     They import what a rank takes, which is seconds of a processor, while this process reads the data.
 
@@ -81,7 +83,7 @@ def start_ranks(config: RunConfig, hardware: Hardware, seats: Sequence[Seat], st
         ConfigError: a node does not see the model's folder or the checkpoints'.
         ModelError: the installed transformers cannot load a model in parts.
     """
-    if not seats:
+    if not placements:
         return None
     try:
         require_parts()
@@ -93,18 +95,18 @@ def start_ranks(config: RunConfig, hardware: Hardware, seats: Sequence[Seat], st
     ranks = Actors(
         [
             Place(
-                seat.name,
-                seat.node,
-                (seat.device,) if hardware.on_gpu else (),
-                logs / f"{seat.name}.log",
+                placement.name,
+                placement.node,
+                (placement.device,) if hardware.on_gpu else (),
+                logs / f"{placement.name}.log",
                 trainer.n_gpus_per_node,
             )
-            for seat in seats
+            for placement in placements
         ],
         patience=trainer.collective_timeout,
     )
     stack.callback(ranks.close)
-    require_shared_folders(config, ranks, seats)
+    require_shared_folders(config, ranks, placements)
     ranks.warm("r1_cli.cluster.rank")
     return ranks
 
@@ -114,7 +116,7 @@ def prepare_learner(
     hardware: Hardware,
     model: ModelFiles,
     schedule: Schedule,
-    seats: Sequence[Seat],
+    placements: Sequence[RankPlacement],
     ranks: "Actors | None",
     stack: ExitStack,
 ) -> Callable[[], tuple[Policy, ValueModel | None]]:
@@ -129,7 +131,7 @@ def prepare_learner(
     if said := describe_router(model.config):
         log.info("%s", said)
     if ranks is not None:
-        return partial(load_ranked, config, hardware, schedule, seats, ranks)
+        return partial(load_ranked, config, hardware, schedule, placements, ranks)
     quantized = config.worker.actor.model.quantization is not None
     parallel = Parallel() if quantized else stack.enter_context(single_rank(hardware))
     return partial(load_here, config, hardware, model, schedule, parallel)
@@ -149,9 +151,9 @@ def load_here(
 
 
 def load_ranked(
-    config: RunConfig, hardware: Hardware, schedule: Schedule, seats: Sequence[Seat], ranks: "Actors"
+    config: RunConfig, hardware: Hardware, schedule: Schedule, placements: Sequence[RankPlacement], ranks: "Actors"
 ) -> tuple[Policy, ValueModel | None]:
-    """Let actors that have started at their seats meet, and load their shares. Raises as `prepare_learner` says."""
+    """Let actors that have started meet, and load their shares. Raises as `prepare_learner` says."""
     from r1_cli.cluster.rank import Rank, build_critic_beside, build_policy
     from r1_cli.cluster.rank_client import RankClient, RankedCritic, RankedPolicy
 
@@ -159,10 +161,10 @@ def load_ranked(
     build = partial(build_policy, config, hardware, schedule)
     build_beside = partial(build_critic_beside, config, hardware, schedule) if config.has_critic else None
     sizes = actor.fsdp.fsdp_size, actor.ulysses_size
-    alike = len(seats), hardware.kind, trainer.collective_timeout, *sizes, build_beside
-    ranks.make(Rank, [(build, seat.rank, *alike) for seat in seats])
-    ranks.ask("join", ranks.ask_first("open_store", seats[0].node.address))
-    neighbours = max(Counter(seat.node.id for seat in seats).values())
+    alike = len(placements), hardware.kind, trainer.collective_timeout, *sizes, build_beside
+    ranks.make(Rank, [(build, placement.rank, *alike) for placement in placements])
+    ranks.ask("join", ranks.ask_first("open_store", placements[0].node.address))
+    neighbours = max(Counter(placement.node.id for placement in placements).values())
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
     if config.has_critic:
         critics = hardware.computing_dtype(critic.kept_dtype, critic.fsdp.mp_param_dtype)
@@ -185,11 +187,11 @@ def _refuse_quantized(config: RunConfig) -> None:
         raise ConfigError([Problem("worker.actor.model.quantization", message, quantization)])
 
 
-def require_shared_folders(config: RunConfig, ranks: Any, seats: Sequence[Seat]) -> None:
+def require_shared_folders(config: RunConfig, ranks: Any, placements: Sequence[RankPlacement]) -> None:
     """Raise ConfigError if a node does not see the folders of the run as this process does.
 
     Args:
-        ranks: actors at the seats that hold nothing yet.
+        ranks: actors at the placements that hold nothing yet.
     """
     trainer, owners = config.trainer, ("actor", "critic") if config.has_critic else ("actor",)
     models = {f"worker.{owner}.model.model_path": getattr(config.worker, owner).model.model_path for owner in owners}
@@ -197,9 +199,9 @@ def require_shared_folders(config: RunConfig, ranks: Any, seats: Sequence[Seat])
     if trainer.load_checkpoint_path:
         read["trainer.load_checkpoint_path"] = Path(trainer.load_checkpoint_path) / "actor"
     with shown_folders(("trainer.save_checkpoint_path", Path(trainer.checkpoint_folder)), read) as proof:
-        ranks.make(Proof, [(proof.token, proof.listings)] * len(seats))
+        ranks.make(Proof, [(proof.token, proof.listings)] * len(placements))
         answers = ranks.ask_all("find_unseen")
-    nodes = {seat.node.address: unseen for seat, unseen in zip(seats, answers, strict=True)}
+    nodes = {placement.node.address: unseen for placement, unseen in zip(placements, answers, strict=True)}
     problems = [
         Problem(unseen.key, f"on node {address} it {unseen.why}", unseen.folder)
         for address, found in nodes.items()

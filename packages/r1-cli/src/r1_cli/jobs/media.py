@@ -9,7 +9,7 @@ import torch
 
 from r1_cli.build.rendering import GIGABYTE, open_workers
 from r1_cli.cluster.media import MediaHost, MediaSet
-from r1_cli.cluster.placement import Node, Seat
+from r1_cli.cluster.placement import Node, RankPlacement
 from r1_cli.cluster.ranks import Ranks
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
@@ -19,16 +19,16 @@ from r1_data.render import Renderer
 
 
 def open_media(
-    config: RunConfig, hardware: Hardware, renderer: Renderer, seats: Sequence[Seat], stack: ExitStack
+    config: RunConfig, hardware: Hardware, renderer: Renderer, placements: Sequence[RankPlacement], stack: ExitStack
 ) -> MediaSet | None:
-    """Return what renders rows with media where there are seats, else None. Its actors have not begun."""
-    if not seats:
+    """Return what renders rows with media where there are placements, else None. Its actors have not begun."""
+    if not placements:
         return None
     from r1_cli.cluster.actors import Actors, Place
     from r1_cli.cluster.connect import own_node
 
     data, dtype = config.data, inputs_dtype(config, hardware)
-    machines = machines_of(own_node(), seats)
+    machines = machines_of(own_node(), placements)
     logs = Path(config.trainer.checkpoint_folder).resolve() / "logs"
     places = [
         Place(f"media-{number}", node, (), logs / f"media-{number}.log", config.trainer.n_gpus_per_node)
@@ -60,22 +60,24 @@ def start_media(media: MediaSet | None, *prompts: Mixture) -> None:
         media.begin()
 
 
-def require_store_for_batch(config: RunConfig, hardware: Hardware, seats: Sequence[Seat], prompts: Mixture) -> None:
-    """Check that a step's batch finds room on every machine; without seats nothing is shared.
+def require_store_for_batch(
+    config: RunConfig, hardware: Hardware, placements: Sequence[RankPlacement], prompts: Mixture
+) -> None:
+    """Check that a step's batch finds room on every machine; without placements nothing is shared.
 
     Raises:
         ConfigError: names the machines that have too little, and what to set.
     """
-    if not seats:
+    if not placements:
         return
     data, width = config.data, inputs_dtype(config, hardware).itemsize
     values = sum(part.mean_values() * len(part) for part in prompts.parts) / len(prompts)
     longest = max(part.summary.longest for part in prompts.parts) + data.max_response_length
     count = data.rollout_batch_size
     batch = StoredBatch(count, count * config.worker.rollout.n, longest, input_bytes=values * width)
-    require_store(list({seat.node.id: seat.node for seat in seats}.values()), batch)
+    require_store(list({placement.node.id: placement.node for placement in placements}.values()), batch)
 
 
-def machines_of(own: Node, seats: Sequence[Seat]) -> list[Node]:
+def machines_of(own: Node, placements: Sequence[RankPlacement]) -> list[Node]:
     """Return the machines that a run has, each once: its driver's, and those of its ranks."""
-    return list({node.id: node for node in (own, *(seat.node for seat in seats))}.values())
+    return list({node.id: node for node in (own, *(placement.node for placement in placements))}.values())

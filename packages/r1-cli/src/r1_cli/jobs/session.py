@@ -38,7 +38,7 @@ from r1_cli.jobs.engines import (
     start_engine_process,
     start_engines,
 )
-from r1_cli.jobs.learner import open_seats, prepare_learner, resolve_devices, seated_hardware, start_ranks
+from r1_cli.jobs.learner import open_placement, prepare_learner, rank_hardware, resolve_devices, start_ranks
 from r1_cli.jobs.media import open_media, require_store_for_batch, start_media
 from r1_cli.jobs.resume import find_previous_sizes, load_start, report_changes
 from r1_cli.jobs.startup import Data, DataSplit, Devices, Logs, Models, Reports, RunFolder, Sampling
@@ -106,12 +106,12 @@ class Session:
         if critic_config is not None:
             require_shareable(config, critic_config.get_text_config(), "critic")
         self.stack.enter_context(libraries.quiet(folder.path / libraries.LOG_FILE))
-        seats = self.stack.enter_context(open_seats(config, hardware))
-        hardware = seated_hardware(hardware, seats.ranks)
-        ranks = start_ranks(config, hardware, seats.ranks, self.stack)
-        engines = start_engines(config, hardware, seats.engines, self.stack)
+        placement = self.stack.enter_context(open_placement(config, hardware))
+        hardware = rank_hardware(hardware, placement.ranks)
+        ranks = start_ranks(config, hardware, placement.ranks, self.stack)
+        engines = start_engines(config, hardware, placement.engines, self.stack)
         process = start_engine_process(config, self.stack)
-        return config, Devices(model, critic_config, hardware, seats, ranks, engines, process)
+        return config, Devices(model, critic_config, hardware, placement, ranks, engines, process)
 
     def open_reports(self, config: RunConfig, folder: RunFolder) -> Reports:
         """Show progress on the terminal and note the run's timeline."""
@@ -132,7 +132,7 @@ class Session:
         opened, val_opened = open_sources(sources), open_sources(val_sources)
         renderer = build_renderer(config, devices.model)
         rendering = self.stack.enter_context(open_rendering(config, renderer, reports.timeline.record))
-        media = open_media(config, devices.hardware, renderer, devices.seats.ranks, self.stack)
+        media = open_media(config, devices.hardware, renderer, devices.placement.ranks, self.stack)
         rendering = replace(rendering, remote=media)
         training, validation = (
             DataSplit(names, rows, build_prompts(config, rows, rendering, reports.console.counter))
@@ -148,14 +148,14 @@ class Session:
         """
         training, validation = data.training.prompts, data.validation.prompts
         plan = make_plan(config, [len(part) for part in training.parts], len(validation) if validation.parts else None)
-        announce(self.console, config, self.provenance, plan, devices.seats)
+        announce(self.console, config, self.provenance, plan, devices.placement)
         if devices.hardware.on_gpu:
             show_phases(self.console, config, plan, find_card())
         summaries = [part.summary for part in data.parts]
         show_table(self.console, render_sources(data.sources, data.opened, summaries))
         for line in find_unusable_ground_truths(GroundTruthReader(config, data.sources), data.opened):
             log.warning("%s", line)
-        require_store_for_batch(config, devices.hardware, devices.seats.ranks, training)
+        require_store_for_batch(config, devices.hardware, devices.placement.ranks, training)
         start_media(data.media, training, validation)
         return plan
 
@@ -174,8 +174,8 @@ class Session:
             ModelError: one cannot be loaded, or the engine cannot run this kind of model.
             ClusterError: a rank or an engine has died.
         """
-        model, hardware, seats = devices.model, devices.hardware, devices.seats
-        load_learner = prepare_learner(config, hardware, model, schedule, seats.ranks, devices.ranks, self.stack)
+        model, hardware, placement = devices.model, devices.hardware, devices.placement
+        load_learner = prepare_learner(config, hardware, model, schedule, placement.ranks, devices.ranks, self.stack)
         if config.shares_base(on_gpu=hardware.on_gpu):
             learner, critic = load_learner()
             return Models(learner, critic, open_engine_on_base(learner, config, hardware, model, self.stack))
@@ -183,7 +183,7 @@ class Session:
         if devices.engine_process is not None:
             engine = open_engine_in_process(config, hardware, devices.engine_process)
         else:
-            engine = open_engine(config, hardware, model, seats.engines, devices.engines, self.stack)
+            engine = open_engine(config, hardware, model, placement.engines, devices.engines, self.stack)
         return Models(*load_learner(), engine)
 
     def check_models(

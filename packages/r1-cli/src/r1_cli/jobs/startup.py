@@ -12,7 +12,7 @@ from r1_cli.build.verifiers import DispatchingVerifier
 from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.cluster.media import MediaSet
 from r1_cli.cluster.own_process import OwnProcess
-from r1_cli.cluster.placement import Seating
+from r1_cli.cluster.placement import Placement
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
 from r1_cli.hardware import Hardware
@@ -54,14 +54,14 @@ class Devices:
     model: ModelFiles
     critic_config: PretrainedConfig | None  # None without a critic
     hardware: Hardware
-    seats: Seating
+    placement: Placement
     ranks: "Actors | None"
     engines: "Actors | None"
     engine_process: OwnProcess | None  # samples while the learner computes, on the same machine
 
     @property
     def names(self) -> list[str]:
-        return [device for seat in self.seats.ranks for device in seat.devices] or [
+        return [device for rank in self.placement.ranks for device in rank.devices] or [
             self.hardware.kind,
             *self.hardware.gpus,
         ]

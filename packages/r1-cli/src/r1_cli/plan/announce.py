@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Column, Table
 
-from r1_cli.cluster.placement import EngineSeat, Seat, Seating
+from r1_cli.cluster.placement import EnginePlacement, Placement, RankPlacement
 from r1_cli.config import Provenance, RunConfig, without_effect
 from r1_cli.config.sources import Source, validation_sources
 from r1_cli.plan.batches import Plan
@@ -27,12 +27,12 @@ NOTHING_SAVED = "nothing will be saved: trainer.save_freq is not above 0, so the
 
 
 def announce(
-    console: Console, config: RunConfig, provenance: Provenance, plan: Plan, seating: Seating | None = None
+    console: Console, config: RunConfig, provenance: Provenance, plan: Plan, placement: Placement | None = None
 ) -> None:
     """Print the plan, where ranks and engines are, what has no effect, what is odd, and notices about older keys."""
     show_table(console, render(plan))
-    if seating and seating.ranks:
-        show_table(console, render_placement(seating))
+    if placement and placement.ranks:
+        show_table(console, render_placement(placement))
     show_notes(console, config, provenance, plan)
 
 
@@ -209,15 +209,15 @@ def found_format(one: "OpenSource") -> tuple[str, str]:
     return one.detected.format or "columns as set", escape(f"{columns.prompt}, {columns.ground_truth}")
 
 
-def render_placement(seating: Seating) -> Table:
+def render_placement(placement: Placement) -> Table:
     """Return which ranks and engines are on which machine, and their devices there."""
     table = Table("placement", "node", "devices", box=box.SIMPLE_HEAD, pad_edge=False)
-    roles: tuple[Sequence[Seat | EngineSeat], ...] = (seating.ranks, seating.engines)
-    for seats in roles:
-        for _, group in groupby(seats, key=lambda seat: seat.node.id):
+    roles: tuple[Sequence[RankPlacement | EnginePlacement], ...] = (placement.ranks, placement.engines)
+    for placements in roles:
+        for _, group in groupby(placements, key=lambda placement: placement.node.id):
             own = list(group)
             names = own[0].name if len(own) == 1 else f"{own[0].name} … {own[-1].name}"
-            table.add_row(names, own[0].node.address, ", ".join(chain.from_iterable(seat.devices for seat in own)))
+            table.add_row(names, own[0].node.address, ", ".join(chain.from_iterable(one.devices for one in own)))
     return table
 
 

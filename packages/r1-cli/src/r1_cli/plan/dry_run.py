@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from r1_cli.cluster.placement import imagine_seating
+from r1_cli.cluster.placement import plan_placement
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
 from r1_cli.config.files import where_or_near
 from r1_cli.hardware import find_card
@@ -60,8 +60,8 @@ def show_screen(console: Console, config: RunConfig, provenance: Provenance, pla
         A warning, if a phase takes more than the GPU of this machine has.
     """
     show_settings(console, config)
-    seating = imagine_seating(config)
-    for table in (render(plan), *([render_placement(seating)] if seating.ranks else []), sources):
+    placement = plan_placement(config)
+    for table in (render(plan), *([render_placement(placement)] if placement.ranks else []), sources):
         _show_densely(console, table)
     warnings: list[str] = []
     if plan.memory is not None:
@@ -77,7 +77,7 @@ def show_screen(console: Console, config: RunConfig, provenance: Provenance, pla
 def show_all(console: Console, config: RunConfig, provenance: Provenance, plan: Plan, sources: Table) -> None:
     """Print every setting and every table."""
     console.print(yaml.safe_dump(printable(config), sort_keys=False, allow_unicode=True), **PLAIN)
-    announce(console, config, provenance, plan, imagine_seating(config))
+    announce(console, config, provenance, plan, plan_placement(config))
     show_phases(console, config, plan, find_card())
     show_table(console, sources)
 
