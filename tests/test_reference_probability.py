@@ -12,7 +12,7 @@ from endtoend import R1, SMALL, read_log, without_clock
 from safetensors.torch import load_file
 
 from r1_cli.train.sampling.collect import DynamicSampling
-from r1_data.tables.names import answers_per_prompt
+from r1_data.tables.spec import answers_per_prompt
 
 RLPR = [
     "examples/rlpr/vision.yaml",

@@ -7,7 +7,7 @@ import datasets
 import pytest
 
 from r1_data.sources import count_rows, read_rows
-from r1_data.tables.runs import Runs
+from r1_data.tables.table import Runs
 from r1_data.types import DataError
 
 ROWS = [{"problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(700)]

@@ -220,7 +220,7 @@ def test_import_and_count_load_no_heavy_package(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet"])
 def test_a_row_over_the_bound_in_bytes_is_overlong_by_name_and_the_others_are_read(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr("r1_data.tables.runs.MAX_ROW_BYTES", 10_000)
+    monkeypatch.setattr("r1_data.tables.table.MAX_ROW_BYTES", 10_000)
     monkeypatch.setattr("r1_data.tables.files.MAX_ROW_BYTES", 10_000)
     monkeypatch.setattr("r1_data.tables.files.BLOCK", 4_000)  # bytes that are unpacked at a time
     path = tmp_path / f"train.{suffix}"

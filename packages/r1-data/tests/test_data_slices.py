@@ -5,8 +5,7 @@ import json
 import pytest
 
 from r1_data.sources import count_rows, read_rows, read_sources
-from r1_data.tables.names import answers_per_prompt, name_source
-from r1_data.tables.slices import Slice, split_slice
+from r1_data.tables.spec import Slice, answers_per_prompt, name_source, split_slice
 from r1_data.types import DataError
 
 

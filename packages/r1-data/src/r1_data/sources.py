@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from r1_data.tables.arrow import ArrowTable, open_hub, saved_splits
-from r1_data.tables.files import KINDS, Table, count_table, kind_of, open_table
-from r1_data.tables.slices import Slice, split_slice
+from r1_data.tables.files import KINDS, count_table, kind_of, open_table
+from r1_data.tables.spec import Slice, split_slice
+from r1_data.tables.table import ListTable, Table, Window
 from r1_data.types import DataError
 
 log = logging.getLogger("r1_data")
@@ -118,20 +119,6 @@ class _Source:
         return taken
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Some rows of a table, which keep their numbers."""
-
-    table: Table
-    rows: range
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
-        return self.table[self.rows[index]]
-
-
 class Rows(Sequence[tuple[str, dict[str, Any]]]):
     """All rows of a source, in order: `rows[i]` is (row id, row), the row id being "file name:row number"."""
 
@@ -156,19 +143,6 @@ class Rows(Sequence[tuple[str, dict[str, Any]]]):
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         return (self[index] for index in range(len(self)))
-
-
-@dataclass(frozen=True, slots=True)
-class ListTable:
-    """Rows that are mappings in memory."""
-
-    rows: Sequence[Mapping[str, Any]]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
-        return index + 1, dict(self.rows[index])
 
 
 def as_rows(rows: Any) -> Sequence[tuple[str, dict[str, Any]]]:

@@ -9,7 +9,7 @@ from typing import Any
 from r1_cli.config.data import DataConfig, SourceConfig
 from r1_cli.config.files import folder_problems, reward_problems, template_problems
 from r1_cli.config.problems import KeyProblem, KeyRemark
-from r1_data.tables.names import answers_per_prompt, name_source
+from r1_data.tables.spec import answers_per_prompt, name_source
 from r1_data.types import DataError
 
 COLUMNS = {"prompt_key", "answer_key"}  # who sets one of them wants no detection

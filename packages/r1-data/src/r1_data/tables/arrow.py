@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from r1_data.tables.runs import Runs, as_dicts
+from r1_data.tables.table import Runs, as_dicts
 from r1_data.types import DataError, Overlong
 
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"  # what `save_to_disk` writes

@@ -12,10 +12,10 @@ import tempfile
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from r1_data.tables.arrow import SavedTable
-from r1_data.tables.runs import BLOCK, MAX_ROW_BYTES, Runs, require_row_bytes
+from r1_data.tables.table import BLOCK, MAX_ROW_BYTES, Runs, Table, require_row_bytes
 from r1_data.types import DataError, Overlong
 
 KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}  # suffix -> kind
@@ -29,13 +29,6 @@ _NO_TEXT = {  # first bytes -> what a file is that is no UTF-8 text, and what to
     b"\x28\xb5\x2f\xfd": "packed by zstd; let its name end in .zst",
     b"PAR1": "a parquet file; let its name end in .parquet",
 }
-
-
-class Table(Protocol):
-    """The rows of one file; `table[i]` (i from 0) is (row number, row)."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]: ...
 
 
 def kind_of(path: Path) -> str | None:

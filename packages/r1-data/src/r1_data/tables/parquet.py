@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from r1_data.tables.runs import Runs, as_dicts
+from r1_data.tables.table import Runs, as_dicts
 from r1_data.types import DataError, Overlong
 
 log = logging.getLogger("r1_data")

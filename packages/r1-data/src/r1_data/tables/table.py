@@ -1,13 +1,48 @@
 """Single rows of what gives many at once for little more: a reader that goes on from row to row gets them in runs."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from r1_data.types import Overlong
 
 BLOCK = 2**22  # bytes of a run, about
 _MOST = 256  # rows of it
 MAX_ROW_BYTES = 2**28  # of one row as it is stored, media included; a longer one is never held in memory
+
+
+class Table(Protocol):
+    """The rows of one file; `table[i]` (i from 0) is (row number, row)."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Some rows of a table, which keep their numbers."""
+
+    table: Table
+    rows: range
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+        return self.table[self.rows[index]]
+
+
+@dataclass(frozen=True, slots=True)
+class ListTable:
+    """Rows that are mappings in memory."""
+
+    rows: Sequence[Mapping[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+        return index + 1, dict(self.rows[index])
 
 
 class Runs:
