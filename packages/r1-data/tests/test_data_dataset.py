@@ -261,7 +261,9 @@ def test_what_grew_or_changed_since_the_check_is_named_when_it_is_read(processor
     path.write_text(json.dumps({"problem": "?", "answer": "1", "images": [str(image)]}) + "\n")
     dataset = PromptDataset(read_rows(str(path)), Renderer(processor), max_prompt_length=60)
     image.write_bytes(picture(280, 280))
-    with pytest.raises(DataError, match=r"train.jsonl:1: the prompt has \d+ tokens, .* has changed since the check"):
+    with pytest.raises(
+        DataError, match=r"train.jsonl:1: the prompt has \d+ tokens, .* its data changed after validation"
+    ):
         dataset[0]
     path.write_text(json.dumps({"problem": "other", "answer": "2"}) + "\n")
     with pytest.raises(DataError, match="the file was changed after it was opened"):

@@ -1,4 +1,4 @@
-"""Examining rows without a model: what each one is, and everything that would make it unusable, named by row."""
+"""Inspect rows without a model: find everything that makes a row unusable, named by row."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,25 +12,22 @@ from r1_data.render import Renderer
 from r1_data.types import DataError, Example, MediaError, Overlong
 from r1_data.vision import Pixels
 from r1_data.workers import WorkerDied, Workers
-from r1_data.workers.spread import spread
+from r1_data.workers.spread import map_examples
 
-_MEDIA = 4  # pictures and videos that a worker decodes at a time
+_MEDIA = 4  # pictures and videos in a chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was found of one row.
-
-    Example: `Examined(0, 16, "train.parquet:17", 93, 1, "3", b"…", "markers", "2 <image> markers but 1 pictures …")`
-    """
+    """The result for one row."""
 
     source: int  # which of the sources
     index: int  # of the row in its source, from 0
     id: str
-    tokens: int | None = None  # of the prompt, media included; None where it cannot be rendered
+    tokens: int | None = None  # of the prompt, media included; None if it cannot be rendered
     media: int = 0
     ground_truth: str | None = None
-    digest: bytes = b""  # equal for rows that ask the same: messages and media
+    digest: bytes = b""  # of messages and media
     # What is wrong, "" if nothing is: a `DataError.kind`, "unreadable", "prompt" (it cannot be rendered), "crash" (its
     # worker died), "damage" (media whose headers are sound do not decode), "overlong", or a remark.
     kind: str = ""
@@ -39,26 +36,25 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """One source, to be examined row by row."""
+    """A source to examine."""
 
-    label: str  # of rows that cannot even be read
+    label: str  # for rows that cannot be read
     rows: Sequence[tuple[str, Mapping[str, Any]]]
     reader: Callable[[str, Mapping[str, Any]], Example]
 
 
 class Look(NamedTuple):
-    """What a worker found out about an example; a tuple, because a million of them go through a pipe."""
+    """A worker's result for one example; a tuple, because a million of them go through a pipe."""
 
-    tokens: int | None  # None: even the headers are wrong
+    tokens: int | None  # None: the headers are broken
     digest: bytes = b""
     error: DataError | None = None
 
 
 class Inspector:
-    """Looks at examples as a run would: what its workers hold."""
+    """Inspects examples as a run would; workers hold a copy. Media of overlong prompts are not decoded."""
 
     def __init__(self, renderer: Renderer, max_prompt_length: int) -> None:
-        """Media of prompts over `max_prompt_length` tokens are not decoded."""
         self.renderer, self.max_prompt_length = renderer, max_prompt_length
 
     def inspect(self, examples: Sequence[Example]) -> list[Look]:
@@ -72,7 +68,6 @@ class Inspector:
         ]
 
     def load(self, example: Example) -> Pixels:
-        """As `Renderer.load`."""
         return self.renderer.load(example)
 
     def _look(self, example: Example, tokens: int | DataError) -> Look:
@@ -92,14 +87,10 @@ def examine_all(
     workers: Workers | None = None,
     known: KnownLengths | None = None,
 ) -> Iterator[Examined]:
-    """Yield what is found of every row, in order. Rows are read here; their media are only touched by workers.
+    """Yield the result of every row, in order.
 
-    Args:
-        sources: whose rows are read.
-        inspector: looks at texts where they are few, and at everything without workers.
-        workers: hold the inspector. A row of which one dies, for want of memory or time, is reported, and the rest
-            goes on.
-        known: what earlier checks found; sound rows are added to it.
+    This process reads rows and short texts; workers, which hold the inspector, decode media. A row that kills its
+    worker is reported. Lengths of sound rows are read from `known` and added to it.
     """
     remarks = [Remarks(inspector.renderer.tokenizer, source.reader) for source in sources]
     many = sum(len(source.rows) for source in sources) >= MANY_TEXTS
@@ -112,18 +103,18 @@ def examine_all(
             key, decoded_key = _keys(known, example)
             look = _recall(decoded_key, known, example)
             if look is not None:
-                key = decoded_key = None  # nothing new
+                key = decoded_key = None  # already cached
             yield (
                 _Row(found, tuple(remarks[found.source].of(example)), key, decoded_key, look),
                 None if look else example,
             )
 
-    answered = spread(
+    answered = map_examples(
         look_up(),
         workers,
         "inspect",
         inspector.inspect,
-        stays=lambda example: not (many or example.media),
+        is_local=lambda example: not (many or example.media),
         media=_MEDIA,
     )
     for row, answer in answered:
@@ -132,17 +123,14 @@ def examine_all(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row on its way."""
-
     found: Examined
     remarks: tuple[tuple[str, str], ...] = ()
-    key: bytes | None = None  # under which its length is to be remembered
-    decoded_key: bytes | None = None  # under which it is to be remembered that its media decode, too
+    key: bytes | None = None  # of its length
+    decoded_key: bytes | None = None  # of the fact that its media decode, too
     look: Look | None = None
 
 
 def _read_all(sources: Sequence[SourceRows]) -> Iterator[tuple[Examined, Example | None]]:
-    """Every row as far as it can be told without looking at its media, and its example."""
     for number, source in enumerate(sources):
         for index in range(len(source.rows)):
             row_id = f"{source.label}, row {index + 1}"
@@ -161,21 +149,20 @@ def _read_all(sources: Sequence[SourceRows]) -> Iterator[tuple[Examined, Example
 
 
 def _keys(known: KnownLengths | None, example: Example) -> tuple[bytes | None, bytes | None]:
-    """What a row is known by: its length alone, and that its media decode, too."""
+    """Return the cache keys of a row's length, and of the fact that its media decode."""
     key = known.key(example) if known else None
     if not example.media:
         return key, key
-    # Pixels in memory are known by their size, which tells their tokens but not whether they decode.
+    # A picture in memory is cached by its size, which gives its tokens but not whether it decodes.
     sound = key and not any(map(is_pil, pictures(example.media)))
     return key, hashlib.blake2b(key + b"decoded", digest_size=16).digest() if key and sound else None
 
 
 def _recall(decoded_key: bytes | None, known: KnownLengths | None, example: Example) -> Look | None:
-    """What is known of a row from an earlier check."""
     tokens = known.get(decoded_key) if known and decoded_key else None
     try:
         return None if tokens is None else Look(tokens, _digest(example))
-    except MediaError:  # gone in this moment
+    except MediaError:  # deleted meanwhile
         return None
 
 
@@ -190,14 +177,13 @@ def _conclude(row: _Row, look: Look | WorkerDied | None, limit: int, known: Know
         if look.error is None and look.tokens <= limit and row.decoded_key:
             known.put(row.decoded_key, look.tokens)
     kind, reason = _judge(row, look, limit)
-    # Spelled out: `replace` would be a tenth of what a row of text takes.
+    # Not `replace`, which would take a tenth of the time of a text row.
     return Examined(
         found.source, found.index, found.id, look.tokens, found.media, found.ground_truth, look.digest, kind, reason
     )
 
 
 def _judge(row: _Row, look: Look, limit: int) -> tuple[str, str]:
-    """What is wrong with a row, and the words for it."""
     if look.error is not None:
         late = look.tokens is not None and isinstance(look.error, MediaError)
         return "damage" if late else "prompt" if look.error.kind == "row" else look.error.kind, str(look.error)

@@ -1,4 +1,4 @@
-"""The prompts of a run: every row is checked before training starts, and rendered when it is asked for or before."""
+"""A dataset of prompts: every row is validated before training, and rendered when it is requested or before."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,23 +19,23 @@ from r1_data.workers import WorkerDied, Workers
 
 BadRows = Literal["refuse", "skip_media", "skip"]
 
-_SHOWN = 10  # rows that an error lists
+_SHOWN = 10  # maximum number of rows in an error message
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the check before training found."""
+    """Result of the validation before training."""
 
     read: int  # rows
     kept: int  # rows
-    overlong: int  # rows left out because their prompt is over the limit
+    overlong: int  # rows skipped because their prompt exceeds the limit
     longest: int  # tokens of the longest prompt kept
-    bad: tuple[str, ...] = ()  # why rows were left out that cannot be used
-    remarks: tuple[str, ...] = ()  # what is odd about rows that are taken all the same
+    bad: tuple[str, ...] = ()  # why rows were skipped that cannot be used
+    remarks: tuple[str, ...] = ()  # oddities of kept rows
 
 
 class PromptDataset:
-    """Rows as prompts: `dataset[i]` renders the i-th row kept; media are decoded once as far as memory is given."""
+    """Rows as prompts: `dataset[i]` renders the i-th kept row; media are decoded once as far as `memory` allows."""
 
     def __init__(
         self,
@@ -52,23 +52,21 @@ class PromptDataset:
         remote: RemoteRenderer | None = None,
         known_lengths: str | Path | None = None,
     ) -> None:
-        """Check every row: its columns, its media's headers, its prompt's length.
+        """Validate every row: its columns, the headers of its media, the length of its prompt.
 
         Args:
-            rows: (row id, row), as `read_rows` gives them; or mappings: a list of dicts, a `datasets.Dataset`.
-            max_prompt_length: tokens, media included; longer rows are left out with `filter_overlong`, else refused.
-            bad_rows: what becomes of rows that cannot be used: all are refused ("refuse"), those whose pictures or
-                videos cannot be read are left out ("skip_media"), or all are ("skip").
-            reader: how a row becomes an example; None: `RowReader()`, which finds the columns itself.
-            progress: called with (rows checked, rows in all) after every row.
-            memory: for media that stay decoded and for prompts made ahead; several data sets may share it.
-            workers: processes that hold `renderer`, shared by several datasets; None: all is done in this one.
-            remote: renders rows with media on other machines, which keep them decoded; prompts then hold references
-                (`r1_data.model_inputs`).
-            known_lengths: folder in which the lengths of 1,000 and more rows are remembered; None: nowhere.
+            rows: (row id, row), as from `read_rows`; or mappings: a list of dicts, a `datasets.Dataset`.
+            max_prompt_length: tokens, media included; longer rows are skipped with `filter_overlong`, else refused.
+            bad_rows: "refuse" all unusable rows, "skip" them, or skip those with unreadable media ("skip_media").
+            reader: converts a row to an example; None: `RowReader()`, which detects the columns.
+            progress: called with (rows validated, total rows).
+            memory: holds decoded media and prompts rendered ahead; several datasets may share it.
+            workers: processes that hold `renderer`; None: this process does everything.
+            remote: renders rows with media on other machines; prompts then hold references (`r1_data.model_inputs`).
+            known_lengths: folder that caches the lengths of datasets with 1,000 and more rows.
 
         Raises:
-            DataError: rows that cannot be used (up to ten are listed, with reasons and the total), or no row is left.
+            DataError: rows that cannot be used (lists up to ten with reasons, and the total), or no row is left.
         """
         self._rows, self._renderer, self._limit = as_rows(rows), renderer, max_prompt_length
         self._reader = reader or RowReader()
@@ -84,7 +82,7 @@ class PromptDataset:
             lengths = [self._within(max_prompt_length, row, length) for row, length in enumerate(lengths)]
         self._kept, summary = _choose(lengths, max_prompt_length, bad_rows)
         self.summary = replace(summary, remarks=tuple(self._remarks))
-        self.digest = self._digest.hexdigest()  # of what all rows ask and hold right, and of where their media are
+        self.digest = self._digest.hexdigest()  # of all rows' messages, answers and media references
         del self._digest
         self._overlong = [(row, found) for row, found in enumerate(lengths) if _is_overlong(found, max_prompt_length)]
 
@@ -92,7 +90,7 @@ class PromptDataset:
         return len(self._kept)
 
     def __getitem__(self, index: int) -> Prompt:
-        """Render the prompt of the i-th row kept. Raises DataError that names the row if a picture does not decode."""
+        """Render the prompt of the i-th kept row. Raises DataError that names the row if a picture does not decode."""
         job = self.job(index)
         try:
             prompt = self.memory.render(job).result()
@@ -100,19 +98,19 @@ class PromptDataset:
             raise MediaError(f"{self._rows[job.row][0]}: {error}") from error
         if len(prompt.token_ids) > self._limit:
             tokens = f"{len(prompt.token_ids):,} tokens, max_prompt_length is {self._limit}"
-            raise MediaError(f"{prompt.id}: the prompt has {tokens}; what it was made of has changed since the check")
+            raise MediaError(f"{prompt.id}: the prompt has {tokens}; its data changed after validation")
         return prompt
 
     def mean_values(self, rows: int = 16) -> float:
-        """How many numbers a prompt's model inputs have on average, from the media headers of some rows."""
+        """Return the mean number of values in a prompt's model inputs, from media headers of some rows."""
         chosen, counts = self._kept[:: max(len(self._kept) // rows, 1)], []
         for row, _ in chosen:
-            with suppress(DataError):  # gone since the check: named when its turn comes
+            with suppress(DataError):  # deleted since validation: reported when it is rendered
                 counts.append(self._renderer.count_values(self._row_renderer.read(row)))
         return sum(counts) / max(len(counts), 1)
 
     def left_out(self) -> Iterator[str]:
-        """Every row that is not used, with the reason."""
+        """Yield every skipped row with the reason."""
         yield from self.summary.bad
         for row, found in self._overlong:
             yield str(self._too_long(row, found) if isinstance(found, int) else found)
@@ -123,7 +121,7 @@ class PromptDataset:
 
     @property
     def renders_ahead(self) -> bool:
-        """Whether prompts can be rendered in the background: by workers, or on other machines."""
+        """Whether there are workers or other machines to render in the background."""
         return self._row_renderer.concurrent
 
     def job(self, index: int) -> RenderJob:
@@ -147,7 +145,6 @@ class PromptDataset:
     def _measure(
         self, folder: str | Path | None, workers: Workers | None, progress: Callable[[int, int], None] | None
     ) -> list[int | DataError]:
-        """The prompt length of every row, or why it cannot be used."""
         total = len(self._rows)
         lengths: list[int | DataError] = [0] * total
         with ExitStack() as stack:
@@ -174,7 +171,6 @@ class PromptDataset:
 
 
 def _choose(lengths: Sequence[int | DataError], limit: int, bad_rows: BadRows) -> tuple[list[tuple[int, int]], Summary]:
-    """The rows to use, each with its length, and the summary. Raises DataError."""
     total = len(lengths)
     skipped = {"refuse": (), "skip_media": (MediaError,), "skip": (DataError,)}[bad_rows]
     kept = [(row, length) for row, length in enumerate(lengths) if isinstance(length, int) and length <= limit]

@@ -1,7 +1,6 @@
-"""Downloads over http and https: one deadline for all that a server sends, its headers included.
+"""Download over http and https with one deadline for the whole response, headers included.
 
-A socket's timeout holds for each read alone, so a server that drips would be waited for again and again.
-This takes long to import, and few rows need it.
+A socket's own timeout restarts with each read. These imports are slow and few rows need them.
 """
 
 import io
@@ -15,9 +14,9 @@ from r1_data.types import MediaError
 
 
 def open_url(address: str, seconds: float) -> Any:
-    """Send a request and return the response, of which reads raise TimeoutError once `seconds` are over.
+    """Send a request and return the response; its reads raise TimeoutError once `seconds` are over.
 
-    Raises MediaError for a redirect away from http and https, else OSError, ValueError or HTTPException.
+    Raises MediaError on a redirect to another scheme than http or https, else OSError, ValueError or HTTPException.
     """
     end = time.monotonic() + seconds
 
@@ -53,8 +52,6 @@ def open_url(address: str, seconds: float) -> Any:
 
 
 class _Until(io.RawIOBase):
-    """What comes from a socket, until a moment of the monotonic clock."""
-
     def __init__(self, source: Any, end: float) -> None:
         self._source, self._end = source, end
 

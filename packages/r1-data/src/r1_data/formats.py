@@ -1,4 +1,4 @@
-"""Which columns of a row hold the prompt and the ground truth, found out from the columns' names."""
+"""Detect which columns hold the prompt and the ground truth, from the columns' names."""
 
 import importlib
 import pkgutil
@@ -13,7 +13,7 @@ from r1_data.types import DataError
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The names of the columns that are read; every other column of a row becomes metadata.
+    """The names of the columns to read; every other column of a row becomes metadata.
 
     `reward_model.ground_truth` is the entry `ground_truth` of the mapping in column `reward_model`.
     """
@@ -26,16 +26,16 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A known format, as its file in `row_formats` declares it: `PROMPTS`, `GROUND_TRUTHS`, and perhaps the others."""
+    """A known format, as declared by its file in `row_formats`."""
 
     name: str
-    prompts: tuple[str, ...]  # columns that may hold the prompt, the first there is is taken
-    ground_truths: tuple[str, ...]  # likewise
-    needs: tuple[str, ...] = ()  # columns that tell its rows from others
-    before: tuple[str, ...] = ()  # formats that would fit its rows, too, and are tried after it
+    prompts: tuple[str, ...]  # columns that may hold the prompt; the first present one counts
+    ground_truths: tuple[str, ...]  # columns that may hold the ground truth; the first present one counts
+    needs: tuple[str, ...] = ()  # columns that identify its rows
+    before: tuple[str, ...] = ()  # formats that also match its rows, and are tried later
 
     def find(self, keys: set[str]) -> tuple[str, str] | None:
-        """Return the prompt and answer columns of a row with these columns, None if it has another format."""
+        """Return the prompt and answer columns of a row with these columns, None if its format is another one."""
         prompt = next((name for name in self.prompts if name in keys), None)
         answer = next((name for name in self.ground_truths if name.partition(".")[0] in keys), None)
         return (prompt, answer) if prompt and answer and keys.issuperset(self.needs) else None
@@ -43,7 +43,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """The columns that are read, and the format they are known under ("" where they follow none)."""
+    """The columns to read, and the name of their format ("" if unknown)."""
 
     columns: Columns
     format: str
@@ -53,7 +53,7 @@ _VERL_GROUND_TRUTH = "reward_model.ground_truth"
 
 
 def _find_formats() -> tuple[Format, ...]:
-    """Every module of `row_formats` as a format, in the order in which they are tried: see `Format.before`."""
+    """Return every module of `row_formats`, in the order in which they are tried: see `Format.before`."""
     found = {}
     for entry in pkgutil.iter_modules(row_formats.__path__):
         module = importlib.import_module(f"{row_formats.__name__}.{entry.name}")
@@ -68,11 +68,10 @@ NAMES = tuple(form.name for form in FORMATS)
 
 
 def detect_columns(row_keys: Iterable[str], configured: Columns, explicit: bool) -> Columns:
-    """Return the columns to read of a row that has `row_keys`; see `detect`."""
     return _detect_once(tuple(row_keys), configured, explicit)
 
 
-@lru_cache(maxsize=256)  # the rows of a source have few different sets of columns
+@lru_cache(maxsize=256)  # a source has few different sets of columns
 def _detect_once(row_keys: tuple[str, ...], configured: Columns, explicit: bool) -> Columns:
     return detect(row_keys, configured, explicit=explicit).columns
 
@@ -80,14 +79,14 @@ def _detect_once(row_keys: tuple[str, ...], configured: Columns, explicit: bool)
 def detect(
     row_keys: Iterable[str], configured: Columns, *, explicit: bool = False, row_format: str | None = None
 ) -> Detected:
-    """Find the columns to read of a row that has `row_keys`.
+    """Find the columns to read in a row with `row_keys`.
 
-    `row_format` names one of `FORMATS` and is then the only one looked for. Otherwise columns that the user named
-    (`explicit`) are taken, found or not; else the configured ones where both are there, else the first known format's.
-    Only the places of pictures, videos and veRL's answers are looked for in any case: `image` where there are no
-    `images`, `video` where there are no `videos`, `reward_model.ground_truth` where there is no answer column.
+    With `row_format`, a name of `FORMATS`, only that format is tried. Otherwise columns that the user named
+    (`explicit`) are used, present or not; else the configured ones if both are present, else those of the first known
+    format. Always, `image` replaces missing `images`, `video` missing `videos`, and `reward_model.ground_truth` a
+    missing answer column.
 
-    Raises DataError for an unknown `row_format`, and for a row that does not have its columns.
+    Raises DataError for an unknown `row_format`, and for a row without its columns.
     """
     keys = set(row_keys)
     prompt, answer, name = configured.prompt, configured.ground_truth, ""

@@ -1,7 +1,7 @@
-"""How long every prompt is, without decoding anything: from what earlier runs found, else measured by workers.
+"""Measure the length of every prompt without decoding media: from a cache of earlier runs, else by workers.
 
-A length is known by a hash of the example and of all that decides how it is rendered, not by the file's name. A data
-set that grew is therefore checked in its new rows only, and no change can be overlooked.
+The cache key is a hash of the example and of everything that determines its rendering, so only new rows of a dataset
+that grew are measured, and every change is noticed.
 """
 
 import contextlib
@@ -18,23 +18,23 @@ from r1_data.references import Video, is_pil
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example, MediaError
 from r1_data.workers import WorkerDied, Workers
-from r1_data.workers.spread import spread
+from r1_data.workers.spread import map_examples
 
 log = logging.getLogger("r1_data")
 
-MANY = 1000  # rows; fewer are looked at before a file of known lengths would be opened
-MANY_TEXTS = 20_000  # rows without media; fewer are looked at before workers have started
+MANY = 1000  # rows; fewer are measured faster than the cache opens
+MANY_TEXTS = 20_000  # rows without media; fewer are measured faster than workers start
 _COMMIT = 10_000  # lengths written at a time
-_MOST = 5_000_000  # lengths kept, about 200 MB
+_MOST = 5_000_000  # lengths in the file, about 200 MB
 
 Length = tuple[int, int | DataError]  # (index of the row, tokens or why it cannot be used)
 
 
 class KnownLengths:
-    """The lengths that earlier runs found, in an SQLite file that several runs may use at once."""
+    """A cache of prompt lengths in an SQLite file that several runs may use at once."""
 
     def __init__(self, path: str | Path, fingerprint: str) -> None:
-        """Open or make the file. `fingerprint` is the renderer's. Raises OSError or sqlite3.Error if that fails."""
+        """Open or create the file. `fingerprint` is the renderer's. Raises OSError or sqlite3.Error."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fingerprint, self._path = fingerprint.encode(), path
@@ -44,7 +44,7 @@ class KnownLengths:
         self._file.execute("CREATE TABLE IF NOT EXISTS lengths (key BLOB PRIMARY KEY, tokens INTEGER NOT NULL)")
 
     def key(self, example: Example) -> bytes | None:
-        """What an example is known by; None where a medium may change unseen."""
+        """Return the cache key of an example; None if a medium may change unnoticed."""
         digest = hashlib.blake2b(self._fingerprint, digest_size=16)
         digest.update(json.dumps(example.messages, sort_keys=True, default=str).encode())
         for reference in example.media:
@@ -77,8 +77,7 @@ class KnownLengths:
             self._file.close()
 
     def _save(self) -> None:
-        """Write what is new, and drop the oldest lengths of a file over its bound; a full disk is no error of a run."""
-        oldest = "SELECT max(rowid) FROM lengths"  # row ids grow with time
+        oldest = "SELECT max(rowid) FROM lengths"  # row ids increase with time
         if self._broken:
             return
         try:
@@ -90,13 +89,12 @@ class KnownLengths:
         self._new = {}
 
     def _give_up(self, what: str, error: Exception) -> None:
-        """A file that is damaged or full costs the memory of this check and nothing else."""
         log.warning("%s cannot be %s (%s): this check will not be remembered", self._path, what, error)
         self._broken = True
 
 
 def open_known(folder: str | Path | None, renderer: Renderer) -> KnownLengths | None:
-    """The file of known lengths in `folder`; None without a folder, or where it cannot be used, which is logged."""
+    """Open the cache in `folder`; None without a folder, or, with a warning, if it cannot be used."""
     if folder is None:
         return None
     path = Path(folder).expanduser() / "lengths.sqlite"
@@ -116,10 +114,10 @@ def measure_all(
     limit: int | None = None,
     many: bool = True,
 ) -> Iterator[Length]:
-    """Yield the length of every example, in order; examples that could not be made are passed on.
+    """Yield the length of every example, in order; an example that is already an error is passed on.
 
-    An example over `limit` tokens may be `Overlong` instead, see `Renderer.measure`; that is not remembered. Unless
-    there are `many`, examples without media are measured here, which takes less time than workers to start.
+    Over `limit` tokens, it may be `Overlong`, see `Renderer.measure`; that is not cached. Unless there are `many`, this
+    process measures texts, which is faster than starting workers.
     """
 
     def look_up() -> Iterator[tuple[_Measured, Example | None]]:
@@ -131,12 +129,12 @@ def measure_all(
             length: int | DataError | None = known.get(key) if known and key else None
             yield _Measured(index, length, example.id, key), example if length is None else None
 
-    found = spread(
+    found = map_examples(
         look_up(),
         workers,
         "measure",
         renderer.measure,
-        stays=lambda example: not (many or example.media),
+        is_local=lambda example: not (many or example.media),
         arguments=(limit,),
     )
     for item, result in found:
@@ -149,10 +147,8 @@ def measure_all(
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """An example on its way."""
-
     index: int
-    length: int | DataError | None  # None: a worker is asked
+    length: int | DataError | None  # None: not cached
     id: str = ""
     key: bytes | None = None
 
@@ -163,7 +159,6 @@ def _remember(known: KnownLengths | None, key: bytes | None, length: int | DataE
 
 
 def _identity(reference: Any) -> bytes | None:
-    """What tells a picture or video from others as far as its tokens go; None where that cannot be told."""
     if isinstance(reference, Video):
         source = reference.source if isinstance(reference.source, tuple) else (reference.source,)
         parts = [_identity(part) for part in source]

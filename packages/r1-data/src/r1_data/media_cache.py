@@ -1,7 +1,7 @@
-"""Media that were decoded and resized before: in memory and, if a folder is given, on disk, both bounded in bytes.
+"""Cache decoded and resized media, in memory and optionally on disk, both bounded in bytes.
 
-The key is a hash of the encoded content and of everything that decides the resized pixels, so the same picture in two
-rows or two runs is decoded once. What is kept are 8-bit pixels, an eighth of the model's inputs.
+The key is a hash of the encoded content and of everything that determines the resized pixels, so a picture in two rows
+or runs is decoded once. Stores 8-bit pixels, an eighth of the model's inputs.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("r1_data")
 
-_FULL, _SWEPT = 0.9, 0.8  # of the bound on disk: where a folder counts as full, and what it is emptied down to
-_LOOK = 0.01  # of the bound: what a process writes before it looks at what the others have written
+_FULL, _SWEPT = 0.9, 0.8  # of the bound on disk: sweep above the first, down to the second
+_LOOK = 0.01  # of the bound: bytes written between two looks at the folder
 
 
 class MediaCache:
-    """Arrays by key, the least recently used leaving first."""
+    """A least-recently-used cache of arrays by key."""
 
     def __init__(self, max_bytes: int, folder: str | Path | None = None, max_disk_bytes: int = 0) -> None:
-        """`folder` is made if need be, and shared by all processes that name it: the bound on disk is that of all."""
+        """`folder` is created if missing and shared by all processes that name it, as is its bound on disk."""
         self.bytes = 0  # in memory
         self._max_bytes, self._max_disk_bytes = max_bytes, max_disk_bytes
         self._arrays: OrderedDict[str, ndarray] = OrderedDict()
         self._folder = Path(folder) if folder and max_disk_bytes else None
-        self._unseen = 0  # bytes written since the folder was looked at
+        self._unseen = 0  # bytes written since the last look at the folder
         if self._folder is not None:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,6 @@ class MediaCache:
                 self._folder = None
 
     def get(self, key: str) -> "ndarray | None":
-        """The array of a key, or None where it is not kept any more."""
         import numpy
 
         array = self._arrays.get(key)
@@ -51,15 +50,15 @@ class MediaCache:
         path = self._path(key)
         try:
             array = numpy.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError, SyntaxError, MemoryError):  # not there, cut off, or written over
+        except (OSError, ValueError, EOFError, SyntaxError, MemoryError):  # missing, truncated or overwritten
             return None
-        with contextlib.suppress(OSError):  # a folder that may only be read is of use, too
+        with contextlib.suppress(OSError):  # the folder may be read-only
             os.utime(path)
         self._remember(key, array)
         return array
 
     def put(self, key: str, array: "ndarray") -> None:
-        """Keep an array. One that is larger than the whole cache is not kept."""
+        """Cache an array, unless it is larger than the whole cache."""
         self._remember(key, array)
         if self._folder is not None and array.nbytes <= self._max_disk_bytes:
             self._write(self._path(key), array)
@@ -79,12 +78,11 @@ class MediaCache:
         return self._folder / key[:2] / f"{key}.npy"
 
     def _write(self, path: Path, array: "ndarray") -> None:
-        """Write beside and rename, so that another process never reads half a file; a full disk is no error."""
         import numpy
 
         beside = path.with_suffix(f".{os.getpid()}.part")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)  # on another machine there may be no folder yet
+            path.parent.mkdir(parents=True, exist_ok=True)  # it may not exist on this machine
             with beside.open("wb") as file:
                 numpy.save(file, array, allow_pickle=False)
             self._unseen += beside.stat().st_size
@@ -94,13 +92,12 @@ class MediaCache:
                 beside.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Delete the files used longest ago, if the folder is full."""
         assert self._folder is not None
         files = []
         for path in self._folder.glob("??/*.npy"):
             try:
                 status = path.stat()
-            except OSError:  # another process sweeps, too
+            except OSError:  # swept by another process
                 continue
             files.append((status.st_mtime, status.st_size, path))
         self._unseen, on_disk = 0, sum(size for _, size, _ in files)

@@ -1,4 +1,4 @@
-"""A row becomes chat messages: columns found, format prompt applied, `<image>` and `<video>` made content items."""
+"""Convert a row to chat messages: apply the format prompt, replace `<image>` and `<video>` by content items."""
 
 import json
 import math
@@ -18,8 +18,8 @@ IMAGE_MARKER = "<image>"
 VIDEO_MARKER = "<video>"
 
 Cells = dict[str, list[Any]]  # marker -> the cells that stand for it, in order
-_PLACED = "placed"  # beside them: the markers of parts that say where an item of a column goes
-_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # no control token: chat templates write roles as they are
+_PLACED = "placed"  # another key: the markers of parts that place an item of a column
+_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # no control token: chat templates copy roles
 _NAMES = {IMAGE_MARKER: "pictures", VIDEO_MARKER: "videos"}
 _PARTS = {  # type of a content part -> marker
     "image": IMAGE_MARKER, "image_url": IMAGE_MARKER, "video": VIDEO_MARKER, "video_url": VIDEO_MARKER,
@@ -27,9 +27,9 @@ _PARTS = {  # type of a content part -> marker
 
 
 def compile_format_prompt(text: str, name: str = "format prompt") -> "Template":
-    """Compile a Jinja format prompt, in a sandbox; it sees `content` (the prompt) and every column of the row.
+    """Compile a Jinja format prompt in a sandbox; it gets `content` (the prompt) and every column of the row.
 
-    Raises DataError with `name` and the line for a template that does not parse.
+    Raises DataError with `name` and the line if the template does not parse.
     """
     from jinja2 import StrictUndefined, TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -51,16 +51,16 @@ def to_example(
     downloads: Downloads | None = None,
     source: str = "",
 ) -> Example:
-    """Turn a row into messages, references to pictures and videos, and an answer.
+    """Convert a row to messages, references to media, and an answer.
 
-    The prompt is text or a list of OpenAI messages, as a list or as JSON text; the format prompt is applied to the last
-    user message. Pictures and videos stand where `<image>` and `<video>` markers or parts are; without any they come
-    first. A system message of the row's own wins over `system_prompt`. An answer that is a list or a mapping is kept as
-    JSON text, bytes are read as UTF-8. A marker in a row that has no column of its kind is text. `source` becomes the
-    row's `data_source` unless it has one of its own.
+    The prompt is text or a list of OpenAI messages, as a list or as JSON text; the format prompt applies to the last
+    user message. Media go where the `<image>` and `<video>` markers or parts are, or first if there are none; in a row
+    without a column of its kind, a marker is text. The row's own system message replaces `system_prompt`. A list or
+    mapping as answer becomes JSON text; bytes are decoded as UTF-8. `source` becomes the row's `data_source` unless it
+    has one.
 
-    Raises DataError that opens with `row_id`: a column missing or empty, markers and media not equal in number, and
-    whatever a template or a cell of an odd type raises.
+    Raises DataError that begins with `row_id`: a missing or empty column, another number of markers than media, and
+    anything that a template or a cell of an unexpected type raises.
     """
     try:
         answer = _answer_text(_require(row, columns.ground_truth, "answer"), columns.ground_truth)
@@ -79,18 +79,18 @@ def to_example(
         _require_text(messages)
     except DataError as error:
         raise type(error)(f"{row_id}: {error}") from error
-    except Exception as error:  # rows may hold anything, and whatever that leads to is a fault of the row
+    except Exception as error:  # rows may hold anything; any error is the row's
         raise DataError(f"{row_id}: the row cannot be read ({type(error).__name__}: {error})") from error
     read = {columns.prompt, columns.ground_truth, columns.images, columns.videos}
     metadata = {name: value for name, value in row.items() if name not in read}
     if source:
-        own = metadata.get("data_source") or metadata.get("datasource")  # LMM-R1 writes it in one word
+        own = metadata.get("data_source") or metadata.get("datasource")  # LMM-R1's spelling
         metadata["data_source"] = str(own or source)
     return Example(row_id, messages, references, answer, metadata, source)
 
 
 def _require(row: Mapping[str, Any], column: str, role: str) -> Any:
-    """The value of a column, or of an entry of the mapping in it (`column.entry`)."""
+    """Return the value of a column, or of an entry of the mapping in it (`column.entry`)."""
     value: Any = row
     for name in [column] if column in row else column.split("."):
         if not isinstance(value, Mapping) or name not in value:
@@ -117,7 +117,6 @@ def _answer_text(value: Any, column: str) -> str:
 
 
 def _as_json(value: Any, what: str) -> str:
-    """A list or mapping as JSON text, its bytes read as UTF-8. Raises DataError."""
     if not value:
         raise EmptyCell(f"{what} is empty: {value}")
     try:
@@ -131,7 +130,6 @@ def _as_json(value: Any, what: str) -> str:
 
 
 def _unwrapped(value: Any) -> Any:
-    """What numpy wraps, as Python's own."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -152,7 +150,6 @@ def _encode(text: str, what: str) -> None:
 
 
 def _require_text(messages: list[dict[str, Any]]) -> None:
-    """Check that what is asked is text, and shows anything at all."""
     shows = False
     for message in messages:
         items = message["content"] if isinstance(message["content"], list) else [{"text": message["content"]}]
@@ -164,12 +161,11 @@ def _require_text(messages: list[dict[str, Any]]) -> None:
 
 
 def is_visible(text: str) -> bool:
-    """Whether any character of a text would leave ink on paper."""
     return any(letter.isprintable() and not letter.isspace() for letter in text)
 
 
 def _read_messages(prompt: Any, embedded: Cells) -> list[dict[str, Any]]:
-    """Messages whose content is text with markers; media that stand inside them are added to `embedded`."""
+    """Return messages with text content and markers; media inside them are added to `embedded`."""
     prompt = _decoded(prompt, "the prompt") if isinstance(prompt, bytes) else prompt
     prompt = _parse_messages(prompt) if isinstance(prompt, str) else prompt
     if isinstance(prompt, str):
@@ -195,7 +191,7 @@ def _read_messages(prompt: Any, embedded: Cells) -> list[dict[str, Any]]:
 
 
 def _parse_messages(text: str) -> Any:
-    """The list of messages that is written out as JSON (LMM-R1's way), or the text itself."""
+    """Parse messages written as JSON (LMM-R1), or return the text itself."""
     opening = text[:40].replace(" ", "").replace("\n", "")
     if not opening.startswith(('[{"role":', '[{"content":', "[{'role':", "[{'content':")):
         return text
@@ -235,12 +231,12 @@ def _apply_format(messages: list[dict[str, Any]], template: "Template", row: Map
         raise DataError("the format prompt has no user message to apply to")
     try:
         asked["content"] = template.render({**row, "content": asked["content"]})
-    except Exception as error:  # a template may call whatever the row's values have
+    except Exception as error:  # a template may call any method of the row's values
         raise DataError(f"the format prompt cannot be filled ({error}); columns found: {', '.join(row)}") from error
 
 
 def _find_media(row: Mapping[str, Any], columns: Columns, embedded: Cells) -> Cells:
-    """The cells of the row's pictures and videos, from its columns or from inside its messages."""
+    """Return the cells of the row's pictures and videos, from its columns or from its messages."""
     found: Cells = {}
     for marker, column in ((IMAGE_MARKER, columns.images), (VIDEO_MARKER, columns.videos)):
         value = row.get(column)
@@ -252,14 +248,14 @@ def _find_media(row: Mapping[str, Any], columns: Columns, embedded: Cells) -> Ce
 
 
 def _markers(row: Mapping[str, Any], columns: Columns, media: Cells, placed: list[str]) -> "re.Pattern[str] | None":
-    """What marks a place of media in this row: `<image>` is a word of HTML where a row has no pictures to show."""
+    """Return the pattern of this row's markers: in a row without pictures, `<image>` is ordinary HTML."""
     named = {IMAGE_MARKER: columns.images, VIDEO_MARKER: columns.videos}
     markers = [marker for marker, column in named.items() if media[marker] or column in row or marker in placed]
     return re.compile(f"({'|'.join(markers)})") if markers else None
 
 
 def _match_markers(messages: list[dict[str, Any]], media: Cells, pattern: "re.Pattern[str]", columns: Columns) -> None:
-    """Check one marker an item; items of a kind that has no marker at all are put first, pictures before videos."""
+    """Check the number of markers; media of a kind without any marker go first, pictures before videos."""
     asked = next((message for message in messages if message["role"] == "user"), messages[-1])
     for marker, column in ((VIDEO_MARKER, columns.videos), (IMAGE_MARKER, columns.images)):
         found = [found for message in messages for found in pattern.findall(message["content"])]
@@ -277,7 +273,6 @@ def _resolve(
     image_dir: str | None,
     downloads: Downloads | None,
 ) -> Iterator[Any]:
-    """References in the order in which their markers stand."""
     cells = {marker: iter(listed) for marker, listed in media.items()}
     for message in messages:
         for marker in pattern.findall(message["content"]):
@@ -286,7 +281,6 @@ def _resolve(
 
 
 def _split_markers(message: dict[str, Any], pattern: "re.Pattern[str]") -> dict[str, Any]:
-    """Content with markers as a list of image, video and text items; content without any stays text."""
     pieces = pattern.split(message["content"])
     if len(pieces) == 1:
         return message

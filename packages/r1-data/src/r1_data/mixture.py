@@ -1,9 +1,8 @@
-"""Several sources as one: their prompts one after the other, and batches that hold a share of each.
+"""Several sources as one: concatenated prompts, and batches with a weighted share of each source.
 
-A batch of B prompts holds B·w_i of source i, where w_i is its weight over the sum of weights. Where that is no whole
-number it is rounded up or down by a draw that leaves the mean exact (systematic sampling: source i gets the integers
-between B·(w_1 + … + w_{i-1}) + u and B·(w_1 + … + w_i) + u, for one u in [0, 1) a batch). A source that has been read
-to its end begins again, in another order.
+A batch of B prompts holds B·w_i of source i, w_i being its weight divided by the sum of weights. Fractions are rounded
+at random with the exact mean (systematic sampling: source i gets the integers between B·(w_1 + … + w_{i-1}) + u and
+B·(w_1 + … + w_i) + u, with one u in [0, 1) per batch). An exhausted source starts again in another order.
 """
 
 import hashlib
@@ -21,12 +20,12 @@ from r1_data.types import DataError, Prompt
 
 Exhaustion = Literal["all_exhausted", "first_exhausted"]
 
-_COUNTED = 10**6  # batches: the end of a longer epoch is told by the mean of its draws
-_SMALLEST = 1e-9  # share of a batch: below it, rounding decides whether a source is ever drawn
+_COUNTED = 10**6  # batches; the end of a longer epoch is estimated from the means
+_SMALLEST = 1e-9  # share of a batch; below it, rounding decides whether a source is ever used
 
 
 class Mixture:
-    """The prompts of several datasets, one dataset after the other."""
+    """The concatenated prompts of several datasets."""
 
     def __init__(self, parts: Sequence[PromptDataset]) -> None:
         self.parts = list(parts)
@@ -36,12 +35,11 @@ class Mixture:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> Prompt:
-        """Render a prompt. Raises DataError as `PromptDataset` does."""
+        """Raises DataError as `PromptDataset` does."""
         which, own = self._place(index)
         return self.parts[which][own]
 
     def prefetch(self, indices: Iterable[int]) -> None:
-        """Let workers render these prompts, in this order, as far ahead as the memory of their data sets goes."""
         planned: dict[PromptMemory, list[RenderJob]] = {part.memory: [] for part in self.parts}
         for index in indices:
             which, own = self._place(index)
@@ -51,7 +49,6 @@ class Mixture:
             memory.prefetch(jobs)
 
     def _place(self, index: int) -> tuple[int, int]:
-        """The part that holds a prompt, and the prompt's index in it."""
         if not 0 <= index < len(self):
             raise IndexError(f"prompt {index} of {len(self)}")
         which = bisect_right(self._ends, index)
@@ -59,10 +56,10 @@ class Mixture:
 
 
 class WeightedStream:
-    """Endless batches of row indices, each with its share of every source; a pure function of (seed, batch number).
+    """Endless batches of row indices of a `Mixture`; a pure function of (seed, batch number).
 
-    Row indices count the sources one after the other, as `Mixture` does. An epoch, which only tells how long a run
-    lasts, is over when every source has been read once (`all_exhausted`) or the first one has (`first_exhausted`).
+    An epoch, which only determines how long a run lasts, ends when every source has been read once (`all_exhausted`) or
+    the first one has (`first_exhausted`).
     """
 
     def __init__(
@@ -75,7 +72,7 @@ class WeightedStream:
         shuffle: bool,
         until: Exhaustion = "all_exhausted",
     ) -> None:
-        """`sizes` rows and `weights` of the sources. Raises DataError: no rows in one, or no share of a batch."""
+        """Raises DataError if a source has no rows or no share of a batch."""
         if batch_size < 1:
             raise DataError(f"batch_size must be at least 1, got {batch_size}")
         if not sizes or len(sizes) != len(weights) or min(sizes) < 1 or not all(weight > 0 for weight in weights):
@@ -86,13 +83,12 @@ class WeightedStream:
         self.size = sum(sizes)
         self._starts = [0, *accumulate(sizes)]
         self._bounds = [batch_size * part / sum(weights) for part in accumulate(weights)]
-        self._bounds[-1] = batch_size  # whatever the rounding
-        self._drawn: tuple[int, list[int]] = (0, [0] * len(self.sizes))  # (batch, rows drawn of each source before it)
-        self._orders: dict[int, tuple[int, list[int]]] = {}  # source -> (epoch, its order): the latest
+        self._bounds[-1] = batch_size  # exactly, despite rounding
+        self._drawn: tuple[int, list[int]] = (0, [0] * len(self.sizes))  # (batch, rows of each source before it)
+        self._orders: dict[int, tuple[int, list[int]]] = {}  # source -> (latest epoch, its order)
         self.batches_per_epoch = self._epoch(until)
 
     def batch(self, index: int, rank: int = 0, world: int = 1) -> list[int]:
-        """The row indices of batch `index`, counted from 0; [batch_size], or one of `world` readers' share of them."""
         before = self._drawn_before(require_index(index))
         rows = [
             self._starts[source] + self._row(source, position)
@@ -110,18 +106,16 @@ class WeightedStream:
             return max(1, floor(min(needed) + 1e-9))
         batches = ceil(max(needed) - 1e-9)
         while batches < _COUNTED and any(map(lt, self._drawn_before(batches), self.sizes)):
-            batches += 1  # draws may have given a source less than its share so far
+            batches += 1  # rounding may have given a source less than its share so far
         return batches
 
     def _counts(self, index: int) -> list[int]:
-        """How many rows batch `index` takes of each source."""
         digest = hashlib.blake2b(f"{self.seed}:shares:{index}".encode(), digest_size=8).digest()
-        offset = (int.from_bytes(digest, "big") >> 32) / 2**32  # in [0, 1), and so that a bound can be added exactly
+        offset = (int.from_bytes(digest, "big") >> 32) / 2**32  # in [0, 1), with few enough bits to add a bound exactly
         ends = [floor(bound + offset) for bound in self._bounds]
         return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
     def _drawn_before(self, index: int) -> list[int]:
-        """How many rows of each source all batches before `index` take; the last answer is where the next goes on."""
         at, drawn = self._drawn if self._drawn[0] <= index else (0, [0] * len(self.sizes))
         for earlier in range(at, index):
             drawn = [total + count for total, count in zip(drawn, self._counts(earlier), strict=True)]
@@ -129,7 +123,6 @@ class WeightedStream:
         return drawn
 
     def _row(self, source: int, position: int) -> int:
-        """The row at `position` of a source that is read again and again."""
         epoch, place = divmod(position, self.sizes[source])
         if not self.shuffle:
             return place

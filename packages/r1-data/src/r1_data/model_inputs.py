@@ -1,4 +1,4 @@
-"""What a prompt has beside tokens, as a reference: tensors and pictures that are loaded where they are first read."""
+"""Model inputs of prompts: references that load where they are first read, and padding to a batch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
@@ -10,21 +10,20 @@ if TYPE_CHECKING:
 
 
 class LazyInputs(Mapping[str, "Tensor"]):
-    """Named tensors that `load` brings when one is first read. Names are known without loading.
+    """Named tensors, loaded when one is first read.
 
-    A pickle of it holds no tensor, so that a prompt's pictures need not pass the process that hands prompts out. Two
-    are equal if they stand for the same content by `digest`, whether either has been loaded or not.
+    A pickle holds no tensor, so that pictures need not pass through the driver. Two are equal if their `digest` is.
 
     Example: `LazyInputs(("pixel_values", "image_grid_thw"), digest, partial(fetch_inputs, address))`
     """
 
     def __init__(self, names: tuple[str, ...], digest: bytes, load: "Callable[[], Mapping[str, Tensor]]") -> None:
-        """`digest` is of the content; `load` gives exactly the `names`, and pickles if this shall."""
+        """`load` returns exactly the `names`, and must pickle if this does."""
         self.names, self.digest, self._load = names, digest, load
         self._tensors: Mapping[str, Tensor] | None = None
 
     def __getitem__(self, name: str) -> "Tensor":
-        """Raises DataError if what was loaded has other names, and what `load` raises."""
+        """Raises DataError if other names are loaded, and whatever `load` raises."""
         if name not in self.names:
             raise KeyError(name)
         if self._tensors is None:
@@ -59,13 +58,12 @@ class LazyInputs(Mapping[str, "Tensor"]):
 
 
 class LazyMedia(Sequence[Any]):
-    """The pictures or videos of a prompt, which `load` brings when one is first read. How many is known without.
+    """Pictures or videos of a prompt, loaded when one is first read.
 
     Example: `LazyMedia(2, partial(fetch_pictures, address))`
     """
 
     def __init__(self, count: int, load: Callable[[], Sequence[Any]]) -> None:
-        """`load` gives exactly `count` of them."""
         self._count, self._load = count, load
         self._loaded: tuple[Any, ...] | None = None
 
@@ -77,7 +75,7 @@ class LazyMedia(Sequence[Any]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Any, ...]: ...
     def __getitem__(self, index: int | slice) -> Any:
-        """Raises DataError if another number was loaded, and what `load` raises."""
+        """Raises DataError if another number is loaded, and whatever `load` raises."""
         if self._loaded is None:
             loaded = tuple(self._load())
             if len(loaded) != self._count:
@@ -90,11 +88,11 @@ class LazyMedia(Sequence[Any]):
 
 
 def collate(prompts: Sequence[Prompt], pad_token_id: int) -> "dict[str, Tensor]":
-    """Pad prompts on their left to one length, and put their media one after the other.
+    """Pad prompts on the left to one length and concatenate their media, for a model's `forward` or `generate`.
 
     Returns:
         `input_ids` and `attention_mask`, int64 [B, L]; `position_ids`, int64 [B, L] for text models and [axes, B, L]
-        for M-RoPE; and the model's other inputs, as the prompts hold them (`pixel_values`, `image_grid_thw`, …).
+        for M-RoPE; and the prompts' other model inputs (`pixel_values`, `image_grid_thw`, …).
 
     Raises:
         ValueError: no prompts.

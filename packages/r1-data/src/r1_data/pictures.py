@@ -1,6 +1,6 @@
-"""Pictures: their size from the header, and their pixels.
+"""Read pictures: their size from the header, and their pixels.
 
-Data is not trusted: only common formats are opened, and the pixel limit of PIL is an error.
+Files are untrusted: only common formats are opened, and exceeding PIL's pixel limit is an error.
 """
 
 import io
@@ -22,15 +22,15 @@ _ORIENTATION = 0x0112  # EXIF tag
 _ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9"}
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, MemoryError)  # what PIL raises for broken files
 _DEEP = ("I;16", "I;16B", "I;16L", "I;16N")  # PIL's modes of 16-bit gray
-_BOUNDLESS = ("I", "F")  # its modes of numbers whose white nobody knows
+_BOUNDLESS = ("I", "F")  # PIL's modes without a defined white
 _LFS = b"version https://git-lfs"
-_TAIL = 64  # bytes at the end of a file in which its end mark is looked for
+_TAIL = 64  # bytes at the end of a file that contain its end marker
 
 
 def image_size(reference: Any) -> tuple[int, int]:
-    """(height, width) of a picture as `load_image` will give it, read from its header.
+    """Return (height, width) of a picture as `load_image` gives it, from its header.
 
-    Raises MediaError for a file that is cut off: its end is looked at, and only if it looks wrong is it decoded.
+    Raises MediaError for a truncated file: if its end looks wrong, it is decoded to make sure.
     """
     with _opened(reference) as (image, source):
         width, height = image.size
@@ -40,11 +40,10 @@ def image_size(reference: Any) -> tuple[int, int]:
 
 
 def load_image(reference: Any) -> "Image":
-    """Decode a picture to RGB, upright by its EXIF orientation, at its full size.
+    """Decode a picture to RGB at full size, rotated by its EXIF orientation.
 
-    What is transparent becomes white, 16-bit gray is scaled to 8 bits, of an animation the first frame is taken.
-
-    The pixel budget is not applied here: the model's own image processor resizes, once, from these pixels.
+    Transparency becomes white, 16-bit gray is scaled to 8 bits, of an animation the first frame is used. The model's
+    image processor resizes later, once.
     """
     from PIL.Image import Transpose
 
@@ -62,7 +61,7 @@ def load_image(reference: Any) -> "Image":
         picture = _to_rgb(image)
         if turn is not None:
             picture = picture.transpose(turn)
-    picture.info = {}  # else a later reader would see the EXIF orientation and turn the picture again
+    picture.info = {}  # or a later reader would apply the EXIF orientation again
     return picture
 
 
@@ -84,12 +83,11 @@ def _to_rgb(image: "Image") -> "Image":
 
 @contextmanager
 def _opened(reference: Any) -> "Iterator[tuple[Image, BinaryIO | None]]":
-    """The opened, not yet decoded picture and its file; anything PIL cannot read becomes a MediaError with its name."""
     import PIL.Image
 
     name, data = describe(reference), reference
     if ("ignore", None, PIL.Image.DecompressionBombWarning, None, 0) not in warnings.filters:
-        # What it warns of is an error here, see `_check_pixels`. A filter of the user's comes before this one.
+        # `_check_pixels` makes it an error. The user's filters take precedence.
         warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning, append=True)
     try:
         if is_pil(reference):
@@ -112,7 +110,6 @@ def _opened(reference: Any) -> "Iterator[tuple[Image, BinaryIO | None]]":
 
 
 def _why(data: Any, error: BaseException) -> str:
-    """What PIL says, or what the first bytes say better; PIL would print the address of a buffer."""
     if isinstance(data, bytes):
         head = data[: len(_LFS)]
     elif isinstance(data, os.PathLike):
@@ -126,7 +123,6 @@ def _why(data: Any, error: BaseException) -> str:
 
 
 def _is_whole(file: BinaryIO, image_format: str | None) -> bool:
-    """Whether the file ends as its format says; false when that cannot be told."""
     place = file.tell()
     try:
         length = file.seek(0, os.SEEK_END)
@@ -154,7 +150,6 @@ def _check_pixels(image: "Image") -> None:
 
 
 def _orientation(image: "Image") -> int:
-    """EXIF orientation 1 to 8, from what is known before decoding (so that sizes never depend on decoding)."""
     from PIL.Image import Exif
 
     data = image.info.get("exif")

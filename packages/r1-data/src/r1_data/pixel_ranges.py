@@ -1,11 +1,11 @@
-"""How large a resized picture or frame may be: as the model's processor is configured, or as the user wants it.
+"""The allowed sizes of resized pictures and frames, from the model's processor and the user's settings.
 
-All ranges bound height × width. For videos the user's range is read by the rule of qwen-vl-utils, as EasyR1 reads it:
-with tokens of f × f pixels and n frames, of which t become one token in time, a frame may have at most
+All ranges bound height × width. The user's range for videos follows qwen-vl-utils, as in EasyR1: with tokens of f × f
+pixels and n frames, of which t become one token in time, a frame has at most
 
     cap(n) = max(min(768 f², 0.9 · 128,000 f² · t / n), 1.05 · min_pixels)
 
-pixels: 768 tokens for each t frames, and 115,200 tokens for all of them.
+pixels: 768 tokens for t frames, and 115,200 tokens for all.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from r1_data.types import DataError
 
 _LEAST, _MOST = 128, 768  # tokens of a frame
 _TOTAL = 0.9 * 128_000  # tokens of a video
-_SLACK = 1.05  # of the least, which the most of a long video does not fall below
+_SLACK = 1.05  # times the lower bound: the minimum of the upper bound of a long video
 
 
 def picture_range(processor: Any, low: int | None, high: int | None) -> dict[str, int]:
-    """The range as processors of the Qwen-VL families take it: areas, though they are called edges.
+    """Return the range as the Qwen-VL processors expect it: areas, although they are called edges.
 
-    None stands for what the processor is configured to. Raises DataError for a range upside down.
+    None: as the processor is configured. Raises DataError if low exceeds high.
     """
     low = processor.size["shortest_edge"] if low is None else low
     high = processor.size["longest_edge"] if high is None else high
@@ -31,19 +31,18 @@ def picture_range(processor: Any, low: int | None, high: int | None) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class FrameRange:
-    """The range of the frames of a video, in the words of its processor."""
+    """The allowed sizes of a video's frames, in the terms of its processor."""
 
-    configured: tuple[int, int]  # what the processor has
+    configured: tuple[int, int]  # of the processor
     token: int  # f², pixels
     temporal: int  # t
     together: bool  # the processor bounds all frames together (Qwen3-VL), not each (Qwen2-VL, Qwen2.5-VL)
-    low: int | None = None  # of pictures and frames, as the user wants it
+    low: int | None = None  # of pictures and frames, set by the user
     high: int | None = None
-    video_low: int | None = None  # of frames alone
-    video_high: int | None = None  # likewise; it may be above the cap
+    video_low: int | None = None  # of frames only
+    video_high: int | None = None  # of frames only; may exceed the cap
 
     def __post_init__(self) -> None:
-        """Raises DataError for a range upside down."""
         low, high = self._wanted
         if low is not None and high is not None:
             _require_range(low, high, "video_")
@@ -53,7 +52,7 @@ class FrameRange:
         return self.video_low or self.low, self.video_high or self.high
 
     def of(self, frames: int) -> dict[str, int]:
-        """What the processor is to be told for a video of so many frames; the most wins over the least."""
+        """Return the processor's `size` for a video with this many frames; the upper bound takes precedence."""
         low, high = self._wanted
         if low is None and high is None:
             return {"shortest_edge": self.configured[0], "longest_edge": self.configured[1]}
@@ -68,10 +67,10 @@ class FrameRange:
 def frame_range(
     processor: Any, low: int | None, high: int | None, video_low: int | None, video_high: int | None
 ) -> FrameRange:
-    """The range of frames for a video processor; None stands for nothing said. Raises DataError as `FrameRange`."""
+    """Return the frame range for a video processor; None: not set by the user. Raises DataError if low exceeds high."""
     side, size = processor.patch_size * processor.merge_size, processor.size
     temporal = processor.temporal_patch_size
-    # Told by asking: room for 64 tokens is enough for four frames of 8 × 8 tokens only where each has it to itself.
+    # Found by a test: four frames of 8 × 8 tokens fit 64 tokens only if the range is per frame.
     room = {"size": {"shortest_edge": side**2, "longest_edge": 64 * side**2}}
     once, twice = (processor.get_num_of_video_patches(n * temporal, 8 * side, 8 * side, room) for n in (1, 2))
     return FrameRange(

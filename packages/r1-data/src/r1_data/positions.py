@@ -1,4 +1,4 @@
-"""Where each token of a prompt stands: the rule of the model itself, as its own code states it."""
+"""Position ids of a prompt, computed by the model's own code."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -15,10 +15,7 @@ _GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
 
 class RotaryPositions:
-    """M-RoPE (arXiv 2409.12191) as the model has it, from a copy without weights.
-
-    Worker processes get the configuration and make that copy themselves.
-    """
+    """M-RoPE (arXiv 2409.12191), computed by a copy of the model without weights; each worker builds its own."""
 
     def __init__(self, config: Any) -> None:
         import torch
@@ -37,7 +34,7 @@ class RotaryPositions:
     def __call__(self, token_ids: "Tensor", media: "Mapping[str, Tensor]") -> "Tensor":
         """Return int64 [4, L] for token ids [L] and media inputs with `mm_token_type_ids` [1, L].
 
-        M-RoPE has three rotary axes; the text axis in front of them tells packed sequences apart.
+        M-RoPE has three rotary axes; the text axis before them separates packed sequences.
         """
         import torch
 
@@ -49,7 +46,7 @@ class RotaryPositions:
 
 
 def position_ids_of(config: Any) -> PositionIds | None:
-    """Return the rule of the model with this Hugging Face configuration, None where positions simply count tokens."""
+    """Return the rule of the model with this Hugging Face configuration, None if positions count tokens."""
     if not hasattr(config, "vision_config"):
         return None
     positions = RotaryPositions(config)
@@ -64,9 +61,9 @@ def count_tokens(token_ids: "Tensor", media: "Mapping[str, Tensor]") -> "Tensor"
 
 
 def find_rule(processor: Any) -> PositionIds:
-    """Return the rule of the model that a vision-language processor was loaded with.
+    """Return the rule of the model that a vision-language processor belongs to.
 
-    Raises DataError if its folder or hub name has no configuration that says which model that is.
+    Raises DataError if its folder or hub name has no configuration that names the model.
     """
     from transformers import AutoConfig
 

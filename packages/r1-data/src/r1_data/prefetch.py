@@ -1,7 +1,7 @@
 """Render prompts ahead of time: decoded media and pending prompts are kept in memory, both within a bound.
 
-A data set asks a `PromptMemory` for rows as `RenderJob`s. The memory starts them in order, each by its `RowRenderer`,
-which sends media to another machine, to a worker process, or decodes them here. Nothing calls back into the data set.
+A dataset passes `RenderJob`s to a `PromptMemory`, which starts them in order by their `RowRenderer`; nothing calls back
+into the dataset.
 """
 
 import threading
@@ -34,15 +34,14 @@ class RenderJob:
 
     @property
     def bytes(self) -> int:
-        """An upper bound of the memory that the prompt takes."""
         return self.tokens * _BYTES_PER_TOKEN
 
 
 class PromptMemory:
-    """Decoded media and pending prompts of a run, both bounded; several data sets may share one.
+    """Decoded media and pending prompts of a run, both bounded; several datasets may share one.
 
-    Media of the rows read first stay until the end. An epoch reads every row once, in a new order, so a row read just
-    now is the last to be needed again: replacing old rows by new ones would decode both again.
+    Media of the rows read first stay until the end: an epoch reads every row once, in a new order, so a row read just
+    now is the last to be needed again.
     """
 
     def __init__(self, max_bytes: int = 2**30, *, ahead_bytes: int = 2**28) -> None:
@@ -54,12 +53,10 @@ class PromptMemory:
         self._pending: dict[RenderJob, Future[Prompt]] = {}
 
     def __reduce__(self) -> "tuple[Callable[[int, int], PromptMemory], tuple[int, int]]":
-        """Another process gets an empty memory with the same bounds."""
         return _empty_memory, (self._max_bytes, self._ahead_bytes)
 
     @property
     def pending_bytes(self) -> int:
-        """An upper bound of what pending and unread prompts take."""
         return sum(job.bytes for job in self._pending)
 
     def prefetch(self, jobs: Iterable[RenderJob]) -> None:
@@ -80,7 +77,6 @@ class PromptMemory:
         return future
 
     def get_pixels(self, key: Hashable) -> Pixels | None:
-        """Return a row's decoded media if they are in memory."""
         return self._pixels.get(key)
 
     def add_pixels(self, key: Hashable, pixels: Pixels) -> None:
@@ -118,11 +114,9 @@ class RowRenderer:
         self.concurrent = workers is not None or remote is not None  # whether rendering ahead saves time
 
     def __getstate__(self) -> dict[str, object]:
-        """Another process gets everything but the workers."""
         return {**self.__dict__, "_workers": None, "_remote": None, "concurrent": False}
 
     def read(self, row: int) -> Example:
-        """Read a row. Raises DataError."""
         return self._reader(*self._rows[row])
 
     def start(self, row: int) -> "Future[Prompt]":
@@ -149,9 +143,9 @@ def start_rendering(
     workers: Workers | None,
     decoded: Callable[[Pixels], None] | None = None,
 ) -> "Future[Prompt]":
-    """Start rendering an example; its media are decoded in a worker that holds the renderer, if there are any.
+    """Start rendering an example; media are decoded in a worker if there are any. `decoded` is called with the pixels.
 
-    `decoded` is called with the decoded media. The future raises DataError as `Renderer.render` does, and WorkerDied.
+    The future raises DataError as `Renderer.render` does, and WorkerDied.
     """
 
     def finish(pixels: Pixels) -> Prompt:
@@ -166,7 +160,6 @@ def start_rendering(
 
 
 def _run(render: Callable[[], Prompt]) -> "Future[Prompt]":
-    """Render now and return the result, or the DataError, as a future."""
     future: Future[Prompt] = Future()
     try:
         future.set_result(render())

@@ -1,4 +1,4 @@
-"""How the rows of one source are read: which columns, which format prompt, where its pictures are."""
+"""How to read the rows of a source: columns, format prompt, picture folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Turns the rows of one source into examples: `reader("train.jsonl:1", {"problem": …, "answer": …})`.
+    """Converts rows of a source to examples; holds settings only, so it can be sent to another process.
 
-    It holds nothing but settings, so it can be sent to another process.
+    Example: `reader("train.jsonl:1", {"problem": …, "answer": …})`
     """
 
     columns: Columns = field(default_factory=Columns)
-    explicit_columns: bool = False  # the user named `columns`, so known formats are not tried (see `detect_columns`)
+    explicit_columns: bool = False  # the user named `columns`: known formats are not tried (see `detect`)
     format_prompt: str | None = None  # Jinja text, see `compile_format_prompt`
-    format_prompt_name: str = "format prompt"  # how errors call it
-    system_prompt: str | None = None  # for rows without a system message of their own
-    image_dir: str | None = None  # where relative paths begin, and out of which no path leads
-    downloads: Downloads | None = None  # how http and https are fetched; None: they are not
-    source: str = ""  # the name that the rows are reported under, as `Prompt.source` and `data_source`
+    format_prompt_name: str = "format prompt"  # its name in error messages
+    system_prompt: str | None = None  # for rows without a system message
+    image_dir: str | None = None  # relative paths start here, and no path leaves it
+    downloads: Downloads | None = None  # None: http and https URLs are refused
+    source: str = ""  # the rows' name in reports: `Prompt.source` and `data_source`
 
     def __post_init__(self) -> None:
-        """Raises DataError for a format prompt that does not parse."""
+        """Raises DataError if the format prompt does not parse."""
         self._template()
 
     def __call__(self, row_id: str, row: Mapping[str, Any]) -> Example:
-        """Turn a row into an example. Raises DataError that opens with `row_id`."""
+        """Convert a row to an example. Raises DataError that begins with `row_id`."""
         return to_example(
             row_id,
             row,

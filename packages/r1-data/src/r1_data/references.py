@@ -1,6 +1,6 @@
-"""What a row says about a picture or a video: bytes, a file, a URL, frames. Nothing is decoded here.
+"""References to pictures and videos in rows: bytes, files, URLs, frames. Nothing is decoded here.
 
-Data is not trusted: a path may not leave its folder, and the network is asked only where that is allowed.
+Rows are untrusted: a path may not leave its folder, and the network is used only if allowed.
 """
 
 import base64
@@ -27,21 +27,21 @@ _BLOCK = 2**16  # bytes read at a time from the network
 
 @dataclass(frozen=True, slots=True)
 class Downloads:
-    """How pictures and videos behind http and https URLs are fetched."""
+    """Limits of downloads over http and https."""
 
     max_bytes: int = 64 * 2**20  # of one file
     timeout: float = 20.0  # seconds for one file
 
 
 class Downloaded(bytes):
-    """What was behind a URL, which errors go on to name."""
+    """Content of a URL, with the address for error messages."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A picture or video on the network, fetched each time it is read: what is behind an address may change."""
+    """A picture or video on the network, downloaded at each read, because its content may change."""
 
     address: str
     downloads: Downloads
@@ -50,7 +50,7 @@ class Url:
         return self.address
 
     def fetch(self) -> Downloaded:
-        """Download it. Raises MediaError: no answer, too many bytes, too slow, or redirected away from http(s)."""
+        """Download it. Raises MediaError: no answer, too many bytes, too slow, or a redirect to another scheme."""
         from http.client import HTTPException
 
         from r1_data.downloads import open_url
@@ -59,7 +59,7 @@ class Url:
         end, data = time.monotonic() + limits.timeout, bytearray()
         try:
             with open_url(address, limits.timeout) as response:
-                while block := response.read1(_BLOCK):  # what has come: a body that drips is looked at, too
+                while block := response.read1(_BLOCK):  # returns what has arrived, so that a slow body is checked, too
                     data += block
                     if len(data) > limits.max_bytes or time.monotonic() > end:
                         raise MediaError(f"{address}: over {limits.max_bytes:,} bytes or {limits.timeout:g} seconds")
@@ -83,15 +83,15 @@ class Video:
     """
 
     source: Any  # bytes, Path, Url, or a tuple of picture references
-    fps: float | None = None  # of frames: how many make a second; None: as many as are sampled
+    fps: float | None = None  # of frames; None: the sampling rate
 
 
 def resolve_picture(value: Any, image_dir: str | None, downloads: Downloads | None = None) -> Any:
-    """Turn a cell into a picture reference: bytes, a Path, a Url, or the PIL image itself.
+    """Convert a cell to a picture reference: bytes, a Path, a Url, or a PIL image.
 
-    Relative paths begin in `image_dir`, out of which no path leads, not by a link either; without `downloads`
-    nothing is fetched. Takes bytes, a path, a `data:`, `file://` or (where allowed) http URL, a PIL image, or a dict
-    with "bytes" and "path" as `datasets` stores pictures. Raises MediaError otherwise.
+    A cell is bytes, a path, a `data:`, `file://` or (with `downloads`) http URL, a PIL image, or a dict with "bytes"
+    and "path" as `datasets` stores pictures. Relative paths start in `image_dir`; no path leaves it, not by a link
+    either. Raises MediaError otherwise.
     """
     if isinstance(value, Mapping):
         value = next((value[name] for name in ("bytes", "path", "image", "url") if value.get(name)), None)
@@ -101,7 +101,7 @@ def resolve_picture(value: Any, image_dir: str | None, downloads: Downloads | No
 
 
 def resolve_video(value: Any, image_dir: str | None, downloads: Downloads | None = None) -> Video:
-    """Turn a cell into a video: what a picture can be, a list of frames, or a dict of "frames" (or "video") and "fps".
+    """Convert a cell to a video: what a picture can be, a list of frames, or a dict of "frames" (or "video") and "fps".
 
     Raises MediaError otherwise.
     """
@@ -119,7 +119,7 @@ def resolve_video(value: Any, image_dir: str | None, downloads: Downloads | None
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a file. Raises MediaError if there is none, or if it is a folder, a pipe or a device."""
+    """Open a file. Raises MediaError if there is none, or if it is a folder, pipe or device."""
     try:
         if path.exists() and not path.is_file():
             raise MediaError(f"{path}: not a file")
@@ -132,7 +132,7 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def fetched(reference: Any) -> Any:
-    """The reference with the content of every URL in the place of its address. Raises MediaError."""
+    """Return the reference with the content of every URL instead of its address. Raises MediaError."""
     if isinstance(reference, Video):
         source = reference.source
         return replace(reference, source=tuple(map(fetched, source)) if isinstance(source, tuple) else fetched(source))
@@ -140,7 +140,6 @@ def fetched(reference: Any) -> Any:
 
 
 def pictures(media: Iterable[Any]) -> Iterator[Any]:
-    """Every picture among the media, the frames of videos included."""
     for reference in media:
         if not isinstance(reference, Video):
             yield reference
@@ -149,9 +148,9 @@ def pictures(media: Iterable[Any]) -> Iterator[Any]:
 
 
 def digest_content(reference: Any) -> bytes:
-    """A hash of the encoded content, 16 bytes: the same of bytes, of the file that holds them, and of their URL.
+    """Return a hash of the encoded content, 16 bytes: the same for bytes, the file that holds them, and their URL.
 
-    Raises MediaError for a file that cannot be read, and a URL that cannot be fetched.
+    Raises MediaError if a file or URL cannot be read.
     """
     reference = fetched(reference)
     if isinstance(reference, Video):
@@ -160,7 +159,7 @@ def digest_content(reference: Any) -> bytes:
     elif is_pil(reference):
         try:
             content = repr((reference.mode, reference.size)).encode() + reference.tobytes()
-        except (OSError, SyntaxError, ValueError, MemoryError) as error:  # it was closed, or its file is broken
+        except (OSError, SyntaxError, ValueError, MemoryError) as error:  # closed, or its file is broken
             raise MediaError(f"picture in memory: cannot be read ({error})") from error
     elif isinstance(reference, Path):
         try:
@@ -174,7 +173,6 @@ def digest_content(reference: Any) -> bytes:
 
 
 def describe(reference: Any, kind: str = "picture") -> str:
-    """A reference as an error names it."""
     if isinstance(reference, Downloaded):
         return f"{kind} {reference.address}"
     if isinstance(reference, bytes):
@@ -214,7 +212,7 @@ def _decode_data_url(text: str) -> bytes:
     if not comma or not header.lower().endswith(";base64"):
         raise MediaError(f"{text[:40]!r}: a data URL must read data:<type>;base64,<data>")
     try:
-        return base64.b64decode("".join(body.split()), validate=True)  # some writers break it into lines
+        return base64.b64decode("".join(body.split()), validate=True)  # some writers wrap lines
     except (binascii.Error, ValueError) as error:
         raise MediaError(f"{text[:40]!r}: a data URL with broken base64 ({error})") from error
 
@@ -246,10 +244,7 @@ def _resolve_path(path: str, image_dir: str | None) -> Path:
 
 
 def _is_outside(path: str, folder: str) -> bool:
-    """Whether a path leads out of a folder when links are followed.
-
-    A snapshot in the hub's cache consists of links into the `blobs` beside it, which belong to it.
-    """
+    """Return whether a path leaves a folder when links are followed, except into the `blobs` of a hub snapshot."""
     target, home = os.path.realpath(path), os.path.realpath(folder)
     repository, snapshots, _ = home.rpartition(f"{os.sep}snapshots{os.sep}")
     homes = [home, os.path.join(repository, "blobs")] if snapshots else [home]
@@ -257,7 +252,6 @@ def _is_outside(path: str, folder: str) -> bool:
 
 
 def is_pil(value: Any) -> bool:
-    """Whether a value is a PIL image; importing PIL costs little, and torch nothing here."""
     from PIL.Image import Image
 
     return isinstance(value, Image)

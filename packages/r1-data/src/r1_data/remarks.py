@@ -1,4 +1,4 @@
-"""What is odd about a row that can be used all the same: a run takes it, and says so."""
+"""Find oddities of usable rows, which a run logs."""
 
 import re
 from collections import Counter
@@ -10,7 +10,7 @@ from r1_data.types import Example
 
 _PLURALS = {"image": "images", "video": "videos"}
 _PREFIX = 4  # characters
-_OPENING = tuple("<[{|>")  # first characters of control tokens that are not marked as special
+_OPENING = tuple("<[{|>")  # first characters of control tokens that are not special
 _HTML = re.compile(
     "</?(a|b|blockquote|br|caption|code|div|em|h[1-6]|hr|i|img|li|ol|p|pre|s|span|strong|sub|sup|u|ul"
     "|table|tbody|td|tfoot|th|thead|tr)>"
@@ -18,20 +18,16 @@ _HTML = re.compile(
 
 
 class Remarks:
-    """Looks at the examples of one source for what their author may not have meant."""
+    """Checks the examples of one source for what their author may not have meant."""
 
     def __init__(self, tokenizer: Any, reader: Callable[..., Example]) -> None:
-        """Take the control tokens from `tokenizer`.
-
-        Tokens that the reader's `format_prompt` and `system_prompt` spell, such as `<think>`, are the user's own: they
-        are no remark, as often as they stand there.
-        """
+        """`tokenizer` gives the control tokens. Those in the reader's own prompts, such as `<think>`, are intended."""
         self._control = _one_of(control_tokens(tokenizer))
         own = [getattr(reader, name, None) or "" for name in ("format_prompt", "system_prompt")]
         self._own = Counter(self._control.findall("\n".join(own)) if self._control else ())
 
     def of(self, example: Example) -> Iterator[tuple[str, str]]:
-        """Yield (kind, what is said) for each oddity of an example."""
+        """Yield (kind, description) of each oddity of an example."""
         if not is_visible(example.ground_truth):
             yield "blank answer", f"{example.id}: the answer is empty"
         if spelled := self._spelled(example):
@@ -42,7 +38,6 @@ class Remarks:
                 yield "unread", f"{example.id}: column {one!r} is not read, because there is {many!r}, too"
 
     def _spelled(self, example: Example) -> str | None:
-        """Return the first control token in the messages that is none of the user's own prompts' tokens."""
         found = self._control.findall("\n".join(_texts(example.messages))) if self._control else ()
         if not found:
             return None
@@ -55,10 +50,10 @@ class Remarks:
 
 
 def control_tokens(tokenizer: Any) -> set[str]:
-    """Return the tokens with which a model structures its conversations, such as `<|im_end|>` and `<tool_call>`.
+    """Return the tokens that structure the model's conversations, such as `<|im_end|>` and `<tool_call>`.
 
-    These are the special tokens, and every other token that was added to the vocabulary in brackets or bars. HTML tags
-    are text, although some vocabularies add them.
+    These are the special tokens, and every other added token in brackets or bars. HTML tags are text, although some
+    vocabularies add them.
     """
     words = {*getattr(tokenizer, "all_special_tokens", [])}
     for token in getattr(tokenizer, "added_tokens_decoder", {}).values():
@@ -68,10 +63,9 @@ def control_tokens(tokenizer: Any) -> set[str]:
 
 
 def _one_of(words: set[str]) -> "re.Pattern[str] | None":
-    """Compile a pattern that finds any of the words, the longest first.
+    """Compile a pattern that matches any of the words, the longest first.
 
-    Words are grouped by their first characters: some vocabularies have a thousand control tokens, and a pattern of a
-    thousand alternatives would be slow on every `<` of a text.
+    Words are grouped by first characters: a thousand alternatives would be slow on every `<`.
     """
     if not words:
         return None
@@ -83,8 +77,8 @@ def _one_of(words: set[str]) -> "re.Pattern[str] | None":
 
 
 def _texts(messages: Any) -> Iterator[str]:
-    """Yield every text in messages, names of fields included: a chat template may write any of them."""
-    waiting = [messages]  # a stack, because what a row nests may be deeper than Python recurses
+    """Yield every text in messages, field names included: a chat template may write any of them."""
+    waiting = [messages]  # a stack: a row may nest deeper than Python recurses
     while waiting:
         value = waiting.pop()
         if isinstance(value, str):

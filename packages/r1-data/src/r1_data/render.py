@@ -1,4 +1,4 @@
-"""An example becomes a `Prompt`: one rendering, used by the length filter, the engine and the learner alike."""
+"""Render an example to a `Prompt`, used alike by the length filter, the engine and the learner."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,16 @@ from r1_data.vision import Pixels, Vision, why_unread
 if TYPE_CHECKING:
     from torch import Tensor
 
-_RULES = "2"  # goes up when the same example gets another length than before
-# What the processor returns a value per token for; a forward that is given position ids needs none of it.
+_RULES = "2"  # increment when the same example gets another length
+# Outputs of the processor per token; a forward pass with position ids needs none of them.
 _PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
 class Renderer:
     """Renders examples for one model: a tokenizer for text models, a processor for vision-language models.
 
-    Pictures and videos go through the processor's own resize, once, into `min_pixels` to `max_pixels`. The same rule,
-    applied to the size in a header, gives the prompt's length without decoding it.
+    The processor's own resize is applied once to media. The same rule, applied to the size in a header, gives the
+    prompt's length without decoding.
     """
 
     def __init__(
@@ -41,22 +41,21 @@ class Renderer:
         frames: FrameRules | None = None,
         cache: MediaCache | None = None,
     ) -> None:
-        """Raises DataError: no chat template, an argument that it does not read, or a pixel range upside down.
+        """Raises DataError: no chat template, an argument that it does not read, or min_pixels above max_pixels.
 
-        Of a processor whose family is unknown texts are rendered, and rows with media refused.
+        With a processor of an unknown family, rows with media are refused.
 
         Args:
             processor: a Hugging Face tokenizer, or a processor with an image processor.
             min_pixels, max_pixels: height × width of a resized picture, and of a video's frame by the rule of
                 qwen-vl-utils; None: as the processor is configured.
-            chat_template: Jinja text that replaces the model's own chat template.
-            chat_template_kwargs: further arguments of the template, e.g. `enable_thinking`.
-            video_min_pixels, video_max_pixels: as `Vision` says.
-            frames: which frames of a video are looked at; None: two a second, as many as the processor allows.
-            cache: where resized media are kept; None: nowhere.
-            position_ids: (token ids [L], what the processor makes of the row's media, and `mm_token_type_ids` [1, L]:
-                0 text, 1 pictures, 2 videos) -> int64 [axes, L]; None: a text model's count tokens, a vision-language
-                model's are looked up by the configuration beside its processor, see `r1_data.positions`.
+            chat_template: Jinja text that replaces the model's chat template.
+            chat_template_kwargs: additional arguments of the template, e.g. `enable_thinking`.
+            video_min_pixels, video_max_pixels: see `Vision`.
+            frames: which frames of a video are sampled; None: two a second, as many as the processor allows.
+            cache: of resized media.
+            position_ids: (token ids [L], processor output and `mm_token_type_ids` [1, L]: 0 text, 1 pictures, 2 videos)
+                -> int64 [axes, L]; None: from the configuration beside the processor, see `r1_data.positions`.
         """
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self._processor: Any = processor if hasattr(processor, "image_processor") else None
@@ -78,16 +77,16 @@ class Renderer:
             self._position_ids = count_tokens
 
     def prompt_length(self, example: Example) -> int:
-        """The number of tokens of `render(example)`, from media headers alone. Raises DataError as `render` does."""
+        """Return the number of tokens of `render(example)`, from media headers. Raises DataError as `render` does."""
         (length,) = self.measure([example])
         if isinstance(length, DataError):
             raise length
         return length
 
     def measure(self, examples: Sequence[Example], limit: int | None = None) -> list[int | DataError]:
-        """The prompt length of each example, or why it has none; texts are tokenized together.
+        """Return the prompt length of each example, or its error; texts are tokenized together.
 
-        Of a long text only so much is tokenized as shows that it has more than `limit` tokens: it is `Overlong`.
+        A long text is tokenized only until it exceeds `limit` tokens: it is `Overlong`.
         """
         found: list[str | DataError] = []
         for example in examples:
@@ -98,7 +97,7 @@ class Renderer:
         texts = [text for text in found if isinstance(text, str)]
         try:
             tokens = iter(encode_all(self.tokenizer, texts))
-        except (TypeError, ValueError, OverflowError):  # one of them; which, shows when each goes alone
+        except (TypeError, ValueError, OverflowError):  # tokenized one by one below to find which
             tokens = None
         lengths: list[int | DataError] = []
         for example, text in zip(examples, found, strict=True):
@@ -112,10 +111,9 @@ class Renderer:
         return lengths
 
     def _bounded(self, example: Example, text: str, limit: int | None) -> str:
-        """The text, if it may have at most `limit` tokens. Raises Overlong."""
         try:
             least = None if limit is None else count_beyond(self.tokenizer, text, limit)
-        except (TypeError, ValueError, OverflowError):  # said when all of it is tokenized
+        except (TypeError, ValueError, OverflowError):  # raised when all of it is tokenized
             return text
         if least is not None:
             found = f"{len(text):,} characters and at least {least:,} tokens"
@@ -123,7 +121,6 @@ class Renderer:
         return text
 
     def _length(self, example: Example, text: str, token_ids: list[int]) -> int:
-        """The prompt's length, from the tokens that it has with one placeholder a picture or video."""
         if self._vision is None or not example.media:
             return len(token_ids)
         pictures = [reference for reference in example.media if not isinstance(reference, Video)]
@@ -140,17 +137,14 @@ class Renderer:
         return len(token_ids) + added
 
     def count_values(self, example: Example) -> int:
-        """How many numbers the model's inputs beside tokens will have, from media headers alone.
-
-        Raises MediaError that names the row.
-        """
+        """Return the number of values in the model inputs, from media headers. Raises MediaError that names the row."""
         try:
             return self._vision.count_values(example.media) if self._vision is not None else 0
         except ValueError as error:
             raise MediaError(f"{example.id}: {error}") from error
 
     def fingerprint(self) -> str:
-        """A hash of everything that decides a prompt's length beside its example."""
+        """Return a hash of everything but the example that determines a prompt's length."""
         import transformers
 
         parts = [_RULES, transformers.__version__, repr(self._template or self.tokenizer.chat_template)]
@@ -160,7 +154,7 @@ class Renderer:
         return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
     def load(self, example: Example) -> Pixels:
-        """Decode and resize the media of an example, which is all that its data can do harm to. Raises MediaError."""
+        """Decode and resize the media of an example, the only step that untrusted data can break. Raises MediaError."""
         if self._vision is None:
             return Pixels([], [], [])
         try:
@@ -170,16 +164,16 @@ class Renderer:
 
     @property
     def position_ids(self) -> PositionIds:
-        """Where each token of a prompt stands. Raises DataError if the processor does not say whose it is."""
-        if self._position_ids is None:  # looked up late: lengths can be told without
+        """The rule of position ids. Raises DataError if the processor does not say which model it belongs to."""
+        if self._position_ids is None:  # found late: lengths do not need it
             self._position_ids = find_rule(self._processor)
         return self._position_ids
 
     def render(self, example: Example, pixels: Pixels | None = None) -> Prompt:
-        """Render, tokenize and decode, unless the pixels are given as `load` made them.
+        """Render and tokenize; `pixels` are those of `load`, which is called if they are not given.
 
-        Raises DataError that names the row: unreadable media, media for a text model, media tokens written out in the
-        text, or placeholders that do not match the features.
+        Raises DataError that names the row: unreadable media, media for a text model, media tokens spelled out in the
+        text, or another number of placeholders than features.
         """
         import torch
 
@@ -209,7 +203,6 @@ class Renderer:
         )
 
     def _write(self, example: Example) -> str:
-        """The rendered chat. Raises DataError."""
         if example.media and self._refusal:
             raise DataError(f"{example.id}: {self._refusal}")
         try:
@@ -220,12 +213,11 @@ class Renderer:
                 add_generation_prompt=True,
                 **self._template_kwargs,
             )
-        except Exception as error:  # a template may call whatever the row's values have
+        except Exception as error:  # a template may call any method of the row's values
             raise DataError(f"{example.id}: the chat template refuses these messages ({error})") from error
         return text
 
     def _tokenize(self, example: Example, text: str) -> list[int]:
-        """The tokens of a rendered chat, with one placeholder a picture or video. Raises DataError."""
         try:
             return self._checked(example, self.tokenizer(text, add_special_tokens=False)["input_ids"])
         except (TypeError, ValueError, OverflowError) as error:
@@ -253,7 +245,6 @@ class Renderer:
                 )
 
     def _process(self, example: Example, text: str, engine_token_ids: list[int], pixels: Pixels) -> "dict[str, Tensor]":
-        """The processor's output for one row; empty for text models."""
         if self._vision is None:
             return {}
         try:
@@ -272,14 +263,14 @@ class Renderer:
 
 
 def to_pil(pixels: "Tensor") -> Any:
-    """The PIL image of pixels, uint8 [3, height, width]."""
+    """Return the PIL image of pixels, uint8 [3, height, width]."""
     from PIL.Image import fromarray
 
     return fromarray(pixels.permute(1, 2, 0).numpy())
 
 
 def _check_template_kwargs(template: Any, kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that the chat template never reads: it would ignore a mistyped one."""
+    """Refuse arguments that the chat template does not read: it would ignore a mistyped one."""
     if not kwargs or not isinstance(template, str):
         return
     from jinja2 import TemplateSyntaxError, meta
@@ -288,7 +279,7 @@ def _check_template_kwargs(template: Any, kwargs: Mapping[str, Any]) -> None:
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
     try:
         read = meta.find_undeclared_variables(environment.parse(template))
-    except TemplateSyntaxError:  # a tag that only transformers knows, or a broken template: said when it is filled
+    except TemplateSyntaxError:  # a tag of transformers, or a broken template: raised when it is rendered
         return
     for name in kwargs:
         if name not in read:

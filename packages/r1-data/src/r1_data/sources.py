@@ -1,8 +1,8 @@
-"""Where rows come from: local files, folders, hub names, and lists of these, read as one sequence.
+"""Read rows from local files, folders, hub names, and lists of these, as one sequence.
 
 A source is written as
     data/train.jsonl          a file (json, jsonl, parquet, csv)
-    data/gsm8k@test           a folder, and the split whose files to take (default: train), or one that
+    data/gsm8k@test           a folder, and the split whose files to read (default: train), or a folder that
                               `datasets` saved a data set to
     json@./data               every json file of a folder, whatever its name (also jsonl, parquet, csv)
     hiyouga/geometry3k@train  a hub name and a split; `name:configuration#revision@split` in full
@@ -31,7 +31,7 @@ log = logging.getLogger("r1_data")
 
 _SUPPORTED = ", ".join(suffix[1:] for suffix in KINDS)
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?::([\w.-]+))?(?:#([\w./-]+))?")
-_NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # what the hub adds
+_NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # metadata of the hub
 _SPLIT_WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -82,13 +82,11 @@ class _Hub:
             raise DataError(f"{self.name!r} is no file or folder under {Path.cwd()}{near}, and {error}") from error
 
     def relabel(self, depth: int) -> "_Hub":
-        return self  # hub names are apart already
+        return self  # hub names are unique
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What one name stands for: files or a hub split, one after the other, and the slice that is taken of all."""
-
     spec: str
     parts: tuple[_File | _Hub, ...]
     cut: Slice | None
@@ -120,10 +118,9 @@ class _Source:
 
 
 class Rows(Sequence[tuple[str, dict[str, Any]]]):
-    """All rows of a source, in order: `rows[i]` is (row id, row), the row id being "file name:row number"."""
+    """All rows of a source, in order: `rows[i]` is (row id, row), the row id being "label:row number"."""
 
     def __init__(self, tables: Sequence[tuple[str, Table]]) -> None:
-        """`tables` are (label, table); labels must differ, so that row ids do."""
         self._tables = list(tables)
         self._ends = list(accumulate(len(table) for _, table in self._tables))
 
@@ -146,10 +143,7 @@ class Rows(Sequence[tuple[str, dict[str, Any]]]):
 
 
 def as_rows(rows: Any) -> Sequence[tuple[str, dict[str, Any]]]:
-    """Rows as `read_rows` gives them, called "row:1", "row:2", …: of mappings, or of a `datasets.Dataset`.
-
-    What has ids already is left as it is.
-    """
+    """Return mappings, or a `datasets.Dataset`, with row ids "row:1", "row:2", …; rows with ids stay as they are."""
     if hasattr(rows, "with_format"):
         return Rows([("row", ArrowTable(rows.with_format("arrow")))])
     in_memory = isinstance(rows, list | tuple) and bool(rows) and isinstance(rows[0], Mapping)
@@ -159,21 +153,21 @@ def as_rows(rows: Any) -> Sequence[tuple[str, dict[str, Any]]]:
 def read_rows(spec: str | list[str]) -> Rows:
     """Open every source of `spec` as one sequence.
 
-    Raises DataError naming the path, the working directory and near names for a missing file, and the supported
-    kinds for an unknown one.
+    Raises DataError: for a missing file with its path, the working directory and similar names, for an unknown kind
+    with the supported ones.
     """
     return read_sources([spec])[0]
 
 
 def read_sources(specs: Sequence[str | list[str]]) -> list[Rows]:
-    """Open several sources, each as a sequence of its own; row ids differ over all of them. Raises as `read_rows`."""
+    """Open several sources, each as its own sequence; row ids are unique over all. Raises as `read_rows`."""
     groups = [[spec] if isinstance(spec, str) else spec for spec in specs]
     sources = iter(_resolve_all([spec for group in groups for spec in group]))
     return [Rows([table for _ in group for table in next(sources).open()]) for group in groups]
 
 
 def count_rows(spec: str | list[str]) -> int | None:
-    """The number of rows of local sources, read cheaply and without torch; None where a hub name is among them."""
+    """Return the number of rows of local sources, quickly and without torch; None if one is a hub name."""
     counts = [source.count() for source in _resolve_all([spec] if isinstance(spec, str) else spec)]
     return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -192,7 +186,7 @@ def _resolve(spec: str) -> _Source:
             return _Source(spec, tuple(_parts(spec)), None)
         source, cut = split_slice(spec)
         return _Source(spec, tuple(_parts(source)), cut)
-    except (OSError, RuntimeError) as error:  # a name that is too long, a home of nobody's, a folder that is closed
+    except (OSError, RuntimeError) as error:  # a name too long, an unknown home, a folder without permission
         raise DataError(f"{spec!r} cannot be opened ({error})") from error
 
 
@@ -228,7 +222,6 @@ def _as_file(path: Path) -> _File:
 
 
 def _data_files(folder: Path) -> list[_File]:
-    """The data files below `folder`, sorted by path; hidden files and the hub's own notes are left out."""
     paths = (
         path
         for path in sorted(folder.rglob("*"))
@@ -250,7 +243,7 @@ def _folder_of_kind(folder: Path, kind: str) -> list[_File]:
 
 
 def _split_files(folder: Path, split: str) -> list[_File]:
-    """The files of one split; a folder in which no file names a split is all train."""
+    """Return the files of a split; a folder in which no file names a split is all train."""
     if saved := saved_splits(folder):
         return [_saved(folder, saved, split)]
     files = _data_files(folder)
@@ -273,14 +266,12 @@ def _split_files(folder: Path, split: str) -> list[_File]:
 
 @cache
 def _say_unread(folder: Path, names: tuple[str, ...]) -> None:
-    """Once for each folder: files beside those of splits may have been meant."""
     if names:
         shown = ", ".join(names[:3]) + (", …" if names[3:] else "")
         log.warning("%s: %d files that no split is named in are not read: %s", folder, len(names), shown)
 
 
 def _saved(folder: Path, saved: Mapping[str, Path], split: str) -> _File:
-    """The split of a saved data set; one without splits is all train."""
     aliases = next((words for words in _SPLIT_WORDS.values() if split in words), (split,))
     name = next((name for name in saved if name in (split, *aliases) or (not name and "train" in aliases)), None)
     if name is None:
@@ -290,7 +281,6 @@ def _saved(folder: Path, saved: Mapping[str, Path], split: str) -> _File:
 
 
 def _split_of(path: Path, wanted: str) -> str | None:
-    """The split that a file's name, or else the nearest folder above it, tells; `wanted` may be a word of its own."""
     words_of = {wanted: (wanted.lower(),), **_SPLIT_WORDS}
     for part in (path.stem, *reversed(path.parent.parts)):
         words = {part.lower(), *re.split(r"[^a-z0-9]+", part.lower())}
@@ -301,9 +291,9 @@ def _split_of(path: Path, wanted: str) -> str | None:
 
 
 def _label_apart(sources: list[_Source]) -> list[_Source]:
-    """Give files of the same name longer labels, so that row ids differ; the shortest that tell them apart.
+    """Give files of the same name the shortest labels that differ, so that row ids do.
 
-    Slices of one file are told apart by themselves: `train.jsonl[:100]`.
+    Slices of one file are labelled by the slice: `train.jsonl[:100]`.
     """
     cuts = Counter((part.identity, source.cut) for source in sources for part in source.parts)
     twice = [identity for (identity, _), count in cuts.items() if count > 1]
@@ -323,7 +313,6 @@ def _label_apart(sources: list[_Source]) -> list[_Source]:
 
 
 def _near(path: Path) -> str:
-    """A hint that lists names like `path` in the nearest folder that exists."""
     folder, wanted = path.parent, path.name
     while not folder.is_dir() and folder != folder.parent:
         folder, wanted = folder.parent, folder.name

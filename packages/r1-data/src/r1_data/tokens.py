@@ -1,17 +1,17 @@
-"""The token ids of many texts at once, without what the tokenizer would tell beside them."""
+"""Tokenize many texts at once, without masks and offsets."""
 
 from collections.abc import Sequence
 from typing import Any
 
-_PIECE = 2**16  # characters that are tokenized of a longer text at first
-_CUT = 512  # tokens that the last, cut-off word of a piece may have beside those that it has in the whole text
+_PIECE = 2**16  # characters of a long text that are tokenized first
+_CUT = 512  # extra tokens of a word that is truncated at the end of a piece
 
 
 def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each text: what `tokenizer(text, add_special_tokens=False)` gives.
+    """Return the token ids of each text, as `tokenizer(text, add_special_tokens=False)` does.
 
-    A tokenizer of the library `tokenizers` is asked itself, in two thirds of the time: masks, types and the places of
-    tokens in the text are left out. Raises TypeError, ValueError or OverflowError for what is no text.
+    Calls the backend of a `tokenizers` tokenizer directly, in two thirds of the time. Raises TypeError, ValueError or
+    OverflowError if an item is not text.
     """
     if not texts:
         return []
@@ -27,8 +27,8 @@ def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 def count_beyond(tokenizer: Any, text: str, limit: int) -> int | None:
     """Return a number of tokens above `limit` that a long text certainly has; None if all of it must be tokenized.
 
-    Only the beginning of the text is tokenized, so that 200 MB of it cost as much as 64 KB. A tokenizer that makes one
-    token of many characters (white space, unknown words) is given more, until the limit is reached or the text ends.
+    Tokenizes the beginning only, so that 200 MB of text cost as much as 64 KB, and more where the tokenizer makes one
+    token of many characters (white space, unknown words).
     """
     size = max(_PIECE, 8 * limit)
     while size < len(text):
@@ -40,7 +40,6 @@ def count_beyond(tokenizer: Any, text: str, limit: int) -> int | None:
 
 
 def _is_plain(tokenizer: Any) -> bool:
-    """Whether nothing stands between a tokenizer and its backend: some families write a text anew first."""
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     own = type(tokenizer)

@@ -1,8 +1,7 @@
-"""Videos: what their headers say, which frames are looked at, and the pixels of those frames.
+"""Read videos: their headers, which frames to sample, and the pixels of those frames.
 
-Data is not trusted: a container is recognised by its first bytes and read as that and nothing else, because FFmpeg
-would follow a playlist to other files and to the network; frames are counted before any is decoded, and may take so
-many bytes and no more.
+Files are untrusted: a container is opened as what its first bytes say, because FFmpeg would follow a playlist to other
+files and the network. Frames are counted before decoding, and their bytes are bounded.
 """
 
 import io
@@ -19,16 +18,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BRANDS = {b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip"}  # the first box of an MP4 or QuickTime file
-_MAX_SIDE = 16_384  # pixels; larger frames are of no use, and some decoders reserve memory before they fail
+_MAX_SIDE = 16_384  # pixels; for larger frames some decoders allocate memory before they fail
 
 
 @dataclass(frozen=True, slots=True)
 class FrameRules:
-    """Which frames of a video the model sees.
+    """Which frames of a video the model gets.
 
-    The number is that of qwen-vl-utils, with which these models were trained: duration × `fps`, at least `min_frames`
-    and at most `max_frames`, no more than there are, and a multiple of `multiple`; they stand evenly from the first
-    frame to the last. A video of fewer frames than `multiple` repeats its last one.
+    Their number follows qwen-vl-utils, with which these models were trained: duration × `fps`, at least `min_frames`
+    and at most `max_frames`, no more than there are, and a multiple of `multiple`; evenly spaced from first to last. A
+    video with fewer frames than `multiple` repeats its last one.
     """
 
     fps: float = 2.0
@@ -38,7 +37,7 @@ class FrameRules:
     max_bytes: int = 2**30  # of the decoded frames, as RGB
 
     def sample(self, total: int, source_fps: float) -> list[int]:
-        """The indices of the frames to look at among `total`, of which `source_fps` make a second."""
+        """Return the indices of the sampled frames of a video with `total` frames, `source_fps` per second."""
         wanted = total / source_fps * self.fps
         count = int(min(max(wanted, self.min_frames), self.max_frames, total)) // self.multiple * self.multiple
         if count == 0:
@@ -50,20 +49,18 @@ class FrameRules:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """The frames of a video that the model sees, as known without decoding them."""
-
     total: int  # frames in the video
     fps: float  # of the video
-    indices: list[int]  # the frames that are looked at
-    height: int  # as it is to be seen: of a film on its side, the width of what is stored
+    indices: list[int]  # the sampled frames
+    height: int  # after rotation
     width: int
-    turn: int = 0  # quarter turns, counterclockwise, that stand it upright
+    turn: int = 0  # quarter turns, counterclockwise, to apply
 
 
 def probe_video(video: Video, rules: FrameRules) -> Clip:
-    """Read a video's headers and count its frames without decoding one.
+    """Read a video's headers and count its frames without decoding.
 
-    Raises MediaError: no video, cut off, frames of several sizes, or decoded frames of more than `rules.max_bytes`.
+    Raises MediaError: no video, truncated, frames of several sizes, or decoded frames of more than `rules.max_bytes`.
     """
     if isinstance(video.source, tuple):
         return _bounded(_probe_frames(video, rules), rules, "video of frames")
@@ -80,7 +77,7 @@ def probe_video(video: Video, rules: FrameRules) -> Clip:
 
 
 def load_frames(video: Video, clip: Clip) -> "Tensor":
-    """Decode the frames of `clip`; uint8 [frames, 3, height, width]. Raises MediaError if one of them does not."""
+    """Decode the frames of `clip`; uint8 [frames, 3, height, width]. Raises MediaError if one does not decode."""
     import torch
 
     if isinstance(video.source, tuple):
@@ -101,7 +98,7 @@ def _probe_frames(video: Video, rules: FrameRules) -> Clip:
 
 
 def _turn(container: Any, stream: Any) -> int:
-    """Quarter turns that a telephone's film asks for. FFmpeg tells them with a frame, so the first one is decoded."""
+    """Return the quarter turns of a film from a phone, which FFmpeg gives with a decoded frame."""
     import av
 
     if container.format.name.split(",")[0] != "mov":
@@ -110,7 +107,7 @@ def _turn(container: Any, stream: Any) -> int:
         container.seek(0, stream=stream)
         frame = next(container.decode(stream), None)
     except (av.error.FFmpegError, OSError, ValueError):
-        return 0  # said when all are decoded
+        return 0  # raised when all frames are decoded
     return 0 if frame is None else round(frame.rotation / 90) % 4
 
 
@@ -132,7 +129,7 @@ def _decode(source: Any, clip: Clip) -> "list[Tensor]":
 
     wanted, found = set(clip.indices), {}
     with _opened(source) as (container, stream):
-        stream.thread_count = 1  # one video a worker: threads would only compete
+        stream.thread_count = 1  # workers are parallel already
         for index, frame in enumerate(container.decode(stream)):
             if index in wanted:
                 pixels = numpy.rot90(frame.to_ndarray(format="rgb24"), clip.turn)
@@ -149,7 +146,6 @@ def _decode(source: Any, clip: Clip) -> "list[Tensor]":
 
 @contextmanager
 def _opened(source: Any) -> Iterator[tuple[Any, Any]]:
-    """The container and its video stream; whatever FFmpeg cannot read becomes a MediaError that names the source."""
     import av
 
     try:
@@ -169,7 +165,6 @@ def _opened(source: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _container_kind(file: BinaryIO) -> str:
-    """FFmpeg's name of the container, by its first bytes."""
     head = file.read(12)
     file.seek(0)
     if not head:

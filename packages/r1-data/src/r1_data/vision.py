@@ -1,7 +1,7 @@
-"""The media side of a model's processor: how many tokens a picture or video takes, and its pixels, resized once.
+"""Use a model's processor for media: count the tokens of a picture or video, and resize its pixels once.
 
-Nothing here names a model family. Asked are the processor's own public parts: `get_number_of_image_patches` and
-`get_num_of_video_patches` of a size, `resize`, and `replace_video_token`, which writes a video's placeholders.
+No model family is named here. Used are the processor's own public methods: `get_number_of_image_patches`,
+`get_num_of_video_patches`, `resize`, and `replace_video_token`, which writes a video's placeholders.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 _OF_VIDEOS = ("get_num_of_video_patches", "min_frames", "max_frames", "temporal_patch_size", "merge_size")
-_RULES = "2"  # goes up when the same content gives other pixels than before
+_RULES = "2"  # increment when the same content gives other pixels
 
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """The media of one prompt, resized, in the order of their placeholders."""
+    """The resized media of one prompt, in the order of their placeholders."""
 
     images: "list[Tensor]"  # uint8 [3, height, width]
     videos: "list[Tensor]"  # uint8 [frames, 3, height, width]
@@ -35,10 +35,10 @@ class Pixels:
 
 
 def why_unread(processor: Any) -> str | None:
-    """Why media of this processor's family cannot be used, its texts being what they are; None where they can.
+    """Return why media of this processor's family cannot be used (texts can); None if they can.
 
-    Families whose pictures attend in both directions (Gemma 3, PaliGemma) tell the model's forward so by
-    `token_type_ids`. Prompts here carry none, and the pictures would be seen causally in silence.
+    Families whose pictures attend in both directions (Gemma 3, PaliGemma) tell the model by `token_type_ids`. Prompts
+    have none, so the pictures would silently attend causally.
     """
     family, known = type(processor).__name__, "Qwen2-VL, Qwen2.5-VL and Qwen3-VL have"
     tokenizer = getattr(getattr(processor, "tokenizer", None), "model_input_names", ())
@@ -58,7 +58,7 @@ def why_unread(processor: Any) -> str | None:
 
 
 def _counts_within(image_processor: Any) -> bool:
-    """Whether an image processor resizes into a range of pixels and counts patches by it: one token, if told so."""
+    """Return whether an image processor counts patches within a pixel range."""
     try:
         size, side = image_processor.size, image_processor.patch_size * image_processor.merge_size
         one = {"min_pixels": side**2, "max_pixels": side**2}
@@ -69,11 +69,11 @@ def _counts_within(image_processor: Any) -> bool:
 
 
 class Vision:
-    """Resizes and counts media as one processor does.
+    """Resizes and counts media with one processor.
 
     `min_pixels` and `max_pixels` bound height × width of a picture, and of a video's frame by the rule of qwen-vl-utils
-    (see `r1_data.pixel_ranges`), whatever the model's video processor bounds. `video_min_pixels` and `video_max_pixels`
-    take their place for frames; the latter may be above what the rule allows.
+    (`r1_data.pixel_ranges`). `video_min_pixels` and `video_max_pixels` replace them for frames; the latter may exceed
+    the rule. All media errors are MediaError.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Vision:
         frames: FrameRules | None = None,
         cache: MediaCache | None = None,
     ) -> None:
-        """None stands for what the processor is configured to. Raises DataError: unknown family, range upside down."""
+        """None: as the processor is configured. Raises DataError: unknown family, or a lower bound above the upper."""
         self._processor, self._cache = processor, cache
         if why := why_unread(processor):
             raise DataError(why)
@@ -108,14 +108,13 @@ class Vision:
         return {kind: (token, getattr(self._processor, f"{name}_id")) for kind, (token, name) in named.items() if token}
 
     def picture_tokens(self, reference: Any) -> int:
-        """Tokens that a picture takes, from its header. Raises MediaError."""
         limits = {"min_pixels": self.budget["shortest_edge"], "max_pixels": self.budget["longest_edge"]}
         with _named(reference):
             patches = int(self._image.get_number_of_image_patches(*image_size(reference), limits))
         return patches // self._image.merge_size**2
 
     def video_text(self, video: Video) -> str:
-        """The placeholders, and whatever text the family puts between them, that stand for a video."""
+        """Return a video's placeholders, with any text that the family puts between them."""
         import torch
 
         clip = self.probe(video)
@@ -123,13 +122,13 @@ class Vision:
         with _named(video):
             patches = self._video.get_num_of_video_patches(count, *size, {"size": self.frame_range.of(count)})
         moments = -(-count // self._video.temporal_patch_size)
-        # Families read of a grid its first number and the product of the others, which are not known apart.
+        # Only the first number and the product of the others matter; the factors are unknown.
         grid = torch.tensor([[moments, 1, patches // moments]])
         inputs = {"video_grid_thw": grid, "video_metadata": [_metadata(clip)]}
         return str(self._processor.replace_video_token(inputs, 0))
 
     def count_values(self, media: Sequence[Any]) -> int:
-        """Numbers in what the model is given of media, from their headers. Raises MediaError or ValueError."""
+        """Return the number of values in the model inputs of media, from headers. Raises MediaError or ValueError."""
         return sum(self._count_values(reference) for reference in map(fetched, media))
 
     def _count_values(self, reference: Any) -> int:
@@ -142,13 +141,11 @@ class Vision:
         return int(patches * 3 * owner.temporal_patch_size * owner.patch_size**2)
 
     def probe(self, video: Video) -> Clip:
-        """The frames of a video that the model sees. Raises MediaError."""
         if self._video is None:
             raise MediaError(f"videos of {type(self._processor).__name__} cannot be used, only its pictures")
         return probe_video(video, self.frames)
 
     def load(self, media: Sequence[Any]) -> Pixels:
-        """Decode and resize, or take from the cache. Raises MediaError."""
         pixels = Pixels([], [], [])
         for reference in map(fetched, media):
             if isinstance(reference, Video):
@@ -159,7 +156,7 @@ class Vision:
         return pixels
 
     def process(self, text: str, pixels: Pixels) -> "dict[str, Tensor]":
-        """The processor's output for a rendered chat and its media, which it neither resizes nor samples again."""
+        """Return the processor's output for a rendered chat and its media, without resizing or sampling again."""
         arguments: dict[str, Any] = {"images_kwargs": {"do_resize": False}}
         if pixels.images:
             arguments["images"] = [image.contiguous() for image in pixels.images]
@@ -178,17 +175,10 @@ class Vision:
         return {name: value for name, value in output.items() if hasattr(value, "nbytes")}
 
     def process_pictures(self, token_ids: list[int], images: "Sequence[Tensor]") -> "dict[str, Tensor] | None":
-        """What `process` returns for a chat with pictures alone, in half the time.
+        """Return what `process` does for a chat with pictures only, in half the time, by expanding its token ids.
 
-        Most of the processor's time for a small picture goes to text: it writes a placeholder hundreds of times and has
-        it tokenized again. A special token is one token wherever it stands, so the tokens are known without that.
-
-        Args:
-            token_ids: the tokens of the chat, with one placeholder a picture.
-            images: uint8 [3, height, width] each, resized.
-
-        Returns:
-            None for a family that puts other text in the place of a picture than a run of its placeholder.
+        `images` are uint8 [3, height, width] each, resized. Returns None for a family that replaces a picture by other
+        text than a repeated placeholder.
         """
         import torch
 
@@ -210,7 +200,7 @@ class Vision:
         return inputs
 
     def count_features(self, inputs: "Mapping[str, Tensor]") -> dict[str, int]:
-        """How many features the model will make of what the processor returned, for each kind of media."""
+        """Return how many features the model computes from the processor's output, for each kind of media."""
         owners = {"picture": ("image_grid_thw", self._image), "video": ("video_grid_thw", self._video)}
         return {
             kind: int(inputs[name].prod(-1).sum()) // owner.merge_size**2 if name in inputs else 0
@@ -218,7 +208,7 @@ class Vision:
         }
 
     def describe(self) -> str:
-        """Everything that decides token counts and pixels, as text; what a cache of them must be keyed by."""
+        """Return everything that determines token counts and pixels, as text, for cache keys."""
         parts = [self._image.to_json_string(), self.budget]
         if self._video is not None:
             parts += [self._video.to_json_string(), asdict(self.frame_range), asdict(self.frames)]
@@ -244,7 +234,7 @@ class Vision:
         import numpy
         import torch
 
-        # Channels stay last in memory, where pictures have them: resizing so is faster, and nothing is laid out anew.
+        # Channels stay last in memory, as in pictures: resizing is faster so, and nothing is copied.
         pixels = torch.from_numpy(numpy.array(load_image(reference))).permute(2, 0, 1)[None]
         owner = self._image
         factor = owner.patch_size * owner.merge_size
@@ -264,11 +254,9 @@ class Vision:
         return resized[0]
 
     def _uncapped(self) -> dict[str, bool]:
-        """The ranges are told for each video, so the processor's own guess of a total is not wanted beside them."""
         return {"cap_pixels_per_frame": False} if hasattr(self._video, "cap_pixels_per_frame") else {}
 
     def _key(self, reference: Any, clip: Clip | None) -> str:
-        """A hash of the encoded content and of what is done to it."""
         owner = self._image if clip is None else self._video
         budget = self.budget if clip is None else self.frame_range.of(len(clip.indices))
         how = [_RULES, budget, owner.patch_size, owner.merge_size, owner.resample, clip and asdict(clip)]
@@ -279,7 +267,6 @@ class Vision:
 
 @contextmanager
 def _named(reference: Any) -> Iterator[None]:
-    """Turn a ValueError of the processor into a MediaError that names the picture or video."""
     try:
         yield
     except MediaError:

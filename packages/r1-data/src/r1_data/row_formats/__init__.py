@@ -1,1 +1,1 @@
-"""The row formats of the field, one a file: a new one is a new file here, found by its name."""
+"""Known row formats, one per file; a new file adds one, named after the file."""

@@ -1,4 +1,4 @@
-"""EasyR1's rows, as its data sets name the columns."""
+"""EasyR1's rows."""
 
 PROMPTS = ("problem",)
 GROUND_TRUTHS = ("answer",)

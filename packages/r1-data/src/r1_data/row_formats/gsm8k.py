@@ -1,4 +1,4 @@
-"""GSM8K's rows, and those of the many sets that name their columns so."""
+"""GSM8K's rows, and those of the many datasets with the same column names."""
 
 PROMPTS = ("question",)
 GROUND_TRUTHS = ("answer",)

@@ -1,4 +1,4 @@
-"""LMM-R1's rows: messages written as JSON text."""
+"""LMM-R1's rows: messages as JSON text."""
 
 PROMPTS = ("message", "input")
 GROUND_TRUTHS = ("answer", "label")

@@ -1,4 +1,4 @@
-"""Rows of OpenAI messages, the ground truth in a column of any of TRL's names."""
+"""Rows of OpenAI messages, the ground truth in one of several columns."""
 
 PROMPTS = ("messages",)
 GROUND_TRUTHS = ("answer", "solution", "ground_truth", "label", "target")

@@ -1,4 +1,4 @@
-"""RLPR's rows: veRL's, with the score of the model before training, which tells them apart."""
+"""RLPR's rows: veRL's, with the score of the untrained model in `scoreA`, which identifies them."""
 
 PROMPTS = ("prompt",)
 GROUND_TRUTHS = ("reward_model.ground_truth",)

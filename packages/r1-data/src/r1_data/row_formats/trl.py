@@ -1,4 +1,4 @@
-"""TRL's rows: text or messages in `prompt`, the ground truth in a column of any of its usual names."""
+"""TRL's rows: text or messages in `prompt`, the ground truth in one of several columns."""
 
 PROMPTS = ("prompt",)
 GROUND_TRUTHS = ("answer", "solution", "ground_truth", "label", "target")

@@ -1,4 +1,4 @@
-"""veRL's rows: messages in `prompt`, the ground truth inside the mapping `reward_model`."""
+"""veRL's rows: messages in `prompt`, the ground truth in the mapping `reward_model`."""
 
 PROMPTS = ("prompt",)
 GROUND_TRUTHS = ("reward_model.ground_truth",)

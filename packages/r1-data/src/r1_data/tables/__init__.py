@@ -1,1 +1,1 @@
-"""The files of a source: tables of rows by number, by format, slice and name, each row read when it is asked for."""
+"""Files as tables of rows by number; a row is read when it is requested."""

@@ -1,6 +1,6 @@
-"""Arrow columns as rows: of a `datasets.Dataset`, of a split from the hub, of a folder that a data set was saved to.
+"""Arrow columns as rows: a `datasets.Dataset`, a hub split, or a folder written by `save_to_disk`.
 
-Pictures stay the encoded bytes that they are stored as.
+Pictures stay the encoded bytes that are stored.
 """
 
 import json
@@ -15,7 +15,7 @@ _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json" 
 
 
 class ArrowTable:
-    """Rows of what gives an Arrow table for a slice; one becomes Python objects only when asked for."""
+    """Rows of anything that returns an Arrow table for a slice; a row becomes Python objects when it is requested."""
 
     def __init__(self, columns: Any) -> None:
         self._columns = columns
@@ -35,10 +35,10 @@ class ArrowTable:
 
 
 class SavedTable(ArrowTable):
-    """A folder that `datasets.Dataset.save_to_disk` wrote, mapped into memory."""
+    """A folder that `datasets.Dataset.save_to_disk` wrote, memory-mapped."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises DataError that names the file which is missing or broken."""
+        """Raises DataError with the missing or broken file."""
         import pyarrow
 
         self.path = folder
@@ -55,9 +55,9 @@ class SavedTable(ArrowTable):
 
 
 def saved_splits(folder: Path) -> dict[str, Path]:
-    """The folders of each split of a saved data set, that of one without splits as ""; {} for any other folder.
+    """Return the folder of each split of a saved data set, "" for one without splits; {} for any other folder.
 
-    Raises DataError for a list of splits that cannot be read.
+    Raises DataError if the list of splits cannot be read.
     """
     if (folder / _STATE).is_file() and (folder / _INFO).is_file():
         return {"": folder}
@@ -70,7 +70,7 @@ def saved_splits(folder: Path) -> dict[str, Path]:
 
 
 def open_hub(name: str, configuration: str | None, split: str, revision: str | None = None) -> ArrowTable:
-    """Load a split of a hub data set through `datasets`, from ModelScope where USE_MODELSCOPE_HUB=1 asks for it.
+    """Load a split of a hub data set through `datasets`, from ModelScope if USE_MODELSCOPE_HUB=1.
 
     Raises DataError.
     """
@@ -86,12 +86,11 @@ def open_hub(name: str, configuration: str | None, split: str, revision: str | N
 
 
 def _from_modelscope(name: str, revision: str | None) -> str:
-    """Return the folder to which ModelScope's files of a data set were downloaded. Raises DataError."""
     try:
         from modelscope import dataset_snapshot_download
     except ImportError as error:
         raise DataError("USE_MODELSCOPE_HUB is set, but modelscope is not installed: pip install modelscope") from error
     try:
         return str(dataset_snapshot_download(name, revision=revision))
-    except Exception as error:  # of its own kinds, by version
+    except Exception as error:  # modelscope's error types differ by version
         raise DataError(f"as a data set of ModelScope it cannot be had: {error}") from error

@@ -1,7 +1,7 @@
-"""Local files as rows: json, JSON lines, csv and parquet, each row with the number a person would count.
+"""Local files as rows: json, JSON lines, csv and parquet, with the row number that a person would count.
 
-Rows are numbered from 1. In JSON lines the number is the line, in csv it counts the rows below the header. Text files
-may be packed (`.jsonl.gz`, `.csv.zst`).
+Rows are numbered from 1: in JSON lines by line, in csv by row below the header. Text files may be compressed
+(`.jsonl.gz`, `.csv.zst`).
 """
 
 import csv
@@ -19,10 +19,10 @@ from r1_data.tables.table import BLOCK, MAX_ROW_BYTES, Runs, Table, require_row_
 from r1_data.types import DataError, Overlong
 
 KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}  # suffix -> kind
-PACKED = {".gz": "gzip", ".zst": "zstd"}  # suffix of a packed text file -> how
+PACKED = {".gz": "gzip", ".zst": "zstd"}  # suffix of a compressed text file -> codec
 
 _BOM = b"\xef\xbb\xbf"
-_NO_TEXT = {  # first bytes -> what a file is that is no UTF-8 text, and what to do
+_NO_TEXT = {  # first bytes -> what the file is instead of UTF-8 text, and what to do
     b"\xff\xfe": "UTF-16 text; save it as UTF-8",
     b"\xfe\xff": "UTF-16 text; save it as UTF-8",
     b"\x1f\x8b": "packed by gzip; let its name end in .gz",
@@ -32,7 +32,7 @@ _NO_TEXT = {  # first bytes -> what a file is that is no UTF-8 text, and what to
 
 
 def kind_of(path: Path) -> str | None:
-    """The kind of file that a name tells; None where it is none that is read."""
+    """Return the kind of a file from its name, None if it is not supported."""
     suffix = path.suffix.lower()
     kind = KINDS.get(Path(path.stem).suffix.lower() if suffix in PACKED else suffix)
     return None if suffix in PACKED and kind == "parquet" else kind
@@ -41,7 +41,7 @@ def kind_of(path: Path) -> str | None:
 def open_table(path: Path, kind: str) -> Table:
     """Open a file of `kind`: a value of `KINDS`, or "arrow", the folder of a saved data set.
 
-    Raises DataError that names the file, and the line where it can.
+    Raises DataError with the file, and the line if known.
     """
     if kind == "parquet":
         from r1_data.tables.parquet import ParquetTable
@@ -56,15 +56,14 @@ def open_table(path: Path, kind: str) -> Table:
 
 
 def count_table(path: Path, kind: str) -> int:
-    """The number of rows of a file, reading as little of it as the kind allows (a parquet file: its footer)."""
     return len(open_table(path, kind))
 
 
 class TextFile:
-    """The bytes of a UTF-8 file, read when asked for, and the same as when it was opened."""
+    """The bytes of a UTF-8 file, read on request, and guaranteed unchanged since it was opened."""
 
     def __init__(self, path: Path) -> None:
-        """Raises DataError: it cannot be read, or is no UTF-8 text by its first bytes."""
+        """Raises DataError if it cannot be read, or its first bytes are not UTF-8 text."""
         self.path = path
         try:
             self._unpacked = _unpack(path) if path.suffix.lower() in PACKED else None
@@ -77,7 +76,6 @@ class TextFile:
                 raise DataError(f"{path}: not UTF-8 text but {what}")
 
     def open(self) -> BinaryIO:
-        """The file from its beginning."""
         if self._unpacked is None:
             return self.path.open("rb")
         copy = open(os.dup(self._unpacked.fileno()), "rb")  # noqa: SIM115
@@ -85,7 +83,7 @@ class TextFile:
         return copy
 
     def read(self, offset: int, length: int) -> bytes:
-        """Raises DataError if the file is not what it was."""
+        """Raises DataError if the file has changed."""
         if self._unpacked is not None:
             return os.pread(self._unpacked.fileno(), length, offset)
         try:
@@ -96,7 +94,6 @@ class TextFile:
             raise DataError(f"{self.path}: cannot be read any more ({error})") from error
 
     def check(self) -> None:
-        """Raise DataError if the file is not what it was."""
         if self._unpacked is None:
             try:
                 self._require_same(os.stat(self.path))
@@ -112,12 +109,12 @@ class TextFile:
 
 
 class JsonLinesFile:
-    """One JSON object a line, read from disk when asked for; only the lines' offsets are kept."""
+    """One JSON object per line, read from disk on request; only the lines' offsets are in memory."""
 
     def __init__(self, text: TextFile) -> None:
         self._text, self.path = text, text.path
         self._lines = Runs(self._read)
-        self._numbers, self._offsets, self._lengths = array("Q"), array("Q"), array("Q")  # of lines that are not blank
+        self._numbers, self._offsets, self._lengths = array("Q"), array("Q"), array("Q")  # of nonblank lines
         offset = 0
         with text.open() as file:
             for number, (length, blank) in enumerate(_line_lengths(file), start=1):
@@ -142,11 +139,10 @@ class JsonLinesFile:
             row = _parse(line)
         except (ValueError, RecursionError) as error:
             why = "nested too deep" if isinstance(error, RecursionError) else error
-            raise DataError(f"{self.path}:{number}: not a JSON row ({why}); mend or delete this line") from error
+            raise DataError(f"{self.path}:{number}: not a JSON row ({why}); fix or delete this line") from error
         return number, _require_mapping(row, self.path, number)
 
     def _read(self, start: int, most: int) -> list[bytes]:
-        """The lines from `start` on, as many as are few bytes together."""
         first = self._offsets[start]
         stop = min(start + most, len(self))
         while stop > start + 1 and self._offsets[stop - 1] + self._lengths[stop - 1] - first > BLOCK:
@@ -157,7 +153,7 @@ class JsonLinesFile:
 
 
 class JsonArrayFile:
-    """A json file that is one list of objects."""
+    """A json file with one list of objects."""
 
     def __init__(self, text: TextFile) -> None:
         self.path = path = text.path
@@ -181,7 +177,7 @@ class JsonArrayFile:
 
 
 class CsvTable:
-    """A csv file with a header; every value stays the text it is, so an answer "007" is not turned into 7."""
+    """A csv file with a header; values stay text, so that an answer "007" does not become 7."""
 
     def __init__(self, text: TextFile) -> None:
         self.path = path = text.path
@@ -217,17 +213,16 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def _unpack(path: Path) -> BinaryIO:
-    """The content of a packed file, in a file without a name that ends with this process."""
     import pyarrow
 
     unpacked: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
-    by_lines, length = _is_jsonl(path), 0  # bytes of the line that is being written
+    by_lines, length = _is_jsonl(path), 0  # bytes of the current line
     try:
         with pyarrow.input_stream(str(path), compression=PACKED[path.suffix.lower()]) as stream:
             while block := stream.read(BLOCK):
                 end = block.rfind(b"\n")
                 if by_lines and length > MAX_ROW_BYTES and end < 0:
-                    continue  # the line is refused by its length already: a small file can hold one of terabytes
+                    continue  # refused by its length already: a small file can decompress to terabytes
                 length = length + len(block) if end < 0 else len(block) - end - 1
                 unpacked.write(block)
     except (OSError, pyarrow.ArrowException) as error:
@@ -237,13 +232,13 @@ def _unpack(path: Path) -> BinaryIO:
 
 
 def _parse(data: bytes) -> Any:
-    """JSON as Python objects. Raises ValueError: broken, not UTF-8, a key twice, text that is no text."""
+    """Parse JSON. Raises ValueError: broken, not UTF-8, a repeated key, half of a surrogate pair."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 text: {error}") from error
     value = json.loads(text, object_pairs_hook=_once)
-    if b"\\ud" in data or b"\\uD" in data:  # only so can half a surrogate pair be written
+    if b"\\ud" in data or b"\\uD" in data:  # the only way to write half of a surrogate pair
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
@@ -260,7 +255,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _holds_lines(text: TextFile) -> bool:
-    """Whether a json file is a row a line: always for .jsonl, and for .json unless it opens with a bracket."""
+    """Return whether a json file has one row per line: always for .jsonl, for .json unless it begins with a bracket."""
     if _is_jsonl(text.path):
         return True
     with text.open() as file:
@@ -273,7 +268,7 @@ def _holds_lines(text: TextFile) -> bool:
     except (ValueError, RecursionError):
         return first.endswith(b"}")  # a broken row; else the first line of one object spread over several
     columns = second is None and bool(row) and all(isinstance(cell, list) for cell in row.values())
-    return not columns  # a file of one object whose cells are all lists is a table by columns
+    return not columns  # one object of lists is a columnar table
 
 
 def _is_jsonl(path: Path) -> bool:
@@ -281,7 +276,6 @@ def _is_jsonl(path: Path) -> bool:
 
 
 def _line_lengths(file: BinaryIO) -> Iterator[tuple[int, bool]]:
-    """Yield the length of each line in bytes and whether it is blank; of a long line only BLOCK bytes are in memory."""
     length, blank = 0, True
     while piece := file.readline(BLOCK):
         length, blank = length + len(piece), blank and not piece.strip()

@@ -1,7 +1,7 @@
-"""Parquet files as rows, of any size: each row group is decoded once, when a row of it is first asked for.
+"""Parquet files of any size as rows: a row group is decoded once, when one of its rows is first requested.
 
-What was decoded lies in a file without a name, in the folder for temporary files (`TMPDIR`), and is mapped into memory:
-rows can be read in any order, and the system keeps of it in memory what it has room for. A small file stays in memory.
+Decoded rows go to an unnamed, memory-mapped file in `TMPDIR`: rows can be read in any order, and the system caches what
+fits in memory. A small file stays in memory.
 """
 
 import errno
@@ -19,17 +19,15 @@ from r1_data.types import DataError, Overlong
 
 log = logging.getLogger("r1_data")
 
-_SMALL = 2**26  # bytes of a file, decoded, that are held in memory
+_SMALL = 2**26  # decoded bytes of a file that stay in memory
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
-_BATCH = 2**24  # bytes of rows decoded at a time, about
-_MOST_ROWS = 4096  # of them
+_BATCH = 2**24  # approximate bytes of rows decoded at a time
+_MOST_ROWS = 4096  # rows decoded at a time
 
 
 class ParquetTable:
-    """A parquet file; a row becomes Python objects only when asked for."""
-
     def __init__(self, path: Path) -> None:
-        """Read the footer. Raises DataError: no parquet file, or two columns of one name."""
+        """Read the footer. Raises DataError: not a parquet file, or two columns of the same name."""
         self.path = path
         self._file = _open(path)
         metadata = self._file.metadata
@@ -41,7 +39,7 @@ class ParquetTable:
         self._ends = list(accumulate(group.num_rows for group in groups))
         self._sizes = [group.total_byte_size for group in groups]
         self._groups: dict[int, _Batches | DataError] = {}
-        self._lock, self._held = threading.Lock(), 0  # bytes in memory
+        self._lock, self._held = threading.Lock(), 0  # decoded bytes in memory
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -80,7 +78,6 @@ class ParquetTable:
             return DataError(f"its row group {which + 1} of {len(self._ends)} cannot be read ({error})")
 
     def _kept(self, batches: Callable[[], Iterator[Any]]) -> list[Any]:
-        """The batches of a row group, in memory as long as the file takes little of it."""
         held, size = [], self._held
         for batch in batches():
             held.append(batch)
@@ -94,13 +91,11 @@ class ParquetTable:
         try:
             return _mapped(self._file.schema_arrow, batches())
         except _NoRoom as error:
-            log.warning("%s: what is decoded stays in memory, %s (set TMPDIR)", self.path, error)
+            log.warning("%s: decoded rows stay in memory, %s (set TMPDIR)", self.path, error)
             return list(batches())
 
 
 class _Batches:
-    """The decoded rows of one row group, in memory or in a mapped file."""
-
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = [batch for batch in batches if batch.num_rows]
         self._ends = list(accumulate(batch.num_rows for batch in self._batches))
@@ -112,12 +107,11 @@ class _Batches:
         return as_dicts(self._batches[which].slice(start - before, most))
 
 
-class _NoRoom(Exception):
-    """The folder for temporary files is full."""
+class _NoRoom(Exception): ...
 
 
 def _mapped(schema: Any, batches: Iterable[Any]) -> list[Any]:
-    """Write batches to a file without a name and give them back as parts of its memory map. Raises _NoRoom."""
+    """Write batches to an unnamed file and return them as parts of its memory map. Raises _NoRoom."""
     import mmap
 
     import pyarrow

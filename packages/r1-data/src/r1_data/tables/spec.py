@@ -1,4 +1,4 @@
-"""Slices of a source, written as the hub writes them: `[:1000]`, `[-200:]`, `[10%:20%]`."""
+"""Parse source specifications: slices (`[:1000]`, `[-200:]`, `[10%:20%]`, as on the hub), names, answers per prompt."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _SLICE = re.compile(r"(?P<source>.*)\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\]")
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Where a slice begins and ends, in rows or in percent of them; negative numbers count from the end.
+    """Begin and end of a slice, in rows or percent; negative numbers count from the end.
 
     Example: `Slice("10%", "20%").rows(50) == range(5, 10)`
     """
@@ -25,14 +25,14 @@ class Slice:
         return f"[{self.start}:{self.stop}]"
 
     def rows(self, size: int) -> range:
-        """Return the rows taken of `size`, numbered from 0; bounds beyond the ends are cut to them, as in Python."""
+        """Return the rows of the slice, numbered from 0; bounds beyond the ends are clipped, as in Python."""
         return range(size)[_bound(self.start, size) : _bound(self.stop, size)]
 
 
 def split_slice(spec: str) -> tuple[str, Slice | None]:
-    """Separate `name@train[:1000]` into its source and its slice.
+    """Split `name@train[:1000]` into its source and its slice.
 
-    Raises DataError for brackets that are no slice, and for more than 100 percent.
+    Raises DataError for brackets without a slice, and for more than 100 percent.
     """
     if not spec.endswith("]"):
         return spec, None
@@ -65,7 +65,7 @@ def name_source(spec: str) -> str:
 
 
 def answers_per_prompt(spec: str) -> int | None:
-    """Return k where a file or folder says `Avg<k>` in its name, as those of RLPR (arXiv 2506.18254) do; else None."""
+    """Return k if a file's or folder's name contains `Avg<k>`, as RLPR's do (arXiv 2506.18254); else None."""
     found = _ANSWERS.search(_without_split(spec).name)
     return int(found[1]) if found and int(found[1]) > 0 else None
 

@@ -1,4 +1,4 @@
-"""Single rows of what gives many at once for little more: a reader that goes on from row to row gets them in runs."""
+"""Tables of rows by number, and random access over a batched reader."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 from r1_data.types import Overlong
 
-BLOCK = 2**22  # bytes of a run, about
-_MOST = 256  # rows of it
-MAX_ROW_BYTES = 2**28  # of one row as it is stored, media included; a longer one is never held in memory
+BLOCK = 2**22  # approximate bytes read ahead
+_MOST = 256  # rows read ahead
+MAX_ROW_BYTES = 2**28  # of one stored row, media included; a larger one is never in memory
 
 
 class Table(Protocol):
@@ -20,7 +20,7 @@ class Table(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some rows of a table, which keep their numbers."""
+    """Some rows of a table, with their original numbers."""
 
     table: Table
     rows: range
@@ -34,8 +34,6 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class ListTable:
-    """Rows that are mappings in memory."""
-
     rows: Sequence[Mapping[str, Any]]
 
     def __len__(self) -> int:
@@ -46,12 +44,12 @@ class ListTable:
 
 
 class Runs:
-    """Items by number. One that is asked for out of order comes alone, one that follows brings those behind it."""
+    """Items by number from a batched reader: sequential access reads ahead, random access reads one."""
 
     def __init__(self, fetch: Callable[[int, int], Sequence[Any]]) -> None:
-        """`fetch(start, most)` gives one item or more from `start` on, and at most `most`."""
+        """`fetch(start, most)` returns one to `most` items from `start` on."""
         self._fetch = fetch
-        self._run: tuple[int, Sequence[Any]] = (-1, ())  # where the latest run began, and the run
+        self._run: tuple[int, Sequence[Any]] = (-1, ())  # the latest batch: its first index, its items
 
     def __getitem__(self, index: int) -> Any:
         start, run = self._run
@@ -65,9 +63,9 @@ class Runs:
 
 
 def as_dicts(table: Any) -> list[dict[str, Any]]:
-    """The first rows of an Arrow table or batch, as many as are few bytes together, as Python objects.
+    """Return the first rows of an Arrow table or batch as Python objects, as many as fit a block.
 
-    Raises Overlong if already the first row has more than MAX_ROW_BYTES.
+    Raises Overlong if the first row alone exceeds MAX_ROW_BYTES.
     """
     run = table.slice(0, max(1, table.num_rows * BLOCK // max(1, table.nbytes)))
     if run.nbytes > MAX_ROW_BYTES:
@@ -78,6 +76,5 @@ def as_dicts(table: Any) -> list[dict[str, Any]]:
 
 
 def require_row_bytes(size: int) -> None:
-    """Raise Overlong for a row of more than MAX_ROW_BYTES."""
     if size > MAX_ROW_BYTES:
         raise Overlong(f"the row has more than {MAX_ROW_BYTES:,} bytes")

@@ -1,4 +1,4 @@
-"""Processes of their own for media that nobody vouches for, and what is measured and rendered in them."""
+"""Worker processes that decode untrusted media."""
 
 from r1_data.workers.pool import Ended as Ended
 from r1_data.workers.pool import WorkerDied as WorkerDied

@@ -1,7 +1,7 @@
-"""Worker processes for media that nobody vouches for: bounded memory, a deadline a task, and a death costs one task.
+"""Worker processes with bounded memory and a deadline per task; a worker's death costs one task.
 
-Decoders are C code that reads what strangers wrote. A file that makes one crash, hang or swell takes a worker with it
-and not the run; the worker is started again, and the caller learns which task it was.
+Decoders are C code that reads untrusted files. A file that crashes, hangs or exhausts a worker does not end the run:
+the worker is restarted, and the caller learns which task it was.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import Any
 
 from r1_data.workers.transfer import receive, send
 
-# What every worker needs and takes long to import; the server that workers are forked from has it ready.
+# Slow imports of every worker, preloaded by the fork server.
 _PRELOAD = [
     "r1_data.render",
     "torch",
@@ -31,30 +31,29 @@ _PRELOAD = [
     "transformers.video_processing_utils",
     "transformers.tokenization_utils_tokenizers",
 ]
-_START = 300.0  # seconds until a worker has loaded what it needs
-_RESTART = 10.0  # seconds in which a fork server that was killed is started again
+_START = 300.0  # seconds for a worker to load its target
+_RESTART = 10.0  # seconds to restart a fork server that was killed
 _FORKING = threading.Lock()
-_ENDING = 60.0  # seconds until a worker that has hung up is gone, and how it ended is known
-# How a worker ends that somebody else may have ended; the last is what is known where the server it was forked from is
-# gone as well.
+_ENDING = 60.0  # seconds for a worker that closed its pipe to exit
+# Exit codes of a worker that was killed from outside; 255 if its fork server is gone, too.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, 255)
 _PAGE = 4096  # bytes, the unit of /proc/self/statm
 
-# Is told of a piece of work, in the thread that waited for it: its name, its beginning and end by `time.perf_counter`.
+# Called after a task, in the thread that waited for it, with its name and its start and end by `time.perf_counter`.
 Ended = Callable[[str, float, float], None]
 
 
 class WorkerDied(Exception):
-    """A worker crashed, or was ended because its task took too long; the message says which."""
+    """A worker crashed, or was killed because its task took too long; the message says which."""
 
-    killed = False  # by somebody else, as the system does where memory is short
+    killed = False  # from outside, as by the system when memory is short
 
 
 class Workers:
     """Processes that hold a copy of one object and call its methods.
 
-    The object travels to each worker once, as multiprocessing does it. A script that makes workers must guard its own
-    start with `if __name__ == "__main__":`.
+    The object is pickled to each worker once. A script that uses workers must guard its entry point with
+    `if __name__ == "__main__":`.
     """
 
     def __init__(
@@ -66,26 +65,26 @@ class Workers:
         seconds: float = 120.0,
         ended: Ended | None = None,
     ) -> None:
-        """Start nothing yet.
+        """No process is started until it is needed.
 
         Args:
-            target: what the workers work with; it must survive pickling.
-            count: processes at most, each started when first needed.
-            memory_bytes: how much each may take beyond what it has after loading.
-            seconds: how long one task may take.
-            ended: is told of each task when it has ended.
+            target: the object; it must pickle.
+            count: maximum number of processes.
+            memory_bytes: how much each may allocate after loading `target`.
+            seconds: time limit of a task.
+            ended: called after each task.
         """
         self._ended = ended
         self.count, self._target, self._memory_bytes, self._seconds = count, target, memory_bytes, seconds
         self._threads = ThreadPoolExecutor(count, "r1-data", initializer=_compute_alone)
-        self._idle: LifoQueue[_Process | None] = LifoQueue()  # None: one that is not running
+        self._idle: LifoQueue[_Process | None] = LifoQueue()  # None: a process that is not running
         for _ in range(count):
             self._idle.put(None)
 
     def submit(self, method: str, *arguments: Any, then: Callable[[Any], Any] | None = None) -> "Future[Any]":
-        """Call a method of the target in a worker, and `then` in a thread of this process with what it returned.
+        """Call a method of the target in a worker, then `then` with its result in a thread of this process.
 
-        The future raises what the method raised, WorkerDied, or RuntimeError where no worker can be started.
+        The future raises what the method raised, WorkerDied, or RuntimeError if no worker can be started.
         """
         return self._threads.submit(self._run, method, arguments, then)
 
@@ -94,7 +93,7 @@ class Workers:
         return self._threads.submit(function, *arguments)
 
     def close(self) -> None:
-        """Forget what waits, let what runs end, and stop the processes."""
+        """Cancel waiting tasks, finish running ones, and stop the processes."""
         self._threads.shutdown(cancel_futures=True)
         while not self._idle.empty():
             if (process := self._idle.get()) is not None:
@@ -116,7 +115,6 @@ class Workers:
                 self._ended(method, begin, time.perf_counter())
 
     def _ask(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Return what a worker, whichever is free, says."""
         process = self._idle.get()
         try:
             process = process or _Process(self._target, self._memory_bytes)
@@ -125,8 +123,8 @@ class Workers:
             except WorkerDied as death:
                 if not death.killed:
                     raise
-                process = None  # should no other one start
-                process = _Process(self._target, self._memory_bytes)  # the task may have had no part in it
+                process = None  # if no other one starts
+                process = _Process(self._target, self._memory_bytes)  # maybe not because of the task
                 good, result = process.ask((method, arguments), self._seconds)
         except WorkerDied:
             process = None
@@ -139,7 +137,7 @@ class Workers:
 
 
 def start_early() -> None:
-    """Start the process that workers are forked from, which imports what they need, and do not wait for it."""
+    """Start the fork server, which preloads what workers import, without waiting for it."""
     from multiprocessing import forkserver
 
     get_context("forkserver").set_forkserver_preload(_PRELOAD)
@@ -147,13 +145,8 @@ def start_early() -> None:
 
 
 class _Process:
-    """One worker, as its thread in the parent sees it."""
-
     def __init__(self, target: Any, memory_bytes: int) -> None:
-        """Start a worker and wait until it has loaded the target. Raises RuntimeError if it ends before.
-
-        A worker that was killed meanwhile from outside is started once more.
-        """
+        """Start a worker, once more if it is killed from outside. Raises RuntimeError if it loads no target."""
         for attempt in (1, 2):
             self._connection, self._process = _fork(target, memory_bytes)
             try:
@@ -172,7 +165,6 @@ class _Process:
                     ) from None
 
     def ask(self, request: Any, seconds: float) -> tuple[bool, Any]:
-        """Send a request and wait for (whether it went well, result or exception). Raises WorkerDied."""
         try:
             self._connection.send(request)
             reply: tuple[bool, Any] = receive(self._connection, seconds)
@@ -181,7 +173,7 @@ class _Process:
             self.stop()
             raise WorkerDied(f"it took longer than {seconds:g} seconds") from None
         except (EOFError, OSError):
-            self._process.join(_ENDING)  # else `stop` would be what ended it
+            self._process.join(_ENDING)  # before `stop` kills it, to learn its exit code
             code = self._process.exitcode
             self.stop()
             death = WorkerDied(f"its worker process ended by itself (exit code {code})")
@@ -197,10 +189,10 @@ class _Process:
 def _fork(target: Any, memory_bytes: int) -> "tuple[connection.Connection[Any, Any], BaseProcess]":
     """Fork a worker and return our end of its pipe, and its process.
 
-    A fork server that was killed a moment ago refuses, or hangs up, until the system has reaped it: asked again, it is
-    started anew. One thread asks at a time, because multiprocessing replaces the server's address without a lock.
+    A fork server that was just killed refuses connections until the system has reaped it; after that, multiprocessing
+    restarts it, without a lock of its own.
     """
-    context = get_context("forkserver")  # forked from a process without threads, which fork would break
+    context = get_context("forkserver")  # threads do not survive a fork; the fork server has none
     context.set_forkserver_preload(_PRELOAD)
     deadline = time.monotonic() + _RESTART
     while True:
@@ -220,31 +212,29 @@ def _fork(target: Any, memory_bytes: int) -> "tuple[connection.Connection[Any, A
 
 
 def _compute_alone() -> None:
-    """Limit OpenMP to one thread for what this thread computes.
+    """Limit OpenMP to one thread in the calling thread.
 
-    Threads that each have a team of their own outnumber the processors. OpenMP's waiting threads then sleep at once
-    instead of spinning a little, and a training step of a small model takes twice as long.
-
-    `torch.set_num_threads` would not do: other threads take over the number that it sets when they first compute. The
-    main thread, if it first computed in that moment, trained with one thread, and its numbers had other last bits.
-    OpenMP's own function sets the number of the calling thread alone. Without OpenMP, nothing is limited.
+    With a team of OpenMP threads each, threads would outnumber processors, and a training step of a small model takes
+    twice as long. `torch.set_num_threads` would change threads that first compute later, too: a main thread that did
+    trained with one thread, to other last bits.
     """
     import torch
 
-    torch.get_num_threads()  # takes over torch's number now, or it would replace the one that is set here
-    set_threads = getattr(ctypes.CDLL(torch._C.__file__), "omp_set_num_threads", None)  # in what torch is linked to
+    torch.get_num_threads()  # adopt torch's number now, or it would override the one set here
+    set_threads = getattr(
+        ctypes.CDLL(torch._C.__file__), "omp_set_num_threads", None
+    )  # of the OpenMP that torch is linked to
     if set_threads is not None:
         set_threads(1)
 
 
 def _serve(pipe: "connection.Connection[Any, Any]", target: Any, memory_bytes: int) -> None:
-    """Answer requests until the pipe closes."""
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends its workers
     torch.set_num_threads(1)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # workers side by side are parallel enough
-    # Tensors go as plain arrays; torch's own way would keep a shared memory file open for each.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # workers are parallel already
+    # Send tensors as arrays: torch would keep a shared-memory file open for each.
     ForkingPickler.register(torch.Tensor, _reduce_tensor)
     _limit_memory(memory_bytes)
     pipe.send("ready")
@@ -261,7 +251,6 @@ def _serve(pipe: "connection.Connection[Any, Any]", target: Any, memory_bytes: i
 
 
 def _reduce_tensor(tensor: Any) -> tuple[Any, ...]:
-    """A tensor as the array that lies in memory, and the order of its axes there: nothing is laid out anew."""
     order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     return _restore_tensor, (tensor.permute(order).contiguous().numpy(), order)
 

@@ -1,4 +1,4 @@
-"""Many examples over worker processes: sent in chunks, answered in order, and one that ends its worker is found."""
+"""Process many examples with workers: sent in chunks, results in order, and a fatal example is identified."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -13,42 +13,41 @@ Chunk = list[tuple[Item, Example | None]]
 
 _CHUNK = 128  # examples sent at a time
 _MEDIA = 32  # pictures and videos sent at a time
-_AHEAD = 4  # chunks under way for each worker
-_SLOTS = 256  # items that wait for one chunk, most of which have nothing to send
+_AHEAD = 4  # pending chunks per worker
+_SLOTS = 256  # items in a chunk, most of them without an example
 
 
-def spread(
+def map_examples(
     items: Iterable[tuple[Item, Example | None]],
     workers: Workers | None,
     method: str,
-    here: Callable[..., list[Any]],
+    local: Callable[..., list[Any]],
     *,
-    stays: Callable[[Example], bool],
+    is_local: Callable[[Example], bool],
     media: int = _MEDIA,
     arguments: tuple[Any, ...] = (),
 ) -> Iterator[tuple[Item, Any]]:
-    """Yield each item with what came back for its example, in order: None where it has none.
+    """Yield each item with the result for its example, in order: None if it has no example.
 
     Args:
-        items: what is wanted back beside the result, and the example that is asked about.
-        workers: hold what has `method`; None: all is done here.
-        method: takes a list of examples, `as_asked`, and gives a list of as many results.
-        here: the same, for examples that this process looks at itself.
-        stays: which those are.
-        media: pictures and videos of a chunk, from which on it takes no more.
-        arguments: of `method` and `here`, after the list.
+        items: any value to return beside the result, and the example to process.
+        workers: hold the object with `method`; None: this process does everything.
+        method: maps a list of examples to a list of results.
+        local: the same function, for examples that this process handles by `is_local`.
+        media: maximum number of pictures and videos in a chunk.
+        arguments: of `method` and `local`, after the list.
 
-    A chunk whose worker died is sent again one by one; the result of an example that a worker dies of is WorkerDied.
+    A chunk whose worker died is sent again example by example; the result of one that kills its worker is WorkerDied.
     """
 
     def ask(examples: list[Example]) -> "Future[list[Any]] | list[Any]":
-        if workers is None or all(map(stays, examples)):
-            return here(examples, *arguments)
+        if workers is None or all(map(is_local, examples)):
+            return local(examples, *arguments)
         return workers.submit(method, [example.as_asked() for example in examples], *arguments)
 
     ahead = _AHEAD * workers.count if workers is not None else 0
     running: deque[tuple[Chunk[Item], Future[list[Any]] | list[Any]]] = deque()
-    for chunk in _chunks(items, media, stays if workers is not None else lambda example: True):
+    for chunk in _chunks(items, media, is_local if workers is not None else lambda example: True):
         running.append((chunk, _ask(chunk, ask)))
         if len(running) > ahead:
             yield from _receive(*running.popleft(), ask)
@@ -57,22 +56,21 @@ def spread(
 
 
 def _chunks(
-    items: Iterable[tuple[Item, Example | None]], most_media: int, stays: Callable[[Example], bool]
+    items: Iterable[tuple[Item, Example | None]], most_media: int, is_local: Callable[[Example], bool]
 ) -> Iterator[Chunk[Item]]:
-    """Cut the items into chunks whose examples are all looked at here, or all by a worker."""
     chunk: Chunk[Item] = []
     examples = media = 0
-    here: bool | None = None
+    local: bool | None = None
     for item, example in items:
-        if example is not None and here is not None and stays(example) != here:
+        if example is not None and local is not None and is_local(example) != local:
             yield chunk
-            chunk, examples, media, here = [], 0, 0, None
+            chunk, examples, media, local = [], 0, 0, None
         chunk.append((item, example))
         if example is not None:
-            examples, media, here = examples + 1, media + len(example.media), stays(example)
+            examples, media, local = examples + 1, media + len(example.media), is_local(example)
         if examples >= _CHUNK or media >= most_media or len(chunk) >= _SLOTS:
             yield chunk
-            chunk, examples, media, here = [], 0, 0, None
+            chunk, examples, media, local = [], 0, 0, None
     if chunk:
         yield chunk
 
@@ -92,7 +90,7 @@ def _receive(
     try:
         results = iter(running if isinstance(running, list) else running.result())
     except WorkerDied as error:
-        if sum(example is not None for _, example in chunk) > 1:  # which of them it was shows when each goes alone
+        if sum(example is not None for _, example in chunk) > 1:  # sent one by one to find which
             for one in chunk:
                 yield from _receive([one], _ask([one], ask), ask)
             return

@@ -1,7 +1,4 @@
-"""Results through a pipe between two processes: arrays go as they lie in memory, behind the rest.
-
-A picture's pixels are nearly all of a result. `Connection.send` copies them into a pickle, `Connection.recv` gathers
-them in pieces and copies them twice more; here they are written from where they are and read to where they stay.
+"""Send results through a pipe between processes without copying arrays into the pickle, and back out of it.
 
 A message is the number of its parts and their sizes, eight bytes each, then the parts: a pickle, and its arrays.
 """
@@ -17,7 +14,7 @@ from typing import Any
 
 
 def send(pipe: "Connection[Any, Any]", message: Any) -> None:
-    """Send an object whose arrays are contiguous. Raises BrokenPipeError if nobody listens any more."""
+    """Send an object whose arrays are contiguous. Raises BrokenPipeError if the reader is gone."""
     buffers: list[pickle.PickleBuffer] = []
     head = io.BytesIO()
     ForkingPickler(head, 5, True, buffers.append).dump(message)
@@ -32,8 +29,8 @@ def receive(pipe: "Connection[Any, Any]", seconds: float) -> Any:
     """Return what `send` sent.
 
     Raises:
-        EOFError: the other side ended, before or amid it.
-        TimeoutError: after `seconds` it was not all there.
+        EOFError: the sender ended before the message was complete.
+        TimeoutError: it was not complete after `seconds`.
     """
     deadline = time.monotonic() + seconds
     (count,) = struct.unpack("<Q", _read(pipe, 8, deadline))
@@ -43,7 +40,6 @@ def receive(pipe: "Connection[Any, Any]", seconds: float) -> Any:
 
 
 def _read(pipe: "Connection[Any, Any]", size: int, deadline: float) -> Any:
-    """The next bytes, as an array of uint8."""
     import numpy
 
     buffer = numpy.empty(size, numpy.uint8)
