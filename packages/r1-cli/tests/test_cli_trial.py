@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from r1_cli.main import main
-from r1_cli.plan.check.try_reward import Finding, try_reward
+from r1_cli.plan.check.try_reward import RewardCheck, try_reward
 
 GOOD = """
 REWARD_TYPE = "sequential"
@@ -19,8 +19,8 @@ def f(item, bonus=0.0):
 
 
 @pytest.fixture
-def findings(tmp_path: Path) -> Callable[..., dict[str, Finding]]:
-    def find(code: str, **settings: object) -> dict[str, Finding]:
+def findings(tmp_path: Path) -> Callable[..., dict[str, RewardCheck]]:
+    def find(code: str, **settings: object) -> dict[str, RewardCheck]:
         (tmp_path / "reward.py").write_text(code)
         spec = f"{tmp_path / 'reward.py'}:f"
         timeout = 1.0 if "while" in code else 60.0
@@ -29,7 +29,7 @@ def findings(tmp_path: Path) -> Callable[..., dict[str, Finding]]:
     return find
 
 
-def failing(findings: dict[str, Finding]) -> set[str]:
+def failing(findings: dict[str, RewardCheck]) -> set[str]:
     return {finding.check for finding in findings.values() if finding.passed is False}
 
 

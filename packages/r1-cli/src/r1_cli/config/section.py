@@ -1,7 +1,7 @@
 """What every section of the configuration shares: closed, frozen and strict about types."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,6 +24,15 @@ def lookup(section: Section, key: str) -> Any:
     for name in key.split("."):
         value = getattr(value, name)
     return value
+
+
+def flatten(tree: Mapping[str, Any], separator: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the joined key and the value of each leaf; lists and empty mappings are leaves."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, separator, f"{prefix}{name}{separator}")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _short_precision(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from r1_cli.checkpoint.folders import CheckpointError, read_state
 from r1_cli.config import RunConfig, printable
+from r1_cli.config.section import flatten
 from r1_cli.train.groups.stream_position import load_groups
 from r1_cli.train.roles import Dataset, Position
 from r1_cli.train.trainable import Policy, ValueModel
@@ -62,22 +63,14 @@ def find_previous_sizes(
     if not starts or starts[-1]["host"]["devices"] != devices:
         return {}
     sizes: dict[str, int] = starts[-1].get("numerics", {}).get("micro_batches", {})
-    before, now = (flatten(json.loads(json.dumps(one))) for one in (starts[-1]["config"], printable(config)))
+    before, now = (dict(flatten(json.loads(json.dumps(one)))) for one in (starts[-1]["config"], printable(config)))
     differing = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)} - sizes.keys()
     return {} if any(key.startswith(("data.", "worker.")) for key in differing) else dict(sizes)
 
 
 def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Say which settings differ from those that the run was started with."""
-    old, new = flatten(before), flatten(now)
+    old, new = dict(flatten(before)), dict(flatten(now))
     for key in new:
         if key in old and old[key] != new[key]:
             log.warning("going on with another setting than before: %s=%s, was %s", key, new[key], old[key])
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings under their dotted keys."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat

@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rich.table import Table
 from r1_cli.cluster.placement import plan_placement
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
 from r1_cli.config.files import where_or_near
+from r1_cli.config.section import flatten
 from r1_cli.hardware import find_card
 from r1_cli.plan.announce import (
     announce,
@@ -36,7 +37,7 @@ TEMPLATES = ("tokenizer_config.json", "chat_template.jinja", "chat_template.json
 
 def show_settings(console: Console, config: RunConfig) -> None:
     """Print the settings that differ from the defaults, a paragraph for each section."""
-    values, defaults = _flatten(printable(config)), _flatten(printable(RunConfig()))
+    values, defaults = dict(flatten(printable(config))), dict(flatten(printable(RunConfig())))
     sections: dict[str, list[str]] = {}
     for key, value in values.items():
         if key in defaults and defaults[key] == value:
@@ -125,11 +126,3 @@ def _is_cached(name: str) -> bool:
         return isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError:
         return False
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        inner = isinstance(value, Mapping) and value
-        flat |= _flatten(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
-    return flat

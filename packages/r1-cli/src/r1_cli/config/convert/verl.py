@@ -11,6 +11,7 @@ from r1_cli.config.convert.shell import command_words, read_value
 from r1_cli.config.convert.verl_keys import ACTOR, DEFAULTS, KEYS, LOSSES, MODEL, NO_COUNTERPART, ROLLOUT, VERDICTS
 from r1_cli.config.legacy import Translated, translate
 from r1_cli.config.schema import schema
+from r1_cli.config.section import flatten
 from r1_cli.config.settings import COMMAND_LINE, Setting
 
 PROGRAM = r"(.*[./])?main_\w+(\.py)?"
@@ -42,7 +43,7 @@ def _read(text: str) -> dict[str, Any]:
     except yaml.YAMLError:
         found = None  # a script, then
     if isinstance(found, dict) and not re.search(r"(?m)^[^#]*\bmain_ppo", text):
-        return dict(_flat(found, ""))
+        return dict(flatten(found))
     words = [word for word in command_words(text, PROGRAM) if "=" in word and not word.startswith("--")]
     if not words:
         raise ValueError("the file is neither a configuration of veRL in YAML nor a script that starts it")
@@ -54,13 +55,6 @@ def _override(word: str) -> tuple[str, Any]:
     if not equals:
         raise ValueError(f"{word!r}: an override is written key=value")
     return key, read_value(value)
-
-
-def _flat(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    flat = []
-    for name, value in tree.items():
-        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [(f"{prefix}{name}", value)]
-    return flat
 
 
 def _resolved(value: Any, given: dict[str, Any]) -> Any:

@@ -4,11 +4,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 from r1_cli.config import ConfigError, load_config
 from r1_cli.plan.check.configuration import check_disk, check_memory, check_settings, problems
-from r1_cli.plan.check.data import check_rows
+from r1_cli.plan.check.data import check_rewards, check_rows
 from r1_cli.plan.check.environment import check_gpus, check_limits, check_servers, check_versions
 from r1_cli.plan.check.findings import Check, Finding, Subject, examine
 from r1_cli.plan.check.model import check_dtype, check_files, check_lengths, check_tokenizer
-from r1_cli.plan.check.rewards import check_rewards
 from r1_cli.plan.check.step import check_step
 
 PARTS: dict[str, tuple[Check, ...]] = {

@@ -30,7 +30,7 @@ SPEED = "milliseconds per answer, alone"  # the check that no answer is right or
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RewardCheck:
     """One line of the report; `passed` None is for what is neither right nor wrong."""
 
     check: str
@@ -46,7 +46,7 @@ def try_reward(
     columns: Columns | None = None,
     samples: int = 32,
     timeout: float = 10.0,
-) -> Iterator[Finding]:
+) -> Iterator[RewardCheck]:
     """Yield the findings on one reward, run as a training run does, in a worker process with a deadline per answer.
 
     Args:
@@ -63,10 +63,10 @@ def try_reward(
 
 def try_questions(
     spec: str, kwargs: Mapping[str, Any], questions: Sequence[RewardInput], *, timeout: float
-) -> Iterator[Finding]:
+) -> Iterator[RewardCheck]:
     """The same of questions that have been read, at least one."""
     with load(spec, kwargs, timeout=timeout) as verifier:
-        yield Finding("loads", describe(verifier), True)
+        yield RewardCheck("loads", describe(verifier), True)
         form, by_form = best_form(verifier, questions)
         yield from _check_answers(verifier, questions, form, by_form)
         right = [replace(item, response=write_answer(form, item.ground_truth)) for item in questions]
@@ -203,19 +203,19 @@ def _sums() -> list[RewardInput]:
 
 def _check_answers(
     verifier: OpenVerifier, questions: Sequence[RewardInput], form: str, by_form: Mapping[str, float]
-) -> Iterator[Finding]:
+) -> Iterator[RewardCheck]:
     scores = verifier([replace(item, response=write_answer(form, item.ground_truth)) for item in questions])
     wrong = verifier([replace(item, response=write_answer(form, other)) for item, other in _with_wrong(questions)])
     failed = [score for score in (*scores, *wrong) if score.error]
-    yield Finding("scores answers", _failures(failed) or f"all {len(scores) + len(wrong)} of them", not failed)
+    yield RewardCheck("scores answers", _failures(failed) or f"all {len(scores) + len(wrong)} of them", not failed)
     listed = ", ".join(f"{name} {mean:.3g}" for name, mean in by_form.items())
-    yield Finding("the ground truth, by form", listed)
+    yield RewardCheck("the ground truth, by form", listed)
     right_mean, wrong_mean = by_form[form], fmean(score.value for score in wrong)
     told = f"written with {form}: right {right_mean:.3g}, wrong {wrong_mean:.3g}"
     confused = sum(score.value >= right_mean for score in wrong)
     if confused:
         told += f"; {confused} of {len(wrong)} wrong answers score like the right one"
-    yield Finding("right beats wrong", told, right_mean > wrong_mean)
+    yield RewardCheck("right beats wrong", told, right_mean > wrong_mean)
 
 
 def _with_wrong(questions: Sequence[RewardInput]) -> Iterator[tuple[RewardInput, str]]:
@@ -227,23 +227,23 @@ def _with_wrong(questions: Sequence[RewardInput]) -> Iterator[tuple[RewardInput,
         yield item, other if other != item.ground_truth else f"{other}7"
 
 
-def _check_repetition(verifier: OpenVerifier, right: Sequence[RewardInput]) -> Finding:
+def _check_repetition(verifier: OpenVerifier, right: Sequence[RewardInput]) -> RewardCheck:
     first, second = (_numbers(verifier(right)) for _ in range(2))
     differing = sum(a != b for a, b in zip(first, second, strict=True))
-    return Finding("says the same twice", f"{differing} of {len(right)} scores changed", not differing)
+    return RewardCheck("says the same twice", f"{differing} of {len(right)} scores changed", not differing)
 
 
-def _check_batch(verifier: OpenVerifier, right: Sequence[RewardInput]) -> Finding:
+def _check_batch(verifier: OpenVerifier, right: Sequence[RewardInput]) -> RewardCheck:
     together = _numbers(verifier(right))
     alone = [_numbers(verifier([item]))[0] for item in right]
     differing = sum(a != b for a, b in zip(together, alone, strict=True))
     told = f"{differing} of {len(right)} scores are others alone than in a batch"
-    return Finding(
+    return RewardCheck(
         "needs no batch", told if differing else "scores alone are those of the batch", not differing or None
     )
 
 
-def _check_hostile(verifier: OpenVerifier, questions: Sequence[RewardInput], threshold: float) -> Iterator[Finding]:
+def _check_hostile(verifier: OpenVerifier, questions: Sequence[RewardInput], threshold: float) -> Iterator[RewardCheck]:
     """Yield a finding per hostile answer; one that scores like the right answer must do so whatever the truth is."""
     first = questions[0]
     asked = [first, *[item for item in questions if item.ground_truth != first.ground_truth][:1]]
@@ -257,11 +257,11 @@ def _check_hostile(verifier: OpenVerifier, questions: Sequence[RewardInput], thr
         told = _failures([score for score in pair if score.error]) or f"{min(score.value for score in pair):.3g}"
         failed = any(score.error for score in pair)
         fooled = not failed and all(score.value >= threshold for score in pair)
-        yield Finding(name, f"{told}, as much as the right answer" if fooled else told, not (failed or fooled))
-    yield Finding("evaluates nothing", "an answer was run as code" if evaluated else "no answer ran", not evaluated)
+        yield RewardCheck(name, f"{told}, as much as the right answer" if fooled else told, not (failed or fooled))
+    yield RewardCheck("evaluates nothing", "an answer was run as code" if evaluated else "no answer ran", not evaluated)
 
 
-def _time_answers(verifier: OpenVerifier, right: Sequence[RewardInput]) -> Finding:
+def _time_answers(verifier: OpenVerifier, right: Sequence[RewardInput]) -> RewardCheck:
     seconds = []
     for item in right:
         start = time.perf_counter()
@@ -269,7 +269,7 @@ def _time_answers(verifier: OpenVerifier, right: Sequence[RewardInput]) -> Findi
         seconds.append(time.perf_counter() - start)
     seconds.sort()
     told = ", ".join(f"p{p} {1000 * seconds[min(len(seconds) * p // 100, len(seconds) - 1)]:.1f}" for p in PERCENTILES)
-    return Finding(SPEED, f"{told}, max {1000 * seconds[-1]:.1f} ({len(seconds)} answers)")
+    return RewardCheck(SPEED, f"{told}, max {1000 * seconds[-1]:.1f} ({len(seconds)} answers)")
 
 
 def _numbers(scores: Sequence[Score]) -> list[tuple[float, dict[str, float]]]:

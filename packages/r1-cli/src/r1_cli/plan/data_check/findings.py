@@ -45,8 +45,8 @@ REFUSED = "a run would not start"
 
 
 @dataclass(slots=True)
-class Finding:
-    """All rows of one kind of trouble; the first few are kept."""
+class RowIssue:
+    """All rows with one kind of problem, of which the first few are stored."""
 
     kind: str
     level: Level
@@ -104,7 +104,7 @@ class Report:
         self._write = write
         self.config, self._strict = config, strict
         self.sources = [SourceTally(one, validation=index >= training) for index, one in enumerate(opened)]
-        self.findings: dict[str, Finding] = {}
+        self.findings: dict[str, RowIssue] = {}
         self.ground_truths: dict[tuple[int, str], Examined] = {}  # (source, answer) -> the first such row
         # For training and validation: what is asked -> id and answer of the first such row. Not the rows, which would
         # take twice the memory.
@@ -116,7 +116,7 @@ class Report:
         strict = self._strict or (kind == "damage" and self.config.data.bad_rows == "refuse")
         mild = kind in WARNINGS or (consequence not in ("", REFUSED) and not strict)
         level = level or ("warning" if mild else "error")
-        self.findings.setdefault(kind, Finding(kind, level, consequence)).add(reason, row)
+        self.findings.setdefault(kind, RowIssue(kind, level, consequence)).add(reason, row)
         if self._write is not None:
             self._write({"level": level, "kind": kind, "row": row.id if row else "", "reason": reason})
 
@@ -178,7 +178,7 @@ class Report:
     def failed(self) -> bool:
         return any(finding.level == "error" for finding in self.findings.values())
 
-    def ordered(self) -> list[Finding]:
+    def ordered(self) -> list[RowIssue]:
         """Errors first, then by how many rows they concern."""
         return sorted(self.findings.values(), key=lambda finding: (finding.level != "error", -finding.count))
 

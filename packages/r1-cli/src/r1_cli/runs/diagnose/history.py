@@ -2,11 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+
+from r1_cli.config.section import flatten
 
 LOG_FILE, CONFIG_FILE, TRL_FILE = "experiment_log.jsonl", "experiment_config.json", "trainer_state.json"
 
@@ -158,7 +160,7 @@ def read_lines(file: Path) -> tuple[str, list[dict[str, float]]]:
         if isinstance(row.get("data"), dict):
             writer = "verl"
             row = {"step": row["step"], **row["data"]}
-        flat = dict(_flatten(row))
+        flat = _numbers(row)
         steps.append(renamed(flat, OF_VERL) if writer == "verl" else flat)
     for one in steps if writer == "verl" else ():
         validation = [value for name, value in one.items() if name.startswith(("val-core/", "val/test_score/"))]
@@ -174,7 +176,7 @@ def read_trl(file: Path) -> list[dict[str, float]]:
     for row in state.get("log_history") or []:
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             continue
-        flat = renamed(dict(_flatten(row)), OF_TRL)
+        flat = renamed(_numbers(row), OF_TRL)
         for name in [name for name in flat if name.startswith("rewards/") and name.endswith("/mean")]:
             flat[f"reward/{name.split('/')[1]}"] = flat.pop(name)
         steps.append(flat)
@@ -186,12 +188,9 @@ def renamed(row: Mapping[str, float], names: Mapping[str, str]) -> dict[str, flo
     return {names.get(name, name): value for name, value in row.items()}
 
 
-def _flatten(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in row.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield prefix + name, value
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    flat = flatten(row, separator="/")
+    return {name: value for name, value in flat if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """One run as its folder tells it: numbers, settings and starts, as far as they are there."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from r1_cli.config.section import flatten
 from r1_cli.runs.diagnose.history import History, NoHistoryError, read_history
 from r1_cli.runs.record.manifest import read_manifest
 
@@ -41,12 +42,3 @@ def read_run(path: Path) -> Run:
         if not starts:
             raise
         return Run(History(str(path), "r1", [], starts[-1].get("config") or {}, path), starts)
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what stands in a tree by its dotted key; lists are taken whole."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
