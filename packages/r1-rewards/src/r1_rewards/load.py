@@ -5,7 +5,6 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from r1_rewards.errors import RewardSpecError
 from r1_rewards.spec import MODEL_REWARDS, SERVICES, open_service, parse_spec
@@ -15,8 +14,8 @@ from r1_rewards.workers.source import write_function
 
 
 def load(
-    spec: str | Callable[..., Any],
-    kwargs: Mapping[str, Any] | None = None,
+    spec: str | Callable[..., object],
+    kwargs: Mapping[str, object] | None = None,
     *,
     timeout: float = 30.0,
     failure_score: float = 0.0,

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from r1_rewards.errors import RewardSpecError
 from r1_rewards.load import load
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def score_file(spec: str, file: str, kwargs: dict[str, Any], timeout: float, workers: int) -> int:
+def score_file(spec: str, file: str, kwargs: dict[str, object], timeout: float, workers: int) -> int:
     try:
         lines = Path(file).read_text("utf-8-sig").split("\n")  # and at no other sign: JSON may hold U+2028 as it is
         rows = [_read_row(number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -137,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, object]:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'must be a JSON object, as in {{"weight": 0.5}}, got {text}')

@@ -56,7 +56,7 @@ def parse_spec(text: str) -> RewardSpec:
     return RewardSpec(function, path.resolve())
 
 
-def check_options(name: str, options: Mapping[str, Any]) -> None:
+def check_options(name: str, options: Mapping[str, object]) -> None:
     """Raise RewardSpecError if the built-in reward `name` does not have one of these options, or needs another."""
     if name in MODEL_REWARDS:
         read_options(options)
@@ -74,7 +74,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
         _check_parts(options["parts"])
 
 
-def check_settings(spec: RewardSpec, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def check_settings(spec: RewardSpec, kwargs: Mapping[str, object]) -> dict[str, object]:
     """Return the keywords of a service without opening it.
 
     Raises RewardSpecError for unknown keywords, with the nearest one, and for missing ones.
@@ -91,7 +91,7 @@ def check_settings(spec: RewardSpec, kwargs: Mapping[str, Any]) -> dict[str, Any
     return settings
 
 
-def open_service(spec: RewardSpec, kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> OpenVerifier:
+def open_service(spec: RewardSpec, kwargs: Mapping[str, object], defaults: Mapping[str, object]) -> OpenVerifier:
     """Open a service with `kwargs`, and with those of `defaults` that it accepts.
 
     Raises RewardSpecError as `check_settings` does, and for values out of range.
@@ -107,7 +107,7 @@ def _service(spec: RewardSpec) -> Callable[..., OpenVerifier]:
     return service
 
 
-def _check_parts(parts: Mapping[str, Any]) -> None:
+def _check_parts(parts: Any) -> None:
     for name, part in read_parts(parts).items():
         try:
             spec = parse_spec(part.reward)

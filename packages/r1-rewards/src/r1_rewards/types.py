@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 Cause = Literal["timeout", "exception", "crash", "out_of_memory", "non_finite", "wrong_shape", "too_long", "remote"]
 FailurePolicy = Literal["score", "drop", "stop"]
@@ -23,9 +23,9 @@ class RewardInput:
     ground_truth: str
     response_length: int = 0  # tokens
     prompt: str = ""  # as the model read it
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # the data row's other columns; JSON values
-    messages: Sequence[Mapping[str, Any]] = ()  # the conversation before the response, OpenAI style; JSON values
-    images: Sequence[Any] = ()  # the prompt's pictures: PIL images, encoded bytes or paths
+    metadata: Mapping[str, object] = field(default_factory=dict)  # the data row's other columns; JSON values
+    messages: Sequence[Mapping[str, object]] = ()  # the conversation before the response, OpenAI style; JSON values
+    images: Sequence[object] = ()  # the prompt's pictures: PIL images, encoded bytes or paths
     step: int = 0  # of the training run
     source: str = ""  # which of several data sources the prompt is from
 
@@ -56,7 +56,7 @@ class Score:
 Outcome = Score | Failure  # of one response; a Score here is one that the verifier itself gave
 
 
-def read_score(score: Any) -> Outcome:
+def read_score(score: object) -> Outcome:
     """Convert a Score, a number or a mapping with `overall`; return a Failure for anything that is not finite."""
     if isinstance(score, Score):
         read = read_score({**score.parts, "overall": score.value})

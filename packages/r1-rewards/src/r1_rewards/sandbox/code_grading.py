@@ -135,7 +135,7 @@ def _grade_calls(
     solution.close()
 
 
-def _verdict_on(response: dict[str, Any], expected: Any, wrapped: bool, tolerance: float | None) -> Verdict:
+def _verdict_on(response: dict[str, Any], expected: object, wrapped: bool, tolerance: float | None) -> Verdict:
     if "raised" in response:
         raised = response["raised"]
         return "memory" if isinstance(raised, list) and raised[:1] == ["MemoryError"] else "exception"
@@ -149,7 +149,7 @@ def _verdict_on(response: dict[str, Any], expected: Any, wrapped: bool, toleranc
     return "passed" if right else "wrong"
 
 
-def same_value(expected: Any, found: Any, tolerance: float | None) -> bool:
+def same_value(expected: object, found: object, tolerance: float | None) -> bool:
     """Whether a returned plain value equals what JSON expects: tuples count as lists, dict keys are text.
 
     With a tolerance, floats may differ by it.
@@ -252,7 +252,7 @@ class _SolutionProcess:
         self._conversation: Conversation | None = None
         self.broken: Verdict | None = None  # why the solution cannot even be loaded
 
-    def ask(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+    def ask(self, request: dict[str, object], deadline: float) -> dict[str, Any]:
         if self.broken:
             raise _Failed(self.broken)
         if self._conversation is None:
@@ -269,7 +269,7 @@ class _SolutionProcess:
             self._conversation = None
             self._sandbox.end(ended=ended)
 
-    def _exchange(self, request: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
+    def _exchange(self, request: dict[str, object] | None, deadline: float) -> dict[str, Any]:
         try:
             if self._conversation is None:
                 self._conversation = self._sandbox.start("solution", self._source)
@@ -284,5 +284,5 @@ class _SolutionProcess:
             raise _Failed("exception" if isinstance(error, EOFError) else "output") from error
 
 
-def _refuse(value: Any) -> Any:
+def _refuse(value: object) -> object:
     raise ValueError(f"{type(value).__name__} is no plain value")

@@ -62,7 +62,7 @@ def read_tests(ground_truth: str) -> CodeTests:
     return tests
 
 
-def _is_null(expected: Any, wrapped: bool) -> bool:
+def _is_null(expected: object, wrapped: bool) -> bool:
     return expected is None or (wrapped and expected == [None])
 
 
@@ -92,7 +92,7 @@ def _read(ground_truth: str) -> CodeTests:
     raise TestsError(f"tests of no known form: {ground_truth[:80]!r}; see the README for those that are")
 
 
-def _read_columns(inputs: list[Any], outputs: list[Any], function: Any) -> CodeTests:
+def _read_columns(inputs: list[Any], outputs: list[Any], function: object) -> CodeTests:
     if len(inputs) != len(outputs) or not inputs:
         raise TestsError(f"there are {len(inputs)} inputs and {len(outputs)} outputs; there must be as many, and some")
     if function is None:
@@ -103,7 +103,7 @@ def _read_columns(inputs: list[Any], outputs: list[Any], function: Any) -> CodeT
     return CallTests(str(function), list(zip(inputs, outputs, strict=True)), wrapped=True)
 
 
-def _read_records(records: Sequence[Any], function: Any) -> CodeTests:
+def _read_records(records: Sequence[Any], function: object) -> CodeTests:
     if not all(isinstance(record, Mapping) and {"input", "output"} <= set(record) for record in records) or not records:
         raise TestsError("each test needs 'input' and 'output', and there must be one")
     kinds = {str(record.get("testtype", "stdin")) for record in records}

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 from r1_rewards.sandbox.jail import values
 from r1_rewards.sandbox.pipes import Conversation, Ending, Exchange
@@ -183,7 +183,7 @@ class Sandbox:
             )
         _announce(self.active)
 
-    def _notice_kill(self, report: Mapping[str, Any]) -> None:
+    def _notice_kill(self, report: Mapping[str, object]) -> None:
         if "code" in report and not report["killed"] and report["code"] in _OUTSIDE:
             self.killed_from_outside = True
 

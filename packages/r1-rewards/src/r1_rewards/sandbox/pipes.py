@@ -91,7 +91,7 @@ class Conversation:
         os.set_blocking(writer, False)
         os.set_blocking(reader, False)
 
-    def tell(self, message: Any, deadline: float) -> None:
+    def tell(self, message: object, deadline: float) -> None:
         """Send a message. Raises TimeoutError at `deadline` (`time.monotonic`), EOFError if the process has ended."""
         unsent = memoryview(json.dumps(message).encode("ascii") + b"\n")
         while unsent:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from r1_rewards.errors import RewardSpecError
 from r1_rewards.types import Cause
@@ -42,7 +42,7 @@ class RequestFailed(Exception):
 class Post(Protocol):
     """Send `body` as JSON and return `read(reply)`; `read` raises Unusable to ask for a retry."""
 
-    async def __call__(self, body: Any, read: Callable[[Any], Result]) -> Result: ...
+    async def __call__(self, body: object, read: Callable[[object], Result]) -> Result: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Endpoint:
         self._headers = {"content-type": "application/json", **(headers or {})}
         self._concurrency = concurrency * len(urls)
         self._tls = httpx.create_ssl_context()
-        self._cancels: set[Callable[[], Any]] = set()
+        self._cancels: set[Callable[[], object]] = set()
         self._lock = threading.Lock()
         self._failed_in_a_row = 0.0
 
@@ -172,7 +172,7 @@ class Endpoint:
             self._cancels.discard(cancel)
 
     async def _post(
-        self, client: "httpx.AsyncClient", slots: asyncio.Semaphore, body: Any, read: Callable[[Any], Result]
+        self, client: "httpx.AsyncClient", slots: asyncio.Semaphore, body: object, read: Callable[[object], Result]
     ) -> Result:
         async with slots:
             content = json.dumps(body).encode("ascii")
@@ -186,7 +186,7 @@ class Endpoint:
             self._failed_in_a_row = 0.0
             return result
 
-    async def _insist(self, client: "httpx.AsyncClient", content: bytes, read: Callable[[Any], Result]) -> Result:
+    async def _insist(self, client: "httpx.AsyncClient", content: bytes, read: Callable[[object], Result]) -> Result:
         now, patience = asyncio.get_running_loop().time, self.patience
         end = now() + patience.deadline
         candidates, tried = list(self._servers), Counter[_Server]()
@@ -215,7 +215,12 @@ class Endpoint:
         raise RequestFailed(failure.cause, message, refused=failure.refused)
 
     async def _try(
-        self, client: "httpx.AsyncClient", server: _Server, content: bytes, read: Callable[[Any], Result], limit: float
+        self,
+        client: "httpx.AsyncClient",
+        server: _Server,
+        content: bytes,
+        read: Callable[[object], Result],
+        limit: float,
     ) -> Result:
         import httpx
 

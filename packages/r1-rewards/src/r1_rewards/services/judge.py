@@ -67,7 +67,7 @@ class JudgeVerifier(OpenVerifier):
         template: str = TEMPLATE,
         low: float = 0.0,
         high: float = 10.0,
-        request: Mapping[str, Any] | None = None,
+        request: Mapping[str, object] | None = None,
         api_key_env: str = "OPENAI_API_KEY",
         concurrency: int = 16,
         timeout: float = 60.0,
@@ -174,14 +174,14 @@ def question_of(item: RewardInput) -> str:
     return texts[0][1] if len(texts) == 1 else "\n\n".join(f"{role}: {text}" for role, text in texts)
 
 
-def _text_of(content: Any) -> str:
+def _text_of(content: object) -> str:
     if isinstance(content, str):
         return content
     items = content if isinstance(content, list) else []
     return "".join(str(part.get("text", f"[{part.get('type')}]")) for part in items if isinstance(part, Mapping))
 
 
-def _text_of_reply(reply: Any) -> str:
+def _text_of_reply(reply: object) -> str:
     match reply:
         case {"choices": [{"message": {"content": str(text)}}, *_]}:
             return text

@@ -16,14 +16,14 @@ from r1_rewards.types import Cause, Failure, Outcome, RewardInput, Score, read_s
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    encode: Callable[[Sequence[RewardInput]], dict[str, Any]]
-    decode: Callable[[Any, int], list[Outcome]]  # raises Unusable
+    encode: Callable[[Sequence[RewardInput]], dict[str, object]]
+    decode: Callable[[object, int], list[Outcome]]  # raises Unusable
 
 
-def write_score(score: Score) -> dict[str, Any]:
+def write_score(score: Score) -> dict[str, object]:
     if score.error is not None:
         return {"failure": [score.error.cause, score.error.message]}
-    written: dict[str, Any] = {"parts": {**score.parts, "overall": score.value}}
+    written: dict[str, object] = {"parts": {**score.parts, "overall": score.value}}
     if score.extracted is not None:
         written["extracted"] = printable(score.extracted)
     if score.reason:
@@ -36,7 +36,7 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _encode_openrlhf(inputs: Sequence[RewardInput]) -> dict[str, Any]:
+def _encode_openrlhf(inputs: Sequence[RewardInput]) -> dict[str, object]:
     return {
         "query": [printable(item.prompt + item.response) for item in inputs],
         "prompts": [printable(item.prompt) for item in inputs],
@@ -57,7 +57,7 @@ def _decode_openrlhf(reply: Any, count: int) -> list[Outcome]:
     ]
 
 
-def _encode_r1(inputs: Sequence[RewardInput]) -> dict[str, Any]:
+def _encode_r1(inputs: Sequence[RewardInput]) -> dict[str, object]:
     return {
         "inputs": [
             {
@@ -74,11 +74,11 @@ def _encode_r1(inputs: Sequence[RewardInput]) -> dict[str, Any]:
     }
 
 
-def _decode_r1(reply: Any, count: int) -> list[Outcome]:
+def _decode_r1(reply: object, count: int) -> list[Outcome]:
     return [_read_outcome(item) for item in _list_of(reply, "scores", count)]
 
 
-def _read_outcome(item: Any) -> Outcome:
+def _read_outcome(item: object) -> Outcome:
     if isinstance(item, Mapping) and "parts" in item:
         outcome = read_score(item["parts"])
         if isinstance(outcome, Failure):
@@ -96,16 +96,16 @@ def _read_outcome(item: Any) -> Outcome:
     raise Unusable(f"a score is neither parts nor a failure: {str(item)[:80]!r}")
 
 
-def _list_of(reply: Any, key: str, count: int) -> list[Any]:
+def _list_of(reply: object, key: str, count: int) -> list[object]:
     if not isinstance(reply, Mapping) or not isinstance(reply.get(key), list):
         raise Unusable(f"the reply has no list {key!r}: {str(reply)[:80]!r}")
     if len(reply[key]) != count:
         raise Unusable(f"{len(reply[key])} {key} for {count} responses")
-    found: list[Any] = reply[key]
+    found: list[object] = reply[key]
     return found
 
 
-def _are_numbers(values: Any) -> bool:
+def _are_numbers(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(read_score(value), Score) for value in values)
 
 

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from r1_rewards.errors import FailureRule, RewardSpecError
 from r1_rewards.services.protocols import printable
@@ -106,7 +106,7 @@ class RewardModelVerifier(OpenVerifier):
         token_ids = torch.tensor([row + [self._padding] * (longest - len(row)) for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
         with torch.inference_mode():
-            output: Any = self._model(input_ids=token_ids.to(self._device), attention_mask=mask.to(self._device))
+            output = self._model(input_ids=token_ids.to(self._device), attention_mask=mask.to(self._device))
         logits: list[float] = output.logits[:, 0].float().tolist()
         return logits
 

@@ -147,8 +147,8 @@ def build_app(
         ground_truth: Text
         response_length: Annotated[int, Field(ge=0)] = 0
         prompt: Text = ""
-        metadata: dict[str, Any] = Field(default_factory=dict)
-        messages: list[dict[str, Any]] = Field(default_factory=list)
+        metadata: dict[str, object] = Field(default_factory=dict)
+        messages: list[dict[str, object]] = Field(default_factory=list)
         step: Annotated[int, Field(ge=0)] = 0
 
     class Inputs(BaseModel):
@@ -163,7 +163,7 @@ def build_app(
     app = FastAPI(title="r1-rewards", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.exception_handler(RequestValidationError)
-    async def explain(request: Any, error: RequestValidationError) -> JSONResponse:
+    async def explain(request: object, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]  # never its "input", which is as long as the request
         where = ".".join(str(place) for place in first["loc"] if place != "body")
         return JSONResponse({"error": f"{where or 'body'}: {first['msg']}"}, 400)
@@ -173,12 +173,12 @@ def build_app(
         return {"status": "ok"}
 
     @app.post("/score")
-    def score(body: Inputs) -> dict[str, Any]:
+    def score(body: Inputs) -> dict[str, object]:
         scores = verifier([RewardInput(**dict(item)) for item in body.inputs])
         return {"scores": [write_score(score) for score in scores]}
 
     @app.post("/get_reward")
-    def get_reward(queries: Queries) -> Any:
+    def get_reward(queries: Queries) -> object:
         lengths = [len(queries.query), len(queries.prompts), len(queries.labels)]
         if len(set(lengths)) > 1:
             return JSONResponse({"error": f"query, prompts and labels have {lengths} entries, not as many each"}, 400)
@@ -242,10 +242,10 @@ def response_of(query: str, prompt: str, marker: str | None) -> str:
     return response
 
 
-def write_rewards(scores: Sequence[Score]) -> dict[str, Any]:
+def write_rewards(scores: Sequence[Score]) -> dict[str, object]:
     """Return scores in OpenRLHF's form: `rewards`, a list for every part that all scores have, and `errors`."""
     shared = set.intersection(*(set(score.parts) for score in scores)) if scores else set()
-    written: dict[str, Any] = {
+    written: dict[str, object] = {
         name: [score.parts[name] for score in scores] for name in sorted(shared - {"overall", "rewards", "errors"})
     }
     if any(score.error for score in scores):

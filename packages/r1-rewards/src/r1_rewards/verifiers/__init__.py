@@ -5,7 +5,6 @@ import inspect
 import pkgutil
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
 
 BUILTINS = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
@@ -15,7 +14,10 @@ def find_verifier(name: str) -> ModuleType:
 
 
 def truth_problem(
-    name: str, ground_truth: str, options: Mapping[str, Any] | None = None, columns: Mapping[str, Any] | None = None
+    name: str,
+    ground_truth: str,
+    options: Mapping[str, object] | None = None,
+    columns: Mapping[str, object] | None = None,
 ) -> str | None:
     """Return why no response can be right for this ground truth, or None. Runs no algebra.
 
@@ -32,7 +34,7 @@ def truth_problem(
     return found
 
 
-def columns_of(name: str, options: Mapping[str, Any] | None = None) -> set[str]:
+def columns_of(name: str, options: Mapping[str, object] | None = None) -> set[str]:
     """Return the columns of a data row that the verifier reads and `options` do not set."""
     module = find_verifier(name)
     if name != "combine":

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from r1_rewards import verifiers
 from r1_rewards.errors import RewardSpecError, suggest
@@ -18,10 +17,10 @@ MAX_PARTS = 32
 class Part:
     reward: str  # a built-in verifier, or a service or file.py:function where a pool runs the sum
     weight: float
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
-def score(response: str, ground_truth: str, *, parts: Mapping[str, Any], **columns: Any) -> Score:
+def score(response: str, ground_truth: str, *, parts: Mapping[str, object], **columns: object) -> Score:
     r"""Return the weighted sum of built-in verifiers; `parts` maps metric names to weights or settings.
 
     A name is a verifier's, `{"math": 0.9, "format": 0.1}`, or any other with settings that name the verifier, `{"tags":
@@ -44,7 +43,7 @@ def score(response: str, ground_truth: str, *, parts: Mapping[str, Any], **colum
     return weighted_sum(scores, parts)
 
 
-def truth_problem(ground_truth: str, *, parts: Mapping[str, Any], **columns: Any) -> str | None:
+def truth_problem(ground_truth: str, *, parts: Mapping[str, object], **columns: object) -> str | None:
     for name, part in read_parts(parts).items():
         if part.reward in BUILTINS and (
             problem := verifiers.truth_problem(part.reward, ground_truth, part.options, columns)
@@ -53,13 +52,13 @@ def truth_problem(ground_truth: str, *, parts: Mapping[str, Any], **columns: Any
     return None
 
 
-def read_parts(parts: Mapping[str, Any]) -> dict[str, Part]:
+def read_parts(parts: Mapping[str, object]) -> dict[str, Part]:
     if not isinstance(parts, Mapping) or not 0 < len(parts) <= MAX_PARTS:
         raise RewardSpecError(f"parts must map 1 to {MAX_PARTS} names to weights, as in {{math: 0.9, format: 0.1}}")
     return {str(name): _read_part(str(name), setting) for name, setting in parts.items()}
 
 
-def weighted_sum(scores: Mapping[str, Score], parts: Mapping[str, Any]) -> Score:
+def weighted_sum(scores: Mapping[str, Score], parts: Mapping[str, object]) -> Score:
     """Sum the values times their weights; keep all parts, and the first extracted answer."""
     weights = {name: part.weight for name, part in read_parts(parts).items()}
     overall = sum(weights[name] * found.value for name, found in scores.items())
@@ -72,7 +71,7 @@ def weighted_sum(scores: Mapping[str, Score], parts: Mapping[str, Any]) -> Score
     return Score(overall, kept, extracted=extracted, reason=reason)
 
 
-def _read_part(name: str, setting: Any) -> Part:
+def _read_part(name: str, setting: object) -> Part:
     settings = dict(setting) if isinstance(setting, Mapping) else {"weight": setting}
     weight = settings.pop("weight", 1.0)
     reward = settings.pop("reward", name)

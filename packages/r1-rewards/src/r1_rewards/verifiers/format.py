@@ -25,7 +25,7 @@ def score(
     *,
     mode: Mode | None = None,
     pattern: str | None = None,
-    schema: Mapping[str, Any] | None = None,
+    schema: Mapping[str, object] | None = None,
 ) -> Score:
     r"""Return 1 if the response has the required form, else 0; the ground truth is not read.
 
@@ -102,7 +102,7 @@ def unspaced_tags(response: str) -> str:
     return _SPACED_TAG.sub(r"<\1\2>", response)
 
 
-def fits_schema(response: str, schema: Mapping[str, Any]) -> bool:
+def fits_schema(response: str, schema: Mapping[str, object]) -> bool:
     """Whether the response, its `<answer>` or its last fenced block is JSON of this schema; NaN is not JSON."""
     try:
         value = json.loads(_json_text(response), parse_constant=_refuse)
@@ -121,7 +121,7 @@ def _json_text(response: str) -> str:
     return text[starts[-1] : end] if starts else text
 
 
-def _refuse(name: str) -> Any:
+def _refuse(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
 
 

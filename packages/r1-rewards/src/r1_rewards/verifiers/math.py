@@ -7,7 +7,6 @@ import logging
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 from r1_rewards.reading import extract
 from r1_rewards.reading.amounts import close, equal_amounts
@@ -180,7 +179,7 @@ def _equal_by_algebra(extracted: str, truth: str, digits: int, strict: bool) -> 
         return False
 
 
-def _same_size(gold: list[Any], predicted: list[Any], digits: int) -> bool:
+def _same_size(gold: list[object], predicted: list[object], digits: int) -> bool:
     from sympy import Abs, Expr, N
 
     if not (gold and predicted and isinstance(gold[0], Expr) and isinstance(predicted[0], Expr)):
@@ -197,7 +196,7 @@ def _same_size(gold: list[Any], predicted: list[Any], digits: int) -> bool:
     return bool(gap <= size * 10 ** (1 - digits) or (size < _ZERO and gap < _ZERO))
 
 
-def _with_imaginary_unit(parsed: Any) -> Any:
+def _with_imaginary_unit(parsed: object) -> object:
     """Read a free variable i as the imaginary unit; a sum's index is not free."""
     from sympy import Basic, I, MatrixBase
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from r1_rewards.errors import RewardSpecError, suggest
-from r1_rewards.workers.frames import decode_picture
+from r1_rewards.workers.frames import Sample, decode_picture
 from r1_rewards.workers.shapes import (
     ACCEPTED,
     PLURAL,
@@ -26,9 +26,7 @@ from r1_rewards.workers.shapes import (
     read_shape,
 )
 
-Sample = Mapping[str, Any]  # as it comes over the wire
-
-FIELDS: dict[str, Callable[[Sample], Any]] = {
+FIELDS: dict[str, Callable[[Sample], object]] = {
     "prompt": lambda sample: sample["prompt"],
     "response": lambda sample: sample["response"],
     "ground_truth": lambda sample: sample["ground_truth"],
@@ -43,7 +41,7 @@ PLURALS = {f"{name}s": name for name in ("prompt", "response", "ground_truth", "
     "queries": "query"
 }
 # What a column's parameter is given where the row has no such column.
-FALLBACKS: dict[str, Callable[[Sample], Any]] = {
+FALLBACKS: dict[str, Callable[[Sample], object]] = {
     **dict.fromkeys(TRUTHS, FIELDS["ground_truth"]),
     **dict.fromkeys((*SINGULAR, *PLURAL), FIELDS["response"]),
     "data_source": lambda sample: sample["source"],
@@ -58,7 +56,6 @@ NOT_SERVED = {
     "log_metric": "return a mapping with overall and further numbers",
     "environments": "r1 has no environments",
 }
-WIRE_KEYS = ("response", "response_length", "ground_truth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +77,8 @@ class Signature:
 
 
 def read_signature(
-    function: Callable[..., Any],
-    kwargs: Mapping[str, Any],
+    function: Callable[..., object],
+    kwargs: Mapping[str, object],
     *,
     reward_type: str | None,
     completions: str | None = None,
@@ -133,31 +130,31 @@ def check_columns(wants: Iterable[str], columns: Iterable[str]) -> None:
 
 
 def make_call(
-    function: Callable[..., Any], signature: Signature, kwargs: Mapping[str, Any]
-) -> Callable[[Sequence[Sample]], Any]:
+    function: Callable[..., object], signature: Signature, kwargs: Mapping[str, object]
+) -> Callable[[Sequence[Sample]], object]:
     def named(samples: Sequence[Sample]) -> dict[str, Any]:
         return {name: _values(name, samples, signature) for name in signature.wants}
 
-    def call_batch(samples: Sequence[Sample]) -> Any:
+    def call_batch(samples: Sequence[Sample]) -> object:
         return function([_reward_input(sample) for sample in samples], **named(samples), **kwargs)
 
-    def call_each(samples: Sequence[Sample]) -> Any:
+    def call_each(samples: Sequence[Sample]) -> object:
         return [_call_one(sample) for sample in samples]
 
-    def _call_one(sample: Sample) -> Any:
+    def _call_one(sample: Sample) -> object:
         single = {name: value if name == "step" else value[0] for name, value in named([sample]).items()}
         first = [_reward_input(sample)] if signature.shape == "sequential" else []
         score = function(*first, **single, **kwargs)
         return _read_verl(score) if signature.is_verl else score
 
-    def call_texts(samples: Sequence[Sample]) -> Any:
+    def call_texts(samples: Sequence[Sample]) -> object:
         scores = function(**named(samples), **kwargs)
         return [_read_verl(score) for score in scores] if signature.is_verl and isinstance(scores, list) else scores
 
-    def call_columns(samples: Sequence[Sample]) -> Any:
+    def call_columns(samples: Sequence[Sample]) -> object:
         return function(**named(samples), **kwargs)
 
-    def call_completions(samples: Sequence[Sample]) -> Any:
+    def call_completions(samples: Sequence[Sample]) -> object:
         arguments = {**_row_columns(samples, signature), **named(samples)} if signature.open_ended else named(samples)
         scores = function(**{**arguments, **kwargs})
         return [0.0 if score is None else score for score in scores] if isinstance(scores, list) else scores
@@ -167,7 +164,7 @@ def make_call(
 
 
 def _wants_of_texts(
-    named: Sequence[inspect.Parameter], shape: Shape, open_ended: bool, kwargs: Mapping[str, Any]
+    named: Sequence[inspect.Parameter], shape: Shape, open_ended: bool, kwargs: Mapping[str, object]
 ) -> list[str]:
     """Return the parameters to fill in a function of texts; all of veRL's, if the response has veRL's name.
 
@@ -196,7 +193,7 @@ def _is_known(name: str) -> bool:
     return name in FIELDS or name in PLURALS
 
 
-def _values(name: str, samples: Sequence[Sample], signature: Signature) -> Any:
+def _values(name: str, samples: Sequence[Sample], signature: Signature) -> object:
     if name == "step":
         return samples[0]["step"]
     if name == "completions":
@@ -210,7 +207,7 @@ def _values(name: str, samples: Sequence[Sample], signature: Signature) -> Any:
     return [field(sample) if field else _column(name, sample) for sample in samples]
 
 
-def _column(name: str, sample: Sample) -> Any:
+def _column(name: str, sample: Sample) -> object:
     columns = sample["metadata"]
     name = VERL_COLUMNS.get(name, name)
     if name in columns:
@@ -220,18 +217,23 @@ def _column(name: str, sample: Sample) -> Any:
     raise LookupError(f"the parameter {name!r} asks for a column that the data row lacks" + suggest(name, columns))
 
 
-def _row_columns(samples: Sequence[Sample], signature: Signature) -> dict[str, Any]:
+def _row_columns(samples: Sequence[Sample], signature: Signature) -> dict[str, object]:
     columns = {name: [sample["metadata"].get(name) for sample in samples] for name in samples[0]["metadata"]}
     truths = [sample["ground_truth"] for sample in samples]
     return {"ground_truth": truths, **columns, "prompts": _values("prompts", samples, signature)}
 
 
-def _reward_input(sample: Sample) -> dict[str, Any]:
-    return {**sample["metadata"], **{key: sample[key] for key in WIRE_KEYS}}
+def _reward_input(sample: Sample) -> dict[str, object]:
+    return {
+        **sample["metadata"],
+        "response": sample["response"],
+        "response_length": sample["response_length"],
+        "ground_truth": sample["ground_truth"],
+    }
 
 
-def _check_call(function: Callable[..., Any], shape: Shape, keywords: Mapping[str, Any], where: str) -> None:
-    first: list[list[Any]] = [[]] if shape in ("batch", "sequential") else []
+def _check_call(function: Callable[..., object], shape: Shape, keywords: Mapping[str, object], where: str) -> None:
+    first: list[list[object]] = [[]] if shape in ("batch", "sequential") else []
     try:
         inspect.signature(function).bind(*first, **keywords)
     except TypeError as error:
@@ -242,7 +244,7 @@ def _check_call(function: Callable[..., Any], shape: Shape, keywords: Mapping[st
         ) from error
 
 
-def _read_verl(score: Any) -> Any:
+def _read_verl(score: object) -> object:
     """Convert veRL's score, a mapping that names the reward `score`; its entries that are no numbers are dropped."""
     if not isinstance(score, Mapping) or "overall" in score or "score" not in score:
         return score

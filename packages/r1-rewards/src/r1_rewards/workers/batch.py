@@ -18,11 +18,10 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from r1_rewards.errors import RewardSpecError
 from r1_rewards.types import Failure, Outcome
-from r1_rewards.workers.frames import unpack
+from r1_rewards.workers.frames import Job, Sample, unpack
 from r1_rewards.workers.process import ForkServer, Worker, WorkerCrash
 
 MIN_TIMEOUTS_IN_A_ROW = 3  # for a batch to count as stuck, and at least as many as there are workers
@@ -100,7 +99,7 @@ class Batch:
         self,
         server: ForkServer,
         idle: list[Worker],
-        samples: Mapping[int, Mapping[str, Any]],
+        samples: Mapping[int, Sample],
         durations: Durations,
         workers: int,
     ) -> None:
@@ -174,7 +173,7 @@ class Batch:
             job = _Job(worker, deque(self._waiting.popleft() for _ in range(size)), self._now())
             self._jobs.append(job)
             self._selector.register(worker.connection, selectors.EVENT_READ, job)
-            message = {
+            message: Job = {
                 "samples": [self._samples[index] for index in job.indices],
                 "whole": False,
                 "cpu_seconds": self._durations.timeout * (os.cpu_count() or 1),
@@ -313,7 +312,7 @@ class Batch:
 
 
 def score_whole(
-    worker: Worker, samples: Sequence[Mapping[str, Any]], seconds: float, cpu_seconds: float
+    worker: Worker, samples: Sequence[Sample], seconds: float, cpu_seconds: float
 ) -> list[Outcome] | Failure:
     """Score samples in one call. Raises TimeoutError, EOFError, OSError or ValueError if the worker is lost."""
     worker.send({"samples": list(samples), "whole": True, "cpu_seconds": cpu_seconds})

@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from r1_rewards.types import Failure, Outcome, Score
 
@@ -20,7 +20,7 @@ _LENGTH = struct.Struct(">Q")
 _PIECE = 1 << 18
 
 
-def send(connection: socket.socket, message: Any, deadline: float | None = None) -> None:
+def send(connection: socket.socket, message: object, deadline: float | None = None) -> None:
     """Send one JSON value; `deadline` is in `time.monotonic` seconds. Raises TimeoutError, OSError, TypeError.
 
     ASCII-only JSON carries every str, lone surrogates included.
@@ -36,7 +36,7 @@ def receive(connection: socket.socket, deadline: float | None = None) -> Any:
     return json.loads(_receive_bytes(connection, length, deadline))
 
 
-def pack(outcome: Outcome) -> dict[str, Any]:
+def pack(outcome: Outcome) -> dict[str, object]:
     if isinstance(outcome, Failure):
         return {"cause": outcome.cause, "message": outcome.message}
     return {"parts": dict(outcome.parts), "extracted": outcome.extracted, "reason": outcome.reason}
@@ -50,6 +50,28 @@ def unpack(message: dict[str, Any]) -> Outcome:
         return Score(parts["overall"], parts, extracted=message["extracted"], reason=message["reason"])
     except (KeyError, TypeError) as error:
         raise ValueError("a message that is no outcome") from error
+
+
+class Sample(TypedDict):
+    """A `RewardInput` as a worker receives it."""
+
+    response: str
+    response_length: int
+    ground_truth: str
+    prompt: str
+    metadata: dict[str, object]
+    messages: list[Mapping[str, object]]
+    images: list[dict[str, str]]
+    step: int
+    source: str
+
+
+class Job(TypedDict):
+    """Samples for a worker, to score in one call (`whole`) or one by one in `cpu_seconds` each."""
+
+    samples: list[Sample]
+    whole: bool
+    cpu_seconds: float
 
 
 class Inbox:
@@ -104,7 +126,7 @@ def _set_timeout(connection: socket.socket, deadline: float | None) -> None:
     connection.settimeout(remaining)
 
 
-def encode_picture(picture: Any, seen: dict[int, dict[str, str]]) -> dict[str, str]:
+def encode_picture(picture: object, seen: dict[int, dict[str, str]]) -> dict[str, str]:
     """Return a PIL image, encoded bytes or a path as JSON; `seen` caches a batch's pictures, which groups share.
 
     Raises TypeError for anything else.
@@ -122,7 +144,7 @@ def decode_picture(picture: Mapping[str, str]) -> "Image":
     return PIL.Image.open(picture["path"] if "path" in picture else io.BytesIO(base64.b64decode(picture["bytes"])))
 
 
-def _encode_picture(picture: Any) -> dict[str, str]:
+def _encode_picture(picture: object) -> dict[str, str]:
     if isinstance(picture, str | os.PathLike):
         return {"path": os.path.abspath(picture)}
     if not isinstance(picture, bytes):

@@ -6,19 +6,24 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from r1_rewards.errors import RewardSpecError, suggest
 from r1_rewards.spec import MODEL_REWARDS, SERVICES, RewardSpec, check_options, open_service, parse_spec
 from r1_rewards.types import Cause, Failure, Outcome, RewardInput, Score, read_score
 from r1_rewards.verifiers import combine, find_verifier
 from r1_rewards.workers.arguments import make_call, read_signature
+from r1_rewards.workers.frames import Sample
 
-SAMPLE_KEYS = ("prompt", "response_length")  # what a built-in verifier may ask for by name
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# What a built-in verifier may ask for by name.
+SAMPLE_KEYS: tuple[Literal["prompt", "response_length"], ...] = ("prompt", "response_length")
 ALGEBRA = ("r1_rewards.verifiers.math", "r1_rewards.reading.prm800k")  # what imports SymPy when it is first asked
 WARM_UP = (
     ("(x+2)(x-3)", "x^2-x-6"),
@@ -38,13 +43,13 @@ class RewardFunction:
 
     name: str
     batch: bool  # whether the meaning of a score may depend on the batch
-    call: Callable[[Sequence[Mapping[str, Any]]], Any]
+    call: Callable[[Sequence[Sample]], object]
     file: str | None = None  # the user's file, for line numbers
     shape: str = "builtin"
     wants: tuple[str, ...] = ()  # what it asks for by its parameters' names
 
 
-def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction:
+def load_function(spec: RewardSpec, kwargs: Mapping[str, object]) -> RewardFunction:
     """Import the function that `spec` names. Raises RewardSpecError, with the line, if the file fails or lacks it."""
     if spec.path is None and spec.function in SERVICES:
         return _load_service(spec, kwargs)
@@ -79,7 +84,7 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction
     return RewardFunction(name, not signature.one_by_one, call, str(spec.path), signature.shape, signature.wants)
 
 
-def score_samples(function: RewardFunction, samples: Sequence[Mapping[str, Any]]) -> list[Outcome] | Failure:
+def score_samples(function: RewardFunction, samples: Sequence[Sample]) -> list[Outcome] | Failure:
     """Call the function once; return one outcome per sample, or one failure of the whole call."""
     try:
         scores = function.call(samples)
@@ -93,7 +98,7 @@ def score_samples(function: RewardFunction, samples: Sequence[Mapping[str, Any]]
     return [read_score(score) for score in scores]
 
 
-def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
+def _load_builtin(name: str, options: Mapping[str, object]) -> RewardFunction:
     check_options(name, options)
     if name == "combine":
         return _load_sum(options["parts"])
@@ -109,7 +114,7 @@ def _load_builtin(name: str, options: Mapping[str, Any]) -> RewardFunction:
     except ImportError as error:
         raise RewardSpecError(str(error)) from error
 
-    def call(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def call(samples: Sequence[Sample]) -> list[object]:
         return [
             score(
                 sample["response"], sample["ground_truth"], **options,
@@ -133,11 +138,11 @@ def _try_sandbox() -> None:
     print(f"r1-rewards: judged code runs protected by: {', '.join(active)}", file=sys.stderr)
 
 
-def _load_service(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction:
+def _load_service(spec: RewardSpec, kwargs: Mapping[str, object]) -> RewardFunction:
     verify = open_service(spec, kwargs, {})
 
-    def call(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
-        scores = verify([RewardInput(**{**sample, "images": ()}) for sample in samples])
+    def call(samples: Sequence[Sample]) -> list[object]:
+        scores = verify([_to_input(sample) for sample in samples])
         for score in scores:
             if score.error:
                 raise RuntimeError(f"{score.error.cause}: {score.error.message}")
@@ -146,12 +151,19 @@ def _load_service(spec: RewardSpec, kwargs: Mapping[str, Any]) -> RewardFunction
     return RewardFunction(spec.function, batch=True, call=call)
 
 
-def _load_sum(parts: Mapping[str, Any]) -> RewardFunction:
+def _to_input(sample: Sample) -> RewardInput:
+    return RewardInput(
+        sample["response"], sample["ground_truth"], sample["response_length"], sample["prompt"], sample["metadata"],
+        sample["messages"], step=sample["step"], source=sample["source"],
+    )  # fmt: skip
+
+
+def _load_sum(parts: Any) -> RewardFunction:
     functions = {
         name: load_function(parse_spec(part.reward), part.options) for name, part in combine.read_parts(parts).items()
     }
 
-    def call(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def call(samples: Sequence[Sample]) -> list[object]:
         found = {name: _scores_of(name, function, samples) for name, function in functions.items()}
         rows = ({name: scores[place] for name, scores in found.items()} for place in range(len(samples)))
         return [combine.weighted_sum(row, parts) for row in rows]
@@ -159,7 +171,7 @@ def _load_sum(parts: Mapping[str, Any]) -> RewardFunction:
     return RewardFunction("combine", any(function.batch for function in functions.values()), call)
 
 
-def _scores_of(name: str, function: RewardFunction, samples: Sequence[Mapping[str, Any]]) -> list[Score]:
+def _scores_of(name: str, function: RewardFunction, samples: Sequence[Sample]) -> list[Score]:
     found = score_samples(function, samples)
     scores = []
     for outcome in [found] if isinstance(found, Failure) else found:
@@ -204,11 +216,11 @@ def _warm_algebra() -> None:
         verifier.score(rf"\boxed{{{response}}}", truth)
 
 
-def _to_plain(function: Callable[..., Any]) -> Callable[..., Any]:
+def _to_plain(function: Callable[P, Coroutine[object, object, T]]) -> Callable[P, T]:
     import asyncio
 
     @functools.wraps(function)
-    def wait(*args: Any, **kwargs: Any) -> Any:
+    def wait(*args: P.args, **kwargs: P.kwargs) -> T:
         return asyncio.run(function(*args, **kwargs))
 
     return wait

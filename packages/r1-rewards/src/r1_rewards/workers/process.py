@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from r1_rewards.errors import RewardSpecError
 from r1_rewards.spec import RewardSpec
@@ -63,7 +62,7 @@ class Worker:
         self.inbox = frames.Inbox(connection)
         self.scored = 0  # samples
 
-    def send(self, job: Mapping[str, Any]) -> None:
+    def send(self, job: frames.Job) -> None:
         """Send a job; outcomes arrive in `inbox`. Raises OSError if the worker is dead or does not read."""
         frames.send(self.connection, job, time.monotonic() + SEND_TIMEOUT)
 
@@ -79,7 +78,7 @@ class ForkServer:
     thread-safe.
     """
 
-    def __init__(self, spec: RewardSpec, kwargs: Mapping[str, Any], memory_mib: int | None) -> None:
+    def __init__(self, spec: RewardSpec, kwargs: Mapping[str, object], memory_mib: int | None) -> None:
         self._setup = {
             "function": spec.function, "path": str(spec.path or ""), "kwargs": dict(kwargs), "memory_mib": memory_mib,
         }  # fmt: skip

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FunctionType
-from typing import Any, Literal
+from typing import Literal
 
 from r1_rewards.errors import RewardSpecError
 
@@ -49,9 +49,9 @@ ACCEPTED = (
 
 
 def read_shape(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     parameters: Mapping[str, inspect.Parameter],
-    kwargs: Mapping[str, Any],
+    kwargs: Mapping[str, object],
     reward_type: str | None,
     where: str,
 ) -> Shape:
@@ -77,7 +77,10 @@ def read_shape(
 
 
 def _text_parameter(
-    function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], kwargs: Mapping[str, Any], where: str
+    function: Callable[..., object],
+    parameters: Mapping[str, inspect.Parameter],
+    kwargs: Mapping[str, object],
+    where: str,
 ) -> inspect.Parameter | None:
     """Return the parameter for the response's text; None if the first one is for reward inputs."""
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -105,11 +108,11 @@ def _text_parameter(
     )
 
 
-def function_signature(function: Callable[..., Any]) -> str:
+def function_signature(function: Callable[..., object]) -> str:
     return f"{getattr(function, '__name__', type(function).__name__)}{inspect.signature(function)}"
 
 
-def code_of(function: Callable[..., Any]) -> CodeType | None:
+def code_of(function: Callable[..., object]) -> CodeType | None:
     """Return the code object that a call runs first, of functions, methods, partials and objects with `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -119,7 +122,7 @@ def code_of(function: Callable[..., Any]) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-def constants(code: CodeType) -> Iterable[Any]:
+def constants(code: CodeType) -> Iterable[object]:
     for constant in code.co_consts:
         yield from constants(constant) if isinstance(constant, CodeType) else (constant,)
 
@@ -140,7 +143,7 @@ def _annotated(parameter: inspect.Parameter) -> Literal["mapping", "text", "list
     return "list of texts" if words & {"list", "List", "Sequence", "Iterable", "tuple", "Tuple"} else "text"
 
 
-def _reads_fields(function: Callable[..., Any]) -> bool:
+def _reads_fields(function: Callable[..., object]) -> bool:
     code, surroundings = code_of(function), getattr(inspect.unwrap(function), "__globals__", {})
     waiting, seen = [code] if code else [], set()
     while waiting:

@@ -17,7 +17,7 @@ from r1_rewards.errors import RewardSpecError
 _SETTINGS = ("REWARD_TYPE", "REWARD_NAME", "COMPLETIONS")  # of a reward file, see `functions`
 
 
-def write_function(function: Callable[..., Any], folder: Path) -> str:
+def write_function(function: Callable[..., object], folder: Path) -> str:
     """Return `file.py:function` for a function; one of `__main__` is first written to `folder`.
 
     Raises RewardSpecError for a lambda, a method or a closure, and for a variable in use that has no literal form.
@@ -67,7 +67,7 @@ def _names(source: str) -> list[str]:
     return sorted({node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)})
 
 
-def _literal(name: str, value: Any) -> str:
+def _literal(name: str, value: object) -> str:
     try:
         if ast.literal_eval(repr(value)) == value:
             return repr(value)

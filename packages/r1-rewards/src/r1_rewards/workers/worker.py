@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from r1_rewards.errors import RewardSpecError
 from r1_rewards.spec import RewardSpec
 from r1_rewards.types import Failure
 from r1_rewards.workers import frames
 from r1_rewards.workers.descendants import adopt_orphans, children, kill_tree
+from r1_rewards.workers.frames import Job
 from r1_rewards.workers.functions import RewardFunction, load_function, score_samples
 
 _PR_SET_PDEATHSIG = 1
@@ -115,8 +115,8 @@ def score(pool: socket.socket, function: RewardFunction, memory_mib: int | None)
             return
 
 
-def _outcomes(job: dict[str, Any], function: RewardFunction) -> Iterator[Any]:
-    samples: list[dict[str, Any]] = job["samples"]
+def _outcomes(job: Job, function: RewardFunction) -> Iterator[object]:
+    samples = job["samples"]
     if job["whole"]:
         found = score_samples(function, samples)
         yield frames.pack(found) if isinstance(found, Failure) else [frames.pack(outcome) for outcome in found]

@@ -29,7 +29,7 @@ class Unsendable(TypeError):
 _TESTS_AT_FAULT = (Unsendable, SyntaxError, ModuleNotFoundError)
 
 
-def run_assertions(request: dict[str, Any]) -> None:
+def run_assertions(request: values.Request) -> None:
     """Execute the setup `request["source"]` and each of `request["units"]`; write a verdict for each."""
     wire = _Wire()
     sys.modules["solution"] = _SolutionModule(wire)

@@ -4,16 +4,15 @@ import contextlib
 import os
 import resource
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from . import kernel, landlock, namespaces, seccomp
+from . import kernel, landlock, namespaces, seccomp, values
 
 _FIRST_UID = 0x7000_0000  # of the users that root turns judged programs into: one per run, far from real ones
 _MEBIBYTE = 1 << 20
 
 
-def confine(limits: Mapping[str, Any], isolation: set[str], readable: Sequence[str], launcher: int) -> list[str]:
+def confine(limits: values.RunLimits, isolation: set[str], readable: Sequence[str], launcher: int) -> list[str]:
     """Confine this process for good and return the active protections (see PROTECTIONS in `execution`).
 
     A protection counts only if the kernel has accepted all of it. `launcher` is the parent's pid in the outer
@@ -41,7 +40,7 @@ def confine(limits: Mapping[str, Any], isolation: set[str], readable: Sequence[s
     return sorted(active)
 
 
-def _limit(limits: Mapping[str, Any], neighbours: int) -> None:
+def _limit(limits: values.RunLimits, neighbours: int) -> None:
     """Set resource limits; `neighbours` are the threads that this user already has, which count as well."""
     seconds = int(limits["cpu_seconds"]) + 1
     bounds = {

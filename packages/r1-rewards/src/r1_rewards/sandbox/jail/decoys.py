@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from . import values
 from .assertions import RESPONSES, foreign_names
 from .solution import execute, new_module
 
@@ -26,7 +27,7 @@ PLAIN: tuple[Any, ...] = (
 )  # answers of the runs after the first two
 
 
-def run_decoys(request: dict[str, Any]) -> None:
+def run_decoys(request: values.Request) -> None:
     """Execute `request["source"]` and `request["units"]` against decoys; write whether an answer could fail them."""
     units = [request["source"], *request["units"]]
     failed = any(_fails(units, Decoy(Run(truth)), Exception) for truth in (False, True))
@@ -67,7 +68,7 @@ class Decoy:
             raise AttributeError(name)
         return Decoy(self._run)
 
-    def __call__(self, *_: Any, **__: Any) -> "Decoy":
+    def __call__(self, *_: object, **__: object) -> "Decoy":
         return Decoy(self._run)
 
     def __bool__(self) -> bool:
@@ -129,7 +130,7 @@ class Stub:
     def __init__(self, answer: Any, name: str = "") -> None:
         self._answer, self._name = answer, name
 
-    def __call__(self, *_: Any, **__: Any) -> Any:
+    def __call__(self, *_: object, **__: object) -> Any:
         return Stub(self._answer) if self._name[:1].isupper() else self._answer
 
     def __getattr__(self, name: str) -> "Stub":
@@ -139,7 +140,7 @@ class Stub:
 
 
 class _DecoyModule(ModuleType):
-    def __init__(self, find: Callable[[str], Any]) -> None:
+    def __init__(self, find: Callable[[str], object]) -> None:
         super().__init__("solution")
         self.__dict__["_find"] = find
 

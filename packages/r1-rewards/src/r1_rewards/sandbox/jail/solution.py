@@ -19,7 +19,7 @@ REQUESTS, RESPONSES = 3, 4  # descriptors
 _MAX_ITEMS = 1_000_000  # taken from an iterator
 
 
-def run_program(request: dict[str, Any]) -> NoReturn:
+def run_program(request: values.Request) -> NoReturn:
     """Run `request["source"]` and exit as the interpreter would, without its slow clean-up.
 
     Waits for non-daemon threads, then runs `atexit` functions: programs may buffer their output.
@@ -54,7 +54,7 @@ def execute(source: str, module: ModuleType) -> None:
     exec(compile(source, f"{module.__name__}.py", "exec"), vars(module))
 
 
-def serve_solution(request: dict[str, Any]) -> None:
+def serve_solution(request: values.Request) -> None:
     responses = os.fdopen(RESPONSES, "w", encoding="ascii")
     with os.fdopen(REQUESTS, encoding="ascii") as requests:
         try:

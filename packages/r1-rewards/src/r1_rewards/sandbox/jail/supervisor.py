@@ -16,14 +16,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from . import confinement, kernel, namespaces, values
 from .assertions import run_assertions
 from .decoys import run_decoys
 from .solution import run_program, serve_solution
 
-_MODES: dict[str, Callable[[dict[str, Any]], None]] = {
+_MODES: dict[str, Callable[[values.Request], None]] = {
     "program": run_program,
     "solution": serve_solution,
     "assertions": run_assertions,
@@ -59,7 +58,7 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def _keep(
-    owner: socket.socket, request: dict[str, Any], descriptors: list[int], active: set[str], readable: list[str]
+    owner: socket.socket, request: values.Request, descriptors: list[int], active: set[str], readable: list[str]
 ) -> Callable[[], None] | None:
     """Run one request to its end and report the exit code; in the judged process, return the harness to run."""
     watch, held = os.pipe()
@@ -71,7 +70,7 @@ def _keep(
         launcher = os.getpid()
         child = _start(request["limits"], active)
         if child == 0:
-            return _become(owner, request | {"launcher": launcher}, descriptors, active, readable)
+            return _become(owner, request, launcher, descriptors, active, readable)
         owner.close()
         for descriptor in descriptors:
             os.close(descriptor)
@@ -89,7 +88,7 @@ def _keep(
     return None
 
 
-def _start(limits: dict[str, Any], active: set[str]) -> int:
+def _start(limits: values.RunLimits, active: set[str]) -> int:
     kernel.die_with_parent(os.getppid())
     os.setsid()
     if "root" in active:
@@ -99,7 +98,12 @@ def _start(limits: dict[str, Any], active: set[str]) -> int:
 
 
 def _become(
-    owner: socket.socket, request: dict[str, Any], descriptors: list[int], active: set[str], readable: list[str]
+    owner: socket.socket,
+    request: values.Request,
+    launcher: int,
+    descriptors: list[int],
+    active: set[str],
+    readable: list[str],
 ) -> Callable[[], None]:
     high = [os.dup2(descriptor, _SAFE + 1 + index) for index, descriptor in enumerate(descriptors)]
     for index, descriptor in enumerate(high):
@@ -111,9 +115,7 @@ def _become(
         try:
             if "root" in active:
                 os.chdir(namespaces.WORK)
-            holding = confinement.confine(
-                request["limits"], active, [*readable, *namespaces.DEVICES], request["launcher"]
-            )
+            holding = confinement.confine(request["limits"], active, [*readable, *namespaces.DEVICES], launcher)
         except OSError as error:
             values.send(last_word, {"failed": str(error)})
             os._exit(1)

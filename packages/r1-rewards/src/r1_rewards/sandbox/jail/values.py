@@ -8,15 +8,36 @@ import math
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
 
 _EXACT = 1 << 53
 _LENGTH = struct.Struct(">I")
 MAX_BYTES = 1 << 28
 
 
-def encode(value: Any, other: Callable[[Any], Any]) -> Any:
+class RunLimits(TypedDict):
+    """The limits of one run, see `execution.Limits`, and the folders it may import from."""
+
+    memory_mib: int
+    cpu_seconds: float
+    files_mib: int
+    threads: int
+    output_mib: int
+    module_paths: Sequence[str]
+
+
+class Request(TypedDict):
+    """One run: the harness and its sources, and the protections without which nothing runs."""
+
+    mode: str
+    source: str
+    units: list[str]
+    limits: RunLimits
+    required: list[str]
+
+
+def encode(value: object, other: Callable[[object], object]) -> Any:
     """Return `value` as JSON; `other` encodes values that are not plain.
 
     Subclasses become their base type, a deque a list. Raises RecursionError for cycles.
@@ -44,14 +65,14 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
     return other(value)
 
 
-def decode(data: Any, other: Callable[[dict[str, Any]], Any], *, text_keys: bool = False) -> Any:
+def decode(data: Any, other: Callable[[dict[str, Any]], object], *, text_keys: bool = False) -> Any:
     """Return the value that `encode` wrote as `data`; `other` reads objects with unknown tags.
 
     With `text_keys`, keys of dicts become text and sets are refused: numbers can be chosen to share one hash, and a set
     of a few thousand of them would take minutes to build. Raises TypeError or ValueError for invalid data.
     """
 
-    def inner(item: Any) -> Any:
+    def inner(item: object) -> object:
         return decode(item, other, text_keys=text_keys)
 
     if isinstance(data, list):
@@ -83,7 +104,7 @@ def decode(data: Any, other: Callable[[dict[str, Any]], Any], *, text_keys: bool
     return other(data)
 
 
-def send(connection: socket.socket, message: Any) -> None:
+def send(connection: socket.socket, message: object) -> None:
     """Send one length-prefixed JSON value. Raises OSError if the other side is gone."""
     payload = json.dumps(message).encode("ascii")
     connection.sendall(_LENGTH.pack(len(payload)) + payload)
