@@ -88,7 +88,7 @@ def serve(
             port=port,
             log_level="warning",
             server_header=False,
-            http=impatient_protocol(),
+            http=header_timeout_protocol(),
             timeout_graceful_shutdown=STOP_SECONDS,
         )
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn raises it again when it is done
@@ -191,14 +191,15 @@ def build_app(
     return RequestGuard(app, token=token, body_bytes=limits.body_bytes, requests=limits.requests)
 
 
-def impatient_protocol() -> type[asyncio.Protocol]:
+def header_timeout_protocol() -> type[asyncio.Protocol]:
     """Return uvicorn's HTTP protocol with a timeout of HEADER_SECONDS for a request's head.
 
-    Otherwise anybody who can reach the port could hold connections for ever, without a token.
+    Without it anybody who can reach the port could hold connections for ever: uvicorn's `timeout_keep_alive` starts
+    only after a response.
     """
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class ImpatientProtocol(H11Protocol):
+    class HeaderTimeoutProtocol(H11Protocol):
         timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
@@ -224,7 +225,7 @@ def impatient_protocol() -> type[asyncio.Protocol]:
                 self.timer.cancel()
                 self.timer = None
 
-    return ImpatientProtocol
+    return HeaderTimeoutProtocol
 
 
 def response_of(query: str, prompt: str, marker: str | None) -> str:
@@ -256,12 +257,13 @@ def write_rewards(scores: Sequence[Score]) -> dict[str, object]:
 class RequestGuard:
     """ASGI middleware that refuses requests by token and size before they are parsed, and queues the others.
 
-    Requests without a token do not use a slot; `/health` needs none.
+    Requests without a token do not use a slot; `/health` needs none. uvicorn's `limit_concurrency` would refuse waiting
+    requests instead of queueing them, and it has no limit for bodies.
     """
 
     def __init__(self, app: App, *, token: str | None, body_bytes: int, requests: int) -> None:
         self._app = app
-        self._places = asyncio.Semaphore(requests)
+        self._slots = asyncio.Semaphore(requests)
         self._expected = f"Bearer {token}".encode() if token else None
         self._body_bytes = body_bytes
 
@@ -269,13 +271,13 @@ class RequestGuard:
         if scope["type"] != "http" or scope["path"] == "/health":
             await self._app(scope, receive, send)
             return
-        if not self._may_enter(dict(scope["headers"])):
+        if not self._is_authorized(dict(scope["headers"])):
             await _drain(receive)
             await _refuse(send, 401, "a bearer token is needed")
             return
         try:
             async with asyncio.timeout(BUSY_SECONDS):
-                await self._places.acquire()
+                await self._slots.acquire()
         except TimeoutError:
             await _drain(receive)
             await _refuse(send, 503, f"busy for {BUSY_SECONDS:g} s")
@@ -283,7 +285,7 @@ class RequestGuard:
         try:
             await self._serve(scope, receive, send)
         finally:
-            self._places.release()
+            self._slots.release()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -311,7 +313,7 @@ class RequestGuard:
             more = message.get("more_body", False)
         return body
 
-    def _may_enter(self, headers: dict[bytes, bytes]) -> bool:
+    def _is_authorized(self, headers: dict[bytes, bytes]) -> bool:
         given = headers.get(b"authorization", b"")
         return self._expected is None or hmac.compare_digest(given, self._expected)
 
