@@ -1,4 +1,4 @@
-"""The canary: after a sync, the engine must give a few fixed sequences the log-probs that the learner gives them."""
+"""The canary: after a sync, the engine's log-probs of a few fixed sequences must be the learner's."""
 
 import math
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ _SHARE = 0.1  # of the learner's difference between two pictures
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """Sequences to compare on, and how far apart is too far.
+    """Sequences to compare, and the largest accepted gap.
 
-    A gap below the tolerance goes unseen: small updates that never arrive hide in the rounding of bfloat16 until many
-    have not; the gap on sampled tokens shows them earlier. So does a fault that changes no log-prob of these sequences.
+    Faults below the tolerance go unseen: small updates that never arrive hide in the rounding of bfloat16 until many
+    are missing; the gap on sampled tokens shows them earlier. So do faults that change no log-prob of these sequences.
 
-    Faults that are not of the weights, such as other rotations or norms, are there from the start: `opening` looks for
-    them once, more closely than every sync could, with a tolerance for the weights that it was learned from.
+    Faults that are not of the weights, such as wrong rotations or norms, are there from the start: `opening` looks for
+    them once, more closely than every sync could, with a tolerance learned from the first weights.
     """
 
     probes: Probes
@@ -42,7 +42,7 @@ class Canary:
     opening: "Canary | None" = None  # compared at the first sync, too
 
     def gap(self, engine: Replaying, expected: Sequence[Sequence[float]]) -> float:
-        """Return how far the engine, active, is from the log-probs that the learner gives the probes.
+        """Return the gap between the active engine and the learner's log-probs of the probes.
 
         Raises:
             ValueError: there is not one expected log-prob for each token.
@@ -50,35 +50,35 @@ class Canary:
         return widest_gap(probe_logprobs(engine, self.probes, self.temperature), expected)
 
     def tells_pictures_apart(self, engine: Replaying, expected: Sequence[Sequence[float]]) -> bool:
-        """Whether the engine, active, gives the two pictures other log-probs, as the learner does: `expected`.
+        """Whether the active engine gives the two pictures different log-probs, as the learner does: `expected`.
 
-        A tenth of the learner's difference is enough. Without it the pictures do not reach the model, which rounding
-        would hide where the difference is small.
+        A tenth of the learner's difference is enough. Otherwise pictures do not reach the model, which rounding would
+        hide where the difference is small.
         """
         assert self.pictures is not None
         first, second = probe_logprobs(engine, self.pictures, self.temperature)
         return not widest_gap([first], [second]) < _SHARE * widest_gap([expected[0]], [expected[1]])
 
     def accepts(self, gap: float) -> bool:
-        """Whether the gap is one of rounding; NaN is not."""
+        """Whether the gap may be rounding; NaN may not."""
         return gap <= self.tolerance
 
 
 def probe_logprobs(engine: Replaying, probes: Probes, temperature: float) -> list[list[float]]:
-    """Return what the engine, active, gives the probes."""
+    """Return the active engine's log-probs of the probes."""
     return engine.logprobs_of(probes.prompts, probes.responses, temperature)
 
 
 def learn_tolerance(noise: float, precision: torch.dtype) -> float:
-    """Return how far apart two right ways to compute a model's log-probs may be.
+    """Return how far two correct computations of a model's log-probs may differ.
 
     Args:
-        noise: the `widest_gap` that a change of each layer's output by a unit in the last place of `precision` makes;
-            0 or NaN if that is not known.
+        noise: the `widest_gap` that a change of each layer's output by a unit in the last place of `precision` makes; 0
+            or NaN if it is unknown.
         precision: the coarser one of the two sides.
 
     Returns:
-        Never less than the tolerance of float32, nor more than that of `precision`, which it is without a noise.
+        At least the tolerance of float32 and at most that of `precision`, which it is without a noise.
     """
     least = TOLERANCE[torch.float32]
     widest = TOLERANCE.get(precision, least)
@@ -86,13 +86,13 @@ def learn_tolerance(noise: float, precision: torch.dtype) -> float:
 
 
 def widest_gap(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> float:
-    """Return how far apart two sides are on the sequence where they differ most: NaN where any log-prob is not finite.
+    """Return the gap of the sequence where two sides differ most: NaN where any log-prob is not finite.
 
     It is the mean distance of the sequence's log-probs over their mean size on the right side, or over 1 nat if that is
     less: rounding grows with the logits, which differ from model to model and with the temperature.
 
     Raises:
-        ValueError: the two have not the same lengths.
+        ValueError: the two have different lengths.
     """
     if [*map(len, left)] != [*map(len, right)]:
         lengths = [*map(len, left)], [*map(len, right)]

@@ -1,7 +1,7 @@
-"""Checksums of weights: an engine's against those of the learner, so that equal versions are equal bytes.
+"""Checksums of weights: an engine's against the learner's, so that equal versions are equal bytes.
 
-Log-probs cannot prove it. In bfloat16 an engine that stays at its first weights for a hundred small steps differs by
-less than rounding does.
+Log-probs cannot show that. In bfloat16 an engine that keeps its first weights for a hundred small steps differs by less
+than rounding does.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ Pairs: TypeAlias = frozenset[tuple[int, int]]  # what a tensor's copies must com
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an engine's copy of one tensor must come to."""
+    """What an engine's copy of one tensor must sum to."""
 
     rows: int  # of the tensor, which may be part of a fused one in the engine
     sums: Mapping[str, int]  # by the precision of the copy, such as `bfloat16`
@@ -33,7 +33,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of comparing an engine's tensors with the learner's, by the learner's names."""
+    """The result of comparing an engine's tensors with the learner's, by the learner's names."""
 
     differing: Mapping[str, Pairs]  # those that are not the same bytes
     unread: tuple[str, ...] = ()  # those that the engine has packed, sharded or keeps in a precision nobody asked about
@@ -42,7 +42,7 @@ class Comparison:
 def checksum(tensor: Tensor) -> int:
     """Return a sum over a tensor's bytes in which every place has a weight of its own, modulo 2^64.
 
-    It differs for tensors that differ in one element, and for others but for a chance of 1 in 2^32 or less.
+    It differs for tensors that differ in one element, and for others with a chance of all but 1 in 2^32 or less.
     """
     flat = tensor.detach().contiguous().reshape(-1)
     bits = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.element_size(), torch.int32))
@@ -65,7 +65,7 @@ def _scattered(count: int, device: torch.device) -> Tensor:
 
 
 def expected_checksums(weights: Weights, precisions: Iterable[str], *, factors: bool = False) -> dict[str, Expected]:
-    """Return what each tensor comes to, as it is and cast to each of `precisions`; to be run where the weights are.
+    """Return the sums of each tensor, as it is and cast to each of `precisions`; runs where the weights are.
 
     Args:
         factors: an adapter's, too, which most engines keep in no form that could be compared.
@@ -109,7 +109,7 @@ def compare(own: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> Comp
 
 
 def merged(comparisons: Sequence[Comparison]) -> Comparison:
-    """Return what copies of one model come to together: a tensor that differs in one of them differs."""
+    """Return the comparison of copies of one model together: a tensor that differs in one of them differs."""
     unread = dict.fromkeys(name for one in comparisons for name in one.unread)
     differing: dict[str, Pairs] = {}
     for name in dict.fromkeys(name for one in comparisons for name in one.differing):
@@ -124,9 +124,9 @@ def merged(comparisons: Sequence[Comparison]) -> Comparison:
 class ByteProof:
     """What an engine's bytes show from sync to sync, where it may keep some tensors in a layout of its own.
 
-    A layout of its own changes with the weights. So a tensor is stale whose copy stayed as it was while the learner's
-    changed, or is now what the learner's was before; and so is one that was the same at the last sync, unless all its
-    elements were alike then, as those of new biases are: in any layout these are the same.
+    Such a layout changes with the weights. So a tensor is stale if its copy stayed the same while the learner's
+    changed, or is now what the learner's was before. A tensor that was equal at the last sync and differs now is stale,
+    too, unless all its elements were alike then, as those of new biases are: in any layout these are the same.
     """
 
     keeps_layout: bool  # whether the engine keeps the learner's layout, so that no tensor may differ
@@ -134,7 +134,7 @@ class ByteProof:
     unproven: frozenset[str] = frozenset()  # at the last sync, because they differed or could not be read
 
     def stale(self, found: Comparison) -> list[str]:
-        """Return which tensors are proven not to be the learner's."""
+        """Return the tensors that are certainly not the learner's."""
         if self.keeps_layout:
             return sorted(found.differing)
         if self.apart is None:
@@ -146,7 +146,7 @@ class ByteProof:
         )
 
     def take(self, found: Comparison, expected: Mapping[str, Expected]) -> list[str]:
-        """Take a sync for right; return the tensors that bytes prove nothing about, if there are more than before."""
+        """Accept a sync; return the tensors that bytes show nothing about, if there are more than before."""
         unproven = [*found.unread, *found.differing]
         grown = not {*unproven} <= self.unproven
         self.apart = {**found.differing} | {

@@ -1,31 +1,31 @@
-"""What goes wrong while sampling, in words for users: all of it is a `RolloutError`.
+"""Errors of sampling, all of them a `RolloutError`.
 
-After any of these the learner is what it was, so a run that ends by one can save its last step first.
+None of them changes the learner, so a run that ends by one can save its last step first.
 """
 
 
 class RolloutError(Exception):
-    """An engine did not sample, or not from the weights it was to have; the message says why, and what to do."""
+    """An engine did not sample, or not from the expected weights; the message says why, and what to do."""
 
 
 class EngineError(RolloutError, RuntimeError):
-    """The engine cannot start, has died or hangs; the message says which, and what to do."""
+    """The engine cannot start, has died or hangs."""
 
 
 class PromptError(EngineError, ValueError):
-    """A prompt that the engine cannot take; the engine itself is well."""
+    """A prompt that the engine cannot process; the engine itself is well."""
 
 
 class EngineMemoryError(EngineError, MemoryError):
-    """Too little memory for the samples that run; the engine itself is well."""
+    """Too little memory for the running samples; the engine itself is well."""
 
 
 class NonFiniteLogits(RolloutError, FloatingPointError):
-    """The model's logits hold NaN or infinity under the weights that the engine was given."""
+    """The model's logits hold NaN or infinity under the engine's weights."""
 
 
 class WeightsError(RolloutError, ValueError):
-    """The weights given are not the engine's model's, or older than its own; the message names what differs."""
+    """The weights are not the engine's model's, or older than its own; the message names what differs."""
 
 
 class StaleWeights(RolloutError, RuntimeError):
@@ -40,4 +40,4 @@ class StaleWeights(RolloutError, RuntimeError):
 
 
 class ServerError(RolloutError):
-    """Whatever goes wrong with servers."""
+    """Base class of errors of servers."""

@@ -1,4 +1,4 @@
-"""Which parameters are at fault when the canary has found a gap: groups are set to zero, one by one, on both sides."""
+"""Find the parameters at fault for a gap of the canary: groups are set to zero one by one on both sides."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -34,16 +34,16 @@ class Reference(Protocol):
         """Return the learner's log-prob of each token of each response, at the canary's temperature."""
 
     def zeroed(self, rows: ParameterRows) -> AbstractContextManager[None]:
-        """Inside the block these rows of its weights are zero; after it, what they were."""
+        """Inside the block these rows of its weights are zero."""
 
 
 class Engine(Generator, Replaying, Protocol):
-    """An engine that can be put to the test."""
+    """An engine that the canary can compare."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """What the two sides say of the probes, both under the same weights."""
+    """Log-probs of the probes on both sides, under the same weights."""
 
     engine: list[list[float]]
     learner: list[list[float]]
@@ -58,22 +58,21 @@ def find_fault(
 ) -> StaleWeights:
     """Return the error for the gap that the canary has found, with the group of parameters at fault.
 
-    The engine, asleep, is synced again, and judged by its log-probs alone, so that it may be any engine:
+    The engine, inactive, is synced again, and judged by its log-probs alone, so any engine will do:
 
     1. The same weights once more. If that closes the gap, the sync had lost something.
-    2. Sequences that it has never seen. If there is no gap on these, it remembers: a cache was not reset.
+    2. Sequences that it has never seen. If there is no gap on these, a cache was not reset.
     3. Without one group after the other (embedding, each layer, head, vision tower, adapter), which is zero on both
        sides. A group whose absence changes the learner and not the engine never arrives: all such groups are named. If
        there is none, the group without which both agree arrives wrong: transposed, swapped, bound to another module.
 
-    That makes one sync for each group and two more, and as many short forward passes on both sides. The limits: of
-    several groups that arrive wrong at once none is found; embedding, final norm and head can be told apart only where
-    they do not arrive; and a gap just above the tolerance may be blamed on a neighbour. The engine is left with weights
-    that are of no use: it must not sample before another sync.
+    That takes one sync for each group and two more, and as many short forward passes on both sides. Limits: of several
+    groups that arrive wrong at once none is found; embedding, final norm and head can be told apart only if they do not
+    arrive; and a gap just above the tolerance may be blamed on a neighbour. The engine is left with unusable weights:
+    it must not sample before another sync.
 
     Args:
-        same_bytes: whether the engine's weights were compared with the learner's byte by byte, and are equal: what is
-            wrong then is what the engine computes with them.
+        same_bytes: whether the engine's weights are byte for byte the learner's: what it computes with them is wrong.
     """
     whole = _look(canary, engine, reference, version, canary.probes)
     verdict = _judge(canary, engine, reference, version, whole, same_bytes=same_bytes)
@@ -130,7 +129,7 @@ def _judge(
 
 
 def _look(canary: Canary, engine: Engine, reference: Reference, version: int, probes: Probes) -> _Sight:
-    """Sync, and let both sides say the probes' log-probs."""
+    """Sync, and return the log-probs of the probes on both sides."""
     with engine.active(reference.weights(version)):
         sampled = probe_logprobs(engine, probes, canary.temperature)
     return _Sight(sampled, reference.logprobs_of(probes.prompts, probes.responses))
@@ -144,8 +143,8 @@ def group_parameters(weights: Weights, inputs: set[int]) -> dict[str, ParameterR
     """Return what to set to zero for each group, in the order of the model.
 
     Args:
-        inputs: the tokens that the probes embed. An embedding's other rows matter as rows of the head it is tied to, if
-            it is: without a head of its own, the head is these rows.
+        inputs: the tokens that the probes embed. An embedding's other rows matter as rows of the head that it is tied
+            to; without a head of its own, the head is these rows.
     """
     groups: dict[str, dict[str, Sequence[int] | None]] = {}
     embedding: tuple[str, int] | None = None
@@ -163,7 +162,7 @@ def group_parameters(weights: Weights, inputs: set[int]) -> dict[str, ParameterR
 
 
 def group_of(name: str) -> str:
-    """Return which group of parameters a tensor belongs to.
+    """Return the group of parameters that a tensor belongs to.
 
     Example: `group_of("model.layers.3.mlp.up_proj.weight") == "layer 3"`.
     """

@@ -1,4 +1,4 @@
-"""The front door: `load(model)` gives an engine that samples at once, from text or token ids."""
+"""`load(model)`: an engine that samples at once, from text or token ids."""
 
 import operator
 import os
@@ -41,10 +41,10 @@ def load(
         engine: "auto" is vLLM where `prefers_vllm` and `model` is a path, else embedded.
         tokenizer: a Hugging Face tokenizer; by default the one at the path, if there is one. Prompts of text and stop
             strings need it.
-        chat: whether a prompt that is a string is the user's message in a chat, or else plain text; by default it is if
-            the tokenizer has a chat template.
+        chat: whether a prompt that is a string is the user's message in a chat, or plain text; by default it is a
+            message if the tokenizer has a chat template.
         options: of the embedded engine: `device`, by default CUDA where there is one; `dtype`, by default the object's,
-            of a checkpoint float32 on a CPU and what it says on a GPU; the arguments of `EmbeddedEngine`, of which
+            of a checkpoint float32 on a CPU and its own on a GPU; the arguments of `EmbeddedEngine`, of which
             `end_token_ids` and `banned_token_ids` are by default the checkpoint's end tokens and its placeholders of
             media. Of vLLM: see `VllmEngine.load`.
 
@@ -73,18 +73,18 @@ def load(
 
 
 def prefers_vllm() -> bool:
-    """Whether vLLM is the engine to take where nobody has chosen: it is installed, and there is an NVIDIA GPU.
+    """Whether `auto` means vLLM: it is installed, and there is an NVIDIA GPU.
 
-    On processors the embedded engine is as good, and starts at once.
+    On CPUs the embedded engine is as fast, and starts at once.
     """
     return bool(find_spec("vllm")) and Path("/proc/driver/nvidia").is_dir()
 
 
 class LoadedEngine(OldEngineNames):
-    """A `Generator` and a `Replaying` that takes text and token ids for prompts, too.
+    """A `Generator` and a `Replaying` that also takes text and token ids as prompts.
 
-    A prompt without an id of its own has its tokens for one, so its samples depend on what it says and on the seed; the
-    same prompt a second time in a call has other samples.
+    A prompt without an id gets one from its tokens, so its samples depend on the tokens and the seed; the same prompt
+    twice in a call has different samples.
     """
 
     def __init__(self, engine: Any, tokenizer: Any = None, chat: bool | None = None) -> None:
@@ -96,12 +96,11 @@ class LoadedEngine(OldEngineNames):
 
         Args:
             prompts: each is a string, a list of chat messages, a list (or a tensor or array) of token ids, or any
-                `PromptLike`, which may bring pictures.
-            params: how to sample.
+                `PromptLike`, which may have pictures.
 
         Raises:
-            ValueError: `prompts` is itself one prompt, or one of them is none of these; text comes without a tokenizer,
-                or messages without its chat template; and what the engine refuses.
+            ValueError: `prompts` is itself one prompt, or one of them is none of these; text without a tokenizer, or
+                messages without its chat template; and what the engine refuses.
         """
         groups: Groups = self.engine.generate(self._prompts(prompts), params)
         return groups
@@ -109,25 +108,18 @@ class LoadedEngine(OldEngineNames):
     def logprobs_of(
         self, prompts: Sequence[Prompt], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
-        """Return the log-probs [responses][response_length] that the engine's weights give to the responses."""
         logprobs: list[list[float]] = self.engine.logprobs_of(self._prompts(prompts), responses, temperature)
         return logprobs
 
     def active(self, source: "WeightSource | None" = None) -> AbstractContextManager[None]:
-        """Sample inside the block, from the weights of `source` or those that are there; then the engine sleeps."""
         block: AbstractContextManager[None] = self.engine.active(source)
         return block
 
     def load_weights(self, source: "WeightSource") -> None:
-        """Load weights to sample from them until others come."""
         self.engine.load_weights(source)
 
     def text(self, completion: Completion) -> str:
-        """Return the answer's text without special tokens.
-
-        Raises:
-            ValueError: there is no tokenizer.
-        """
+        """Return the answer's text without special tokens. Raises ValueError if there is no tokenizer."""
         text: str = self._need_tokenizer("text").decode(completion.token_ids.tolist(), skip_special_tokens=True)
         return text
 
@@ -147,7 +139,7 @@ class LoadedEngine(OldEngineNames):
         return made
 
     def _token_ids(self, prompt: Any, index: int) -> list[int]:
-        """Return the tokens of a string, of messages, or of token ids; of prompt number `index`, to be named."""
+        """Return the tokens of a string, of messages, or of token ids; `index` is for messages of errors."""
         if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes):
             raise ValueError(f"prompt {index} is a {type(prompt).__name__}: {_KINDS}")
         if not isinstance(prompt, str) and not any(isinstance(part, Mapping) for part in prompt):
@@ -200,7 +192,7 @@ def _tokenizer(path: str) -> Any:
 
 
 def _vllm(path: str, tokenizer: Any, options: dict[str, Any]) -> Any:
-    """Start vLLM with the defaults that the embedded engine has: precision, end tokens, and no media in responses."""
+    """Start vLLM with the embedded engine's defaults: precision, end tokens, and no media in responses."""
     import torch
     from transformers import AutoConfig
 

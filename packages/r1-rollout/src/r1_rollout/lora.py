@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): only the factors travel, the engine keeps the base they stand on."""
+"""Low-rank adapters (LoRA, arXiv 2106.09685): only the factors are sent, the engine keeps the base weights."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from r1_rollout.names import Directory, Place, adapter_part
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What a sync carries where only an adapter is trained: W = base + (alpha / rank) · B · A.
+    """The weights of a sync where only an adapter is trained: W = base + (alpha / rank) · B · A.
 
     Example: `Adapter(8, 16.0, ("q_proj", "v_proj"), peft_model_state_dict.items())`
     """
@@ -25,11 +25,11 @@ class Adapter:
 
 
 class AdapterSlot:
-    """The place in a model where adapters go.
+    """Adapters merged into a model's weights.
 
-    The base weights of the adapted modules are kept aside, in the model's precision, so that an adapter is always added
-    to them and never to the sum with its predecessor: after any number of syncs the weights are, to the bit, those of
-    the last adapter alone. The price is a second copy of these modules while an adapter is in place.
+    The base weights of the adapted modules are kept in the model's precision, so that an adapter is always added to
+    them and never to the sum with its predecessor: after any number of syncs the weights are, to the bit, those of the
+    last adapter alone. The price is a second copy of these modules.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,13 +38,13 @@ class AdapterSlot:
         self.factors: dict[str, Tensor] = {}  # of the last sync, as they came
 
     def forget(self) -> None:
-        """Give up the base weights, because all weights are about to be replaced."""
+        """Drop the base weights, because all weights are about to be replaced."""
         self._bases.clear()
         self.factors = {}
 
     @torch.no_grad()
     def load(self, adapter: Adapter) -> None:
-        """Put `adapter` in the place of the one before, if there is one. Nothing changes if it raises.
+        """Replace the adapter. Nothing changes if it raises.
 
         Raises:
             ValueError: the adapter is empty, incomplete or not of its rank, or it, or one of its target modules, binds
@@ -66,10 +66,10 @@ class AdapterSlot:
 
 
 class SideSlot:
-    """The place for adapters beside weights that are another's, who may be a learner of the very adapter.
+    """Adapters beside read-only weights, which may belong to the learner of the very adapter.
 
-    The weights are read only: a module gives W x + (alpha / rank) · B (A x). The factors are copies, in the precision
-    of the weights, so that they stay those of the last sync whatever their owner does meanwhile.
+    A module computes W x + (alpha / rank) · B (A x). The factors are copies in the precision of the weights, so they
+    stay those of the last sync whatever their owner does meanwhile.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -78,15 +78,15 @@ class SideSlot:
         self.factors: dict[str, Tensor] = {}  # of the last sync, under the names that they came by
 
     def forget(self) -> None:
-        """Raise ValueError: there is no way to replace the weights."""
+        """Raise ValueError: the weights cannot be replaced."""
         raise ValueError("the engine's weights are the learner's own: it takes adapters only")
 
     @torch.no_grad()
     def load(self, adapter: Adapter) -> None:
-        """Put `adapter` in the place of the one before, if there is one. Nothing changes if it raises.
+        """Replace the adapter. Nothing changes if it raises.
 
         Raises:
-            ValueError: as `AdapterSlot.load` does, or it would adapt something that is no linear layer.
+            ValueError: as `AdapterSlot.load`, or it adapts something other than a linear layer.
         """
         sent = dict(adapter.weights)
         factors = _pair(replace(adapter, weights=sent.items()))
@@ -111,7 +111,7 @@ def _copied(factor: Tensor, *, like: Tensor) -> Tensor:
 def _add_product(
     a: Tensor, b: Tensor, scale: float, rows: slice | None, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
 ) -> Tensor:
-    """Add scale · B (A x) to a linear layer's output [..., outputs], or to rows of its weight's, as a hook on it."""
+    """Add scale · B (A x) to a linear layer's output [..., outputs], or to some rows of it; a forward hook."""
     down = nn.functional.linear(inputs[0], a)
     if rows is None:
         return torch.addmm(output.flatten(0, -2), down.flatten(0, -2), b.T, alpha=scale).view(output.shape)

@@ -1,4 +1,4 @@
-"""Names of weights: one tensor is called differently by trainers, wrappers, adapters, checkpoints and engines."""
+"""Names of weights, which differ between trainers, wrappers, adapters, checkpoints and engines."""
 
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ FUSED: Mapping[str, tuple[str, ...]] = {
 
 
 def unwrapped(name: str) -> str:
-    """Return a name without what wrappers put into it.
+    """Return a name without what wrappers add.
 
     Example: `unwrapped("_orig_mod.layers.0.mlp.up_proj.base_layer.weight") == "layers.0.mlp.up_proj.weight"`
     """
@@ -30,7 +30,7 @@ def unwrapped(name: str) -> str:
 
 
 def core(name: str) -> str:
-    """Return what all layouts of a model call a tensor: its name without wrappers and leading containers."""
+    """Return a tensor's name without wrappers and leading containers, the same in all layouts of a model."""
     return _CONTAINERS.sub("", unwrapped(name))
 
 
@@ -50,7 +50,7 @@ class Place:
     first_row: int = 0
 
     def rows(self, count: int) -> Tensor:
-        """Return the view that a tensor with so many rows is copied into."""
+        """Return the view into which a tensor with `count` rows is copied."""
         return self.target if self.part is None else self.target[self.first_row : self.first_row + count]
 
 
@@ -65,7 +65,7 @@ class Directory:
         self._cores = {core(name): (name, tensor) for name, tensor in own.items() if cores[core(name)] == 1}
 
     def find(self, name: str, rows: int) -> Place | None:
-        """Return the place of the tensor `name` with `rows` rows, or None if the engine has none by that name."""
+        """Return the place of the tensor `name` with `rows` rows, or None if the engine has none of that name."""
         if found := self._lookup(name):
             return Place(*found)
         for fused, parts in FUSED.items():

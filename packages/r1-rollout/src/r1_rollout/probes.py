@@ -1,4 +1,4 @@
-"""Fixed sequences to compare an engine with the learner on: no text, but tokens from all over the vocabulary."""
+"""Fixed sequences to compare an engine with the learner on, of tokens from all over the vocabulary."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ OPENING = 32
 
 @dataclass(frozen=True, slots=True)
 class ProbePrompt:
-    """A prompt of text tokens, as every engine takes it."""
+    """A prompt of text tokens, as every engine reads it."""
 
     id: str
     token_ids: list[int]
@@ -46,7 +46,7 @@ class Probes:
         return Probes(self.prompts + other.prompts, self.responses + other.responses)
 
     def reversed(self) -> "Probes":
-        """Return the text prompts' tokens in the opposite order: no cache knows them, but they embed the same rows."""
+        """Return the text prompts with tokens in reverse: no cache has them, but they embed the same rows."""
         kept = [
             (replace(prompt, id=f"{prompt.id}:reversed", token_ids=prompt.token_ids[::-1]), response)
             for prompt, response in zip(self.prompts, self.responses, strict=True)
@@ -74,9 +74,9 @@ def text_probes(
     """Return a few sequences of different lengths, the same on every machine.
 
     Args:
-        allowed: the token ids that may be used; no placeholders of media among them.
+        allowed: the token ids that may be used, without placeholders of media.
         axes: rows of `position_ids`, four for M-RoPE.
-        longest_prompt, longest_response: what the engine has room for, in tokens.
+        longest_prompt, longest_response: tokens that the engine has room for.
         variant: another number gives other sequences, which share no prefix with these.
         prompts, response: tokens of each prompt and of each response, where there is room for them.
     """
@@ -96,10 +96,10 @@ def text_probes(
 
 
 def spread_tokens(allowed: Sequence[int], count: int, first: int = 0) -> list[int]:
-    """Return numbers `first`, `first + 1`, … of a walk that meets every token once before any token twice.
+    """Return numbers `first`, `first + 1`, … of a walk that visits every token once before any token twice.
 
-    Its step is the golden section of the vocabulary, so that any few tokens in a row lie far apart (Weyl's sequence):
-    rare tokens and frequent ones, whose embeddings have little to do with each other.
+    Its step is the golden section of the vocabulary (Weyl's sequence), so neighbours in it are rare and frequent tokens
+    with unrelated embeddings.
     """
     size = len(allowed)
     step = max(1, round(size * 0.618))

@@ -1,4 +1,4 @@
-"""From logits to tokens: the distribution to sample from, the log-prob to report, and each sample's own noise."""
+"""From logits to tokens: the sampling distribution, the reported log-prob, and each sample's own noise."""
 
 from collections.abc import Collection
 from hashlib import blake2b
@@ -16,16 +16,18 @@ SEED_BITS = 62  # what fits signed and unsigned words everywhere, with room for 
 
 
 def noise_key(seed: int, prompt_id: str, sample: int) -> int:
-    """Name one sample's noise by 64 bits, signed: the same on every machine, whatever else is in the batch."""
+    """Return the 64 bits, signed, that seed one sample's noise: the same on every machine, whatever else is in the
+    batch.
+    """
     word = blake2b(f"{seed}\0{sample}\0{prompt_id}".encode(errors="surrogatepass"), digest_size=8)
     return int.from_bytes(word.digest(), "little", signed=True)
 
 
 def sample_seed(seed: int, prompt_id: str, sample: int) -> int:
-    """Return the seed in [0, 2^62 + sample] of one sample, a function of (seed, prompt id, sample index).
+    """Return the seed of one sample for vLLM in [0, 2^62 + sample], a function of (seed, prompt id, sample index).
 
-    A server takes one seed a request and gives sample i of its group that seed + i, so that is the rule everywhere.
-    vLLM's generators mix the seed's bits, so neighbours are as independent as any two.
+    A server takes one seed a request and gives sample i that seed + i, so that is the rule everywhere. vLLM's
+    generators mix the seed's bits, so neighbours are independent.
     """
     return (noise_key(seed, prompt_id, 0) & ((1 << SEED_BITS) - 1)) + sample
 
@@ -33,7 +35,7 @@ def sample_seed(seed: int, prompt_id: str, sample: int) -> int:
 def uniform(keys: Tensor, steps: Tensor) -> Tensor:
     """Return the noise of token number `steps` of samples, by SplitMix64 (Steele et al., OOPSLA 2014).
 
-    A generator that counts stores nothing; integer arithmetic modulo 2^64 is the same on every device.
+    A counting generator stores nothing; integer arithmetic modulo 2^64 is the same on every device.
 
     Args:
         keys: int64 [rows], see `noise_key`.
@@ -53,15 +55,12 @@ def _signed(word: int) -> int:
 
 
 def _shift(words: Tensor, bits: int) -> Tensor:
-    """Shift right and fill with zeros, where int64's own shift repeats the sign."""
+    """Shift right and fill with zeros; int64's own shift repeats the sign."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def banned_tokens(vocabulary: int, banned: Collection[int]) -> Tensor:
-    """Return the token ids that may not be sampled.
-
-    Returns:
-        int64 [banned tokens of the vocabulary], ascending.
+    """Return the banned token ids of the vocabulary, int64 [banned tokens], ascending.
 
     Raises:
         ValueError: every token is banned.
@@ -75,10 +74,10 @@ def banned_tokens(vocabulary: int, banned: Collection[int]) -> Tensor:
 def choose_tokens(logits: Tensor, banned: Tensor, noise: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """Sample one token a row by inverting the cumulative distribution at the row's noise.
 
-    Banned tokens are taken away before anything else, so they cannot be returned. Min-p (arXiv 2407.01082), then top-k,
-    then nucleus sampling (arXiv 1904.09751) cut what is left. The reported log-prob knows of none of them: it is
-    the plain log-softmax at the sampling temperature over the whole vocabulary, which is what a learner computes.
-    Greedy sampling reports it at temperature 1.
+    Banned tokens are removed first, so they cannot be returned. Then min-p (arXiv 2407.01082), top-k and nucleus
+    sampling (arXiv 1904.09751) apply, in this order. The reported log-prob ignores all of them: it is the plain
+    log-softmax at the sampling temperature over the whole vocabulary, which is what a learner computes. Greedy sampling
+    reports it at temperature 1.
 
     Args:
         logits: [rows, vocabulary], any float type.
@@ -125,7 +124,7 @@ def _invert(probs: Tensor, noise: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _nucleus(probs: Tensor, top_p: float, mass: Tensor | None = None) -> Tensor:
-    """Zero the probabilities [rows, choices], descending, behind the first that reach `top_p` of the mass [rows, 1]."""
+    """Zero the probabilities [rows, choices], descending, after the first that reach `top_p` of the mass [rows, 1]."""
     if top_p == 1:
         return probs
     cumulative = probs.cumsum(dim=-1)
@@ -133,9 +132,10 @@ def _nucleus(probs: Tensor, top_p: float, mass: Tensor | None = None) -> Tensor:
 
 
 def _pick(probs: Tensor, noise: Tensor) -> Tensor:
-    """Return int64 [rows, 1]: the first index whose cumulative probability passes the noise; none of probability 0.
+    """Return int64 [rows, 1]: the first index whose cumulative probability exceeds the noise; none of probability 0.
 
-    First the block of columns, then the column in it: to cumulate a large vocabulary takes a CPU seven times as long.
+    First the block of columns, then the column in it: a cumulative sum over a large vocabulary takes a CPU seven times
+    as long.
     """
     columns = probs.shape[1]
     if missing := -columns % _BLOCK:
@@ -148,10 +148,10 @@ def _pick(probs: Tensor, noise: Tensor) -> Tensor:
 
 
 def _search(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Find where the cumulative weights [rows, columns] pass the noise [rows, 1].
+    """Find where the cumulative weights [rows, columns] exceed the noise [rows, 1].
 
     Returns:
-        int64 [rows, 1], the first such column, and float32 [rows, 1] in [0, 1), how far into its weight the noise lies.
+        int64 [rows, 1], the first such column, and float32 [rows, 1] in [0, 1), how far into its weight the noise is.
     """
     cumulative = weights.cumsum(dim=-1)
     target = noise * cumulative[:, -1:]  # below the whole even if rounded, as noise is at most 1 - 2^-24

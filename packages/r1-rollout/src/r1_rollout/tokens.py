@@ -1,4 +1,4 @@
-"""Tokens with a meaning of their own, read from a model's files: what ends a response, what stands for media."""
+"""Special tokens of a model, read from its files: those that end a response, those that stand for media."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ _MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision
 def end_token_ids(generation_config: Any, config: Any, tokenizer: Any = None) -> frozenset[int]:
     """Return the tokens that end a response: those of the generation settings and the tokenizer's.
 
-    Where the settings name none, or there are none, those of the model's configuration stand for them.
+    If the settings name none, those of the model's configuration are used.
     """
     named = _named(generation_config) or _named(config) or _named(config.get_text_config())
     return named | _named(tokenizer)
@@ -31,7 +31,7 @@ def read_end_token_ids(path: str, trust_remote_code: bool = False, tokenizer: An
 
 
 def media_token_ids(config: Any, tokenizer: Any = None) -> frozenset[int]:
-    """Return every token that stands for media or around it: a response with one would ask for a picture."""
+    """Return the tokens that stand for media or surround them: a response with one would ask for a picture."""
     ids = {value for name, value in config.to_dict().items() if _MEDIA_KEY.match(name) and isinstance(value, int)}
     if tokenizer is not None:
         vocabulary = tokenizer.get_vocab()

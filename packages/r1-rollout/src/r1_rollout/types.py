@@ -1,4 +1,4 @@
-"""What every engine takes and gives: sampling parameters, completions, and the protocols of engines."""
+"""The types that every engine takes and gives: sampling parameters, completions, and the protocols of engines."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -26,7 +26,7 @@ class PromptLike(Protocol):
 
     @property
     def id(self) -> str:
-        """What the noise of its samples is a function of: prompts that share an id share their noise."""
+        """Seeds the noise of its samples: prompts that share an id share their noise."""
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -38,10 +38,7 @@ class PromptLike(Protocol):
 
     @property
     def model_inputs(self) -> "Mapping[str, Tensor]":
-        """Further forward arguments of the model, e.g. pixel_values.
-
-        Tensors are read when the prompt is begun, so a mapping may fetch them then; its names are asked for before.
-        """
+        """Further forward arguments of the model, e.g. pixel_values. Tensors are read when the prompt begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +86,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """One sampled response, as arrays of its own: 8 bytes a token, also where it is pickled or sent.
+    """One sampled response, 8 bytes a token also when it is pickled.
 
     Example: `Completion([51, 9, 2], [-0.11, -2.3, -0.02], "stop", weight_version=7)`; the end token is included.
     """
@@ -106,10 +103,8 @@ class Completion:
         finish_reason: Literal["stop", "length"],
         weight_version: int,
     ) -> None:
-        """Take lists or arrays; arrays of the right kind are kept as they are.
-
-        Raises:
-            ValueError: there is not one log-prob for each token.
+        """Copy lists; arrays of the right dtype are kept. Raises ValueError if there is not one log-prob for each
+        token.
         """
         import numpy as np
 
@@ -122,7 +117,6 @@ class Completion:
         object.__setattr__(self, "weight_version", weight_version)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both hold the same tokens with the same log-probs, to the bit."""
         if not isinstance(other, Completion):
             return NotImplemented
         mine, others = (
@@ -140,29 +134,29 @@ class Groups(Protocol):
     def __next__(self) -> tuple[int, list[Completion]]: ...
 
     def close(self) -> None:
-        """Abandon what is unfinished and free it; afterwards there are no more groups. Closing twice is allowed."""
+        """Abandon unfinished groups; afterwards there are no more. Closing twice is allowed."""
 
 
 class Generator(Protocol):
-    """An engine. It owns its copy of the weights; which they are and whether it is active are two things."""
+    """An engine. It owns its copy of the weights."""
 
     def load_weights(self, source: "WeightSource") -> None:
-        """Take up weights, or an adapter upon those that are there, to sample from them until others come.
+        """Load weights, or an adapter for those that are there, to sample from them until others come.
 
-        A version older than the one that the engine has is refused; the same one may come again. Calls to `generate`
-        that are unfinished are over.
+        A version older than the engine's is refused; the same one may come again. Unfinished calls to `generate` end.
         """
 
     def active(self, source: "WeightSource | None" = None) -> AbstractContextManager[None]:
-        """Hold inside the block what sampling takes, such as room for keys and values; let go of what it can after.
+        """Inside the block the engine has the memory that sampling takes, such as the KV cache; then it frees what it
+        can.
 
-        With a `source` the engine takes that up first, as by `load_weights`, when waking leaves the room for it.
+        With a `source` the engine first loads these weights, when there is room for them.
         """
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
 
-        An engine of one process also begins what is appended to `prompts` while some are unfinished.
+        An engine of one process also begins prompts that are appended to `prompts` meanwhile.
         """
 
 
@@ -191,16 +185,13 @@ def accept_old_names(engine: Any) -> Any:
 
 @runtime_checkable
 class Drainable(Protocol):
-    """An engine that can be told, while it generates, that it has begun enough prompts.
+    """An engine that can be told, while it generates, to begin no more prompts.
 
-    What it has begun by then must follow from the calls alone, not from the clock: a resumed run must begin the same.
+    Which prompts have begun must follow from the calls alone, not from timing: a resumed run must begin the same ones.
     """
 
     def drain(self) -> None:
-        """Begin no further prompt. The running `generate` finishes those that it has begun, yields them, and is over.
-
-        None that has begun is given up: the answers that are still missing then are the long ones.
-        """
+        """Begin no further prompt. The running `generate` yields the groups that have begun, and ends."""
 
 
 @runtime_checkable
@@ -209,11 +200,11 @@ class Checksummed(Protocol):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Those that it keeps weights in, e.g. `("bfloat16",)`."""
+        """The dtypes that it keeps weights in, e.g. `("bfloat16",)`."""
 
     @property
     def keeps_layout(self) -> bool:
-        """Whether it keeps every tensor in the learner's layout, an adapter's factors too, so that none may differ."""
+        """Whether it keeps every tensor, an adapter's factors too, in the learner's layout, so that none may differ."""
 
     def compare(self, expected: "Mapping[str, Expected]") -> "Comparison":
         """Compare its copies of these tensors with the learner's; see `r1_rollout.checksums`."""
@@ -221,28 +212,25 @@ class Checksummed(Protocol):
 
 @runtime_checkable
 class Replaying(Protocol):
-    """An engine that can tell what it would have said: the canary of a weight sync asks it."""
+    """An engine that returns the log-probs of given responses; the canary of a weight sync reads them."""
 
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
         """Return the log-probs of each response's tokens, [responses][response_length].
 
-        They are those of the weights the engine holds now, by the same path on which it samples.
+        They are computed with the engine's present weights, by the same code path that samples.
         """
 
 
 @runtime_checkable
 class Reading(Protocol):
-    """A model that is given responses at once, and says how likely it finds their tokens.
-
-    Rewards ask it: of the policy, of a frozen model, or of another, in this process or elsewhere.
-    """
+    """A model that computes the log-probs of given responses for rewards: the policy, a frozen model, or another."""
 
     @property
     def concurrent(self) -> bool:
-        """Whether it may be asked while an engine samples, by another thread, and answers about one prompt's responses
-        alike whatever else is asked.
+        """Whether another thread may call it while an engine samples, and its results do not depend on what else it
+        computes at the same time.
         """
 
     def read_logprobs(
@@ -254,6 +242,6 @@ class Reading(Protocol):
     ) -> list[list[float]]:
         """Return the log-probs of each response's tokens from its start on: [responses][response_length − start].
 
-        Each token's is given its prompt and all of the response before it. Prompts that are the same object are one.
-        A log-prob that is not a number is returned as it is. A row is empty where nobody could be reached to ask.
+        Each token's log-prob is given its prompt and the response before it. Prompts that are the same object are one.
+        A log-prob that is not finite is returned as it is. A row is empty if no server could be reached.
         """

@@ -16,38 +16,38 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]  # of all weights of one sync, by
 
 
 class BucketWriter(Protocol):
-    """Writes buckets of weights, in whichever process has them; it pickles."""
+    """Writes buckets of weights, in the process that has them; it pickles."""
 
     def reaches(self) -> bool:
-        """Say whether it can write from this process."""
+        """Return whether this process can write."""
 
     def __call__(self, number: int, bucket: list[tuple[str, Tensor]]) -> None:
         """Write the bucket of this number. Raises OSError."""
 
 
 class WeightSource(Protocol):
-    """The weights of one version, wherever they are: in this process, or on the ranks of a learner."""
+    """The weights of one version: in this process, or on the ranks of a learner."""
 
     @property
     def version(self) -> int:
         """The number of the step that made them."""
 
     def names(self) -> Weights:
-        """Return what `tensors` would, of which only names and shapes are looked at: no values need be there."""
+        """Return what `tensors` would, for its names and shapes only: values may be missing."""
 
     def tensors(self) -> Weights:
-        """Bring them into this process, one after the other, named as in the checkpoint; or an adapter alone."""
+        """Yield them in this process one by one, named as in the checkpoint; or return an adapter."""
 
     def run_with_weights(self, task: Callable[[Weights], Result]) -> Result:
-        """Run `task` on them in the process that has them; only the task and what it returns travel, as pickles."""
+        """Run `task` on them in the process that has them; the task and its result pickle."""
 
     def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
-        """Have all weights, which are no adapter's, written in the processes that have them, each bucket by one.
+        """Write full weights from the processes that have them, each bucket by one process.
 
         Args:
-            write: gets `buckets(weights, max_bytes, dtype)` by their numbers, as whole tensors, in any order.
+            write: called with `buckets(weights, max_bytes, dtype)` and their numbers, as whole tensors, in any order.
             max_bytes: of a bucket, see `weights.buckets`.
-            dtype: what floating-point tensors are cast to; None: they are left as they are.
+            dtype: what floating-point tensors are cast to; None: they stay as they are.
 
         Returns:
             The tensors' shapes by name.
@@ -66,12 +66,10 @@ class LocalWeights:
     taken: Callable[[], object] | None = None  # called when an engine has read all of `tensors`
 
     def names(self) -> Weights:
-        """Return the weights: they are here."""
         weights = self.weights() if callable(self.weights) else self.weights
         return cast(Weights, weights.items()) if isinstance(weights, Mapping) else weights
 
     def tensors(self) -> Weights:
-        """Return the weights; a state dict stands for its items."""
         weights = self.names()
         if self.taken is None:
             return weights
@@ -80,11 +78,9 @@ class LocalWeights:
         return _followed(weights, self.taken)
 
     def run_with_weights(self, task: Callable[[Weights], Result]) -> Result:
-        """Run `task` here."""
         return task(self.names())
 
     def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
-        """Write all buckets here."""
         weights, shapes = self.names(), Shapes()
         if isinstance(weights, Adapter):
             raise WeightsError("an adapter is not cut into buckets: hand it over")
@@ -107,25 +103,21 @@ class TransferCall:
 
 @dataclass(frozen=True, slots=True)
 class DirectWeights:
-    """A `WeightSource` whose tensors do not pass through here: an engine makes the sender's calls, which bring them."""
+    """A `WeightSource` whose tensors do not pass through here: the engine makes the calls of their sender."""
 
     calls: Callable[[], Iterator[TransferCall]]
     version: int
 
     def names(self) -> Weights:
-        """Raise WeightsError: only the sender knows them."""
         raise WeightsError("these weights come by vLLM's own transfer, which this engine does not take part in")
 
     def tensors(self) -> Weights:
-        """Raise WeightsError: they are on the way from GPU to GPU."""
         return self.names()
 
     def run_with_weights(self, task: Callable[[Weights], Result]) -> Result:
-        """Raise WeightsError: they are in the sender's process."""
         return task(self.names())
 
     def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
-        """Raise WeightsError: they are in the sender's process."""
         return LocalWeights(self.names(), self.version).spread(write, max_bytes, dtype)
 
 
@@ -135,12 +127,13 @@ def _followed(weights: Iterable[tuple[str, Tensor]], taken: Callable[[], object]
 
 
 def known(weights: Iterable[tuple[str, Tensor]], came: Shapes, first: Shapes) -> Iterator[tuple[str, Tensor]]:
-    """Pass `weights` on, and note in `came` what they are.
+    """Yield `weights`, and add their shapes to `came`.
 
-    vLLM must not see a tensor of another shape: it keeps it, and loads it again in every later sync.
+    Names and shapes may not change after the first sync: vLLM would keep a tensor of another shape, and load it again
+    in every later sync.
 
     Args:
-        first: what came in the first sync; empty before it.
+        first: shapes of the first sync; empty before it.
 
     Raises:
         WeightsError: a name or shape was not in the first sync.
@@ -151,14 +144,14 @@ def known(weights: Iterable[tuple[str, Tensor]], came: Shapes, first: Shapes) ->
 
 
 def note(name: str, shape: tuple[int, ...], came: Shapes, first: Shapes) -> None:
-    """Note one in `came`. Raises WeightsError if it was not so in the first sync."""
+    """Add one to `came`. Raises WeightsError if it differs from the first sync."""
     came[name] = shape
     if first and first.get(name) != shape:
         raise WeightsError(f"{name} {_differs(name, first, came)}")
 
 
 def require_same(first: Shapes, came: Shapes) -> None:
-    """Raise WeightsError if a name or shape is not that of the first sync, or a name of it did not come."""
+    """Raise WeightsError if names and shapes are not those of the first sync."""
     differing = [name for name in sorted(first.keys() | came.keys()) if first and first.get(name) != came.get(name)]
     if differing:
         shown = "; ".join(f"{name} {_differs(name, first, came)}" for name in differing[:5])

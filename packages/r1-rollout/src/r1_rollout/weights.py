@@ -1,4 +1,4 @@
-"""Hand-over of weights: named tensors go into a model, in bounded buckets, all of them or an error that names which."""
+"""Loading weights: named tensors are copied into a model, in bounded buckets, completely or with an error."""
 
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,20 +16,19 @@ Weights: TypeAlias = Iterable[tuple[str, Tensor]] | Adapter
 
 
 class Cut:
-    """Where buckets of at most so many bytes begin, told by the sizes of the tensors alone; a larger one goes alone.
+    """Assigns tensors to buckets of at most `max_bytes`, by their sizes alone; a larger tensor goes alone.
 
-    Whoever asks about the same tensors in the same order cuts them alike, whether it has their values or not.
+    Any process that asks about the same tensors in the same order gets the same buckets.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """Raises ValueError if `max_bytes` is not positive."""
         if max_bytes <= 0:
             raise ValueError(f"max_bytes must be positive, got {max_bytes}")
         self._max_bytes, self._size = max_bytes, 0
         self._number = -1
 
     def place(self, num_bytes: int) -> int:
-        """Return the number of the bucket that the next tensor is in, of so many bytes."""
+        """Return the number of the next tensor's bucket."""
         if self._number < 0 or self._size + num_bytes > self._max_bytes:
             self._number, self._size = self._number + 1, 0
         self._size += num_bytes
@@ -42,8 +41,7 @@ def buckets(
     """Yield the tensors in lists of at most `max_bytes`; a larger tensor goes alone.
 
     Floating-point tensors are cast to `dtype`, as from float32 masters to bfloat16. A list is emptied when the next is
-    asked for, so that beside the model one bucket exists at a time, if `weights` makes its tensors one by one: copy
-    what you keep.
+    requested, so one bucket is in memory at a time if `weights` makes its tensors one by one: copy what you keep.
 
     Raises:
         ValueError: `max_bytes` is not positive.
@@ -64,21 +62,21 @@ def buckets(
 
 
 class WeightStore:
-    """The weights of an engine's model: which version they are, and the way newer ones get in."""
+    """The weights of an engine's model: their version, and how newer ones are loaded."""
 
     def __init__(self, model: nn.Module, *, read_only: bool = False) -> None:
-        """Take the model; if its weights are `read_only`, only adapters come, which stand beside them."""
+        """Take the model; if its weights are `read_only`, only adapters can be loaded, beside them."""
         self.version: int | None = None  # None before the first load, and after one that failed
         self._latest = -1  # the last version that was loaded whole
         self._model = model
         self._adapter: AdapterSlot | SideSlot = SideSlot(model) if read_only else AdapterSlot(model)
 
     def load(self, weights: Weights, version: int) -> None:
-        """Take up all weights, or an adapter upon the base weights that are there.
+        """Load all weights, or an adapter for the base weights that are there.
 
         Raises:
-            WeightsError: `version` is older than the present one, or the weights are not this model's, or all of
-                them, where those that are there are read only.
+            WeightsError: `version` is older than the present one, or the weights are not this model's; or all weights
+                come, where those that are there are read only.
         """
         self.require_newer(version)
         if self.version is not None:
@@ -96,16 +94,16 @@ class WeightStore:
         self.version = version
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what syncs have brought, by name: the model's, and the factors of the adapter that is in place."""
+        """Return the synced tensors by name: the model's, and the factors of the adapter that is loaded."""
         return {**self._model.state_dict(), **self._adapter.factors}
 
     def require_newer(self, version: int) -> None:
-        """Raise WeightsError, with nothing changed, if `version` is older than the last one that was loaded whole."""
+        """Raise WeightsError if `version` is older than the last one that was loaded completely."""
         require_newer(version, self._latest if self.version is None else self.version)
 
 
 def require_newer(version: int, latest: int) -> None:
-    """Raise WeightsError if `version` is older than `latest`, which the engine has held."""
+    """Raise WeightsError if `version` is older than `latest`, which the engine has had."""
     if version < latest:
         raise WeightsError(
             f"weights of version {version} are older than version {latest}, which the engine has had: versions only "
@@ -117,12 +115,12 @@ def require_newer(version: int, latest: int) -> None:
 def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Copy `weights` into `model`, in the model's own precision and on its device.
 
-    Names are those of the model's state dict, or what wrappers, other layouts and split projections make of them (see
-    `names`). Of tied weights (an embedding and the output layer) either name will do.
+    Names are those of the model's state dict, or of wrappers, other layouts and split projections (see `names`). Of
+    tied weights (an embedding and the output layer) either name will do.
 
     Raises:
-        WeightsError: a name is unknown, a shape or a kind of number differs, a weight of the model was not given, or
-            something is no named tensor with all its values. What came before the error has been copied.
+        WeightsError: a name is unknown, a shape or a kind of number differs, a weight of the model is missing, or
+            something is no named tensor with all its values. Tensors before the error have been copied.
     """
     own = model.state_dict(keep_vars=True)
     directory = Directory(own)
@@ -148,7 +146,7 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Non
 
 
 def named_tensors(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of what a trainer handed over, a mapping or pairs.
+    """Yield (name, tensor) of a trainer's weights, a mapping or pairs.
 
     Raises:
         WeightsError: it is something else, or a tensor has not all its values here.
@@ -181,7 +179,7 @@ def _copy(name: str, tensor: Tensor, place: Place) -> None:
 
 
 def _absent_parts(place: Place, rows: dict[str, int]) -> list[str]:
-    """Return which parts of a fused tensor did not come, after a check that those that came fill it."""
+    """Return the missing parts of a fused tensor; raise WeightsError if the parts that came do not fill it."""
     expected = next(parts for parts in FUSED.values() if place.part in parts)
     absent = [f"{place.name} ({part})" for part in expected if part not in rows]
     if not absent and sum(rows.values()) != place.target.shape[0]:

@@ -1,4 +1,4 @@
-"""Whether the embedded engine computes what the model does by itself: asked once, when it takes a model over."""
+"""A check that the embedded engine computes what the model does by itself, when it takes over a model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,14 +21,14 @@ _RESPONSE = 2
 
 
 def require_agreement(model: Any, reach: Reach, allowed: Sequence[int], filler: int) -> Stack | None:
-    """Compare the log-probs of two short sequences, side by side in the engine, with the model's own of each alone.
+    """Compare the log-probs of two short sequences, batched in the engine, with the model's own of each alone.
 
-    The model's own forward attends by `eager`, which leaves out nothing that it asks for. One of the sequences stands
-    at the last positions that the model knows, so that rotary embeddings which depend on the batch show themselves.
-    Models whose weights are not there yet, or not finite, are not judged.
+    The model's own forward attends by `eager`, which implements every kind of attention. One of the sequences is at the
+    last positions that the model knows, where rotary embeddings that depend on the batch show. Models whose weights are
+    not loaded yet, or not finite, are not compared.
 
     Returns:
-        The model's stack, if it has one whose log-probs agree, too; None if every step is the model's own to compute.
+        The model's stack, if it has one whose log-probs agree, too; else None, and the model's own forward decodes.
 
     Raises:
         ValueError: they differ by more than rounding, or one of the two forwards fails.

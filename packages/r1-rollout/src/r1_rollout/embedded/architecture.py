@@ -1,4 +1,4 @@
-"""Which models the embedded engine can decode with, and how far they can see and count."""
+"""Which models the embedded engine can decode with, and how long their sequences may be."""
 
 from dataclasses import dataclass
 from inspect import signature
@@ -24,7 +24,7 @@ def prepare(model: Any) -> Reach:
     """Let `model` attend through the engine's cache; return its reach.
 
     Raises:
-        ValueError: it would not, or not rightly: it has layers of another kind, an attention of its own, latent keys
+        ValueError: it cannot, or not correctly: it has layers of another kind, an attention of its own, latent keys
             (arXiv 2405.04434), or counts positions by itself, which rows of different ages do not allow.
     """
     if not hasattr(model, "config") or not hasattr(model, "set_attn_implementation"):
@@ -46,7 +46,7 @@ def prepare(model: Any) -> Reach:
 
 
 def _decoders(model: Any, text: Any) -> list[Any]:
-    """The parts of the model that have the text's configuration, the model itself included."""
+    """Return the parts of the model that have the text's configuration, the model itself included."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel) and part.config is text]
     return [model, *parts]
 

@@ -1,4 +1,4 @@
-"""What is to become of each prompt: samples drawn from the model, or given answers replayed to score them."""
+"""Decoding strategies: sample new tokens, or force given ones to score them."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def sampling_choices(
     end_token_ids: Collection[int],
     tokenizer: Any = None,
 ) -> Choices:
-    """Choices to sample `params.n` answers to each prompt.
+    """Return the strategy that samples `params.n` answers to each prompt.
 
     Raises:
         ValueError: `params.stop` has strings, but there is no tokenizer.
@@ -61,7 +61,7 @@ def sampling_choices(
 
 
 def replay_choices(responses: "Sequence[Tokens]", temperature: float, device: torch.device) -> Choices:
-    """Choices to let each prompt say the given response, none of them empty, to learn its log-probs.
+    """Return the strategy that decodes the given responses, none of them empty, to learn their log-probs.
 
     Raises:
         ValueError: the temperature is negative or not finite.
@@ -83,9 +83,9 @@ def replay_choices(responses: "Sequence[Tokens]", temperature: float, device: to
 
 
 def _completed(rows: Rows, strings: Sequence[str], tokenizer: Any) -> list[bool]:
-    """Say of each row whether its last token has completed one of the strings.
+    """Return for each row whether its last token has completed one of the strings.
 
-    A token is a byte at least, so as many tokens as the string has bytes hold it; a few more keep characters whole.
+    A token is at least a byte, so as many tokens as the string has bytes contain it; a few more keep characters whole.
     """
     window = max(len(string.encode()) for string in strings) + 4
     texts = tokenizer.batch_decode(

@@ -1,4 +1,4 @@
-"""One call of the embedded engine while it runs: prompts waiting, rows decoding, groups finished."""
+"""One call of the embedded engine: prompts waiting, rows decoding, groups finished."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +18,10 @@ from r1_rollout.types import Completion, PromptLike
 
 
 class Decoding:
-    """Continuous batching: whole groups enter as room allows, finished rows make room at once.
+    """Continuous batching: whole groups enter when there is room, and finished rows make room at once.
 
-    An iterator of (index of the prompt, its completions), which does the work as it is asked for more. The prompts may
-    grow as long as some are unfinished.
+    An iterator of (index of the prompt, its completions) that works when it is asked for more. Prompts may be appended
+    while some are unfinished.
     """
 
     def __init__(
@@ -37,10 +37,12 @@ class Decoding:
         stack: Stack | None = None,
         graphs: bool = False,
     ) -> None:
-        """Begin nothing yet; `require` is asked to refuse prompts, with their answers' limit, that come later.
+        """Prepare the call.
 
-        Decoding steps go through `stack`, if there is one and no hook on what it goes around, with `graphs` as CUDA
-        graphs.
+        Args:
+            require: raises on a prompt, with its answers' limit, that cannot be decoded; for those that are appended.
+            stack: computes decoding steps, unless a hook is on a module that it skips.
+            graphs: replay its steps as CUDA graphs.
         """
         self._model, self._prompts, self._choices, self._version = model, prompts, choices, version
         stack = None if stack is None or stack.is_watched() else stack
@@ -90,7 +92,7 @@ class Decoding:
         return self._finished.popleft()
 
     def _take_up(self) -> None:
-        """Let those prompts wait, too, that have been appended."""
+        """Add prompts that have been appended."""
         while self._running is not None and not self._drained and self._known < len(self._prompts):
             try:
                 self._require(self._prompts[self._known], self._choices.limit(self._known))
@@ -101,25 +103,24 @@ class Decoding:
             self._known += 1
 
     def drain(self) -> None:
-        """Let no waiting prompt in."""
         self._drained = True
         self._waiting.clear()
 
     def close(self) -> None:
-        """Abandon what is unfinished and free its memory."""
+        """Abandon unfinished groups and free their memory."""
         self._running = self._stack = None
         self._waiting.clear()
         self._finished.clear()
 
     def end(self, reason: str) -> None:
-        """Close the call and say why to a consumer who asks for more, unless there was no more to come."""
+        """Close the call; a consumer who asks for more gets the reason, unless all groups had been yielded."""
         if self._finished or (self._running is not None and (self._waiting or self._groups)):
             self._over = reason
         self.close()
 
     @torch.inference_mode()
     def _advance(self, rows: Rows, cache: GroupCache) -> None:
-        """Let every row that enters, or else every row, say one more token."""
+        """Prefill prompts that enter, or else decode one token for all running rows."""
         entering = bool(self._waiting) and self._capacity - len(rows) >= self._choices.samples
         first = len(rows) if entering else 0
         logits = self._admit(rows, cache) if entering else self._decode(rows, cache)
@@ -136,7 +137,7 @@ class Decoding:
             self._arrange(rows, cache)
 
     def _admit(self, rows: Rows, cache: GroupCache) -> Tensor:
-        """Let prompts in; return the logits [new rows, vocabulary] of the first answer tokens."""
+        """Prefill prompts; return the logits [new rows, vocabulary] of the first answer tokens."""
         choices, entering = self._choices, []
         for _ in range(min((self._capacity - len(rows)) // choices.samples, len(self._waiting))):
             index = self._waiting.popleft()
@@ -181,7 +182,7 @@ class Decoding:
         return logits[:, -1]
 
     def _retire(self, rows: Rows, cache: GroupCache) -> bool:
-        """Take finished rows out and put groups that are complete aside; return whether there were any."""
+        """Remove finished rows and collect complete groups; return whether there were any."""
         stopped = self._choices.stopped(rows)
         finished = (stopped | (rows.ages >= rows.limits)).nonzero()[:, 0].tolist()
         for row in finished:

@@ -46,21 +46,20 @@ class EmbeddedEngine(OldEngineNames):
         """Take over `model`.
 
         Args:
-            model: a `transformers.PreTrainedModel` with full or sliding attention. The engine owns it, with its
-                configuration (do not share that object): moves it, sets its attention, overwrites its weights.
+            model: a `transformers.PreTrainedModel` with full or sliding attention. The engine owns it and its
+                configuration: moves it, sets its attention, overwrites its weights.
             end_token_ids: tokens that end an answer.
             banned_token_ids: tokens that are never sampled, such as the placeholders of pictures.
             max_sequences: samples that decode at the same time; with the lengths it bounds the memory.
-            device: where to compute.
             tokenizer: a Hugging Face tokenizer, needed by stop strings only.
-            version: of the weights in `model`, if they are to be sampled from; else load some first.
-            read_only: its weights are another's memory, who may compute with them meanwhile and not change them. They
-                must be on `device`. What syncs bring is then an adapter, which is kept beside them.
+            version: of the weights in `model`, to sample from them; None: others have to be loaded first.
+            read_only: the weights belong to another model, which may compute with them meanwhile and must not change
+                them. They must be on `device`. Only adapters can be loaded, which are kept beside them.
             eager: launch a GPU's steps kernel by kernel instead of replaying CUDA graphs of them.
 
         Raises:
-            ValueError: the engine cannot decode with this model, or its log-probs would not be those of the model's
-                own forward; an end token is banned, or nothing is allowed.
+            ValueError: the engine cannot decode with this model, or its log-probs differ from those of the model's own
+                forward; an end token is banned, or nothing is allowed.
         """
         self._reach = prepare(model)
         text = model.config.get_text_config()
@@ -85,9 +84,7 @@ class EmbeddedEngine(OldEngineNames):
 
     @contextmanager
     def active(self, source: WeightSource | None = None) -> Iterator[None]:
-        """Sample inside the block, from the weights of `source` or those that are there.
-
-        At its end the cache is freed and unfinished calls are over.
+        """Sample inside the block; at its end the cache is freed and unfinished calls end.
 
         Raises:
             RuntimeError: the engine is active already.
@@ -111,11 +108,9 @@ class EmbeddedEngine(OldEngineNames):
     def load_weights(self, source: WeightSource) -> None:
         """Load weights to sample from them until others come, with no `active` block.
 
-        An unfinished call is over: its answers would be of two versions.
-
         Raises:
-            WeightsError: the weights are not those of the engine's model, which holds a mixture now and refuses to
-                sample until it gets others.
+            WeightsError: the weights are not those of the engine's model, which now holds a mixture and refuses to
+                sample until others are loaded.
         """
         self._load(source)
         self._stays_ready = True
@@ -123,14 +118,14 @@ class EmbeddedEngine(OldEngineNames):
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Decoding:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
 
-        Prompts that are appended meanwhile are begun, too. A later call ends an earlier one; `close()` on what is
-        returned ends this one and frees its memory. Answer token t of a prompt of length P stands at position P + t; on
-        the rotary axes of M-RoPE (arXiv 2409.12191) at the prompt's largest position + 1 + t.
+        A later call ends an earlier one; `close()` ends this one and frees its memory. Answer token t of a prompt of
+        length P has position P + t; on the rotary axes of M-RoPE (arXiv 2409.12191) the prompt's largest position + 1 +
+        t.
 
         Raises:
-            RuntimeError: outside an active block, or continued after the call was ended.
+            RuntimeError: the engine is not active, or the call was ended.
             PromptError: a prompt is empty, has a token that the model does not know, its positions do not fit the
-                others', or its answer may run past what the model knows or sees; the engine is well.
+                others', or its answer may exceed what the model knows or sees; the engine is well.
             ValueError: a group exceeds `max_sequences`; stop strings without a tokenizer.
             NonFiniteLogits: the model's logits are not finite.
             EngineMemoryError: there is too little memory on the GPU.
@@ -146,7 +141,6 @@ class EmbeddedEngine(OldEngineNames):
         return decoding
 
     def drain(self) -> None:
-        """Begin no further prompt; see `r1_rollout.types.Drainable`."""
         if self._decoding is not None and (decoding := self._decoding()) is not None:
             decoding.drain()
 
@@ -223,14 +217,13 @@ class EmbeddedEngine(OldEngineNames):
         self._version = source.version
 
     def _end(self, reason: str) -> None:
-        """End the `generate` call that is running."""
         if self._decoding is not None and (decoding := self._decoding()) is not None:
             decoding.end(f"this generate() call is over: {reason}")
         self._decoding = None
 
 
 def _check_shape(prompt: PromptLike, axes: int, vocabulary: int) -> None:
-    """Raise PromptError on a prompt that the model would misread or choke on far from its cause."""
+    """Raise PromptError on a prompt that the model would misread."""
     tokens = prompt.token_ids
     if not len(tokens):
         raise PromptError(f"prompt {prompt.id} is empty: the model needs at least one token to go on from")
@@ -245,7 +238,7 @@ def _check_shape(prompt: PromptLike, axes: int, vocabulary: int) -> None:
 
 
 def _check_length(prompt: PromptLike, limit: int, reach: Reach) -> None:
-    """Raise PromptError where the answer may run past what the model knows or sees."""
+    """Raise PromptError if the answer may exceed the positions that the model knows or sees."""
     start, length = int(rotary_axes(prompt.position_ids).max()) + 1, len(prompt.token_ids)
     if reach.positions is not None and start + limit > reach.positions:
         raise PromptError(

@@ -1,9 +1,9 @@
-"""Decoding steps as CUDA graphs: kernels that are launched once and replayed while nothing but numbers changes.
+"""Decoding steps as CUDA graphs: kernels that are launched once and replayed.
 
-Launching a step of a small batch kernel by kernel takes a processor longer than a GPU needs to compute it. A graph
-reads and writes the addresses that it was captured with, so the cache keeps what a step is told in place
-(`kv.GroupCache`, `in_place`), and says by its `footprint` where all of it lies: while that is the same, the graph is
-right. It changes when samples enter or leave, or answers grow by `kv.GRAIN` columns.
+Launching a step of a small batch takes a CPU longer than a GPU needs to compute it. A graph reads and writes the
+addresses that it was captured with, so the cache keeps a step's tensors in place (`kv.GroupCache`, `in_place`). While
+its `footprint` is the same, the graph is valid. It changes when samples enter or leave, or answers grow by `kv.GRAIN`
+columns.
 """
 
 import logging
@@ -26,7 +26,7 @@ Capture = Callable[[Action], tuple[Callable[[], None], Tensor]]
 
 
 def capture_cuda(action: Action) -> tuple[Callable[[], None], Tensor]:
-    """Capture an action as a CUDA graph; it runs once before, beside the present stream, as libraries set up then."""
+    """Capture an action as a CUDA graph; it runs once before, on another stream, as libraries initialise then."""
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
@@ -39,7 +39,7 @@ def capture_cuda(action: Action) -> tuple[Callable[[], None], Tensor]:
 
 
 class Graphs:
-    """The steps of one call through a stack, replayed where they can be."""
+    """The steps of one call through a stack, replayed where possible."""
 
     def __init__(self, stack: Stack, capture: Capture = capture_cuda) -> None:
         self._stack, self._capture = stack, capture
@@ -51,7 +51,7 @@ class Graphs:
         self.replayed = 0  # steps
 
     def step(self, tokens: Tensor, position_ids: Tensor, cache: GroupCache) -> Tensor:
-        """Do what `Stack.step` does; the logits [rows, vocabulary] are overwritten by the next step."""
+        """Compute `Stack.step`; the logits [rows, vocabulary] are overwritten by the next step."""
         if self._refused:
             return self._stack.step(tokens, position_ids, cache)
         key = (tokens.shape, position_ids.shape, cache.footprint())
@@ -68,7 +68,7 @@ class Graphs:
         return self._logits
 
     def _capture_step(self, tokens: Tensor, position_ids: Tensor, cache: GroupCache) -> bool:
-        """Make the graph of a step; return whether it could be made. Keys that are written twice are the same."""
+        """Capture a step; return whether that was possible. Writing the same keys twice changes nothing."""
         self._tokens, self._positions = tokens.clone(), position_ids.clone(memory_format=torch.contiguous_format)
         try:
             self._replay, self._logits = self._capture(partial(self._stack.step, self._tokens, self._positions, cache))

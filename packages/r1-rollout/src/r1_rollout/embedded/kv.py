@@ -1,7 +1,8 @@
-"""Keys and values of the samples that are running, and the attention that reads them.
+"""The KV cache of running samples, and the attention that reads it.
 
-A prompt's keys and values are kept once and read by all its samples, whose own tokens are kept apart; both are cut into
-segments. The softmaxes are then merged by their maxima and sums, which is exact (FlashAttention, arXiv 2205.14135).
+A prompt's keys and values are kept once for all its samples, whose own tokens are kept apart; both are cut into
+segments. The softmaxes of the parts are merged by their maxima and sums, which is exact (FlashAttention, arXiv
+2205.14135).
 """
 
 import math
@@ -39,7 +40,7 @@ class Target(NamedTuple):
     columns: Tensor  # int64 [tokens]
 
     def put_in(self, place: "Target | None") -> "Target":
-        """Return this one, in the tensors of another as far as they have the same form."""
+        """Return this one, stored in the tensors of another where shapes agree."""
         if place is None:
             return self
         rows = self.rows
@@ -56,9 +57,9 @@ class GroupCache(Cache):
     """
 
     def __init__(self, rows: int, columns: int, *, in_place: bool = False) -> None:
-        """Make an empty cache for at most so many samples at a time, of at most `columns` tokens each.
+        """Make an empty cache for at most `rows` samples of at most `columns` tokens each.
 
-        With `in_place`, what a step reads stays at its addresses as long as it can, see `footprint`.
+        With `in_place`, what a step reads keeps its addresses as long as possible, see `footprint`.
         """
         super().__init__(layers=[])
         self._grain = GRAIN if in_place else 1
@@ -72,7 +73,7 @@ class GroupCache(Cache):
         self.layer = 0  # and their layer
 
     def insert(self, prefilled: DynamicCache, lengths: Sequence[int], first_slot: int) -> None:
-        """Copy prefilled prompts [prompts, heads, padded length, size], padded on the right, to slots in a row."""
+        """Copy prefilled prompts [prompts, heads, padded length, size], padded on the right, to consecutive slots."""
         self._kinds = self._kinds or [
             Layer(_without_columns(layer.keys).transpose(2, 3), _without_columns(layer.values))
             for layer in prefilled.layers
@@ -90,7 +91,7 @@ class GroupCache(Cache):
                 own.values[places, :, :width] = layer.values[reaching, :, columns]
 
     def arrange(self, slots: Tensor, lengths: Sequence[int]) -> None:
-        """Say which prompts the rows belong to.
+        """Assign rows to prompts.
 
         Args:
             slots: int64 [rows], the slot of each row's prompt.
@@ -103,7 +104,7 @@ class GroupCache(Cache):
             self._prompt_readers.append((segment, Readers.of(segment, slot_of, device)))
 
     def aim(self, ages: Tensor) -> None:
-        """Say where the next forward writes: row i at column `ages[i]` of its answer, int64 [rows]."""
+        """Set where the next forward writes: row i at column `ages[i]` of its answer, int64 [rows]."""
         columns, device = ages.cpu().numpy(), ages.device
         self.mask = torch.zeros(len(columns), 1, 1, 1, device=device)  # for the model: it hides nothing
         readers_before = {id(segment): readers for segment, readers in self._answer_readers}
@@ -128,7 +129,7 @@ class GroupCache(Cache):
                 self._targets.append(target.put_in(targets_before.get(id(segment))) if self._grain > 1 else target)
 
     def footprint(self) -> Hashable:
-        """Return where all that a step reads and writes lies, and in what form; while it is the same, kernels are."""
+        """Return addresses and shapes of all that a step reads and writes: while they are equal, kernels are, too."""
         read = []
         for segment, readers in (*self._prompt_readers, *self._answer_readers):
             tensors = (segment.bias, readers.members, readers.rows, readers.at, *segment.layers[0])
@@ -149,13 +150,13 @@ class GroupCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store one token's keys and values [rows, heads, 1, size]; return them, for `attend` reads those before."""
+        """Store one token's keys and values [rows, heads, 1, size] and return them; `attend` reads earlier ones."""
         self.write(key_states[:, :, 0], value_states[:, :, 0], layer_idx)
         self.served = key_states
         return key_states, value_states
 
     def write(self, key: Tensor, value: Tensor, layer: int) -> None:
-        """Store one token's keys and values [rows, heads, size] in a layer, which `attend` reads from then on."""
+        """Store one token's keys and values [rows, heads, size] in a layer, for `attend`."""
         for segment, rows, places, columns in self._targets:
             own = segment.layers[layer]
             own.keys.movedim(3, 1)[places, columns] = key[rows]
@@ -163,7 +164,7 @@ class GroupCache(Cache):
         self.layer = layer
 
     def attend(self, query: Tensor) -> Tensor:
-        """Attend to the rows' prompts and answers with queries [rows, heads, queries, size] of each key head, scaled.
+        """Attend to prompts and answers with the scaled queries [rows, heads, queries, size] of each key head.
 
         Returns:
             [rows, heads, queries, size].
@@ -206,17 +207,16 @@ class GroupCache(Cache):
         return mask is not None and (mask.data_ptr() == self.mask.data_ptr() or not mask.any())
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the columns in use before the next token."""
         return self._length
 
     def remove_rows(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Forget rows; then the rows `sources` are called `targets`."""
+        """Remove rows; then rename the rows `sources` to `targets`."""
         for segment in _in_use(self._answers):
             segment.leave(rows)
             segment.rename(sources, targets)
 
     def remove_slot(self, slot: int, last: int) -> None:
-        """Forget a prompt that has no samples left; then the slot `last` is called so."""
+        """Remove a prompt that has no samples left; then rename the slot `last` to its slot."""
         for segment in _in_use(self._prompts):
             segment.leave([slot])
             segment.rename([last], [slot])
@@ -236,7 +236,7 @@ def _without_columns(tensor: Tensor) -> Tensor:
 
 
 class Partial(NamedTuple):
-    """A softmax over some of the columns, not normalised; in float32, or finer if the model is."""
+    """An unnormalised softmax over some of the columns, in float32 or higher precision."""
 
     output: Tensor  # [batch, heads, queries, size], the values weighted by 2^(score - peak)
     peak: Tensor  # [batch, heads, queries, 1], the largest score

@@ -1,4 +1,4 @@
-"""Prompts through the model: a batch of different lengths, with pictures, to keys, values and the next logits."""
+"""Prefill: a batch of prompts of different lengths, with pictures, through the model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -46,18 +46,15 @@ def alike(inputs: Sequence[Mapping[str, Tensor]]) -> list[list[int]]:
 def prefill(
     model: Any, prompts: Sequence[PromptLike], inputs: Sequence[Mapping[str, Tensor]], filler: int
 ) -> tuple[DynamicCache, Tensor]:
-    """Run prompts through the model.
-
-    Prompts are padded on the right, where causal attention alone keeps the padding out of sight.
+    """Run prompts, padded on the right, through the model.
 
     Args:
-        model: the model.
         prompts: at least one.
         inputs: further arguments of the forward for each prompt, see `alike`.
-        filler: the token to pad with; a placeholder of media will not do, for those are counted.
+        filler: the token to pad with; not a placeholder of media, for those are counted.
 
     Returns:
-        Keys and values of the padded prompts, and the logits [prompts, vocabulary] behind each prompt.
+        Keys and values of the padded prompts, and the logits [prompts, vocabulary] after each prompt.
     """
     device, lengths = model.device, [len(prompt.token_ids) for prompt in prompts]
     rotary = [rotary_axes(prompt.position_ids) for prompt in prompts]
@@ -88,5 +85,5 @@ def rotary_axes(position_ids: Tensor) -> Tensor:
 
 
 def without_lone_axis(position_ids: Tensor) -> Tensor:
-    """Models without M-RoPE take [batch, length]: drop the axis if there is but one."""
+    """Drop the axis if there is only one: models without M-RoPE take [batch, length]."""
     return position_ids[0] if len(position_ids) == 1 else position_ids

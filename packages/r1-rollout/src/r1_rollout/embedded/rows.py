@@ -1,4 +1,4 @@
-"""The samples that are running, as tensors: what each has said, where it stands, and what its noise is."""
+"""The running samples as tensors: tokens, log-probs, positions, noise keys."""
 
 from collections.abc import Sequence
 
@@ -22,32 +22,32 @@ class Rows:
 
     @property
     def keys(self) -> Tensor:
-        """int64 [rows], what tells a sample's choices from others', see `Choices.keys`."""
+        """int64 [rows], see `DecodingStrategy.keys`."""
         return self._state[: len(self), 0]
 
     @property
     def ages(self) -> Tensor:
-        """int64 [rows], tokens said."""
+        """int64 [rows], tokens decoded."""
         return self._state[: len(self), 1]
 
     @property
     def limits(self) -> Tensor:
-        """int64 [rows], tokens to say at most."""
+        """int64 [rows], tokens to decode at most."""
         return self._state[: len(self), 2]
 
     @property
     def positions(self) -> Tensor:
-        """int64 [rows], rotary position of the first token said."""
+        """int64 [rows], rotary position of the first decoded token."""
         return self._state[: len(self), 3]
 
     @property
     def slots(self) -> Tensor:
-        """int64 [rows], where the cache keeps the prompt."""
+        """int64 [rows], the prompt's slot in the cache."""
         return self._state[: len(self), 4]
 
     @property
     def last(self) -> Tensor:
-        """int64 [rows], the tokens said last."""
+        """int64 [rows], the last tokens."""
         return self._tokens[torch.arange(len(self), device=self._tokens.device), self.ages - 1]
 
     def add(self, prompt: int, keys: Sequence[int], limit: int, position: int, slot: int) -> None:
@@ -57,26 +57,26 @@ class Rows:
         self._state[rows] = torch.tensor([[key, 0, limit, position, slot] for key in keys])
 
     def extend(self, first: int, tokens: Tensor, logprobs: Tensor) -> None:
-        """Let the rows from `first` on say one more token each."""
+        """Append a token to each row from `first` on."""
         rows, ages = torch.arange(first, len(self), device=tokens.device), self.ages[first:]
         self._tokens[rows, ages] = tokens
         self._logprobs[rows, ages] = logprobs
         ages += 1
 
     def said(self, row: int) -> tuple[Tensor, Tensor]:
-        """Return what a row has said, copied to main memory: int32 tokens and float32 log-probs, [age] each."""
+        """Return a row's int32 tokens and float32 log-probs, [age] each, copied to main memory."""
         age = int(self.ages[row])
         tokens, logprobs = self._tokens[row, :age], self._logprobs[row, :age]
         return tokens.to("cpu", torch.int32), logprobs.to("cpu", copy=True)
 
     def tail(self, row: int, count: int) -> list[int]:
-        """Return the last `count` tokens that a row has said, or all if they are fewer."""
+        """Return the last `count` tokens of a row, or all if they are fewer."""
         age = int(self.ages[row])
         tokens: list[int] = self._tokens[row, max(age - count, 0) : age].tolist()
         return tokens
 
     def remove(self, finished: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Take rows out; return which rows (sources) have moved to which places (targets) to close the gaps."""
+        """Remove rows; return which rows (sources) have moved to which places (targets) to close the gaps."""
         sources, targets = close_gaps(len(self), finished)
         for tensor in (self._tokens, self._logprobs, self._state):
             tensor[targets] = tensor[sources]

@@ -1,7 +1,7 @@
-"""Keys and values of sequences of different lengths, cut into segments of columns so that none pays for the longest.
+"""Keys and values of sequences of different lengths, cut into segments of columns.
 
-A segment holds its columns of those sequences only that reach so far. Each segment is as long as all before it, so what
-a sequence takes, in memory and in attention, is at most twice its own length, or one first segment.
+A segment holds its columns only of those sequences that are so long. Each segment is as long as all before it, so a
+sequence takes, in memory and in attention, at most twice its own length, or one first segment.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,7 +22,7 @@ Numbers = NDArray[np.int64]
 
 
 class Layer(NamedTuple):
-    """One layer's keys and values, so laid that a CPU's products read both at the speed of its memory."""
+    """One layer's keys and values, in the layout that a CPU's matrix products read at the speed of its memory."""
 
     keys: Tensor  # [places, heads, size, columns + APART]
     values: Tensor  # [places, heads, columns, size]
@@ -56,7 +56,7 @@ class Segment:
         return slice(taken, len(self.owners))
 
     def leave(self, owners: Collection[int]) -> None:
-        """Take sequences out, as far as they are here; the last ones take their places."""
+        """Remove those of the sequences that are here; the last ones move to their places."""
         leaving = np.flatnonzero(np.isin(self.owners, [*owners])).tolist()
         sources, targets = close_gaps(len(self.owners), leaving)
         for keys, values in self.layers if sources else ():
@@ -66,14 +66,15 @@ class Segment:
         self.owners = self.owners[: len(self.owners) - len(leaving)]
 
     def rename(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Call sequences by the numbers of others that have left."""
+        """Rename sequences to the numbers of others that have left."""
         for source, target in zip(sources, targets, strict=True):
             self.owners[self.owners == source] = target
 
     def see(self, lengths: Numbers, device: torch.device, grain: int = 1) -> None:
-        """Say how long the sequences are, from the first column of all: int64 [sequences].
+        """Set how long the sequences are, from the first column of all: int64 [sequences].
 
-        With a `grain` the width is a multiple of it, or all columns, and the bias stays where it is as long as it can.
+        With a `grain` the width is a multiple of it, or all columns, and the bias keeps its address as long as
+        possible.
         """
         here = np.minimum(lengths[self.owners], self.last) - self.first
         self.width, before = min(-(-int(here.max()) // grain) * grain, self.last - self.first), self.bias
@@ -95,7 +96,7 @@ class Readers:
 
     @classmethod
     def of(cls, segment: Segment, sequences: Numbers, device: torch.device) -> "Readers":
-        """Return those of a segment, of rows that each read one of the sequences: int64 [rows]."""
+        """Return the readers of a segment, if each row reads one of the sequences: int64 [rows]."""
         place_of = np.full(max(sequences.max(), segment.owners.max()) + 1, -1)
         place_of[segment.owners] = np.arange(len(segment.owners))
         places = place_of[sequences]
@@ -111,7 +112,7 @@ class Readers:
         return cls(straight, *(torch.from_numpy(array).to(device) for array in (members, rows, at)))
 
     def put_in(self, place: "Readers | None") -> "Readers":
-        """Return these, in the tensors of others as far as they have the same form."""
+        """Return these, stored in the tensors of others where shapes agree."""
         if place is None or place.straight != self.straight:
             return self
         pairs = ((place.members, self.members), (place.rows, self.rows), (place.at, self.at))
@@ -119,7 +120,7 @@ class Readers:
 
 
 def put(place: Tensor | None, new: Tensor) -> Tensor:
-    """Return `place` with the numbers of `new` where it has its form, else `new`."""
+    """Copy `new` into `place` if shapes and dtypes agree, and return that; else return `new`."""
     if place is None or place.shape != new.shape or place.dtype != new.dtype:
         return new
     return place.copy_(new)
@@ -135,7 +136,7 @@ def cut(places: int, columns: int = 1 << 30) -> list[Segment]:
 
 
 def close_gaps(count: int, leaving: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return which of `count` places (sources) must move to which (targets) to stay dense when some are left."""
+    """Return which of `count` places (sources) move to which (targets) to stay dense when some are left."""
     left, remaining = frozenset(leaving), count - len(leaving)
     targets = [place for place in leaving if place < remaining]
     sources = [place for place in range(remaining, count) if place not in left]

@@ -1,8 +1,8 @@
-"""A decoding step over the modules of known text models, without what their own forwards do around each of them.
+"""A decoding step over the modules of known text models, without the overhead of their own forwards.
 
-Only projections, MLPs that are none of the usual kind and the rotary embedding are called as modules, so adapters'
-hooks and quantised or tied weights go on working, and weights are read where every sync copies them to. Whether a
-stack computes what the model does is proved when the engine takes the model over, see `agreement`.
+Only projections, unusual MLPs and the rotary embedding are called as modules, so adapters' hooks and quantised or tied
+weights keep working, and weights are read where every sync copies them to. Whether a stack computes what the model does
+is checked when the engine is made, see `agreement`.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Stack:
     """The decoder of a model whose layers are of a known family."""
 
     def __init__(self, text: Any, head: nn.Module, around: Sequence[nn.Module]) -> None:
-        """Take a decoder and its output layer, recognised by `stack_of`, and the modules that the decoder is in."""
+        """Take a decoder and its output layer, recognised by `stack_of`, and the modules that contain the decoder."""
         self._embed, self._rotary, self._norm, self._head = text.embed_tokens, text.rotary_emb, text.norm, head
         self._layers = [_Layer(layer) for layer in text.layers]
         gone_around = [*around, *text.layers, text.norm]
@@ -36,16 +36,16 @@ class Stack:
         self._gone_around: list[nn.Module] = gone_around
 
     def is_watched(self) -> bool:
-        """Whether a hook is on a module whose forward a stack leaves out: it would not be called."""
+        """Whether a hook is on a module whose forward a stack skips: it would not be called."""
         return any(one._forward_hooks or one._forward_pre_hooks for one in self._gone_around)
 
     def step(self, tokens: Tensor, position_ids: Tensor, cache: GroupCache) -> Tensor:
-        """Let every row say one more token.
+        """Compute the next token's logits of every row.
 
         Args:
             tokens: int64 [rows].
             position_ids: int64 [rows, 1], or [axes, rows, 1].
-            cache: where the rows' keys and values are, aimed at this step.
+            cache: with the rows' keys and values, aimed at this step.
 
         Returns:
             Logits [rows, vocabulary].
@@ -95,7 +95,7 @@ class _Layer:
 
 
 def stack_of(model: Any) -> Stack | None:
-    """Return the stack of a model of a known family, built as these are; None for any other."""
+    """Return the stack of a model of a known family; None for any other."""
     text_config, head = model.config.get_text_config(), model.get_output_embeddings()
     for text in model.modules():
         if not isinstance(text, PreTrainedModel) or text.config is not text_config or not hasattr(text, "layers"):
@@ -128,7 +128,7 @@ def _is_gated(module: nn.Module) -> bool:
 
 
 def _normed(states: Tensor, norm: Any) -> Tensor:
-    """Normalise the last axis as `norm` does, or not at all without one."""
+    """Normalise the last axis as `norm` does; without one, not at all."""
     if norm is None:
         return states
     if states.dtype == torch.float32:

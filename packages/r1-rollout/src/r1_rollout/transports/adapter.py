@@ -43,10 +43,10 @@ def _write_seen(weights: Weights, folder: Path) -> Shapes:
 
 
 def load_adapter(llm: Any, adapter: Adapter, version: int) -> Any:
-    """Make vLLM take up `adapter` in the place of the one before; return the request that names it.
+    """Let vLLM load `adapter` in place of the one before; return the request that names it.
 
     Raises:
-        ValueError: the adapter is empty, or vLLM's model has no such module to bind a part of it to.
+        ValueError: the adapter is empty, or vLLM's model has no module for a part of it.
     """
     from vllm.lora.request import LoRARequest
 
@@ -85,7 +85,7 @@ def written_names(folder: str | Path) -> list[str]:
 
 
 def peft_name(name: str) -> str:
-    """Write a name as PEFT writes it into files, without the adapter's own name in it."""
+    """Return a name as PEFT writes it into files, without the adapter's own name in it."""
     name = re.sub(r"\.lora_([AB])\.[^.]+\.weight$", r".lora_\1.weight", name)
     return name if name.startswith("base_model.model.") else f"base_model.model.{name}"
 
@@ -94,7 +94,7 @@ def check_bound(names: Iterable[str], modules: Iterable[str]) -> None:
     """Compare an adapter's names with the modules that vLLM can adapt.
 
     Raises:
-        ValueError: some of the names belong to none of the modules; vLLM itself would pass over them in silence.
+        ValueError: some of the names belong to none of the modules, which vLLM itself would ignore.
     """
     known = {_layer(module) for module in modules}
     lost = sorted({module for name in names if _layer(module := name.rsplit(".lora_", 1)[0]) not in known})

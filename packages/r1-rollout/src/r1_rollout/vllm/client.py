@@ -1,4 +1,4 @@
-"""HTTP to one vLLM server: JSON in, JSON or a stream of JSON out, with a deadline, and breakable from outside."""
+"""HTTP client of one vLLM server: JSON requests, JSON or streamed answers, deadlines, cancellation."""
 
 import json
 import socket
@@ -16,19 +16,19 @@ _LONGEST_LINE = 64 * 2**20  # bytes of one event or answer; beyond it a server i
 
 
 class ServerFault(ServerError):
-    """A server did not do its work: it is gone, too slow, or its answer makes no sense. Another server may be asked."""
+    """A server failed: it is gone, too slow, or its answer is invalid. Another server may succeed."""
 
 
 class ServerRejected(ServerFault):
-    """A server is there and answers that it failed (HTTP 500)."""
+    """A server answers that it failed (HTTP 500)."""
 
 
 class ServerStalled(ServerFault):
-    """A server holds a request and says nothing."""
+    """A server holds a request and sends nothing."""
 
 
 class RequestRefused(ServerError, ValueError):
-    """A server says that the request is at fault (HTTP 400 to 499); another server would say the same."""
+    """A server refuses the request (HTTP 400 to 499); another server would, too."""
 
 
 class NotThere(RequestRefused):
@@ -37,7 +37,7 @@ class NotThere(RequestRefused):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server listens, and the bearer token it wants."""
+    """The address of a server, and its bearer token."""
 
     url: str  # http://host:port, https://host:port, or unix:/path/of/a/socket
     token: str | None = field(default=None, repr=False)
@@ -54,7 +54,7 @@ class Endpoint:
 
     @property
     def exposed(self) -> bool:
-        """Whether the token and all else crosses a network in the clear."""
+        """Whether the token and all else is sent over a network in the clear."""
         return self.remote and urlsplit(self.url).scheme == "http"
 
     def connect(self, timeout: float) -> HTTPConnection:
@@ -82,7 +82,7 @@ class _UnixConnection(HTTPConnection):
 
 
 class Call:
-    """One request under way. `cancel`, from any thread, breaks it off, and the server drops what it was computing."""
+    """A pending request. `cancel`, from any thread, closes its connection, and the server drops the computation."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ class Call:
 
 
 def ask(endpoint: Endpoint, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float) -> Any:
-    """Return the JSON that the server answers, or None where it answers nothing.
+    """Return the JSON answer of the server, or None if it is empty.
 
     Args:
         timeout: seconds without a byte from the server.
@@ -116,7 +116,7 @@ def ask(endpoint: Endpoint, method: str, path: str, body: Mapping[str, Any] | No
 
 
 def tell(endpoint: Endpoint, path: str, body: Mapping[str, Any], *, timeout: float) -> None:
-    """Post, where the server's status is all of its answer. Raises as `ask` does."""
+    """Post a request whose answer is a status only. Raises as `ask`."""
     with _open(endpoint, "POST", path, body, timeout, Call()):
         pass
 
@@ -128,7 +128,7 @@ def stream(
 
     Args:
         timeout: seconds without a byte from the server.
-        call: breaks the stream off when cancelled.
+        call: cancels the stream.
 
     Raises:
         RequestRefused: HTTP 400 to 499, or an event that reports one of these.
@@ -190,7 +190,7 @@ def _check_status(response: HTTPResponse, where: str) -> None:
 
 
 def _check_event(event: Any, where: str) -> None:
-    """Raise where a stream, which begins before the server has read the request through, brings an error."""
+    """Raise on an error event: a stream begins before the server has read the whole request."""
     error = event.get("error") if isinstance(event, dict) else event
     if error is None:
         return

@@ -28,11 +28,11 @@ BROUGHT = "{kind}_position_ids"  # name of the input, by kind of media: int64 [a
 
 @contextmanager
 def worker_threads(count: int, *, on_cpu: bool) -> Iterator[None]:
-    """Inside the block, workers start that share the processors; this process keeps its own number of threads.
+    """Inside the block, workers start that share the CPU; this process keeps its own number of threads.
 
-    On processors vLLM would bind each worker to a memory node of its own, and refuses more workers than there are
-    nodes. Here they are bound to nothing and divide the threads, unless the environment says otherwise. And it cuts
-    torch to one thread in the process that starts workers; in this one the learner computes, too.
+    On CPUs vLLM would bind each worker to a memory node of its own, and refuses more workers than there are nodes. Here
+    they are not bound and divide the threads, unless the environment says otherwise. vLLM also sets torch to one thread
+    in the process that starts workers, where the learner computes, too.
     """
     threads, before = torch.get_num_threads(), {name: os.environ.get(name) for name in (_BINDING, _THREADS)}
     if on_cpu:
@@ -55,7 +55,7 @@ def running_workers() -> set[BaseProcess]:
 
 
 def end_workers(workers: Iterable[BaseProcess]) -> None:
-    """Kill those that do not end by themselves: one that hangs would keep this process from ending, too."""
+    """Kill those that do not end by themselves: one that hangs would keep this process from ending."""
     deadline = time.monotonic() + PATIENCE
     for worker in workers:
         worker.join(max(0.0, deadline - time.monotonic()))
@@ -65,7 +65,7 @@ def end_workers(workers: Iterable[BaseProcess]) -> None:
 
 
 def silence_false_alarms(worker: Any) -> None:
-    """Keep what vLLM warns of at every sync, and nobody need know, out of the log of the process of `worker`."""
+    """Keep meaningless warnings that vLLM repeats at every sync out of the worker's log."""
     for name in _FALSE_ALARMS:
         logging.getLogger(name).addFilter(_worth_saying)
 
@@ -76,7 +76,10 @@ def _worth_saying(record: logging.LogRecord) -> bool:
 
 
 def forget_names(worker: Any = None) -> None:
-    """Take their names from what this process has made or mapped for vLLM, whose workers must have started.
+    """Unlink the shared memory that this process has made or mapped for vLLM, whose workers must have started.
+
+    Without names it ends with the last process. With names it stays when the processes are killed, hundreds of
+    megabytes for each engine of several workers.
 
     Args:
         worker: whose process it is; as vLLM calls a function in its workers.
@@ -106,7 +109,12 @@ def mapped_names() -> set[str]:
 
 
 def follow_positions(model: Any) -> None:
-    """Let vLLM's `model`, of a kind with M-RoPE, take the positions that media bring."""
+    """Let vLLM's `model`, of a kind with M-RoPE, use the learner's positions, which each medium carries.
+
+    vLLM's own do not always agree: after a video of Qwen2.5-VL whose seconds reach further than its height and width,
+    vLLM goes on after the largest position so far, as the paper of M-RoPE has it (arXiv 2409.12191), transformers 5.19
+    after height and width.
+    """
     own = model.get_mrope_input_positions
 
     def positions(input_tokens: list[int], mm_features: list[Any]) -> tuple[Tensor, int]:
@@ -119,10 +127,10 @@ def follow_positions(model: Any) -> None:
 
 
 def extended(positions: Tensor, length: int) -> tuple[Tensor, int]:
-    """Return the positions [axes, prompt_length] of a prompt, and of an answer behind it up to `length` tokens in all.
+    """Return the positions [axes, prompt_length] of a prompt, and of an answer after it up to `length` tokens in all.
 
-    Also return by how much the answer's positions differ from the numbers of its tokens. A request that vLLM has put
-    off comes back with what was answered by then.
+    Also return by how much the answer's positions differ from the numbers of its tokens. A request that vLLM has
+    preempted comes back with the tokens that it had by then.
     """
     after = int(positions.max()) + 1
     answer = torch.arange(after, after + length - positions.shape[1]).expand(len(positions), -1)

@@ -1,4 +1,4 @@
-"""vLLM as an engine of r1: it sleeps while the learner works, and wakes for its newest weights."""
+"""vLLM as an engine of r1: it sleeps while the learner works, and wakes up for its newest weights."""
 
 import gc
 import os
@@ -35,15 +35,15 @@ SETTINGS = {
 class VllmEngine(OldEngineNames):
     """A `Generator` over vLLM in this process (arXiv 2309.06180); several workers are processes of their own.
 
-    Make one with `VllmEngine.load`. Two engines in one process are fine one after the other, not at the same time on
-    GPUs. What vLLM cannot promise: its kernels are not the learner's, so log-probs agree to their tolerance, 1e-5 in
-    float32; and in half precision a sample may differ with its batch mates, though its noise does not.
+    Make one with `VllmEngine.load`. Two engines in one process must not be open at the same time on GPUs. vLLM's
+    kernels are not the learner's, so log-probs agree to their tolerance, 1e-5 in float32; and in half precision a
+    sample may depend on its batch, though its noise does not.
     """
 
     def __init__(
         self, llm: Any, thread: EngineThread, options: EngineOptions, *, on_cpu: bool, version: int | None
     ) -> None:
-        """Take over a started `vllm.LLM` that lives in `thread`; `version` None: its weights are to come."""
+        """Take over a started `vllm.LLM` that lives in `thread`; `version` None: its weights are not loaded yet."""
         from r1_rollout.vllm.media import MediaReader
 
         self._llm, self._thread, self._options, self._on_cpu = llm, thread, options, on_cpu
@@ -121,13 +121,13 @@ class VllmEngine(OldEngineNames):
 
     @contextmanager
     def active(self, source: WeightSource | None = None) -> Iterator[None]:
-        """Sample inside the block, sleep after it; unfinished calls are then over.
+        """Sample inside the block, sleep after it; unfinished calls end with it.
 
-        Room for the weights is made first and for the cache after loading, so that the two never stand beside what
-        the loading needs. Caches that depend on weights (prefixes, pictures) are emptied.
+        Memory for the weights is allocated first and for the cache after loading, so that the cache and what loading
+        needs are never there at the same time. Caches that depend on weights (prefixes, pictures) are emptied.
 
         Args:
-            source: of all weights, or of an `Adapter` alone, if `lora_rank` was given: it stands on the full weights
+            source: of all weights, or of an `Adapter` alone, if `lora_rank` was given: it is added to the full weights
                 that came last. None: the weights that are there; an engine that has slept needs new ones.
 
         Raises:
@@ -152,11 +152,7 @@ class VllmEngine(OldEngineNames):
                 self._call(self._sleep)
 
     def load_weights(self, source: WeightSource) -> None:
-        """Load weights to sample from them until others come; unfinished calls are over.
-
-        Raises:
-            WeightsError, EngineError: as for `active`.
-        """
+        """Load weights to sample from them until others come. Raises as `active`."""
         version = source.version
         require_newer(version, self._latest)
         self._close("new weights came before it finished")
@@ -179,7 +175,7 @@ class VllmEngine(OldEngineNames):
             ValueError: vLLM cannot sample at this temperature.
             PromptError: a prompt and its answer can be longer than `max_model_len`, or vLLM does not take the prompt.
             NonFiniteLogits: the model's logits are not finite.
-            EngineError: vLLM hangs or has died; groups that were yielded before are whole.
+            EngineError: vLLM hangs or has died; groups that were yielded before are complete.
         """
         self._require_active("generate")
         require_temperature(params.temperature)
@@ -224,20 +220,18 @@ class VllmEngine(OldEngineNames):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """That of the model, and float32, in which it keeps some weights of any model."""
         return tuple({str(self._dtype).removeprefix("torch."), "float32"})
 
     keeps_layout = False  # some kernels pack or transpose what came
 
     def compare(self, expected: Mapping[str, Expected]) -> Comparison:
-        """Compare the weights with what they are to be; see `r1_rollout.checksums`. Shards are not compared."""
         if self._options.tensor_parallel_size > 1:
             return Comparison({}, tuple(expected))
         found: Comparison = self._call(self._compare, expected)
         return found
 
     def close(self) -> None:
-        """End vLLM with its workers and free what it holds. What hangs in this process is left to the process's end."""
+        """End vLLM with its workers and free its memory. A hanging call is left to the end of this process."""
         self._close("the engine was closed")
         if not self._thread.failure:
             self._call(self._forget)
@@ -310,7 +304,7 @@ class VllmEngine(OldEngineNames):
             raise
 
     def _abort(self, names: Collection[str]) -> None:
-        """Abandon requests; of a dead engine, too, though it cannot be told."""
+        """Abandon requests; of a dead engine, do nothing."""
         if names and not self._thread.failure:
             with suppress(EngineError):
                 self._call(self._drop, list(names))
@@ -380,7 +374,7 @@ class VllmEngine(OldEngineNames):
         return compare(parameters, expected)
 
     def _sleep(self) -> None:
-        """Free cache and weights; an adapter's base weights are kept, in main memory. Processors free nothing."""
+        """Free cache and weights; an adapter's base weights stay in main memory. On CPUs nothing is freed."""
         if not self._asleep:
             self._llm.reset_mm_cache()
             self._llm.sleep(level=1 if self._options.lora_rank else 2)

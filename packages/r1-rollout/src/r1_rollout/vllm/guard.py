@@ -1,8 +1,7 @@
-"""The lock on a vLLM server's door: every request needs the bearer token, also those that vLLM itself leaves open.
+"""Token guard of a vLLM server: every request needs the bearer token.
 
-vLLM's own `--api-key` covers `/v1`, `/v2`, `/inference` and `/cohere`. The endpoints that replace weights
-(`/collective_rpc`, `/update_weight_version`, …) are outside of it. `vllm serve --middleware
-r1_rollout.vllm.guard.TokenGuard` closes them, too.
+vLLM's own `--api-key` covers `/v1`, `/v2`, `/inference` and `/cohere`, but not the endpoints that replace weights
+(`/collective_rpc`, `/update_weight_version`, …). `vllm serve --middleware r1_rollout.vllm.guard.TokenGuard` covers all.
 """
 
 import hmac
@@ -18,7 +17,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class TokenGuard:
-    """ASGI middleware that answers 401 to whoever does not send the token of the environment."""
+    """ASGI middleware that answers 401 to requests without the token of the environment."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         token = os.environ.get(TOKEN_VARIABLE)

@@ -1,4 +1,4 @@
-"""What a request to vLLM may hold: checked before it is sent, as vLLM may die of what is not so."""
+"""Limits of a request to vLLM, and r1's names in it: an invalid request can crash vLLM."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ COLDEST, HOTTEST = 0.01, 2.0
 
 
 def require_temperature(temperature: float) -> None:
-    """Raise ValueError where vLLM would sample at another temperature, or fail; 0 is greedy."""
+    """Raise ValueError if vLLM would sample at another temperature, or fail; 0 is greedy."""
     if temperature != 0 and not COLDEST <= temperature <= HOTTEST:
         raise ValueError(
             f"temperature must be 0, which is greedy, or from {COLDEST:g} to {HOTTEST:g} under vLLM, got "
@@ -27,7 +27,7 @@ def require_temperature(temperature: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of an engine."""
+    """The limits of an engine."""
 
     vocabulary: int  # token ids are less
     max_model_len: int  # tokens of prompt and response together
@@ -54,7 +54,7 @@ class Limits:
             )
 
     def _strange(self, tokens: "Sequence[int] | Tokens") -> int | None:
-        """Return a token that is none, if there is one."""
+        """Return a token outside the vocabulary, if there is one."""
         if not len(tokens) or (min(tokens) >= 0 and max(tokens) < self.vocabulary):
             return None
         return next(int(token) for token in tokens if not 0 <= token < self.vocabulary)

@@ -1,7 +1,6 @@
-"""From a prompt to what vLLM takes: its tokens, and the very tensors that the learner's model will see.
+"""Prompts with media as vLLM's inputs: tokens, and the very tensors that the learner's model will see.
 
-vLLM is not given the pictures but the processor's output, so nothing is resized, normalised or counted twice, and
-both sides cannot differ in it.
+vLLM gets the processor's output, not the pictures, so nothing is resized, normalised or counted twice.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ IGNORED = {"mm_token_type_ids", "attention_mask", "input_ids"}  # vLLM works the
 
 @dataclass(frozen=True, slots=True)
 class MediaReader:
-    """What of a model's configuration is needed to find media in its prompts."""
+    """The parts of a model's configuration that find media in its prompts."""
 
     placeholders: Mapping[str, int]  # kind of media to its token
     merge: int  # patches along each side of what becomes one token
@@ -45,8 +44,8 @@ class MediaReader:
         """Return the engine's input.
 
         Raises:
-            PromptError: a prompt's placeholders are not as many as its features, it has no rotary positions, or it has
-                inputs of an unknown kind.
+            PromptError: a prompt has not as many placeholders as features, has no rotary positions, or inputs of an
+                unknown kind.
         """
         inputs = {name: value for name, value in prompt.model_inputs.items() if name not in IGNORED}
         if unknown := sorted(inputs.keys() - {*PIXELS.values(), *GRIDS.values(), SECONDS}):
@@ -62,7 +61,7 @@ class MediaReader:
         return mm_input(list(prompt.token_ids), items, hashes, places)
 
     def _places(self, prompt: PromptLike, kind: str, grids: Tensor) -> list[PlaceholderRange]:
-        """Where each item stands: from its first placeholder to its last, between which a video may have text."""
+        """Return each item's range: from its first placeholder to its last; a video may have text between."""
         counts = (grids.prod(-1) // self.merge**2).tolist()
         token = self.placeholders[kind]
         places = [index for index, candidate in enumerate(prompt.token_ids) if candidate == token]
@@ -105,7 +104,7 @@ def _ranges(places: Sequence[int], counts: Sequence[int]) -> Iterator[Placeholde
 
 
 def _fields(inputs: Mapping[str, Tensor]) -> dict[str, MultiModalFieldConfig]:
-    """How vLLM is to cut each tensor into items."""
+    """Return how vLLM splits each tensor into items."""
     fields = {}
     for kind, grid in GRIDS.items():
         if grid in inputs:
@@ -118,7 +117,7 @@ def _fields(inputs: Mapping[str, Tensor]) -> dict[str, MultiModalFieldConfig]:
 
 
 def _digest(item: Mapping[str, Any], names: Collection[str]) -> str:
-    """Name an item by its content under these names, so that equal pictures are encoded once."""
+    """Hash an item's content under these names, so that equal pictures are encoded once."""
     digest = blake2b(digest_size=16)
     for name in sorted(item.keys() & names):
         value = torch.as_tensor(item[name].data).contiguous()

@@ -1,4 +1,4 @@
-"""How a vLLM engine is started: r1's options, and vLLM's arguments for them."""
+"""Options of a vLLM engine, and vLLM's arguments for them."""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ PROCESSOR = "r1_rollout.vllm.plain_logprobs:PlainLogprobs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """What decides speed and memory of the engine."""
+    """Options that decide speed and memory of the engine."""
 
     end_token_ids: frozenset[int]  # tokens that end an answer
     banned_token_ids: frozenset[int] = frozenset()  # never sampled, such as the placeholders of pictures
@@ -70,7 +70,7 @@ class EngineOptions:
         """Return the options of `vllm serve`, for `servers.server.vllm_command`.
 
         Args:
-            transfer: the backend over which weights are broadcast; None: they come in a folder.
+            transfer: the backend of direct weight transfer; None: weights come in a folder.
         """
         return {
             **self._common(on_cpu),
@@ -86,7 +86,7 @@ class EngineOptions:
         }
 
     def _common(self, on_cpu: bool) -> dict[str, Any]:
-        """Return what both ways of starting vLLM call by the same name; None leaves vLLM's own default."""
+        """Return the arguments that both have by the same name; None leaves vLLM's own default."""
         cache = self.kv_cache_bytes or (CPU_CACHE if on_cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ else None)
         return {
             "tokenizer": self.tokenizer,
@@ -108,17 +108,17 @@ class EngineOptions:
 
     @property
     def _room_for_rank(self) -> int:
-        """The smallest rank that vLLM makes room for into which the adapter's fits; 0 without an adapter."""
+        """The smallest rank of vLLM's that the adapter's fits; 0 without an adapter."""
         return next((room for room in LORA_RANKS if 0 < self.lora_rank <= room), self.lora_rank)
 
     def has_tokenizer(self, path: str) -> bool:
-        """Whether there is a tokenizer; only stop strings and pictures need one. Hub names are taken to have one."""
+        """Whether there is a tokenizer; only stop strings and pictures need one. Hub names count as having one."""
         folder = Path(self.tokenizer or path)
         return not folder.is_dir() or (folder / "tokenizer_config.json").is_file()
 
 
 def explain_failed_start(path: str, error: Exception) -> str:
-    """Say why vLLM did not start, with what to do where the cause is known."""
+    """Return why vLLM did not start, with advice where the cause is known."""
     said = " ".join(str(error).split())[:800]
     if "memory" in said.lower() or "KV cache" in said:
         advice = "Lower max_model_len, or change gpu_memory_utilization"

@@ -1,12 +1,11 @@
 """Makes vLLM report the log-prob that a learner computes: over the whole vocabulary, at the sampling temperature.
 
-None of vLLM's modes does: `raw_logprobs` are taken at temperature 1, `processed_logprobs` after bans, top-k, top-p and
-min-p, which take tokens out of the sum. But in the mode `processed_logits` it reports the logit, divided by the
-temperature, that it sampled from. Adding a constant to all logits of a row changes no probability. So this processor
-(a public extension point) shifts each row, before anything is taken out, such that those very logits are the plain
-log-probs.
+None of vLLM's modes does: `raw_logprobs` are at temperature 1, `processed_logprobs` after bans, top-k, top-p and min-p.
+But in the mode `processed_logits` it reports the logit, divided by the temperature, that it sampled from, and adding a
+constant to all logits of a row changes no probability. So this logits processor shifts each row, before anything is
+masked, such that those logits are the plain log-probs.
 
-It also does what needs the row unshifted: bans, and forcing a given answer, through which an engine scores it.
+It also bans tokens, and forces given answers to score them, which both need the unmasked row.
 """
 
 from collections.abc import Mapping
@@ -50,7 +49,7 @@ def plain_logprobs_(logits: Tensor, temperature: Tensor, banned: Tensor, forced:
 
 
 def reported_temperature(params: SamplingParams) -> float:
-    """The temperature of the reported log-probs: greedy sampling reports them at 1."""
+    """Return the temperature of the reported log-probs: 1 for greedy sampling."""
     return 1.0 if params.temperature < GREEDY else float(params.temperature)
 
 
@@ -59,13 +58,14 @@ def forced_tokens(params: SamplingParams) -> list[int] | None:
 
 
 class PlainLogprobs(FirstRunnerProcessor, SecondRunnerProcessor):
-    """The processor for both of vLLM's model runners, which ask for the same in two ways.
+    """The processor for both of vLLM's model runners, which have different interfaces.
 
-    The first (V1: processors, CPU) tells of rows that come, go and move; the second (V2: CUDA) of requests in slots.
+    The first (V1: processors, CPU) reports rows that are added, removed and moved; the second (V2: CUDA) requests in
+    slots.
     """
 
     def __init__(self, vllm_config: Any, *runner: Any) -> None:
-        """Read what is banned; `runner` is (device, pin memory) of the first, the requests' state of the second."""
+        """Read the banned tokens; `runner` is (device, pin memory) of the first, the requests' state of the second."""
         self._first = len(runner) == 2
         device = runner[0] if self._first else runner[0].device
         self._device = torch.device(device)
@@ -80,7 +80,6 @@ class PlainLogprobs(FirstRunnerProcessor, SecondRunnerProcessor):
             self._temperature = self._staged.to(self._device)
 
     def is_argmax_invariant(self) -> bool:
-        """Say no: bans may take the largest logit."""
         return False
 
     # The first runner.
@@ -108,7 +107,6 @@ class PlainLogprobs(FirstRunnerProcessor, SecondRunnerProcessor):
     # The second runner.
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
-        """Take note of a request in a slot."""
         self._staged[req_idx] = reported_temperature(sampling_params)
         self._forced.pop(req_idx, None)
         if (answer := forced_tokens(sampling_params)) is not None:
@@ -116,7 +114,6 @@ class PlainLogprobs(FirstRunnerProcessor, SecondRunnerProcessor):
         return True
 
     def apply_staged_writes(self) -> None:
-        """Bring the temperatures to the device."""
         self._temperature.copy_(self._staged)
 
     # Both.

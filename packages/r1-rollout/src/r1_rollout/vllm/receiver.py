@@ -1,7 +1,7 @@
-"""The server's end of a weight push: what r1 adds to vLLM's workers to take weights up and say which they hold.
+"""The server's end of a weight sync: methods that vLLM's workers get to load weights and report their versions.
 
-`vllm serve --worker-extension-cls r1_rollout.vllm.receiver.WeightReceiver` mixes it into every worker, and
-`/collective_rpc` calls it there. Its import makes the transfer engine `r1_tcp` known to vLLM.
+`vllm serve --worker-extension-cls r1_rollout.vllm.receiver.WeightReceiver` mixes them into every worker, and
+`/collective_rpc` calls them there. Importing this module registers the transfer engine `r1_tcp` in vLLM.
 """
 
 from contextlib import suppress
@@ -32,7 +32,7 @@ class WeightReceiver:
         """Replace the model's weights by those in `folder`, named as in the Hugging Face checkpoint.
 
         Returns:
-            The version, and how many tensors there were, for the sender to compare; or what went wrong, under `error`.
+            The version and the number of tensors, for the sender to compare; or the failure, under `error`.
         """
         self.r1_open()
         tensors, error = load_folder(self, folder)
@@ -43,7 +43,7 @@ class WeightReceiver:
         return {"version": version, "tensors": tensors}
 
     def r1_begin(self) -> dict[str, Any]:
-        """Expect full weights over vLLM's weight transfer; return what it was told to go over."""
+        """Expect full weights over vLLM's weight transfer; return its backend."""
         worker: Any = self
         self.r1_open()
         worker.shutdown_weight_transfer_engine()  # leaves the group of a push that broke off
@@ -51,7 +51,7 @@ class WeightReceiver:
         return {"backend": config.backend if config else None}
 
     def r1_commit(self, version: str) -> dict[str, Any]:
-        """Take what has come since `r1_begin` for the full weights called `version`; return it.
+        """Accept the full weights that have come since `r1_begin` as `version`; return it.
 
         Raises:
             RuntimeError: nothing has begun here, so this is another process than the one that got the weights.
@@ -66,10 +66,10 @@ class WeightReceiver:
         return {"version": version}
 
     def r1_adopt(self, folder: str, version: str) -> dict[str, Any]:
-        """Go by the adapter in `folder`, which vLLM has taken up by itself, upon the base that is there.
+        """Check the adapter in `folder`, which vLLM has loaded by itself for the base that is there.
 
         Returns:
-            As `r1_load`; an `error` names what vLLM cannot bind, which it passes over in silence.
+            As `r1_load`; an `error` names modules that vLLM cannot bind, which it would ignore.
         """
         names = written_names(folder)
         worker: Any = self
@@ -110,7 +110,7 @@ class WeightReceiver:
         }
 
     def r1_open(self) -> None:
-        """Hold no version from now on, and drop what a load that broke off brought: it would count for the next."""
+        """Have no version from now on, and drop what an unfinished load has left: it would count for the next."""
         worker: Any = self
         self.r1_base = self.r1_version = None
         prepare_experts(worker)

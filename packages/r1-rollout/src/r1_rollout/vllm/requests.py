@@ -1,4 +1,4 @@
-"""One request a sample: what vLLM is asked for, and what becomes of its answer."""
+"""Requests to vLLM in this process, one for each sample, and their results."""
 
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def sample_settings(params: SamplingParams, end_token_ids: frozenset[int], prompt_id: str, sample: int) -> Settings:
-    """Ask for one sample. Its seed is a function of (seed, prompt id, sample index), so no other sample matters."""
+    """Return vLLM's parameters for one sample, whose seed depends on (seed, prompt id, sample index) alone."""
     ends = frozenset() if params.ignore_eos else end_token_ids
     return Settings(
         max_tokens=params.max_tokens,
@@ -37,7 +37,7 @@ def sample_settings(params: SamplingParams, end_token_ids: frozenset[int], promp
 
 
 def forced_settings(response: "Tokens", temperature: float) -> Settings:
-    """Ask for the log-probs of one given answer."""
+    """Return vLLM's parameters for the log-probs of one given answer."""
     return Settings(
         max_tokens=len(response),
         temperature=temperature,
@@ -54,7 +54,7 @@ def to_completion(output: Any, prompt_id: str, version: int) -> Completion:
     """Read a finished request.
 
     Raises:
-        EngineError: vLLM ended the request for a reason of its own, or left something out.
+        EngineError: vLLM ended the request for a reason of its own, or something is missing.
         NonFiniteLogits: a log-prob is not finite, so the model's logits were not.
     """
     answer = output.outputs[0]

@@ -1,4 +1,4 @@
-"""A call to `generate` that is under way, and what its consumer hears if somebody else ends it."""
+"""A pending call to `generate` that can be ended with a reason."""
 
 from collections.abc import Generator, Iterator
 
@@ -6,7 +6,7 @@ from r1_rollout.types import Completion
 
 
 class Running:
-    """An iterator of finished groups. Once it has been ended, asking for more says why: nothing is lost in silence."""
+    """An iterator of finished groups. Once it has been ended, asking for more raises the reason."""
 
     def __init__(self, groups: Generator[tuple[int, list[Completion]], None, None]) -> None:
         self._groups = groups
@@ -26,12 +26,12 @@ class Running:
             raise
 
     def close(self) -> None:
-        """Abandon what is unfinished, on the consumer's own wish."""
+        """Abandon unfinished groups, at the consumer's request."""
         self._done = True
         self._groups.close()
 
     def end(self, reason: str) -> None:
-        """Abandon what is unfinished, and tell a consumer who asks for more."""
+        """Abandon unfinished groups; a consumer who asks for more gets the reason."""
         if not self._done:
             self._over = reason
         self._groups.close()

@@ -1,7 +1,8 @@
-"""Bringing the learner's weights into a running vLLM: by reference where it computes in this process.
+"""Weight sync into a running vLLM.
 
-To workers in other processes they go by IPC on GPUs, through files elsewhere; or a sender elsewhere brings them. All
-ways load a layer as soon as its tensors are there, so the peak is the model plus one layer or one bucket.
+In this process weights are read by reference. To workers in other processes they go by CUDA IPC, or through files on
+CPUs; or a sender in another process sends them. A layer is loaded as soon as its tensors are there, so the peak is the
+model plus one layer or one bucket.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,11 +34,11 @@ def bring(
     workers: int,
     on_cpu: bool,
 ) -> None:
-    """Load all weights by the way that suits.
+    """Load all weights by the transport that suits.
 
     Args:
-        came, first: see `shapes.known`.
-        dtype: what they cross in to other processes.
+        came, first: see `weight_source.known`.
+        dtype: of weights that are sent to other processes.
 
     Raises:
         WeightsError, ValueError: they are not the model's, or not those of the first sync.
@@ -58,12 +59,9 @@ def bring(
 def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], came: Shapes, *, on_cpu: bool) -> None:
     """Load `weights` into the engine of this process; they are read one by one, and cast as they are copied.
 
-    Args:
-        came: see `shapes.known`, through which the weights pass.
-
     Raises:
-        ValueError: a name or shape is not the model's, or a weight of the model was not given, which vLLM itself would
-            pass over: it keeps what it had, or what happened to be in memory. The engine's weights are then a mixture.
+        ValueError: a name or shape is not the model's, or a weight of the model is missing, for which vLLM itself would
+            keep the old values. The engine's weights are then a mixture.
     """
     try:
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
@@ -74,7 +72,7 @@ def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], came: Shapes, *, on_
 
 
 def require_all(llm: Any, came: Shapes, *, on_cpu: bool) -> None:
-    """Finish a load into the engine of this process. Raises ValueError as `reload` does, if a weight was not given."""
+    """Finish a load into the engine of this process. Raises ValueError if a weight was not given."""
     if on_cpu:
         llm.apply_model(repack_heads)
     (parameters,) = llm.apply_model(named_parameters)
@@ -85,9 +83,9 @@ def require_all(llm: Any, came: Shapes, *, on_cpu: bool) -> None:
 
 
 def drop_unfinished(worker: Any) -> None:
-    """Let a worker forget what a load that failed has brought: vLLM 0.32 would count it for the next one.
+    """Drop what a failed load has left in a worker: vLLM 0.32 would count it for the next load.
 
-    Where vLLM itself has refused a tensor it cannot forget it, and refuses it here again.
+    Tensors that vLLM itself has refused it cannot drop, and refuses again here.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -97,19 +95,18 @@ def drop_unfinished(worker: Any) -> None:
 
 
 def named_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Return vLLM's parameters by its own names, tied ones once."""
     return dict(model.named_parameters())
 
 
 def absent_names(parameters: Mapping[str, Tensor], given: Mapping[str, int]) -> list[str]:
-    """Return which weights of the model did not come, as a checkpoint calls them.
+    """Return the weights of the model that were not given, by their names in a checkpoint.
 
-    Some models of vLLM's keep weights in a layout of their own, such as experts in one block. Of groups of parameters,
-    see `fault.group_of`, in which a given name leads nowhere, nothing is said.
+    vLLM keeps some weights in a layout of its own, such as experts in one block. A group of parameters, see
+    `fault.group_of`, in which a given name has no counterpart is not checked.
 
     Args:
         parameters: the model's own, which may be fused.
-        given: names that came, each with the tensor's rows.
+        given: names that were given, each with the tensor's rows.
     """
     directory, came, elsewhere = Directory(parameters), set(), set()
     for name, rows in given.items():
@@ -131,16 +128,16 @@ def absent_names(parameters: Mapping[str, Tensor], given: Mapping[str, int]) -> 
 
 
 def empty_cache(worker: Any) -> None:
-    """Set a worker's keys and values to zero: kernels multiply what they mask by zero, and NaN by zero is NaN."""
+    """Zero a worker's KV cache: kernels multiply masked values by zero, and NaN by zero is NaN."""
     for tensor in worker.model_runner.kv_caches:
         tensor.zero_()
 
 
 def repack_heads(model: nn.Module) -> None:
-    """Let the output layer pack its weight anew.
+    """Let the output layer pack its weight again.
 
-    Linear layers keep a packed copy of their weights on processors. vLLM 0.32 packs a layer anew when weights of its
-    own name come. A head that shares the embedding's weight gets none, and would go on with its first packing.
+    On CPUs linear layers keep a packed copy of their weights. vLLM 0.32 packs a layer again when weights of its own
+    name are loaded. A head that shares the embedding's weight gets none, and would keep its first packing.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -150,10 +147,10 @@ def repack_heads(model: nn.Module) -> None:
 
 
 def prepare_experts(worker: Any) -> None:
-    """Let a worker's mixtures of experts take weights as a learner has them, again and again.
+    """Let a worker's mixtures of experts load weights in the learner's layout, again and again.
 
-    In the files of some families experts are [in, out], and vLLM turns them; a learner's are always [out, in]. On
-    processors vLLM 0.32 packs the weights of its first load only, and takes later ones, unpacked, for packed.
+    Files of some families have experts as [in, out], which vLLM transposes; a learner's are always [out, in]. On CPUs
+    vLLM 0.32 packs the weights of its first load only, and mistakes later ones, unpacked, for packed.
     """
     for module in worker.get_model().modules():
         if getattr(module, "is_fused_checkpoint_transposed", False):
@@ -169,7 +166,7 @@ def _begin_anew(method: Any, layer: nn.Module) -> None:
 
 
 def push(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-    """Hand `weights` over to workers in other processes of this machine, through a private folder.
+    """Send `weights` to workers in other processes of this machine through a private folder.
 
     Raises:
         ValueError: a name or shape is not the model's. The engine's weights are then a mixture.
@@ -184,10 +181,10 @@ def push(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) ->
 
 
 def load_folder(worker: Any, folder: str) -> tuple[int, str]:
-    """Load the shards of `folder` in a worker's process; return how many tensors came, and what went wrong, or "".
+    """Load the files of `folder` in a worker's process; return how many tensors there were, and the error, or "".
 
-    It is told, not raised: of several workers' errors vLLM 0.32 raises the first and leaves the others in their queues,
-    where its next call takes them for its own answers.
+    The error is returned, not raised: of several workers' errors vLLM 0.32 raises the first and leaves the others in
+    their queues, where its next call mistakes them for its own answers.
     """
     tensors = 0
 
@@ -207,10 +204,10 @@ def load_folder(worker: Any, folder: str) -> tuple[int, str]:
 
 
 def send(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-    """Hand `weights` over to workers in other processes through vLLM's own weight transfer (its backend `ipc`).
+    """Send `weights` to workers in other processes through vLLM's weight transfer (its backend `ipc`).
 
-    Each bucket is copied to every GPU once and read there by the worker of that GPU. NOT TESTED on GPUs: it follows
-    the public API of vLLM 0.32, and tests check only what `describe` says.
+    Each bucket is copied to every GPU once and read there by the worker of that GPU. NOT TESTED on GPUs: it follows the
+    public API of vLLM 0.32, and tests check only what `describe` returns.
     """
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     llm.init_weight_transfer_engine({"init_info": {"packed": False}})
@@ -230,14 +227,11 @@ def send(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) ->
 
 
 def receive(llm: Any, calls: Iterable[TransferCall], came: Shapes, first: Shapes) -> None:
-    """Make the calls of a sender elsewhere, which bring the weights to the workers without passing through here.
-
-    Args:
-        came, first: see `shapes.known`.
+    """Make a sender's calls of vLLM's weight transfer, which bring weights to the workers without passing through here.
 
     Raises:
         WeightsError: a name or shape is not that of the first sync.
-        ValueError: a worker does not take a tensor. The engine's weights are then a mixture.
+        ValueError: a worker refuses a tensor. The engine's weights are then a mixture.
     """
     try:
         for call in calls:
@@ -259,7 +253,7 @@ def receive(llm: Any, calls: Iterable[TransferCall], came: Shapes, first: Shapes
 def describe(
     bucket: list[tuple[str, Tensor]], devices: list[torch.device], copies: list[list[Tensor]]
 ) -> dict[str, Any]:
-    """Return names, types, shapes and handles of a bucket, one handle for each GPU, as the backend `ipc` takes them."""
+    """Return names, dtypes, shapes and one IPC handle for each GPU of a bucket, as the backend `ipc` reads them."""
     from torch.multiprocessing.reductions import reduce_tensor
 
     names = [str(torch.cuda.get_device_properties(device).uuid) for device in devices]

@@ -1,4 +1,4 @@
-"""A thread that vLLM lives in: it keeps to itself what vLLM sets per thread, and gives every call a deadline."""
+"""The thread that vLLM lives in: it keeps vLLM's thread-local settings apart, and gives every call a deadline."""
 
 import queue
 import threading
@@ -14,8 +14,8 @@ Result = TypeVar("Result")
 class EngineThread:
     """Runs calls one after the other, in a thread of its own.
 
-    vLLM in the same process cannot be killed. But its caller need not wait for it: a call that outlasts its deadline
-    raises, and so does every later one. The thread is a daemon, so that a hanging engine does not keep the process.
+    vLLM in the same process cannot be killed. But a call that outlasts its deadline raises, and so does every later
+    one. The thread is a daemon, so that a hanging engine does not keep the process alive.
     """
 
     def __init__(self, name: str = "vllm") -> None:
@@ -27,7 +27,7 @@ class EngineThread:
 
     @property
     def failure(self) -> str | None:
-        """Why no further call is taken, None while all is well."""
+        """Why no further call is made; None if all is well."""
         return self._failure
 
     def run(self, call: Callable[..., Result], *args: Any, deadline: float) -> Result:
@@ -53,12 +53,12 @@ class EngineThread:
         raise self.fail(message)
 
     def fail(self, message: str) -> EngineError:
-        """Take no further call; return the error that says why."""
+        """Make no further call; return the error that says why."""
         self._failure = self._failure or message
         return EngineError(message)
 
     def stop(self) -> None:
-        """Let the thread end after the calls it has."""
+        """End the thread after the pending calls."""
         self._failure = self._failure or "the engine is closed"
         self._calls.put(None)
         self._thread.join(timeout=10.0)

@@ -1,1 +1,1 @@
-"""A pool of vLLM servers: starting, asking, renewing and replacing them."""
+"""A pool of vLLM servers: start, sampling, weight sync, recovery."""

@@ -1,7 +1,7 @@
-"""What r1 asks of vLLM's `/inference/v1/generate`, token ids in and out, and which answers it believes.
+"""Requests to vLLM's `/inference/v1/generate`, token ids in and out, and the checks of its answers.
 
-The servers report log-probs over the whole vocabulary at the sampling temperature, see `plain_logprobs`, which is also
-what bans tokens there and replays given responses.
+The servers report log-probs over the whole vocabulary at the sampling temperature, ban tokens and replay given
+responses by `plain_logprobs`.
 """
 
 import base64
@@ -26,11 +26,11 @@ _CHUNK = 32  # tokens of a sample per event of the stream
 
 
 class Unsendable(ServerError, ValueError):
-    """A prompt that no request to a server can carry; the message names it."""
+    """A prompt that no request to a server can carry."""
 
 
 def generate_body(prompt: PromptLike, params: SamplingParams, end_token_ids: Collection[int]) -> dict[str, Any]:
-    """Return the request for a whole group. vLLM gives sample i the seed + i, which is `sample_seed` of it.
+    """Return the request for a whole group. vLLM gives sample i the seed + i, which is its `sample_seed`.
 
     Raises:
         Unsendable: the prompt has media that cannot be sent.
@@ -64,7 +64,7 @@ def ends_of(params: SamplingParams, end_token_ids: Collection[int]) -> frozenset
 
 
 def replay_body(prompt: PromptLike, response: "Tokens", temperature: float) -> dict[str, Any]:
-    """Return the request for the log-probs of a given response, computed on the way that samples are."""
+    """Return the request for the log-probs of a given response, computed as those of samples are."""
     return _prompt(prompt) | {
         "sampling_params": {
             "max_tokens": len(response),
@@ -79,9 +79,9 @@ def replay_body(prompt: PromptLike, response: "Tokens", temperature: float) -> d
 
 
 def read_body(prompt: PromptLike, response: "Tokens") -> dict[str, Any]:
-    """Return the request for the log-probs of a prompt and a response behind it, which the server reads in one pass.
+    """Return the request for the log-probs of a prompt and its response, which the server computes in one pass.
 
-    It is answered by any vLLM that was started with `--enable-scale-out`, at temperature 1 and in `prompt_logprobs`.
+    Any vLLM that was started with `--enable-scale-out` answers it, at temperature 1 and in `prompt_logprobs`.
     """
     body = _prompt(prompt)
     body["token_ids"] += [int(token) for token in response]
@@ -90,7 +90,7 @@ def read_body(prompt: PromptLike, response: "Tokens") -> dict[str, Any]:
 
 
 def _prompt(prompt: PromptLike) -> dict[str, Any]:
-    """Return the part of a request that says what is asked; pictures go as lossless PNG, one placeholder each."""
+    """Return the prompt's part of a request; pictures go as lossless PNG, one placeholder each."""
     if getattr(prompt, "videos", ()):
         raise Unsendable(
             f"prompt {prompt.id} has a video, which cannot be sent to a server without loss: let one engine sample, or "
@@ -130,15 +130,15 @@ def read_group(
     version: int,
     arrived: Callable[[int], None] = lambda tokens: None,
 ) -> list[Completion]:
-    """Put a group together from a server's events.
+    """Assemble a group from a server's events.
 
     Args:
-        label: name of the weights that the server must say it sampled from.
+        label: name of the weights that the server must report.
         version: the same as the step's number, for the completions.
-        arrived: told how many tokens each event brings.
+        arrived: called with the number of tokens in each event.
 
     Raises:
-        ServerFault: anything is missing, doubled, or not what was asked for.
+        ServerFault: anything is missing, doubled, or not what was requested.
     """
     samples = [_Sample() for _ in range(params.n)]
     prompt_seen = False
@@ -195,7 +195,7 @@ def _completion(
 
 
 def read_replay(answer: Any, prompt: PromptLike, response: "Tokens", label: str) -> list[float]:
-    """Return the log-probs [response_length] that a server answers to `replay_body`.
+    """Return the log-probs [response_length] in a server's answer to `replay_body`.
 
     Raises:
         ServerFault: anything is missing or not a number, or the weights were not those called `label`.

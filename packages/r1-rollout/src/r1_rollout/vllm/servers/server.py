@@ -1,4 +1,4 @@
-"""One vLLM server as a child of this process: started behind a lock, watched, stopped with all its helpers."""
+"""One vLLM server as a child of this process: started with a token, watched, stopped with all its helpers."""
 
 import json
 import os
@@ -34,7 +34,7 @@ _TAIL = 2000  # characters of the log in an error
 
 @contextmanager
 def require_settings(name: str, *, adapters: bool = False) -> Iterator[None]:
-    """Say how the server `name` must be started, if it refuses what it is asked inside the block."""
+    """Inside the block, say how the server `name` must be started, if it refuses a request."""
     try:
         yield
     except RequestRefused as error:
@@ -50,12 +50,12 @@ class ServerFailed(ServerError, RuntimeError):
 
 
 def vllm_command(model: str, options: Mapping[str, Any]) -> Callable[[str], list[str]]:
-    """Return what makes the command line of a server from the path of its socket.
+    """Return a function from the path of a server's socket to its command line.
 
     Args:
         model: the folder of a Hugging Face model.
-        options: further options of `vllm serve`, e.g. `{"dtype": "float32", "enforce_eager": True}`; True gives a
-            bare flag, False and None leave it out, a mapping goes as JSON.
+        options: further options of `vllm serve`, e.g. `{"dtype": "float32", "enforce_eager": True}`; True gives a bare
+            flag, False and None leave it out, a mapping becomes JSON.
     """
     words = [sys.executable, "-P", "-m", "vllm.entrypoints.launchers.api_server.entry", f"--model={model}", *REQUIRED]
     for name, value in options.items():
@@ -69,8 +69,8 @@ def vllm_command(model: str, options: Mapping[str, Any]) -> Callable[[str], list
 class LocalServer:
     """A server that this process starts, on a Unix socket in a folder of its own.
 
-    Nobody else on the machine can open the socket, whoever can needs the token, which is new at each start, and the
-    token is in the server's environment, not in its command line. The server ends with this process (see `watchdog`).
+    Other users cannot open the socket, and requests need the token, which is new at each start and in the server's
+    environment, not in its command line. The server ends with this process (see `watchdog`).
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class LocalServer:
         start_timeout: float = 600.0,
         stop_timeout: float = 15.0,
     ) -> None:
-        """Keep what is needed to start the server; `start` does.
+        """Prepare a server; `start` starts it.
 
         Args:
             command: the command line for a socket's path, see `vllm_command`.
             name: for messages.
-            environment: variables beside this process's own.
+            environment: variables added to this process's own.
             start_timeout: seconds until it must be healthy.
             stop_timeout: seconds until it must have ended by itself; then it is killed.
         """
@@ -121,7 +121,7 @@ class LocalServer:
         """Start the server, ending the one before, and wait until it is healthy.
 
         Raises:
-            ServerFailed: it ended, or was not healthy within `start_timeout`, or `cancelled` came true.
+            ServerFailed: it ended, or was not healthy within `start_timeout`, or `cancelled` returned True.
         """
         self.stop()
         self._folder = PrivateFolder("r1-vllm-")
@@ -161,7 +161,6 @@ class LocalServer:
             raise ServerFailed(f"{self.name} did not start ({cause}); the end of its log:\n{tail}")
 
     def log_tail(self) -> str:
-        """Return the last lines that the server wrote."""
         if self._folder is None:
             return ""
         return (self._folder.path / "log").read_text(errors="replace")[-_TAIL:]
@@ -182,6 +181,6 @@ class LocalServer:
 
 
 def kill_group(pid: int) -> None:
-    """Kill what is left of a process group."""
+    """Kill the remaining processes of a process group."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
